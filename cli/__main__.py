@@ -1,0 +1,5 @@
+"""``python -m gopt.cli``."""
+
+from gopt.cli.main import entry
+
+entry()

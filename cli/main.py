@@ -1,0 +1,123 @@
+"""The command line. The only place where an error becomes an exit code (contract section 3)."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+COMMANDS = {
+    "shard": "Write one runnable graph per rank, with a manifest and a report.",
+    "verify": "Run the source and all ranks and compare every state and loss.",
+    "inspect": "Show what a model or an output folder is.",
+    "diff": "Compare two models or two output folders by structure.",
+    "passes": "List every pass with its options and defaults.",
+}
+
+
+class Commands(click.Group):
+    """Commands that are imported when they are called, so that help is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command = import_module(f"gopt.cli.{name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], COMMANDS, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no command is called {args[0]!r}: {hint}")
+        return super().resolve_command(ctx, args)
+
+
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from gopt import __version__
+
+        click.echo(f"gopt {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+@click.option("--debug", is_flag=True, help="Show a traceback with an error.")
+def group(debug: bool) -> None:
+    """Shard a training step on disk, one graph per rank, and prove the ranks equal to it.
+
+    \b
+    Example:
+      gopt shard step.onnx --ranks 8
+      gopt verify step.ranks
+    """
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    try:
+        result = group.main(arguments, prog_name="gopt", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Abort:
+        return _fail("interrupted", (), 130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else "", err=True)
+        return 2
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        hint = f"see {context.command_path} --help" if context is not None else "see gopt --help"
+        return _fail(error.format_message(), (hint,), 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted", (), 130)
+    except BrokenPipeError:
+        return 0
+    except Exception as error:
+        return _explain(error, debug)
+
+
+def _explain(error: Exception, debug: bool) -> int:
+    from gopt.errors import GoptError
+
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    if isinstance(error, GoptError):
+        return _fail(error.message, error.hints, error.exit_code)
+    if isinstance(error, MemoryError):
+        return _fail("out of memory", (), 5)
+    return _fail(
+        f"a defect of gopt: {type(error).__name__}: {error}",
+        ("please report it; run again with --debug for the traceback",), 70,
+    )  # fmt: skip
+
+
+def _fail(message: str, hints: tuple[str, ...], code: int) -> int:
+    """One line, then hints; always on stderr."""
+    click.echo(f"gopt: error: {' '.join(message.split())}", err=True)
+    for hint in hints:
+        click.echo(f"  hint: {' '.join(hint.split())}", err=True)
+    return code
+
+
+def entry() -> None:
+    """The installed command."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    entry()

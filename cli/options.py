@@ -1,0 +1,116 @@
+"""Groups of options that several commands share, and the objects they build."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gopt.errors import OptionError
+
+if TYPE_CHECKING:
+    from gopt.analysis.roles import RoleMap
+    from gopt.mesh import Mesh
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def role_options(function: F) -> F:
+    """``--loss``, ``--params``, ``--states``, ``--batch``: what the user says of the roles."""
+    for option in (
+        click.option("--loss", default="", metavar="OUTPUT", help="The output that is the loss."),
+        click.option(
+            "--params", multiple=True, metavar="INPUT[=GRADIENT]",
+            help="An input that is a parameter, and the value that is its gradient.",
+        ),
+        click.option("--states", multiple=True, metavar="INPUT=OUTPUT", help="A state and the output that replaces it."),
+        click.option("--batch", multiple=True, metavar="INPUT", help="An input that differs from rank to rank."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def role_map(
+    loss: str, params: Sequence[str], states: Sequence[str], batch: Sequence[str], config: dict[str, Any] | None = None
+) -> RoleMap:
+    """The role map of the options, over the ``[roles]`` table of a configuration."""
+    from gopt.analysis.roles import RoleMap
+
+    table = dict((config or {}).get("roles", {}))
+    unknown = set(table) - {"loss", "params", "states", "batch"}
+    if unknown:
+        raise OptionError(f"[roles] knows no {sorted(unknown)[0]!r}", "it takes loss, params, states and batch")
+    given = table.get("params", {})
+    parameters = dict(given) if isinstance(given, dict) else dict.fromkeys(given, "")
+    for text in _items(params):
+        name, _, gradient = text.partition("=")
+        parameters[name] = gradient
+    pairs = dict(table.get("states", {}))
+    for text in _items(states):
+        name, equals, output = text.partition("=")
+        if not equals:
+            raise OptionError(f"--states {text!r} names no output", "write --states INPUT=OUTPUT")
+        pairs[name] = output
+    return RoleMap(loss or table.get("loss", ""), pairs, parameters, [*table.get("batch", []), *_items(batch)])
+
+
+def _items(texts: Sequence[str]) -> list[str]:
+    return [part for text in texts for part in text.split(",") if part]
+
+
+def read_config(path: str | None) -> dict[str, Any]:
+    """A gopt.toml; raises OptionError when it cannot be read or has a table that nobody reads."""
+    if path is None:
+        return {}
+    try:
+        config = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OptionError(f"there is no configuration file {path}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise OptionError(f"cannot read the configuration {path}: {error}") from None
+    unknown = set(config) - {"mesh", "pipeline", "pass", "roles"}
+    if unknown:
+        raise OptionError(f"{path} has a table [{sorted(unknown)[0]}]", "it may have mesh, pipeline, pass and roles")
+    return config
+
+
+def build_mesh(ranks: int | None, text: str | None, config: dict[str, Any]) -> Mesh:
+    """The mesh of ``--ranks``, ``--mesh`` or the configuration's ``[mesh]``; they must agree."""
+    from gopt.mesh import Mesh
+
+    mesh = None
+    if text is not None:
+        mesh = Mesh.parse(text)
+    elif ranks is None and "mesh" in config:
+        mesh = Mesh(tuple((name, _axis(name, size)) for name, size in config["mesh"].items()))
+    if ranks is not None and ranks < 1:
+        raise OptionError(f"--ranks cannot be {ranks}", "give at least 1")
+    if mesh is None:
+        if ranks is None:
+            raise OptionError("for how many ranks?", "give --ranks N, --mesh shard=N, or a [mesh] in --config")
+        return Mesh((("shard", ranks),))
+    if ranks is not None and mesh.ranks != ranks:
+        raise OptionError(f"--ranks {ranks} and --mesh {mesh} ({mesh.ranks} ranks) disagree")
+    return mesh
+
+
+def _axis(name: str, size: Any) -> int:
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise OptionError(f"[mesh] {name} cannot be {size!r}", "give a whole number of ranks")
+    return size
+
+
+def parse_ranks(text: str | None) -> list[int] | None:
+    """``0-3,7`` -> ``[0, 1, 2, 3, 7]``."""
+    if text is None:
+        return None
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
+            raise OptionError(f"cannot read {text!r} as ranks", "write --only-ranks 0-3 or 0,2,5")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return sorted(ranks)

@@ -1,0 +1,101 @@
+"""Records to rich tables: with its siblings ``render_*``, the only importer of rich."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def console() -> Console:
+    """Results go to stdout."""
+    return Console(file=sys.stdout, highlight=False, soft_wrap=False)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr that names the work at hand; nothing when stderr is no terminal."""
+    errors = Console(file=sys.stderr)
+    if not errors.is_terminal:
+        yield lambda _: None
+        return
+    with errors.status("starting") as status:
+        yield lambda text: status.update(text)
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people: powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> Table:
+    """A plain table; columns whose places are in ``right`` are set to the right."""
+    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    for place, name in enumerate(columns):
+        made.add_column(name, justify="right" if place in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*map(str, row))
+    return made
+
+
+def render_report(report: Mapping[str, Any], output: Path | None) -> None:
+    """What ``gopt shard`` shows."""
+    out = console()
+    source, counts = report["source"], report["source"]["counts"]
+    out.print(
+        f"[bold]{source['file']}[/]  {counts['nodes']} nodes, {counts.get('parameter', 0)} parameters, "
+        f"{counts.get('optimizer_state', 0)} optimizer states, {size(source['bytes'])}"
+    )
+    for each in report["pipeline"]:
+        buckets = each["facts"].get("buckets")
+        if buckets:
+            rows = [
+                (b["name"], b["mode"], len(b["tensors"]), b.get("classes", ""), size(b["bytes"]), b["dtype"], b["closed_because"])
+                for b in _few(buckets)
+            ]
+            out.print(table("Buckets", ("name", "update", "tensors", "classes", "size", "dtype", "closed because"), rows, (2, 3, 4)))
+            if len(buckets) > len(rows):
+                out.print(f"… and {len(buckets) - len(rows)} more in report.json")
+    rows = []
+    for row in _few(report["ranks"]):
+        calls = ", ".join(f"{c['calls']} {c['op']}" for c in row["communication"]) or "none"
+        held = row["bytes"]
+        rows.append(
+            (row["rank"], size(held["parameters"]), size(held["optimizer_states"]), size(held["gradients"]), calls,
+             size(sum(c["bytes_sent"] for c in row["communication"])))
+        )  # fmt: skip
+    out.print(
+        table("Ranks", ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step"), rows, (1, 2, 3, 5))
+    )
+    if len(report["ranks"]) > len(rows):
+        out.print(f"… and {len(report['ranks']) - len(rows)} more in report.json")
+    passed = ", ".join(f"{check['name']} {check['count']}" for check in report["checks"])
+    out.print(f"removed {len(report['removed_ops'])} ops, added {len(report['added_ops'])}; checked: {passed}")
+    for note in report["notes"]:
+        out.print(f"note: {note}")
+    out.print(f"written to {output}" if output else "nothing written (--dry-run)")
+
+
+def _few(rows: Sequence[Any], most: int = 12) -> Sequence[Any]:
+    return rows[:most]
+
+
+def render_passes(rows: Sequence[Mapping[str, Any]]) -> None:
+    """What ``gopt passes`` shows."""
+    out = console()
+    for row in rows:
+        mark = "" if row["default"] else "  (not in the default pipeline)"
+        out.print(f"[bold]{row['name']}[/]{mark}\n  {row['summary']}")
+        if row["after"]:
+            out.print(f"  after: {', '.join(row['after'])}")
+        for option in row["options"]:
+            out.print(f"  {option['name']} = {option['default']}   [dim]{option['type']}[/]", markup=True)

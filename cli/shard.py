@@ -1,0 +1,127 @@
+"""``gopt shard``: from one training step to one graph per rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gopt.cli.options import build_mesh, parse_ranks, read_config, role_map, role_options
+from gopt.errors import OptionError
+
+
+@click.command("shard")
+@click.argument("model", type=click.Path())
+@click.option("--ranks", type=int, metavar="N", help="Ranks that share the states, each with its own batch.")
+@click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. shard=8.")
+@click.option("-o", "--output", metavar="DIR", help="Output folder.  [default: the model's stem + .ranks]")
+@click.option("--stage", type=click.IntRange(0, 3), help="0: nothing sharded; 1: optimizer states; 2: gradients too; 3: parameters too.  [default: 2]")
+@click.option("--partition", type=click.Choice(["flat", "rows", "whole"]), default="flat", show_default=True, help="Where tensors may be cut.")
+@click.option("--bucket-mb", type=float, metavar="M", help="Cap of a bucket in MiB; 0 is one tensor a call.  [default: total/8, 1 to 25]")
+@click.option("--statistics", type=click.Choice(["mean", "local"]), help="BatchNorm statistics: averaged over the ranks, or left apart.  [default: mean]")
+@click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [pipeline], [pass.NAME], [roles].")
+@click.option("--pipeline", metavar="PASSES", help="Passes in order: \"shard{stage=1},statistics,prune\".")
+@click.option("--state", metavar="FILE", help="Values of states (.safetensors, .npz) where the model has none.")
+@click.option("--only-ranks", metavar="RANKS", help="Write these ranks alone, e.g. 0-3.")
+@click.option("--print-after", metavar="PASS|all", help="Write the graph as text after a pass.")
+@click.option("--print-dir", metavar="DIR", help="Where --print-after writes; else to stderr.")
+@click.option("--verify-each", is_flag=True, help="Check the graph after every pass, not only at the end.")
+@click.option("--dry-run", is_flag=True, help="Do everything but write.")
+@click.option("--force", is_flag=True, help="Replace an existing output folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@role_options
+def command(model: str, **given: Any) -> None:
+    """Write one runnable graph per rank, with a manifest and a report of all that was removed and added.
+
+    \b
+    Example:
+      gopt shard step.onnx --ranks 8
+      gopt shard step.onnx --ranks 8 --stage 1 --bucket-mb 4 -o out
+    """
+    from gopt import api
+
+    config = read_config(given["config"])
+    mesh = build_mesh(given["ranks"], given["mesh"], config)
+    pipeline = _pipeline(given, config)
+    wanted = parse_ranks(given["only_ranks"])
+    output = Path(given["output"] or f"{Path(model).stem}.ranks")
+    if output.exists() and not given["force"] and not given["dry_run"]:
+        raise OptionError(f"{output} exists already", "choose another folder with -o, or replace it with --force")
+    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config)
+    from gopt.cli.render import progress, render_report
+
+    with progress() as advance:
+        advance("reading")
+        source = api.load(model, roles=roles, state=given["state"])
+        advance("sharding")
+        sharded = api.shard(source, mesh, pipeline=pipeline, only_ranks=wanted)
+        advance("checking and writing")
+        report = sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"])
+    if given["as_json"]:
+        click.echo(json.dumps(report, indent=1, ensure_ascii=False))
+    else:
+        render_report(report, None if given["dry_run"] else output)
+
+
+def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
+    from gopt.passes import DEFAULT, PASSES, find
+    from gopt.pipeline import build_pipeline, parse_pipeline
+
+    if given["partition"] != "flat":
+        raise OptionError(f"--partition {given['partition']} is not supported yet", "use the default, flat")
+    if given["stage"] == 3:
+        raise OptionError("--stage 3 is not supported yet", "use --stage 2")
+    defaults: dict[str, dict[str, Any]] = {name: dict(table) for name, table in config.get("pass", {}).items()}
+    for name in defaults:
+        find(name)
+    flags = {"stage": ("shard", "stage"), "bucket_mb": ("shard", "bucket-mb"), "statistics": ("statistics", "statistics")}
+    for flag, (owner, option) in flags.items():
+        if given[flag] is not None:
+            defaults.setdefault(owner, {})[option] = given[flag]
+    items = None
+    if given["pipeline"] is not None:
+        items = parse_pipeline(given["pipeline"])
+    elif "pipeline" in config:
+        table = config["pipeline"]
+        if set(table) != {"passes"} or not all(isinstance(name, str) for name in table["passes"]):
+            raise OptionError("[pipeline] takes one key: passes, a list of names", f'passes = {list(DEFAULT)}')
+        items = [(name, {}) for name in table["passes"]]
+    if items is not None:
+        clash = [(name, key) for name, options in items for key in options if key in defaults.get(name, {})]
+        if clash and given["pipeline"] is not None and any(given[flag] is not None for flag in flags):
+            raise OptionError(f"option {clash[0][1]} of pass {clash[0][0]} is given twice")
+        for name, _ in items:
+            find(name)
+        for name in set(defaults) - {name for name, _ in items}:
+            raise OptionError(f"options are given for pass {name}, which is not in the pipeline")
+    after = _printer(given["print_after"], given["print_dir"], PASSES)
+    return build_pipeline(items, defaults, verify_each=given["verify_each"], after_each=after)
+
+
+def _printer(name: str | None, folder: str | None, passes: dict[str, Any]) -> Any:
+    """What to call after each pass: write the graph's canonical text."""
+    if name is None:
+        if folder is not None:
+            raise OptionError("--print-dir needs --print-after")
+        return None
+    from gopt.passes import find
+
+    if name != "all":
+        find(name)
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+
+    def write(done: str, step: Any) -> None:
+        if name not in ("all", done):
+            return
+        from gopt.offline.text import canonical_text
+
+        text = canonical_text(step.graph)
+        if folder is None:
+            click.echo(text, err=True)
+        else:
+            Path(folder, f"{len(step.applied):02d}_{done}.txt").write_text(text, encoding="utf-8")
+
+    return write

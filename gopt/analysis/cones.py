@@ -1,0 +1,347 @@
+"""Update cones: the nodes between a parameter's gradient and states and their new values, and how they may be cut.
+
+A cone whose nodes act element by element, or reduce a whole tensor to one element, can run on any piece of its
+parameter (split). Any other runs where its parameter is whole. Cones of equal structure with the very same scalar
+operands form a class: one run of it serves the neighbouring pieces of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gopt.analysis.operators import COMBINERS, control_flow, elementwise
+from gopt.analysis.sweeps import Index
+from gopt.analysis.training import Kind, Phase, State, Training
+from gopt.errors import UnsupportedError
+from gopt.graph.model import Node
+
+REDUCTIONS = {
+    "ReduceSum": "sum", "ReduceSumSquare": "sum", "ReduceL1": "sum", "ReduceL2": "l2", "ReduceMean": "sum",
+    "ReduceMax": "max", "ReduceMin": "min",
+}  # fmt: skip
+"""Full reductions that can be taken piece by piece -> how the pieces' results are joined."""
+
+
+class Mode(str, Enum):
+    """How a parameter's update is shared out."""
+
+    SPLIT = "split"
+    WHOLE = "whole"
+    REPLICATED = "replicated"
+
+
+@dataclass(slots=True)
+class Cone:
+    """One parameter's update. ``states`` starts with the parameter; ``outside`` lists full-shaped operands that
+    every rank has; ``reductions`` the nodes that reduce a full-shaped value to one element."""
+
+    parameter: State
+    gradient: str
+    states: list[State]
+    nodes: list[Node] = field(default_factory=list)
+    reductions: list[Node] = field(default_factory=list)
+    mode: Mode = Mode.SPLIT
+    why: str = "elementwise"
+    whole_gradient: bool = False
+    """The full reduced gradient is needed on every rank (an accumulator that stays whole reads it)."""
+
+    def demote(self, mode: Mode, why: str) -> None:
+        if self.mode is Mode.SPLIT or mode is Mode.REPLICATED:
+            self.mode, self.why = mode, why
+
+
+@dataclass(slots=True)
+class Tree:
+    """Scalars joined by one associative operator: ``root`` = all ``leaves`` (reductions) and ``extras`` joined."""
+
+    root: str
+    kind: str
+    leaves: list[str] = field(default_factory=list)
+    extras: list[str] = field(default_factory=list)
+    inner: list[Node] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Updates:
+    """All cones of a step in parameter order, the trees their reductions feed, and the nodes of neither."""
+
+    cones: dict[str, Cone]
+    trees: dict[str, Tree]
+    tree_of: dict[str, str]
+    """Reduction output -> root of its tree."""
+
+
+def find_updates(training: Training, *, whole_accumulators: bool) -> Updates:
+    """The update of every parameter with a gradient.
+
+    ``whole_accumulators``: gradient accumulators stay whole on every rank (stage 1), what they hold included.
+    Raises UnsupportedError for an operator that gopt does not know inside an update.
+    """
+    finder = _Finder(training, whole_accumulators)
+    finder.collect()
+    finder.settle()
+    finder.localise()
+    return Updates(finder.cones, *finder.trees())
+
+
+class _Finder:
+    def __init__(self, training: Training, whole_accumulators: bool) -> None:
+        self.training = training
+        self.graph = training.graph
+        self.index = Index(training.graph)
+        self.nodes = [n for n, phase in zip(training.graph.nodes, training.phases) if phase is Phase.UPDATE]
+        self.reachable = {name for state in training.states for name in (state.tensor, state.updated)}
+        self.cones: dict[str, Cone] = {}
+        self.owner: dict[str, str] = {}
+        self.reduced: dict[str, str] = {}
+        for state in training.parameters:
+            if state.tensor in training.gradients:
+                self._open(state, whole_accumulators)
+        for state in training.states:
+            if state.of in self.cones and state.kind is not Kind.SCALAR and state.tensor not in self.owner:
+                cone = self.cones[state.of]
+                if state.kind is Kind.ACCUMULATOR and whole_accumulators:
+                    continue
+                cone.states.append(state)
+                self.owner[state.tensor] = state.of
+
+    def _open(self, state: State, whole_accumulators: bool) -> None:
+        name, gradient = state.tensor, self.training.gradients[state.tensor]
+        cone = self.cones[name] = Cone(state, gradient, [state])
+        self.owner[name] = name
+        cone.whole_gradient = whole_accumulators and any(
+            other.kind is Kind.ACCUMULATOR and other.of == name for other in self.training.states
+        )
+        if self.graph.types[name].elements == 1:
+            cone.demote(Mode.REPLICATED, "it has one element")
+        if gradient in self.owner:
+            first = self.cones[self.owner[gradient]]
+            for each in (cone, first):
+                each.demote(Mode.REPLICATED, f"it shares its gradient {gradient}")
+        elif not cone.whole_gradient:
+            self.owner[gradient] = name
+
+    def collect(self) -> None:
+        """Give every node of the update to the parameter whose full-shaped values it handles."""
+        for node in self.nodes:
+            owners = dict.fromkeys(self.owner[name] for name in node.reads if self._owned(name))
+            self._refuse_unknown(node, bool(owners))
+            if not owners:
+                continue
+            if len(owners) > 1:
+                for of in owners:
+                    self.cones[of].demote(Mode.REPLICATED, f"{node.label} mixes it with another parameter")
+            of = next(iter(owners))
+            cone = self.cones[of]
+            cone.nodes.append(node)
+            self._judge(cone, node)
+            for name in node.outputs:
+                if name and not self.index.one_element(name):
+                    self.owner[name] = of
+                elif name:
+                    self.reduced[name] = of
+
+    def _owned(self, name: str) -> bool:
+        of = self.owner.get(name)
+        return of is not None and not (self.index.one_element(name) and self.graph.types[of].elements > 1)
+
+    def _refuse_unknown(self, node: Node, owned: bool) -> None:
+        if control_flow(node):
+            raise UnsupportedError(
+                f"control flow around a parameter: {node.op_type} {node.label!r} stands in the update",
+                "export the step with the branch taken, or with Where in place of If",
+            )
+        if node.domain not in ("", "ai.onnx"):
+            raise UnsupportedError(
+                f"unknown operator {node.domain}.{node.op_type} ({node.label!r}) in the update",
+                "express the update in standard operators",
+            )
+
+    def _judge(self, cone: Cone, node: Node) -> None:
+        types, shape = self.graph.types, self.graph.types[cone.parameter.tensor].shape
+        for name in node.outputs:
+            if name in self.graph.outputs and name not in self.reachable and not self.index.one_element(name):
+                cone.demote(Mode.REPLICATED, f"output {name} shows its update")
+        full = [name for name in node.inputs if name and not self.index.one_element(name)]
+        alike = all(name in types and types[name].shape == shape for name in full)
+        outputs = [name for name in node.outputs if name]
+        if elementwise(node) and alike and all(types.get(n) and types[n].shape == shape for n in outputs):
+            return
+        whole = node.inputs[0] in full and types[node.inputs[0]].shape == shape
+        if node.is_a(*REDUCTIONS) and whole and all(map(self.index.one_element, outputs)):
+            cone.reductions.append(node)
+            return
+        cone.demote(Mode.WHOLE, f"{node.op_type} {node.label} is not elementwise")
+
+    def settle(self) -> None:
+        """A state whose new value is not computed in the cone cannot be cut with it."""
+        for cone in self.cones.values():
+            made = {name for node in cone.nodes for name in node.outputs}
+            for state in cone.states:
+                if state.updated not in made:
+                    cone.demote(Mode.REPLICATED, f"{state.updated} is not computed from it")
+
+    def localise(self) -> None:
+        """Scalars that a whole cone computes for itself alone belong to it and need no call."""
+        behind = dict(self.reduced)
+        scalars = []
+        for node in self.nodes:
+            if any(self._owned(name) for name in node.reads):
+                continue
+            of = {behind[name] for name in node.reads if name in behind}
+            if of:
+                only = next(iter(of)) if len(of) == 1 else ""
+                behind.update(dict.fromkeys(node.outputs, only))
+                scalars.append(node)
+        member = {id(node): of for of, cone in self.cones.items() for node in cone.nodes}
+        for node in reversed(scalars):
+            of = behind[node.outputs[0]]
+            if not of or self.cones[of].mode is not Mode.WHOLE:
+                continue
+            readers = [reader for name in node.outputs for reader in self.index.readers.get(name, ())]
+            shown = any(name in self.graph.outputs for name in node.outputs)
+            if readers and not shown and all(member.get(id(reader)) == of for reader in readers):
+                member[id(node)] = of
+                self.cones[of].nodes.append(node)
+        place = self.index.position
+        for cone in self.cones.values():
+            cone.nodes.sort(key=lambda node: place[id(node)])
+            if cone.mode is Mode.WHOLE:
+                cone.reductions = [n for n in cone.nodes if self._crosses(n, member, cone.parameter.tensor)]
+
+    def _crosses(self, node: Node, member: dict[int, str], of: str) -> bool:
+        """Whether a one-element value leaves the cone."""
+        names = [name for name in node.outputs if name and self.index.one_element(name)]
+        return any(
+            name in self.graph.outputs or any(member.get(id(r)) != of for r in self.index.readers.get(name, ()))
+            for name in names
+        )
+
+    def trees(self) -> tuple[dict[str, Tree], dict[str, str]]:
+        """Group the reductions' outputs by the sums, maxima … they flow into."""
+        kind: dict[str, str] = {}
+        for cone in self.cones.values():
+            if cone.mode is not Mode.REPLICATED:
+                for node in cone.reductions:
+                    kind[node.outputs[0]] = self._kind(node, cone.mode)
+        leaves = dict(kind)
+        owned = {id(node) for cone in self.cones.values() for node in cone.nodes}
+        joins: list[Node] = []
+        for node in self.nodes:
+            if id(node) in owned or len(node.outputs) != 1:
+                continue
+            kinds = {kind[name] for name in node.inputs if name in kind}
+            if len(kinds) == 1 and node.is_a(*COMBINERS.get(next(iter(kinds)), ())) and self._scalars(node):
+                kind[node.outputs[0]] = next(iter(kinds))
+                joins.append(node)
+        root: dict[str, str] = {}
+        for node in reversed(joins):
+            top = node.outputs[0]
+            top = root.setdefault(top, top)
+            for name in node.inputs:
+                lone = len(self.index.readers[name]) == 1 and name not in self.graph.outputs
+                if name in kind and lone and node.inputs.count(name) == 1:
+                    root[name] = top
+        trees: dict[str, Tree] = {}
+        tree_of: dict[str, str] = {}
+        for name in leaves:
+            tree_of[name] = root.get(name, name)
+            trees.setdefault(tree_of[name], Tree(tree_of[name], kind[name])).leaves.append(name)
+        for node in joins:
+            tree = trees.get(root[node.outputs[0]])
+            if tree is None:
+                continue
+            tree.inner.append(node)
+            tree.extras += [n for n in node.inputs if root.get(n) != tree.root]
+        return trees, tree_of
+
+    def _scalars(self, node: Node) -> bool:
+        return all(self.index.one_element(name) for name in (*node.inputs, *node.outputs))
+
+    def _kind(self, node: Node, mode: Mode) -> str:
+        dtype = self.graph.type_of(node.outputs[0]).dtype
+        if dtype == "bool":
+            return "all" if node.is_a("ReduceMin") else "any"
+        # A whole cone's scalar is complete on its owner; the others add nothing to it.
+        return REDUCTIONS[node.op_type] if mode is Mode.SPLIT else "sum"
+
+
+class Classes:
+    """Numbers for values and cones: equal numbers mean equal by structure."""
+
+    def __init__(self, training: Training, updates: Updates) -> None:
+        self.graph = training.graph
+        self.updates = updates
+        self.producer = {
+            name: node
+            for node, phase in zip(training.graph.nodes, training.phases)
+            if phase is Phase.UPDATE
+            for name in node.outputs
+        }
+        self._numbers: dict[Hashable, int] = {}
+        self._values: dict[str, int] = {}
+        leaves = {leaf for tree in updates.trees.values() for leaf in tree.leaves}
+        self._opaque = leaves | set(training.gradients.values())
+
+    def _number(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def scalar(self, name: str) -> int:
+        """A number for a one-element value: equal for the same pure function of the same inputs."""
+        stack = [name]
+        while stack:
+            top = stack[-1]
+            if top in self._values:
+                stack.pop()
+                continue
+            node = self.producer.get(top)
+            if node is None or top in self._opaque or control_flow(node):
+                self._values[top] = self._number(self._leaf(top))
+                continue
+            missing = [x for x in node.reads if x not in self._values]
+            if missing:
+                stack.extend(missing)
+                continue
+            operands = tuple(self._values[x] if x else -1 for x in node.inputs)
+            self._values[top] = self._number((signature(node), operands, node.outputs.index(top)))
+        return self._values[name]
+
+    def _leaf(self, name: str) -> Hashable:
+        tensor = self.graph.initializers.get(name)
+        if tensor is not None and name not in self.graph.inputs and tensor.nbytes <= 64 and not tensor.external:
+            return ("constant", str(tensor.type), tensor.numpy().tobytes())
+        return ("value", name)
+
+    def cone(self, cone: Cone) -> int:
+        """The class of a split cone."""
+        types = self.graph.types
+        local: dict[str, Hashable] = {cone.gradient: "gradient"}
+        local.update((state.tensor, ("state", place)) for place, state in enumerate(cone.states))
+        keys: list[Hashable] = [str(types[cone.gradient].dtype)]
+        keys += [(state.kind, types[state.tensor].dtype) for state in cone.states]
+        for place, node in enumerate(cone.nodes):
+            operands = tuple(self._operand(name, local) for name in node.inputs)
+            local.update((name, ("node", place, slot)) for slot, name in enumerate(node.outputs))
+            into = tuple(self.updates.tree_of.get(name, "") for name in node.outputs)
+            keys.append((signature(node), operands, into))
+        keys.append(tuple(local.get(state.updated) for state in cone.states))
+        return self._number(tuple(keys))
+
+    def _operand(self, name: str, local: dict[str, Hashable]) -> Hashable:
+        if not name or name in local:
+            return local.get(name, "")
+        type = self.graph.type_of(name)
+        if type.static and type.elements == 1:
+            return ("scalar", self.scalar(name))
+        return ("outside", type.dtype)
+
+
+def signature(node: Node) -> Hashable:
+    """Operator and attributes of a node, for comparing."""
+    if node.proto is not None:
+        attributes: Hashable = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.proto.attribute))
+    else:
+        attributes = tuple(sorted((key, repr(value)) for key, value in node.attributes.items()))
+    return (node.domain, node.op_type, attributes)

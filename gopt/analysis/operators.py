@@ -1,0 +1,42 @@
+"""What gopt knows of the standard operators: which act element by element, which reduce, which only move data."""
+
+from __future__ import annotations
+
+from gopt.graph.model import Node
+
+ELEMENTWISE = frozenset(
+    """Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike
+    Ceil Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity
+    IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round
+    Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor""".split()
+)
+"""Each output element depends on the operand elements at its place alone (after broadcasting)."""
+
+LAYOUT = frozenset("Transpose Reshape Squeeze Unsqueeze Flatten Identity Slice Expand".split())
+"""Moves elements, computes nothing: a mean over ranks passes through unchanged."""
+
+LINEAR = frozenset("Add Sub Mul Neg Cast MatMul Gemm ReduceSum ReduceMean Concat Split Pad Tile Sum".split())
+"""Affine in one operand while the others are held; with the layout operators, a mean over ranks passes through."""
+
+RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli Dropout".split())
+
+COMBINERS = {"sum": ("Add", "Sum"), "max": ("Max",), "min": ("Min",), "any": ("Or",), "all": ("And",)}
+"""How partial values of one kind are joined; the joined value is partial of the same kind."""
+
+
+def elementwise(node: Node) -> bool:
+    return node.domain in ("", "ai.onnx") and node.op_type in ELEMENTWISE
+
+
+def control_flow(node: Node) -> bool:
+    return node.is_a("If", "Loop", "Scan", "SequenceMap")
+
+
+def random(node: Node) -> bool:
+    """Whether two runs with equal inputs may differ: a generator with no seed, or a dropout that is awake."""
+    return node.is_a(*RANDOM)
+
+
+def reads_shape_only(node: Node) -> bool:
+    """Whether the node looks at its operand's shape and never at a value."""
+    return node.is_a("Shape", "Size", "ConstantOfShape")

@@ -1,0 +1,82 @@
+"""Buckets and cuts: which tensors travel together and who owns which elements. Pure; no graph is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A tensor to place: ``key`` says with which others it may share a bucket, ``ready`` when it is complete."""
+
+    name: str
+    elements: int
+    nbytes: int
+    key: Hashable
+    ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tensors that travel as one flat array, in order, and why the bucket ended where it did."""
+
+    items: tuple[Item, ...]
+    why: str
+
+    @property
+    def elements(self) -> int:
+        return sum(item.elements for item in self.items)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(item.nbytes for item in self.items)
+
+
+def default_cap(total: int) -> int:
+    """Bytes of a bucket when the user says nothing: an eighth of the gradients, between 1 and 25 MiB."""
+    return min(max(total // 8, MIB), 25 * MIB)
+
+
+def plan_buckets(items: Sequence[Item], cap: int) -> list[Bucket]:
+    """Fill buckets in the order the tensors are ready; one of at least ``cap`` bytes goes alone.
+
+    ``cap`` 0 puts every tensor in a bucket of its own. Buckets come back in the order they are complete.
+    """
+    done: list[Bucket] = []
+    open_: dict[Hashable, list[Item]] = {}
+    filled: dict[Hashable, int] = {}
+    for item in sorted(items, key=lambda item: item.ready):
+        if cap == 0 or item.nbytes >= cap:
+            why = "one tensor a call" if cap == 0 else f"at least the cap of {cap} bytes by itself"
+            done.append(Bucket((item,), why))
+            continue
+        held = open_.setdefault(item.key, [])
+        if held and filled[item.key] + item.nbytes > cap:
+            done.append(Bucket(tuple(held), f"the next tensor would pass the cap of {cap} bytes"))
+            held.clear()
+        filled[item.key] = item.nbytes + (filled[item.key] if held else 0)
+        held.append(item)
+    done += [Bucket(tuple(held), "no tensor of its kind is left") for held in open_.values() if held]
+    return sorted(done, key=lambda bucket: max(item.ready for item in bucket.items))
+
+
+def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Owner of each tensor: largest first, each to the least loaded rank (ties: the lowest)."""
+    load = [0] * ranks
+    owner = [0] * len(sizes)
+    for place in sorted(range(len(sizes)), key=lambda place: (-sizes[place], place)):
+        rank = min(range(ranks), key=lambda rank: (load[rank], rank))
+        owner[place] = rank
+        load[rank] += sizes[place]
+    return owner
+
+
+def offsets(sizes: Sequence[int]) -> list[int]:
+    """Where each tensor starts in the bucket, and its end."""
+    result = [0]
+    for size in sizes:
+        result.append(result[-1] + size)
+    return result

@@ -1,0 +1,57 @@
+"""Linear walks over a graph, shared by the analyses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gopt.graph.model import Graph, Node
+
+
+class Index:
+    """Who makes and who reads each value, and each node's place in the order. Built fresh, never patched."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.producer = graph.producers()
+        self.readers = graph.readers()
+        self.position = {id(node): place for place, node in enumerate(graph.nodes)}
+
+    def made_at(self, name: str) -> int:
+        """Position of the node that makes the value; -1 for an input or a constant."""
+        node = self.producer.get(name)
+        return -1 if node is None else self.position[id(node)]
+
+    def one_element(self, name: str) -> bool:
+        """Whether the value has a static shape of exactly one element."""
+        type = self.graph.types.get(name)
+        return type is not None and type.static and type.elements == 1
+
+
+def ancestors(index: Index, values: Iterable[str]) -> tuple[set[int], set[str]]:
+    """All nodes (by id) that the values depend on, and every value read on the way, the values included."""
+    nodes: set[int] = set()
+    seen: set[str] = set()
+    stack = list(values)
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        node = index.producer.get(name)
+        if node is not None and id(node) not in nodes:
+            nodes.add(id(node))
+            stack.extend(node.reads)
+    return nodes, seen
+
+
+def descendants(index: Index, sources: Iterable[str]) -> set[str]:
+    """All values that depend on a source, the sources included; one sweep in order."""
+    tainted = set(sources)
+    for node in index.graph.nodes:
+        if any(name in tainted for name in node.reads):
+            tainted.update(name for name in node.outputs if name)
+    return tainted
+
+
+def node_ids(nodes: Iterable[Node]) -> set[int]:
+    return {id(node) for node in nodes}

@@ -1,0 +1,64 @@
+"""What a training step is made of: the record every pass reads, recovered once and never guessed again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gopt.graph.model import Graph, Node
+
+
+class Kind(str, Enum):
+    """The kinds of state (contract section 1)."""
+
+    PARAMETER = "parameter"
+    OPTIMIZER_STATE = "optimizer_state"
+    STATISTIC = "statistic"
+    SCALAR = "scalar"
+    ACCUMULATOR = "accumulator"
+
+
+class Phase(str, Enum):
+    """Where in the step a node stands."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+@dataclass(slots=True)
+class State:
+    """A graph input and the output that replaces it after the step; ``of`` is the parameter it belongs to."""
+
+    tensor: str
+    updated: str
+    kind: Kind
+    of: str | None = None
+
+
+@dataclass(slots=True)
+class Training:
+    """A source graph with its roles.
+
+    ``gradients`` maps a parameter's input name to the value that is its gradient; ``phases`` is parallel to
+    ``graph.nodes``. ``batch`` and ``hyper`` are the inputs that are no states; ``metrics`` the other outputs.
+    """
+
+    graph: Graph
+    loss: str
+    states: list[State]
+    gradients: dict[str, str]
+    batch: list[str]
+    hyper: list[str]
+    metrics: list[str]
+    phases: list[Phase]
+    random: list[Node]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def parameters(self) -> list[State]:
+        return [state for state in self.states if state.kind is Kind.PARAMETER]
+
+    def state_of(self) -> dict[str, State]:
+        """States by input name."""
+        return {state.tensor: state for state in self.states}

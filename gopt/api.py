@@ -1,0 +1,168 @@
+"""The verbs behind the command line: the same house, front to back, for programs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gopt.analysis.roles import RoleMap, recover
+from gopt.analysis.spmd import Step
+from gopt.analysis.training import Training
+from gopt.check import Check, check_ranks
+from gopt.errors import InputError, OptionError, UnsupportedError
+from gopt.graph.external import load_state
+from gopt.graph.load import load as load_graph
+from gopt.mesh import Mesh
+from gopt.pipeline import Pipeline, Ran, build_pipeline
+from gopt.specialise import RankGraph, RankState, common_states, specialise
+
+
+@dataclass(slots=True)
+class Source:
+    """A training step as loaded, with its roles."""
+
+    training: Training
+    name: str
+    sha256: str
+    nbytes: int
+
+    def record(self) -> dict[str, Any]:
+        """What the report says of the source."""
+        graph = self.training.graph
+        kinds: dict[str, int] = {}
+        for state in self.training.states:
+            kinds[state.kind.value] = kinds.get(state.kind.value, 0) + 1
+        return {
+            "file": self.name, "sha256": self.sha256, "bytes": self.nbytes,
+            "counts": {"nodes": len(graph.nodes), "inputs": len(graph.inputs), "outputs": len(graph.outputs), **kinds},
+        }  # fmt: skip
+
+
+def load(
+    path: str | os.PathLike[str], *, roles: RoleMap = RoleMap(), state: str | os.PathLike[str] | None = None
+) -> Source:
+    """Read a training step and recover its roles; ``state`` supplies values where the file has none.
+
+    Raises InputError, UnsupportedError (contract sections 2 and 3).
+    """
+    data = Path(path)
+    graph = load_graph(data)
+    training = recover(graph, roles)
+    if state is not None:
+        _supply(training, Path(state))
+    digest = hashlib.sha256()
+    with data.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return Source(training, data.name, digest.hexdigest(), data.stat().st_size)
+
+
+def _supply(training: Training, path: Path) -> None:
+    graph = training.graph
+    known = training.state_of()
+    for name, tensor in load_state(path).items():
+        if name not in known:
+            raise InputError(f"{path}: {name!r} is no state of the model")
+        if tensor.type != graph.types[name]:
+            raise InputError(f"{path}: {name!r} is {tensor.type}, the model says {graph.types[name]}")
+        graph.initializers.setdefault(name, tensor)
+
+
+@dataclass(slots=True)
+class Sharded:
+    """A sharded step, checked: the rank-independent graph and the ranks made from it."""
+
+    source: Source
+    step: Step
+    ran: list[Ran]
+    ranks: list[RankGraph]
+    common: list[RankState]
+    checks: list[Check]
+
+    def report(self) -> dict[str, Any]:
+        """The report as it is written."""
+        from gopt import summary
+
+        return summary.report(self.step, self.source.record(), self.ran, self.checks, self.common, self.ranks)
+
+    def manifest(self) -> dict[str, Any]:
+        """The manifest as it is written."""
+        from gopt import summary
+
+        return summary.manifest(self.step, self.common, self.ranks)
+
+    def write(self, folder: str | os.PathLike[str], *, force: bool = False) -> dict[str, Any]:
+        """Write the output folder, whole or not at all; returns the report."""
+        from gopt import write
+
+        report = self.report()
+        values = write.plan_values(self.step)
+        with write.output_folder(Path(folder), force=force) as draft:
+            values.write(draft / write.VALUES)
+            write.write_ranks(draft, self.step, values, self.common, self.ranks)
+            (draft / write.SOURCE).write_bytes(write.source_model(self.step, values, roles_text(self.step.training)))
+            write.write_json(draft / "report.json", report)
+            write.write_json(draft / "manifest.json", self.manifest())
+        return report
+
+
+def roles_text(training: Training) -> str:
+    """The roles as metadata: after sharding they cannot be recovered."""
+    record = {
+        "loss": training.loss,
+        "states": {state.tensor: state.updated for state in training.states},
+        "params": training.gradients,
+        "batch": training.batch,
+    }
+    return json.dumps(record, ensure_ascii=False)
+
+
+def roles_from(text: str) -> RoleMap:
+    """The inverse of ``roles_text``."""
+    record = json.loads(text)
+    return RoleMap(record["loss"], record["states"], record["params"], record["batch"])
+
+
+def shard(
+    source: Source,
+    mesh: Mesh | int,
+    *,
+    stage: int = 2,
+    bucket_mb: float | None = None,
+    statistics: str = "mean",
+    pipeline: Pipeline | None = None,
+    only_ranks: Sequence[int] | None = None,
+) -> Sharded:
+    """Shard a step for every rank of a mesh and check the result; nothing is written.
+
+    An int for ``mesh`` means that many ranks along ``shard``. ``pipeline`` replaces the default one and its options.
+    """
+    mesh = Mesh((("shard", mesh),)) if isinstance(mesh, int) else mesh
+    _check_mesh(mesh)
+    if pipeline is None:
+        pipeline = build_pipeline(
+            defaults={"shard": {"stage": stage, "bucket-mb": bucket_mb}, "statistics": {"statistics": statistics}}
+        )
+    step = Step.start(source.training, mesh)
+    ran = pipeline.run(step)
+    wanted = range(mesh.ranks) if only_ranks is None else only_ranks
+    if any(not 0 <= rank < mesh.ranks for rank in wanted):
+        raise OptionError(f"--only-ranks names rank {max(wanted)}, the mesh has {mesh.ranks} ranks")
+    ranks = [specialise(step, rank) for rank in wanted]
+    common = common_states(step)
+    return Sharded(source, step, ran, ranks, common, check_ranks(step, ranks, common))
+
+
+def _check_mesh(mesh: Mesh) -> None:
+    others = [name for name, _ in mesh.axes if name != "shard"]
+    if others:
+        raise UnsupportedError(
+            f"mesh axis {others[0]!r} is not supported yet: this version shards along 'shard' alone",
+            "use --ranks N or --mesh shard=N",
+        )

@@ -1,0 +1,94 @@
+"""The reference: what every engine must compute, for all members at once, in NumPy.
+
+Each function takes a call already checked and the members' inputs in group order. Results are fresh memory of each
+member's own, since an engine may update them in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from gopt.collectives.call import Array, Call, Results
+from gopt.collectives.layout import HALVES, parse_shapes, total_elements
+
+Contributions = Sequence[Sequence[Array]]
+
+_COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def reduced(arrays: Sequence[Array], how: str) -> Array:
+    """Arrays of one shape and dtype combined from first to last, as a new array of that shape and dtype.
+
+    Halves are combined in float32 and rounded once. NaN wins over any maximum or minimum; overflow gives infinity,
+    which a loss scale needs to see, and no warning.
+    """
+    first = arrays[0]
+    wide = np.dtype(np.float32) if first.dtype.name in HALVES else first.dtype
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.array(first, dtype=wide)
+        for other in arrays[1:]:
+            _COMBINE[how](total, other.astype(wide, copy=False), out=total)
+        if how == "mean":
+            np.divide(total, len(arrays), out=total)
+        return total.astype(first.dtype, copy=False)
+
+
+def all_reduce(call: Call, contributions: Contributions) -> Results:
+    totals = _totals(call, contributions)
+    return [[total.copy() for total in totals] for _ in contributions]
+
+
+def reduce(call: Call, contributions: Contributions) -> Results:
+    totals = _totals(call, contributions)
+    return [totals if member == call["root"] else None for member in range(len(contributions))]
+
+
+def broadcast(call: Call, contributions: Contributions) -> Results:
+    return [[array.copy() for array in contributions[call["root"]]] for _ in contributions]
+
+
+def reduce_scatter(call: Call, contributions: Contributions) -> Results:
+    totals = _totals(call, contributions)
+    if call.has("cuts"):
+        bucket = np.concatenate([total.reshape(-1) for total in totals])
+        shards = np.split(bucket, call["cuts"][1:-1])
+    else:
+        shards = _slices(totals[0], call["axis"], call["sizes"])
+    return [[shard.copy()] for shard in shards]
+
+
+def all_gather(call: Call, contributions: Contributions) -> Results:
+    shards = [given[0] for given in contributions]
+    if call.has("axis"):
+        return [[np.concatenate(shards, call["axis"])] for _ in contributions]
+    shapes = parse_shapes(call["shapes"])
+    ends = list(accumulate(total_elements([shape]) for shape in shapes))
+    result: Results = []
+    for _ in contributions:
+        pieces = np.split(np.concatenate(shards), ends[:-1])
+        result.append([piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)])
+    return result
+
+
+def all_to_all(call: Call, contributions: Contributions) -> Results:
+    pieces = [_slices(given[0], call["split_axis"], call["split_sizes"]) for given in contributions]
+    return [
+        [np.concatenate([cut[member] for cut in pieces], call["concat_axis"])] for member in range(len(contributions))
+    ]
+
+
+def transfer(call: Call, contributions: Contributions) -> Results:
+    """Send and Recv: of two members, the one without inputs gets the other's."""
+    sent = [array for given in contributions for array in given]
+    return [[] if given else [array.copy() for array in sent] for given in contributions]
+
+
+def _totals(call: Call, contributions: Contributions) -> list[Array]:
+    return [reduced(arrays, call["reduce"]) for arrays in zip(*contributions, strict=True)]
+
+
+def _slices(array: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
+    return np.split(array, list(accumulate(sizes))[:-1], axis)

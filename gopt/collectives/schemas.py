@@ -1,0 +1,136 @@
+"""The collectives as ONNX schemas: the checker knows them, and shape inference asks their records.
+
+Importing this module costs nothing; ``register`` imports onnx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gopt.collectives.call import Attribute, PartialType
+from gopt.collectives.layout import FLOATS, INTEGERS, ITEM_BYTES
+from gopt.collectives.spec import DOMAIN, VERSION, Collective
+from gopt.collectives.table import COLLECTIVES
+from gopt.errors import InputError
+
+if TYPE_CHECKING:
+    import onnx
+    from onnx.defs import OpSchema
+
+_ONNX_WORDS = {"float32": "float", "float64": "double"}
+"""Where ONNX's word for an element type is not the manifest's."""
+_MANIFEST_WORDS = {word: name for name, word in _ONNX_WORDS.items()}
+
+
+def register() -> None:
+    """Register every collective with onnx, once per process; a second call does nothing.
+
+    A node's group is a name, and its index in it is no part of the node, so a dimension that depends on the rank is
+    inferred only where it is alike on all of them. Inference of a malformed node raises as the record does.
+    """
+    import onnx.defs
+
+    for record in COLLECTIVES.values():
+        if not onnx.defs.has(record.name, DOMAIN):
+            onnx.defs.register_schema(schema(record))
+
+
+def schema(record: Collective) -> OpSchema:
+    """The ONNX schema of a record, its shape inference included."""
+    from onnx.defs import OpSchema
+
+    def parameters(name: str, low: int, high: int | None) -> list[OpSchema.FormalParameter]:
+        if high is None:
+            many = OpSchema.FormalParameterOption.Variadic
+            return [OpSchema.FormalParameter(name, "T", param_option=many, min_arity=low)]
+        return [OpSchema.FormalParameter(name, "T")] * high
+
+    moved = FLOATS | INTEGERS | {"bool"} if record.reduces else ITEM_BYTES
+    types = sorted(f"tensor({_ONNX_WORDS.get(name, name)})" for name in moved)
+    result = OpSchema(
+        record.name,
+        DOMAIN,
+        VERSION,
+        record.doc,
+        inputs=parameters("X", record.min_inputs, record.max_inputs),
+        outputs=parameters("Y", record.min_outputs, record.max_outputs),
+        type_constraints=[("T", types, "All tensors of one call have one type.")],
+        attributes=[_attribute(attribute) for attribute in record.attributes],
+    )
+    result.set_type_and_shape_inference_function(_inference(record))
+    return result
+
+
+def _attribute(attribute: Attribute) -> OpSchema.Attribute:
+    from onnx import helper
+    from onnx.defs import OpSchema
+
+    if attribute.default is not None:
+        default = helper.make_attribute(attribute.name, attribute.default)
+        return OpSchema.Attribute(attribute.name, default, attribute.doc)
+    kind: OpSchema.AttrType = getattr(OpSchema.AttrType, attribute.kind.value)
+    # Not saying so means required.
+    return OpSchema.Attribute(attribute.name, kind, attribute.doc, required=attribute.required)
+
+
+def _inference(record: Collective) -> Callable[[Any], None]:
+    def infer(context: Any) -> None:
+        attributes = {}
+        for attribute in record.attributes:
+            proto = context.get_attribute(attribute.name)
+            if proto is not None:
+                attributes[attribute.name] = _value(proto)
+        inputs = _input_types(context)
+        if inputs is None:
+            return
+        types = record.infer(attributes, inputs)
+        if len(types) != context.get_num_outputs():
+            raise InputError(f"{record.name} gives {len(types)} outputs, the node has {context.get_num_outputs()}")
+        for place, (dtype, shape) in enumerate(types):
+            context.set_output_type(place, _type_proto(dtype, shape))
+
+    return infer
+
+
+def _value(proto: onnx.AttributeProto) -> Any:
+    from onnx import helper
+
+    value = helper.get_attribute_value(proto)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, (int, float)):
+        return value
+    return [item.decode("utf-8", "replace") if isinstance(item, bytes) else item for item in value]
+
+
+def _input_types(context: Any) -> list[PartialType] | None:
+    """Types of the inputs; one of which nothing is known has the dtype of the others. None: not even that."""
+    import onnx
+
+    found: list[PartialType | None] = []
+    for place in range(context.get_num_inputs()):
+        proto = context.get_input_type(place)
+        code = proto.tensor_type.elem_type if proto is not None else 0
+        if not code:
+            found.append(None)
+            continue
+        name = onnx.TensorProto.DataType.Name(code).lower()
+        shape = None
+        if proto.tensor_type.HasField("shape"):
+            shape = tuple(
+                size.dim_value if size.HasField("dim_value") else size.dim_param or None
+                for size in proto.tensor_type.shape.dim
+            )
+        found.append((_MANIFEST_WORDS.get(name, name), shape))
+    known = [given for given in found if given is not None]
+    if found and not known:
+        return None
+    return [(known[0][0], None) if given is None else given for given in found]
+
+
+def _type_proto(dtype: str, shape: tuple[int | str | None, ...] | None) -> onnx.TypeProto:
+    import onnx
+
+    code = onnx.TensorProto.DataType.Value(_ONNX_WORDS.get(dtype, dtype).upper())
+    return onnx.helper.make_tensor_type_proto(code, shape)

@@ -1,0 +1,183 @@
+"""What a collective is: one frozen record that answers every question about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gopt.collectives.call import Array, Attribute, Call, PartialType, Results, Type
+from gopt.collectives.layout import FLOATS, INTEGERS, ITEM_BYTES, total_elements
+from gopt.errors import InputError, InvariantError, UnsupportedError
+
+DOMAIN = "gopt.comm"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective: schema, shape rule, cost and reference execution.
+
+    ``forms`` are the sets of attributes of which exactly one must be given, whole. ``shape_rule`` gives a member's
+    outputs, with unknown dimensions where they depend on what is not known. ``payload_rule`` gives the tensors that
+    the group moves together, alike on every member: B of the cost formulas counts their bytes. ``cost_rule`` takes
+    a call and B and gives bytes. ``pairwise``: between two ranks, and only the sender has inputs.
+    """
+
+    name: str
+    doc: str
+    attributes: tuple[Attribute, ...]
+    shape_rule: Callable[[Call], list[PartialType]]
+    payload_rule: Callable[[Call], list[PartialType]]
+    cost_rule: Callable[[Call, int], int]
+    reference: Callable[[Call, Sequence[Sequence[Array]]], Results]
+    forms: tuple[frozenset[str], ...] = ()
+    min_inputs: int = 1
+    max_inputs: int | None = None
+    min_outputs: int = 1
+    max_outputs: int | None = None
+    pairwise: bool = False
+
+    @property
+    def reduces(self) -> bool:
+        """Whether elements are combined, not only moved."""
+        return any(attribute.name == "reduce" for attribute in self.attributes)
+
+    def resolve(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Attributes read, lists as tuples, defaults filled in, in the record's order.
+
+        Raises InputError on one that is unknown, missing, of another type, or of no complete form.
+        """
+        unknown = sorted(set(attributes) - {attribute.name for attribute in self.attributes})
+        if unknown:
+            raise InputError(f"{self.name} has no attribute {unknown[0]!r}")
+        missing = [a.name for a in self.attributes if a.required and a.name not in attributes]
+        if missing:
+            raise InputError(f"{self.name} needs the attribute {missing[0]!r}")
+        given = {name for form in self.forms for name in form if name in attributes}
+        if self.forms and given not in self.forms:
+            forms = " or ".join(" and ".join(sorted(form)) for form in self.forms)
+            raise InputError(f"{self.name} needs {forms}, not {' and '.join(sorted(given)) or 'none of them'}")
+        result = {}
+        for attribute in self.attributes:
+            if attribute.name in attributes:
+                result[attribute.name] = attribute.read(self.name, attributes[attribute.name])
+            elif attribute.default is not None:
+                result[attribute.name] = attribute.default
+        return result
+
+    def infer(
+        self, attributes: Mapping[str, Any], input_types: Sequence[PartialType], size: int | None = None,
+        index: int | None = None,
+    ) -> list[PartialType]:  # fmt: skip
+        """Output types as far as they follow from what is known. Raises as ``outputs`` does."""
+        return self.shape_rule(self._call(attributes, input_types, size, index))
+
+    def outputs(self, attributes: Mapping[str, Any], input_types: Sequence[Type], size: int, index: int) -> list[Type]:
+        """Concrete output types on member ``index`` of a group of ``size``.
+
+        Raises InputError on attributes or inputs that contradict one another or the group, UnsupportedError on an
+        element type that cannot travel or be reduced so, InvariantError on an index outside the group. Where a
+        member's outputs are undefined (Reduce off its root) their declared types are given all the same.
+        """
+        return _concrete(self.name, self.infer(attributes, input_types, size, index))
+
+    def payload(self, attributes: Mapping[str, Any], input_types: Sequence[Type]) -> list[Type]:
+        """The tensors that the whole group moves in one call, the same whichever member is asked."""
+        return self._payload(self._call(attributes, input_types, None, None))
+
+    def bytes_sent(self, attributes: Mapping[str, Any], input_types: Sequence[Type], size: int, index: int) -> int:
+        """Bytes that member ``index`` sends under a bandwidth-optimal ring (contract section 4); 0 in a group of one.
+
+        Fractions are rounded to the nearest integer, halves up. Raises as ``outputs`` does.
+        """
+        call = self._call(attributes, input_types, size, index)
+        self.shape_rule(call)
+        if size == 1:
+            return 0
+        elements = total_elements(shape for _, shape in self._payload(call))
+        return self.cost_rule(call, elements * ITEM_BYTES[call.dtype])
+
+    def execute(self, attributes: Mapping[str, Any], contributions: list[list[Array]], dtype: str) -> Results:
+        """Run the call for all members at once: their inputs in group order in, their outputs in group order out.
+
+        Reductions combine in group order; halves are summed in float32 and rounded once; integers wrap around.
+        Outputs are fresh memory of each member's own. The entry of a member whose outputs are undefined (Reduce off
+        its root) is None. Of a Send or Recv ``contributions`` are its two ends in rank order: the sender's tensors
+        and an empty list; either record gives the whole transfer. Raises as ``outputs`` does, and InvariantError
+        where an array is not of ``dtype`` or the members' calls differ.
+        """
+        found = sorted({_dtype_name(array) for arrays in contributions for array in arrays} - {dtype})
+        if found:
+            raise InvariantError(f"{self.name} of {dtype} was given {found[0]}")
+        size = len(contributions)
+        types = [[(dtype, array.shape) for array in arrays] for arrays in contributions]
+        if self.pairwise:
+            givers = [given for given in types if given]
+            if size != 2 or len(givers) != 1:
+                raise InvariantError(f"{self.name} joins one sender and one receiver, not {len(givers)} of {size}")
+            call = self._call(attributes, givers[0] if self.max_inputs != 0 else [], size, None)
+            if self._payload(call) != givers[0]:
+                raise InvariantError(f"{self.name} expects {self._payload(call)} and was sent {givers[0]}")
+            return self.reference(call, contributions)
+        calls = [self._call(attributes, given, size, index) for index, given in enumerate(types)]
+        for call in calls:
+            self.shape_rule(call)
+            if self._payload(call) != self._payload(calls[0]):
+                raise InvariantError(
+                    f"{self.name}: member {call.index} moves {self._payload(call)}, member 0 {self._payload(calls[0])}"
+                )
+        return self.reference(calls[0], contributions)
+
+    def _payload(self, call: Call) -> list[Type]:
+        return _concrete(self.name, self.payload_rule(call))
+
+    def _call(
+        self, attributes: Mapping[str, Any], input_types: Sequence[PartialType], size: int | None, index: int | None
+    ) -> Call:
+        """The call, with everything checked that holds for all collectives alike."""
+        if size is not None and (size < 1 or not 0 <= (index or 0) < size):
+            raise InvariantError(f"{self.name}: no member {index} in a group of {size}")
+        call = Call(self.name, self.resolve(attributes), tuple(input_types), size, index)
+        count = len(call.inputs)
+        if count < self.min_inputs or (self.max_inputs is not None and count > self.max_inputs):
+            raise InputError(f"{self.name} does not take {count} inputs")
+        if not all(axis.isidentifier() for axis in call["group"].split("+")):
+            raise InputError(f"{self.name}: {call['group']!r} is no group", "write it as shard or dp+shard")
+        dtypes = {dtype for dtype, _ in call.inputs} | ({call["dtype"]} if call.has("dtype") else set())
+        if len(dtypes) > 1:
+            raise InputError(f"{self.name}: all tensors of one call have one type, not {' and '.join(sorted(dtypes))}")
+        self._check_dtype(call)
+        root = call["root"] if call.has("root") else 0
+        if root < 0 or (size is not None and root >= size):
+            raise InputError(f"{self.name}: root {root} is outside the group of {size or 'any size'}")
+        if call.has("peer") and call["peer"] < 0:
+            raise InputError(f"{self.name}: peer {call['peer']} is no rank")
+        return call
+
+    def _check_dtype(self, call: Call) -> None:
+        if call.dtype not in ITEM_BYTES:
+            raise UnsupportedError(f"{self.name}: tensors of {call.dtype} do not travel")
+        if not self.reduces:
+            return
+        how = call["reduce"]
+        fits = FLOATS if how == "mean" else FLOATS | INTEGERS if how == "sum" else FLOATS | INTEGERS | {"bool"}
+        if call.dtype not in fits:
+            raise UnsupportedError(f"{self.name}: no {how} of {call.dtype}")
+
+
+def _concrete(op: str, types: Sequence[PartialType]) -> list[Type]:
+    result = []
+    for dtype, shape in types:
+        if shape is None or not all(isinstance(size, int) for size in shape):
+            raise InvariantError(f"{op}: the shape {shape} is not static")
+        result.append((dtype, tuple(size for size in shape if isinstance(size, int))))
+    return result
+
+
+def _dtype_name(array: Array) -> str:
+    """The manifest's word for an array's type: NumPy's add-on types are spelled float8_e4m3fn there."""
+    name = np.dtype(array.dtype).name.replace("_", "")
+    return "float8e8m0" if name == "float8e8m0fnu" else name

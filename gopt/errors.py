@@ -1,0 +1,44 @@
+"""The ways in which gopt says no. The command line turns each into an exit code (contract section 3)."""
+
+from __future__ import annotations
+
+
+class GoptError(Exception):
+    """Base of all refusals: one line, and hints that say what to do next."""
+
+    exit_code = 70
+
+    def __init__(self, message: str, *hints: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hints = hints
+
+
+class OptionError(GoptError):
+    """The request itself is wrong: an option, a pipeline, a folder that exists."""
+
+    exit_code = 2
+
+
+class InputError(GoptError):
+    """The file is missing, malformed, truncated or hostile."""
+
+    exit_code = 3
+
+
+class UnsupportedError(GoptError):
+    """A valid graph that gopt recognises but does not handle; the message names the value and the cause."""
+
+    exit_code = 4
+
+
+class RunError(GoptError):
+    """A run failed: a rank died, a call did not match, the target cannot be written."""
+
+    exit_code = 5
+
+
+class InvariantError(GoptError):
+    """A defect of gopt: an invariant of contract section 6 does not hold. Nothing is written."""
+
+    exit_code = 70

@@ -1,0 +1,111 @@
+"""The only place where a graph is changed: add, remove and rewire nodes, then put them in order again."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gopt.errors import InvariantError
+from gopt.graph.model import Graph, Node
+from gopt.graph.place import EVERYWHERE, Place
+from gopt.graph.types import TensorType
+
+
+class Draft:
+    """A batch of changes to one graph by one pass. Nothing is reordered until ``finish``."""
+
+    def __init__(self, graph: Graph, pass_name: str) -> None:
+        self.graph = graph
+        self.pass_name = pass_name
+        self.reasons: dict[str, str] = {}
+        """First output of a source node that some or all ranks lose -> why."""
+        self._gone: set[int] = set()
+        self._priority = {id(node): float(place) for place, node in enumerate(graph.nodes)}
+        self._added: list[Node] = []
+        self._makers = graph.producers()
+
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: Mapping[str, TensorType],
+        *,
+        domain: str = "",
+        attributes: Mapping[str, Any] | None = None,
+        place: Place = EVERYWHERE,
+        after: Node | None = None,
+        like: Node | None = None,
+    ) -> Node:
+        """Add a node that makes ``outputs``; ``like`` lends operator and attributes; ``after`` where it is due."""
+        if like is not None:
+            node = Node(like.op_type, inputs, list(outputs), domain=like.domain, proto=None, place=place)
+            node._attributes = dict(like.attributes)
+        else:
+            node = Node(op_type, inputs, list(outputs), domain=domain, attributes=dict(attributes or {}), place=place)
+        node.made_by = self.pass_name
+        self.graph.types.update(outputs)
+        self._added.append(node)
+        self._priority[id(node)] = self._priority[id(after)] + 0.5 if after is not None else float("inf")
+        return node
+
+    def latest(self, values: Sequence[str]) -> Node | None:
+        """The node of the graph that completes the last of the values; None when this pass makes one of them."""
+        makers = [self._makers[name] for name in values if name in self._makers]
+        return max(makers, key=lambda node: self._priority[id(node)]) if len(makers) == len(values) else None
+
+    def own(self, source: Node) -> Node:
+        """This graph's copy of a node of the source graph."""
+        return self._makers[next(name for name in source.outputs if name)]
+
+    def remove(self, source: Node, why: str) -> None:
+        """Remove this graph's copy of a source node."""
+        self._gone.add(id(self.own(source)))
+        self.explain(source, why)
+
+    def explain(self, source: Node, why: str) -> None:
+        """Say why a source node is not on every rank."""
+        self.reasons.setdefault(next(name for name in source.outputs if name), why)
+
+    def kept(self, source: Node) -> Node | None:
+        """This graph's copy of a source node, None when it was removed."""
+        node = self.own(source)
+        return None if id(node) in self._gone else node
+
+    def rewire(self, node: Node, old: str, new: str) -> None:
+        """Let ``node`` read ``new`` where it read ``old``."""
+        node.inputs = [new if name == old else name for name in node.inputs]
+
+    def rename_output(self, node: Node, old: str, new: str) -> None:
+        node.outputs = [new if name == old else name for name in node.outputs]
+        self.graph.types[new] = self.graph.types[old]
+
+    def finish(self) -> None:
+        """Apply the removals and restore a topological order, as near to the old one as dependencies allow."""
+        nodes = [node for node in self.graph.nodes if id(node) not in self._gone]
+        nodes += [node for node in self._added if id(node) not in self._gone]
+        self.graph.nodes = _ordered(nodes, self._priority)
+
+
+def _ordered(nodes: list[Node], priority: Mapping[int, float]) -> list[Node]:
+    producer = {name: place for place, node in enumerate(nodes) for name in node.outputs if name}
+    waiting = [0] * len(nodes)
+    followers: list[list[int]] = [[] for _ in nodes]
+    for place, node in enumerate(nodes):
+        for before in {producer[name] for name in node.reads if name in producer}:
+            waiting[place] += 1
+            followers[before].append(place)
+    heap = [(priority[id(nodes[p])], p) for p, count in enumerate(waiting) if not count]
+    heapq.heapify(heap)
+    result: list[Node] = []
+    while heap:
+        _, place = heapq.heappop(heap)
+        result.append(nodes[place])
+        for after in followers[place]:
+            waiting[after] -= 1
+            if not waiting[after]:
+                heapq.heappush(heap, (priority[id(nodes[after])], after))
+    if len(result) != len(nodes):
+        stuck = next(nodes[p] for p, count in enumerate(waiting) if count)
+        raise InvariantError(f"the rewritten graph has a cycle through {stuck.label!r}")
+    return result

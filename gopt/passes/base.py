@@ -1,0 +1,92 @@
+"""What a pass is: a name, a frozen dataclass of options, and a function from step and options to a change."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any
+
+from gopt.analysis.spmd import Step
+from gopt.errors import OptionError
+from gopt.report import Change
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One rewrite. ``after`` names passes that must have run before it when both are in the pipeline."""
+
+    name: str
+    options: type
+    apply: Callable[[Step, Any], Change]
+    after: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """First line of the pass's docstring."""
+        return (self.apply.__doc__ or "").strip().splitlines()[0]
+
+
+def option_table(spec: Pass) -> list[tuple[str, str, str]]:
+    """``(name, type, default)`` of every option, for help and docs."""
+    hints = typing.get_type_hints(spec.options)
+    rows = []
+    for each in fields(spec.options):
+        default = "required" if each.default is MISSING else _show(each.default)
+        rows.append((each.name.replace("_", "-"), _type_name(hints[each.name]), default))
+    return rows
+
+
+def build_options(spec: Pass, given: Mapping[str, Any]) -> Any:
+    """The options object from names and texts (or TOML values); raises OptionError with what is known."""
+    hints = typing.get_type_hints(spec.options)
+    values = {}
+    for key, value in given.items():
+        name = key.replace("-", "_")
+        if name not in hints:
+            known = [each.name.replace("_", "-") for each in fields(spec.options)]
+            close = get_close_matches(key, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it knows {', '.join(known) or 'no options'}"
+            raise OptionError(f"pass {spec.name} has no option {key!r}", hint)
+        values[name] = _convert(spec.name, key, value, hints[name])
+    return spec.options(**values)
+
+
+def show_options(options: Any) -> dict[str, Any]:
+    """Options as resolved, for the report."""
+    values = {each.name: getattr(options, each.name) for each in fields(options)}
+    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+
+
+def _convert(owner: str, key: str, value: Any, hint: Any) -> Any:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        if value is None or value == "auto":
+            return None
+        hint = next(each for each in typing.get_args(hint) if each is not type(None))
+    try:
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            return hint(type(next(iter(hint)).value)(value))
+        if hint is bool:
+            return {"true": True, "false": False}[str(value).lower()]
+        return hint(value)
+    except (ValueError, KeyError, TypeError):
+        raise OptionError(
+            f"pass {owner}: option {key} cannot be {value!r}", f"it takes {_type_name(hint)}"
+        ) from None
+
+
+def _type_name(hint: Any) -> str:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " | ".join("auto" if each is type(None) else _type_name(each) for each in typing.get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return " | ".join(str(each.value) for each in hint)
+    return str(getattr(hint, "__name__", hint))
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "auto"
+    return str(value.value) if isinstance(value, Enum) else str(value)

@@ -1,0 +1,38 @@
+"""Drop what nothing reads any more: nodes left behind by other passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gopt.analysis.spmd import Step
+from gopt.graph.edit import Draft
+from gopt.passes.base import Pass
+from gopt.report import Change
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Nothing to choose."""
+
+
+def prune(step: Step, options: Options) -> Change:
+    """Remove nodes whose results nobody reads; outputs, states and calls are always kept.
+
+    Guarantees: every value that is left is an output or has a reader. On the wire: nothing.
+    """
+    graph = step.graph
+    kept = {holding.output for holding in step.holdings}
+    needed = kept | {step.training.loss, *step.training.metrics}
+    draft = Draft(graph, "prune")
+    count = 0
+    for node in reversed(graph.nodes):
+        if any(name in needed for name in node.outputs):
+            needed.update(node.reads)
+        else:
+            draft.remove(node, "nothing reads it any more")
+            count += 1
+    draft.finish()
+    return Change(removed=draft.reasons, facts={"nodes": count})
+
+
+PASS = Pass("prune", Options, prune, after=("shard", "statistics"))

@@ -1,0 +1,106 @@
+"""Shard the optimizer states, gradients and updates of a step (ZeRO stages 0, 1 and 2)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import IntEnum
+
+from gopt.analysis.cones import Cone, Mode, find_updates
+from gopt.analysis.spmd import Holding, Step
+from gopt.analysis.training import Phase
+from gopt.errors import OptionError
+from gopt.graph.edit import Draft
+from gopt.passes.base import Pass
+from gopt.passes.shard.plan import ReplicatedBucket, SplitBucket, make_plan
+from gopt.passes.shard.scalars import Scalars
+from gopt.passes.shard.split import emit_split
+from gopt.passes.shard.whole import emit_replicated, emit_whole
+from gopt.report import Change
+
+
+class Stage(IntEnum):
+    """What is sharded (contract section 1)."""
+
+    NONE = 0
+    STATES = 1
+    GRADIENTS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How much is sharded, and how large a bucket may grow."""
+
+    stage: Stage = Stage.GRADIENTS
+    bucket_mb: float | None = None
+
+
+def shard(step: Step, options: Options) -> Change:
+    """Reduce the gradients; share the updates and states out among the ranks; gather the new parameters.
+
+    Requires: roles recovered, no sharding yet. Guarantees: each element is updated by exactly one member of the
+    group, or by all from equal inputs. On the wire, per rank and step, B bytes of gradients and P of parameters:
+    stage 0 sends 2(N-1)/N·B; stages 1 and 2 send (N-1)/N·(B + P), and one scalar call per dependency level.
+    """
+    if step.members == 1:
+        return Change(note="one rank: nothing to share out")
+    if options.bucket_mb is not None and not options.bucket_mb >= 0:
+        raise OptionError(f"--bucket-mb cannot be {options.bucket_mb}", "0 means one tensor a call")
+    training = step.training
+    updates = find_updates(training, whole_accumulators=options.stage is Stage.STATES)
+    if options.stage is Stage.NONE:
+        for cone in updates.cones.values():
+            cone.mode, cone.why = Mode.REPLICATED, "stage 0"
+    draft = Draft(step.graph, "shard")
+    reduced: dict[str, str] = {}
+    scalars = Scalars(draft, training.graph, updates, step.group, reduced)
+    cap = None if options.bucket_mb is None else int(options.bucket_mb * (1 << 20))
+    plan = make_plan(training, updates, step.members, cap)
+    holdings: dict[str, Holding] = {}
+    layout: list[tuple[str, ...]] = []
+    for bucket in plan.buckets:
+        if isinstance(bucket, ReplicatedBucket):
+            emit_replicated(draft, bucket, step.group, reduced)
+            continue
+        emit = emit_split if isinstance(bucket, SplitBucket) else emit_whole
+        emitted = emit(draft, bucket, step.group, scalars, reduced)  # type: ignore[arg-type]
+        holdings.update(emitted.holdings)
+        layout.extend(emitted.layout)
+    facts = scalars.finish()
+    _read_reduced(step, draft, reduced)
+    draft.finish()
+    step.hold(list(dict.fromkeys(holdings.get(h.parts[0].tensor, h) for h in step.holdings)))
+    step.layout = layout
+    modes = Counter(cone.mode.value for cone in updates.cones.values())
+    facts |= {"bucket_cap_bytes": plan.cap, "parameters": dict(sorted(modes.items()))}
+    facts["buckets"] = [_describe(step, bucket) for bucket in plan.buckets]
+    return Change(removed=draft.reasons, facts=facts)
+
+
+def _read_reduced(step: Step, draft: Draft, reduced: dict[str, str]) -> None:
+    """Only readers in the update see the reduced gradient: the backward keeps the local one."""
+    for node, phase in zip(step.training.graph.nodes, step.training.phases):
+        if phase is Phase.UPDATE and (kept := draft.kept(node)) is not None:
+            kept.inputs = [reduced.get(name, name) for name in kept.inputs]
+
+
+def _describe(step: Step, bucket: object) -> dict[str, object]:
+    """What the report says of a bucket."""
+    cones: tuple[Cone, ...] = bucket.cones  # type: ignore[attr-defined]
+    types = step.training.graph.types
+    row: dict[str, object] = {
+        "name": bucket.name,  # type: ignore[attr-defined]
+        "mode": cones[0].mode.value,
+        "tensors": [cone.parameter.tensor for cone in cones],
+        "bytes": sum(types[cone.gradient].nbytes for cone in cones),
+        "dtype": types[cones[0].gradient].dtype,
+        "closed_because": bucket.why,  # type: ignore[attr-defined]
+    }
+    if isinstance(bucket, SplitBucket):
+        row["classes"] = len(bucket.segments)
+    if cones[0].mode is not Mode.SPLIT:
+        row["reasons"] = sorted({cone.why for cone in cones})
+    return row
+
+
+PASS = Pass("shard", Options, shard)

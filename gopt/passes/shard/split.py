@@ -1,0 +1,156 @@
+"""Emit a split bucket: scatter the gradients, run each class once on the rank's run of it, gather the parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from gopt.analysis.cones import Cone
+from gopt.analysis.operators import elementwise
+from gopt.analysis.spmd import Holding, Part
+from gopt.errors import InvariantError
+from gopt.graph.edit import Draft
+from gopt.graph.model import Node
+from gopt.graph.types import TensorType
+from gopt.passes.shard import layout
+from gopt.passes.shard.plan import Segment, SplitBucket
+from gopt.passes.shard.scalars import Scalars
+
+
+@dataclass(slots=True)
+class Emitted:
+    """What a bucket leaves behind: the holdings of its states by source tensor, and the order of stored values."""
+
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    layout: list[tuple[str, ...]] = field(default_factory=list)
+
+
+def emit_split(draft: Draft, bucket: SplitBucket, group: str, scalars: Scalars, reduced: dict[str, str]) -> Emitted:
+    """Rewrite the updates of a split bucket. ``reduced`` maps gradients to the value the update reads."""
+    types = draft.graph.types
+    out = Emitted()
+    gradients = [cone.gradient for cone in bucket.cones]
+    shard = layout.named(bucket.name, "gradient")
+    if bucket.whole_gradient:
+        names = [layout.named(bucket.name, f"gradient{place}") for place in range(len(gradients))]
+        layout.all_reduce(draft, group, gradients, names, "mean")
+        reduced.update(zip(gradients, names))
+    else:
+        layout.reduce_scatter(draft, group, gradients, bucket.cuts, shard)
+    parts = []
+    for number, segment in enumerate(bucket.segments):
+        emitter = _Run(draft, bucket, segment, f"{bucket.name}.c{number}", scalars)
+        parts.append(emitter.run("" if bucket.whole_gradient else shard, alone=len(bucket.segments) == 1))
+        out.holdings.update(emitter.holdings)
+    dtype = types[bucket.cones[0].parameter.tensor].dtype
+    joined = parts[0]
+    if len(parts) > 1 or any(start == stop for start, stop in pairwise(bucket.cuts)):
+        joined = layout.named(bucket.name, "parameters_out")
+        layout.join(draft, parts, joined, dtype)
+    layout.all_gather(draft, group, joined, bucket.cuts, [cone.parameter.updated for cone in bucket.cones])
+    slots = max(len(cone.states) for cone in bucket.cones)
+    out.layout.append(tuple(cone.parameter.tensor for cone in bucket.cones))
+    for slot in range(1, slots):
+        # One run of values per class and slot, so that any rank's run of a class is one range of the file.
+        for part in bucket.segments:
+            if slot < len(part.cones[0].states):
+                out.layout.append(tuple(cone.states[slot].tensor for cone in part.cones))
+    for cone in bucket.cones:
+        for node in cone.nodes:
+            draft.remove(node, f"{bucket.name}: the update runs on the rank's shard of the bucket")
+    return out
+
+
+class _Run:
+    """One class of a bucket: its first cone, written over 1-D runs in place of the tensors."""
+
+    def __init__(self, draft: Draft, bucket: SplitBucket, segment: Segment, name: str, scalars: Scalars) -> None:
+        self.draft, self.bucket, self.segment, self.name, self.scalars = draft, bucket, segment, name, scalars
+        self.cone: Cone = segment.cones[0]
+        self.local: dict[str, str] = {}
+        self.results = {state.updated: f"state{slot}_out" for slot, state in enumerate(self.cone.states)}
+        self.results[self.cone.parameter.updated] = "parameter_out"
+        self.holdings: dict[str, Holding] = {}
+
+    def _named(self, role: str) -> str:
+        return layout.named(self.name, role)
+
+    def run(self, shard: str, *, alone: bool) -> str:
+        """Emit the class; returns the name of its part of the new parameters."""
+        draft, cone, span = self.draft, self.cone, self.segment.span
+        types = draft.graph.types
+        if shard and alone:
+            self.local[cone.gradient] = shard
+        elif shard:
+            self.local[cone.gradient] = self._named("gradient")
+            layout.segment(draft, shard, span, self._named("gradient"), types[cone.gradient].dtype)
+        parameter = self._named("parameter")
+        sources = [each.parameter.tensor for each in self.segment.cones]
+        layout.local_part(draft, sources, self.segment.starts, span, parameter, types[sources[0]].dtype)
+        self.local[cone.parameter.tensor] = parameter
+        for slot in range(1, len(cone.states)):
+            self.local[cone.states[slot].tensor] = self._named(f"state{slot}")
+            types[self._named(f"state{slot}")] = layout.flat(types[cone.states[slot].tensor].dtype)
+        for place, node in enumerate(cone.nodes):
+            self._emit(place, node)
+        self._hold()
+        return self.local[cone.parameter.updated]
+
+    def _hold(self) -> None:
+        types = self.draft.graph.types
+        for slot in range(1, len(self.cone.states)):
+            parts = tuple(
+                Part(cone.states[slot].tensor, start, types[cone.states[slot].tensor].elements)
+                for cone, start in zip(self.segment.cones, self.segment.starts)
+            )
+            state = self.cone.states[slot]
+            holding = Holding(
+                self.local[state.tensor], self.local[state.updated], types[state.tensor].dtype, parts, self.segment.span
+            )
+            self.holdings.update((part.tensor, holding) for part in parts)
+
+    def _emit(self, place: int, node: Node) -> None:
+        draft, types = self.draft, self.draft.graph.types
+        if node in self.cone.reductions:
+            self._reduce(place, node)
+            return
+        if not elementwise(node):
+            raise InvariantError(f"{node.op_type} {node.label!r} cannot run on a piece of a tensor")
+        operands = [self._operand(name, place, slot) for slot, name in enumerate(node.inputs)]
+        outputs: dict[str, TensorType] = {}
+        for slot, name in enumerate(node.outputs):
+            if name:
+                role = self.results.get(name) or (f"v{place}" if slot == 0 else f"v{place}_{slot}")
+                self.local[name] = self._named(role)
+                outputs[self.local[name]] = layout.flat(types[name].dtype)
+        draft.add(node.op_type, operands, outputs, like=node, place=self.segment.span)
+
+    def _operand(self, name: str, place: int, slot: int) -> str:
+        """A full-shaped operand as the rank's run of it; a one-element operand as a value of rank at most 1."""
+        if not name or name in self.local:
+            return self.local.get(name, "")
+        type = self.draft.graph.types[name]
+        if type.elements > 1:
+            output = self._named(f"x{place}_{slot}")
+            sources = [self._twin(cone, place, slot) for cone in self.segment.cones]
+            layout.local_part(self.draft, sources, self.segment.starts, self.segment.span, output, type.dtype)
+            return output
+        return self.scalars.flat(name) if len(type.dims) > 1 else name
+
+    def _twin(self, cone: Cone, place: int, slot: int) -> str:
+        name = cone.nodes[place].inputs[slot]
+        return self.scalars.reduced.get(name, name)
+
+    def _reduce(self, place: int, node: Node) -> None:
+        """A reduction of the run, as this class's share of the scalar."""
+        draft = self.draft
+        value = self._operand(node.inputs[0], place, 0)
+        source = node.outputs[0]
+        dtype = draft.graph.types[source].dtype
+        op_type = {"ReduceL2": "ReduceSumSquare", "ReduceMean": "ReduceSum"}.get(node.op_type, node.op_type)
+        share = self._named(f"share{place}")
+        draft.add(
+            op_type, [value], {share: TensorType(dtype, ())}, attributes={"keepdims": 0}, place=self.segment.span
+        )
+        twins = [cone.nodes[place].outputs[0] for cone in self.segment.cones]
+        self.scalars.share(twins, share, node.op_type)

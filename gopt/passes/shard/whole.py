@@ -1,0 +1,95 @@
+"""Emit whole and replicated buckets: updates that run as they stand, on their owner or on every rank."""
+
+from __future__ import annotations
+
+from gopt.analysis.cones import Cone
+from gopt.analysis.spmd import Holding, Part
+from gopt.graph.edit import Draft
+from gopt.graph.place import Owner, Span
+from gopt.graph.types import TensorType
+from gopt.passes.shard import layout
+from gopt.passes.shard.plan import ReplicatedBucket, WholeBucket
+from gopt.passes.shard.scalars import Scalars
+from gopt.passes.shard.split import Emitted
+
+
+def emit_replicated(draft: Draft, bucket: ReplicatedBucket, group: str, reduced: dict[str, str]) -> None:
+    """Reduce the gradients of a bucket on every rank; the updates stay as they are."""
+    gradients = [cone.gradient for cone in bucket.cones]
+    names = [layout.named(bucket.name, f"gradient{place}") for place in range(len(gradients))]
+    layout.all_reduce(draft, group, gradients, names, "mean")
+    reduced.update(zip(gradients, names))
+
+
+def emit_whole(draft: Draft, bucket: WholeBucket, group: str, scalars: Scalars, reduced: dict[str, str]) -> Emitted:
+    """Scatter whole gradients to their owners, run each update there, gather the new parameters."""
+    types = draft.graph.types
+    out = Emitted()
+    gradients = [cone.gradient for cone in bucket.cones]
+    shard = layout.named(bucket.name, "gradient")
+    if any(cone.whole_gradient for cone in bucket.cones):
+        names = [layout.named(bucket.name, f"gradient{place}") for place in range(len(gradients))]
+        layout.all_reduce(draft, group, gradients, names, "mean")
+        reduced.update(zip(gradients, names))
+    else:
+        layout.reduce_scatter(draft, group, gradients, bucket.cuts, shard)
+    flat_parts = []
+    for place, (cone, owner) in enumerate(zip(bucket.cones, bucket.owners)):
+        span = Span(bucket.cuts, bucket.offsets[place], bucket.offsets[place + 1])
+        if cone.gradient not in reduced:
+            reduced[cone.gradient] = _unpack(draft, bucket, place, cone, shard, span, scalars)
+        flat_parts.append(_place(draft, bucket, place, cone, owner, span, scalars))
+        for state in cone.states[1:]:
+            part = Part(state.tensor, 0, types[state.tensor].elements)
+            out.holdings[state.tensor] = Holding(
+                state.tensor, state.updated, types[state.tensor].dtype, (part,), Owner(owner)
+            )
+            out.layout.append((state.tensor,))
+    joined = layout.named(bucket.name, "parameters_out")
+    layout.join(draft, flat_parts, joined, types[bucket.cones[0].parameter.tensor].dtype)
+    layout.all_gather(draft, group, joined, bucket.cuts, [cone.parameter.updated for cone in bucket.cones])
+    out.layout.insert(0, tuple(cone.parameter.tensor for cone in bucket.cones))
+    return out
+
+
+def _unpack(
+    draft: Draft, bucket: WholeBucket, place: int, cone: Cone, shard: str, span: Span, scalars: Scalars
+) -> str:
+    type = draft.graph.types[cone.gradient]
+    flat = layout.named(bucket.name, f"flat{place}")
+    layout.segment(draft, shard, span, flat, type.dtype)
+    whole = layout.named(bucket.name, f"gradient{place}")
+    shape = scalars.constant("shape" + "_".join(map(str, type.dims)), list(type.dims))
+    draft.add("Reshape", [flat, shape], {whole: type}, place=span)
+    return whole
+
+
+def _place(
+    draft: Draft, bucket: WholeBucket, place: int, cone: Cone, owner: int, span: Span, scalars: Scalars
+) -> str:
+    """Put the source's own nodes on the owner; returns the flat new parameter."""
+    for node in cone.nodes:
+        draft.own(node).place = Owner(owner)
+        draft.explain(node, f"{bucket.name}: {cone.parameter.tensor} is updated by its owner alone; {cone.why}")
+    for number, node in enumerate(cone.reductions):
+        name = node.outputs[0]
+        share = layout.named(bucket.name, f"share{place}_{number}")
+        draft.rename_output(draft.own(node), name, share)
+        for reader in cone.nodes:
+            draft.rewire(draft.own(reader), name, share)
+        if draft.graph.types[share].dims:
+            scalar = f"{share}.scalar"
+            empty = scalars.constant("shape", [])
+            draft.add("Reshape", [share, empty], {scalar: TensorType(draft.graph.types[share].dtype, ())}, place=Owner(owner))
+            share = scalar
+        scalars.share([name], share, "")
+    updated = layout.named(bucket.name, f"parameter{place}_out")
+    type = draft.graph.types[cone.parameter.updated]
+    maker = next(node for node in cone.nodes if cone.parameter.updated in node.outputs)
+    draft.rename_output(draft.own(maker), cone.parameter.updated, updated)
+    for reader in cone.nodes:
+        draft.rewire(draft.own(reader), cone.parameter.updated, updated)
+    flat = layout.named(bucket.name, f"parameter{place}_flat")
+    one = scalars.constant("one", [-1])
+    draft.add("Reshape", [updated, one], {flat: TensorType(type.dtype, (None,))}, place=Owner(owner))
+    return flat

@@ -1,0 +1,199 @@
+"""From the rank-independent graph to one rank's: keep what the rank runs, resolve its elements. One file, no pass.
+
+Nodes without placement are the same object on every rank, so that writing them costs their bytes once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gopt.analysis.spmd import Holding, Step
+from gopt.graph.model import COMM, SPMD, Node
+from gopt.graph.place import EVERYWHERE, Span
+from gopt.graph.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An element range of one source tensor."""
+
+    tensor: str
+    start: int
+    stop: int
+
+    def to_json(self) -> dict[str, object]:
+        return {"tensor": self.tensor, "start": self.start, "stop": self.stop}
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """A state as one rank holds it: its pieces, flattened, one after the other."""
+
+    input: str
+    output: str
+    type: TensorType
+    pieces: tuple[Piece, ...]
+    local: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        record: dict[str, object] = {
+            "input": self.input, "output": self.output, "pieces": [piece.to_json() for piece in self.pieces],
+        }  # fmt: skip
+        return record | ({"local": True} if self.local else {})
+
+
+@dataclass(slots=True)
+class RankGraph:
+    """One rank's step. ``states`` are its own ones, beside those that all ranks have."""
+
+    rank: int
+    nodes: list[Node]
+    states: list[RankState]
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    types: dict[str, TensorType] = field(default_factory=dict)
+
+
+def common_states(step: Step) -> list[RankState]:
+    """The states every rank holds whole, in the source's order."""
+    return [_state(step, holding, 0) for holding in step.holdings if not holding.sharded]
+
+
+def specialise(step: Step, rank: int) -> RankGraph:
+    """The graph of one rank of the mesh."""
+    return _Specialiser(step, rank).run()
+
+
+def _state(step: Step, holding: Holding, member: int) -> RankState:
+    types = step.training.graph.types
+    if not isinstance(holding.place, Span):
+        part = holding.parts[0]
+        piece = Piece(part.tensor, 0, part.elements)
+        return RankState(holding.input, holding.output, types[part.tensor], (piece,), holding.local)
+    start, stop = holding.place.part(member)
+    pieces = tuple(
+        Piece(part.tensor, max(start - part.offset, 0), min(stop - part.offset, part.elements))
+        for part in holding.parts
+        if max(start, part.offset) < min(stop, part.offset + part.elements)
+    )
+    return RankState(holding.input, holding.output, TensorType(holding.dtype, (stop - start,)), pieces)
+
+
+class _Specialiser:
+    def __init__(self, step: Step, rank: int) -> None:
+        self.step = step
+        self.member = step.mesh.index(step.group, rank) if step.sharding else 0
+        self.out = RankGraph(rank, [], [])
+        self.alias: dict[str, str] = {}
+        self.present: set[str] = set()
+
+    def run(self) -> RankGraph:
+        for holding in self.step.holdings:
+            if holding.sharded and holding.place.covers(self.member):
+                self.out.states.append(_state(self.step, holding, self.member))
+        for node in self.step.graph.nodes:
+            if node.domain == SPMD:
+                if node.place.covers(self.member):
+                    self.out.nodes.extend(getattr(self, f"_{node.op_type.lower()}")(node))
+                    self.present.update(node.outputs)
+            elif node.place == EVERYWHERE:
+                self.out.nodes.append(node)
+                if node.domain == COMM and node.op_type == "ReduceScatter":
+                    self._length(node)
+            elif node.place.covers(self.member):
+                self.out.nodes.append(self._placed(node))
+                self.present.update(node.outputs)
+        return self.out
+
+    def _length(self, node: Node) -> None:
+        cuts = node.attributes["cuts"]
+        dtype = self.step.graph.types[node.outputs[0]].dtype
+        self.out.types[node.outputs[0]] = TensorType(dtype, (cuts[self.member + 1] - cuts[self.member],))
+
+    def _placed(self, node: Node) -> Node:
+        if not any(name in self.alias for name in node.inputs):
+            return node
+        inputs = [self.alias.get(name, name) for name in node.inputs]
+        return Node(
+            node.op_type, inputs, node.outputs, domain=node.domain, name=node.name, attributes=node.attributes,
+            made_by=node.made_by,
+        )  # fmt: skip
+
+    def _make(self, like: Node, op_type: str, inputs: list[str], output: str, **attributes: object) -> Node:
+        return Node(op_type, inputs, [output], attributes=attributes, made_by=like.made_by)
+
+    def _constant(self, name: str, value: np.ndarray) -> str:
+        self.out.constants[name] = value
+        return name
+
+    def _local(self, node: Node) -> Iterator[Node]:
+        span = node.place
+        assert isinstance(span, Span)
+        start, stop = span.part(self.member)
+        starts, sizes = node.attributes["starts"], node.attributes["sizes"]
+        first = bisect_right(starts, start) - 1
+        names: list[str] = []
+        output = node.outputs[0]
+        flat = self._constant("gopt.shard.scalars.flat", np.array([-1], np.int64))
+        last = bisect_right(starts, stop - 1)
+        for place in range(first, last):
+            low, high = max(start - starts[place], 0), min(stop - starts[place], sizes[place])
+            name = output if last - first == 1 else f"{output}.{len(names)}"
+            cut = (low, high) != (0, sizes[place])
+            whole = f"{name}.whole" if cut else name
+            yield self._make(node, "Reshape", [node.inputs[place], flat], whole)
+            if cut:
+                bounds = [
+                    self._constant(f"{name}.{role}", np.array([at], np.int64))
+                    for role, at in (("start", low), ("stop", high))
+                ]
+                yield self._make(node, "Slice", [whole, *bounds], name)
+            names.append(name)
+        if len(names) > 1:
+            yield self._make(node, "Concat", names, output, axis=0)
+
+    def _segment(self, node: Node) -> Iterator[Node]:
+        span = node.place
+        assert isinstance(span, Span)
+        start, stop = span.part(self.member)
+        base, end = span.cuts[self.member], span.cuts[self.member + 1]
+        output = node.outputs[0]
+        if (start, stop) == (base, end):
+            self.alias[output] = node.inputs[0]
+            return
+        bounds = [
+            self._constant(f"{output}.{role}", np.array([at - base], np.int64))
+            for role, at in (("start", start), ("stop", stop))
+        ]
+        yield self._make(node, "Slice", [node.inputs[0], *bounds], output)
+
+    def _join(self, node: Node) -> Iterator[Node]:
+        here = [name for name in node.inputs if name in self.present]
+        output = node.outputs[0]
+        if not here:
+            dtype = self.step.graph.types[output].dtype
+            self.out.types[output] = TensorType(dtype, (0,))
+            self._constant(output, np.zeros(0, _numpy(dtype)))
+        elif len(here) == 1:
+            yield self._make(node, "Identity", here, output)
+        else:
+            yield self._make(node, "Concat", here, output, axis=0)
+
+    def _guard(self, node: Node) -> Iterator[Node]:
+        source, output = node.inputs[0], node.outputs[0]
+        if source in self.present:
+            yield self._make(node, "Identity", [source], output)
+        else:
+            dtype = self.step.graph.types[source].dtype
+            self._constant(output, np.array(node.attributes["fill"], _numpy(dtype)))
+
+
+def _numpy(dtype: str) -> np.dtype:
+    import onnx
+
+    from gopt.graph.types import dtype_code
+
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype_code(dtype)))

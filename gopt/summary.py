@@ -1,0 +1,245 @@
+"""The manifest and the report of a sharded step, as plain records (contract section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gopt.analysis.spmd import Step
+from gopt.analysis.training import Kind
+from gopt.check import Check
+from gopt.collectives.table import COLLECTIVES
+from gopt.graph.model import COMM, Node
+from gopt.graph.place import EVERYWHERE
+from gopt.graph.types import TensorType
+from gopt.pipeline import Ran
+from gopt.report import OpRecord, VarRecord, rank_ranges
+from gopt.specialise import RankGraph, RankState
+from gopt.write import SOURCE, rank_file
+
+MANIFEST = "gopt-manifest/1"
+REPORT = "gopt-report/1"
+
+
+def mesh_record(step: Step) -> dict[str, Any]:
+    return {"axes": [[name, size] for name, size in step.mesh.axes], "ranks": step.mesh.ranks}
+
+
+def manifest(step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> dict[str, Any]:
+    """All that a launcher needs."""
+    training = step.training
+    types = training.graph.types
+    inputs = [(name, "batch") for name in training.batch] + [(name, "hyper") for name in training.hyper]
+    return {
+        "format": MANIFEST,
+        "mesh": mesh_record(step),
+        "source": SOURCE,
+        "loss": training.loss,
+        "states": [
+            {"tensor": s.tensor, "updated": s.updated, "kind": s.kind.value, "of": s.of, **_typed(types[s.tensor])}
+            for s in training.states
+        ],
+        "common": {
+            "inputs": [{"name": name, **_typed(types[name]), "kind": kind} for name, kind in inputs],
+            "outputs": [{"name": name, **_typed(types[name])} for name in (training.loss, *training.metrics)],
+            "state": [state.to_json() for state in common],
+        },
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "role": "trainer",
+                "files": {"step": rank_file(rank.rank)},
+                "state": [state.to_json() for state in rank.states],
+            }
+            for rank in ranks
+        ],
+    }
+
+
+def _typed(type: TensorType) -> dict[str, Any]:
+    return {"dtype": type.dtype, "shape": list(type.shape) if type.shape is not None else None}
+
+
+def report(
+    step: Step,
+    source: Mapping[str, Any],
+    ran: Sequence[Ran],
+    checks: Sequence[Check],
+    common: Sequence[RankState],
+    ranks: Sequence[RankGraph],
+) -> dict[str, Any]:
+    """What was removed, added and moved; grows with the graph, not with graph times ranks."""
+    reasons = {key: (each.record.name, why) for each in ran for key, why in each.change.removed.items()}
+    removed_ops, removed_vars = _removed(step, reasons, ranks)
+    added_ops, added_vars = _added(step, common, ranks)
+    rows = [_rank_row(step, common, rank) for rank in ranks]
+    return {
+        "format": REPORT,
+        "source": dict(source),
+        "mesh": mesh_record(step),
+        "pipeline": [each.record.to_json() for each in ran],
+        "notes": list(step.training.notes) + _notes(step),
+        "removed_ops": [record.to_json() for record in removed_ops],
+        "removed_vars": [record.to_json() for record in removed_vars],
+        "added_ops": [record.to_json() for record in added_ops],
+        "added_vars": [record.to_json() for record in added_vars],
+        "ranks": rows,
+        "balance": {kind: _balance([row["bytes"][kind] for row in rows]) for kind in rows[0]["bytes"]} if rows else {},
+        "checks": [check.to_json() for check in checks],
+    }
+
+
+def _notes(step: Step) -> list[str]:
+    elements = sum(step.training.graph.types[s.tensor].elements for s in step.training.parameters)
+    notes = []
+    if step.mesh.ranks > elements:
+        notes.append(f"{step.mesh.ranks} ranks share {elements} elements: some own nothing")
+    reduced = {name for node in step.graph.nodes if node.domain == COMM for name in node.outputs}
+    behind = set(reduced)
+    for node in step.graph.nodes:
+        if any(name in behind for name in node.reads):
+            behind.update(node.outputs)
+    for name in step.training.metrics:
+        what = "follows the reduced gradients" if name in behind else "is the rank's own"
+        notes.append(f"metric {name} {what}")
+    return notes
+
+
+def _balance(values: Sequence[int]) -> float:
+    """max / mean over the ranks; 1 when nothing is held."""
+    total = sum(values)
+    return round(max(values) * len(values) / total, 6) if total else 1.0
+
+
+def _removed(
+    step: Step, reasons: Mapping[str, tuple[str, str]], ranks: Sequence[RankGraph]
+) -> tuple[list[OpRecord], list[VarRecord]]:
+    source = step.training.graph
+    every = [rank.rank for rank in ranks]
+    members = {rank.rank: step.mesh.index(step.group, rank.rank) if step.sharding else 0 for rank in ranks}
+    left = {id(node.proto): node for node in step.graph.nodes if node.proto is not None}
+    ops: list[OpRecord] = []
+    variables: list[VarRecord] = []
+    for node in source.nodes:
+        kept = left.get(id(node.proto))
+        if kept is not None and kept.place == EVERYWHERE:
+            continue
+        gone = every if kept is None else [rank for rank in every if not kept.place.covers(members[rank])]
+        if not gone:
+            continue
+        key = next(name for name in node.outputs if name)
+        owner, why = reasons.get(key, ("prune", "nothing reads it any more"))
+        where = rank_ranges(gone)
+        ops.append(OpRecord(node.label, node.op_type, owner, why, where))
+        for name in node.outputs:
+            if name and name not in source.outputs:
+                type = source.type_of(name)
+                variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, owner, why, where))
+    for holding in step.holdings:
+        if holding.sharded and holding.input not in source.types:
+            why = f"held as runs of {holding.input}"
+            for part in holding.parts:
+                type = source.types[part.tensor]
+                variables.append(
+                    VarRecord(part.tensor, type.dtype, type.shape, type.nbytes, "shard", why, rank_ranges(every))
+                )
+        elif holding.sharded:
+            type = source.types[holding.input]
+            gone = [rank for rank in every if not holding.place.covers(members[rank])]
+            if gone:
+                variables.append(
+                    VarRecord(
+                        holding.input, type.dtype, type.shape, type.nbytes, "shard", "held by its owner",
+                        rank_ranges(gone),
+                    )
+                )  # fmt: skip
+    return ops, variables
+
+
+def _added(
+    step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]
+) -> tuple[list[OpRecord], list[VarRecord]]:
+    where: dict[tuple[str, str], list[int]] = {}
+    nodes: dict[tuple[str, str], Node] = {}
+    shared = [node for node in step.graph.nodes if node.place == EVERYWHERE and node.made_by and _real(node)]
+    every = [rank.rank for rank in ranks]
+    known = set(map(id, shared))
+    for node in shared:
+        key = (node.label, node.op_type)
+        where[key], nodes[key] = every, node
+    states: dict[str, list[int]] = {}
+    for rank in ranks:
+        for node in rank.nodes:
+            if node.made_by and id(node) not in known:
+                key = (node.label, node.op_type)
+                where.setdefault(key, []).append(rank.rank)
+                nodes.setdefault(key, node)
+        for state in rank.states:
+            if state.input not in step.training.graph.types:
+                states.setdefault(state.input, []).append(rank.rank)
+    ops, variables = [], []
+    for key, held in where.items():
+        node, places = nodes[key], rank_ranges(held)
+        ops.append(OpRecord(key[0], _full_name(node), node.made_by, _purpose(node), places))
+        for name in node.outputs:
+            if name not in step.training.graph.types:
+                type = step.graph.type_of(name)
+                variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, node.made_by, _purpose(node), places))
+    for name, held in states.items():
+        type = step.graph.types[name]
+        variables.append(
+            VarRecord(name, type.dtype, type.shape, 0, "shard", "the rank's run of a bucket's states", rank_ranges(held))
+        )
+    return ops, variables
+
+
+def _real(node: Node) -> bool:
+    return node.domain != "gopt.spmd"
+
+
+def _full_name(node: Node) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def _purpose(node: Node) -> str:
+    if node.domain == COMM:
+        return f"communication over {node.attributes['group']}"
+    return "update on the rank's shard, or its layout"
+
+
+def _rank_row(step: Step, common: Sequence[RankState], rank: RankGraph) -> dict[str, Any]:
+    kinds = {state.tensor: state.kind for state in step.training.states}
+    held = {"parameters": 0, "optimizer_states": 0, "gradients": 0}
+    for state in (*common, *rank.states):
+        kind = kinds[state.pieces[0].tensor] if state.pieces else None
+        if kind is Kind.PARAMETER:
+            held["parameters"] += state.type.nbytes
+        elif kind in (Kind.OPTIMIZER_STATE, Kind.ACCUMULATOR):
+            held["optimizer_states"] += state.type.nbytes
+    calls: dict[tuple[str, str], dict[str, Any]] = {}
+    local = set(step.training.gradients.values())
+    for node in rank.nodes:
+        if node.domain != COMM:
+            continue
+        group = str(node.attributes["group"])
+        sent = call_bytes(step, rank, node)
+        row = calls.setdefault(
+            (node.op_type, group), {"op": node.op_type, "group": group, "calls": 0, "bytes_sent": 0}
+        )
+        row["calls"] += 1
+        row["bytes_sent"] += sent
+        if any(name in local for name in node.inputs):
+            held["gradients"] += sum(rank.types.get(name, step.graph.type_of(name)).nbytes for name in node.outputs)
+    return {"rank": rank.rank, "bytes": held, "communication": list(calls.values())}
+
+
+def call_bytes(step: Step, rank: RankGraph, node: Node) -> int:
+    """Bytes the rank sends in one call, by the call's own record."""
+    group = str(node.attributes["group"])
+    size, index = step.mesh.size(group), step.mesh.index(group, rank.rank)
+    if node.op_type == "AllGather":
+        dtype, cuts = step.graph.types[node.outputs[0]].dtype, node.attributes["cuts"]
+        types = [(dtype, (cuts[index + 1] - cuts[index],))]
+    else:
+        types = [(step.graph.types[name].dtype, step.graph.types[name].dims) for name in node.inputs]
+    return COLLECTIVES[node.op_type].bytes_sent(node.attributes, types, size, index)

@@ -1,0 +1,298 @@
+"""Write the output folder: rank graphs, values once, manifest and report; whole or not at all (contract section 4)."""
+
+from __future__ import annotations
+
+import errno
+import json
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, ValueInfoProto
+
+from gopt.analysis.spmd import Step
+from gopt.errors import OptionError, RunError
+from gopt.graph.model import COMM, Graph, Node, Tensor, value_info
+from gopt.graph.types import TensorType, dtype_code, nbytes
+from gopt.specialise import RankGraph, RankState
+
+VALUES = "states.bin"
+SOURCE = "source.onnx"
+INLINE = 1024
+"""Constants of at most so many bytes stay inside the graphs."""
+ALIGN = 64
+CHUNK = 1 << 24
+
+
+@contextmanager
+def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
+    """A temporary sibling of ``target`` that takes its place when the block ends well, and vanishes otherwise.
+
+    Raises OptionError when the target exists and ``force`` is not given, RunError when it cannot be written.
+    """
+    if target.exists() and not force:
+        raise OptionError(f"{target} exists already", "choose another folder with -o, or replace it with --force")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise RunError(f"cannot write beside {target}: {error.strerror}", "choose another folder with -o") from error
+    try:
+        yield draft
+        draft.chmod(0o755)
+        _replace(draft, target)
+    except OSError as error:
+        what = "the target is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
+        raise RunError(f"cannot write {target}: {what}", "nothing was left behind") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _replace(draft: Path, target: Path) -> None:
+    if not target.exists():
+        draft.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+    target.rename(old / "old")
+    try:
+        draft.rename(target)
+    except OSError:
+        (old / "old").rename(target)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+class Values:
+    """``states.bin``: every value once, in the order ranks read them; knows where each tensor starts."""
+
+    def __init__(self) -> None:
+        self.offset: dict[str, int] = {}
+        self._order: list[tuple[str, Tensor, int]] = []
+        self.size = 0
+
+    def add(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Put tensors one after the other, without a gap, on an aligned start."""
+        self.size += -self.size % ALIGN
+        for name, tensor in tensors:
+            self._order.append((name, tensor, self.size))
+            self.offset[name] = self.size
+            self.size += tensor.nbytes
+
+    def write(self, path: Path) -> None:
+        if not self._order:
+            return
+        with path.open("wb") as file:
+            for _, tensor, offset in self._order:
+                file.write(b"\0" * (offset - file.tell()))
+                for chunk in _chunks(tensor):
+                    file.write(chunk)
+
+
+def _chunks(tensor: Tensor) -> Iterator[bytes | memoryview]:
+    if tensor.path and tensor.nbytes:
+        with open(tensor.path, "rb") as file:
+            file.seek(tensor.offset)
+            left = tensor.nbytes
+            while left:
+                chunk = file.read(min(left, CHUNK))
+                if not chunk:
+                    raise RunError(f"{tensor.path} ended while it was read")
+                left -= len(chunk)
+                yield chunk
+    elif tensor.proto is not None and tensor.proto.HasField("raw_data"):
+        yield tensor.proto.raw_data
+    else:
+        yield np.ascontiguousarray(tensor.numpy()).tobytes()
+
+
+def plan_values(step: Step) -> Values:
+    """Where every stored value goes: the buckets' states in bucket order, then the others whole."""
+    source = step.training.graph
+    values = Values()
+    placed: set[str] = set()
+    for names in step.layout:
+        held = [(name, source.initializers[name]) for name in names if name in source.initializers]
+        if len(held) == len(names):
+            values.add(held)
+            placed.update(names)
+    states = {state.tensor for state in step.training.states}
+    for name, tensor in source.initializers.items():
+        if name not in placed and (name in states or tensor.nbytes > INLINE):
+            values.add([(name, tensor)])
+    return values
+
+
+def write_ranks(
+    folder: Path, step: Step, values: Values, common: Sequence[RankState], ranks: Iterable[RankGraph]
+) -> dict[int, int]:
+    """Write one file per rank; returns bytes by rank. What all ranks share is turned into bytes once."""
+    writer = _RankWriter(step, values, common)
+    sizes = {}
+    for rank in ranks:
+        data = writer.model(rank)
+        (folder / rank_file(rank.rank)).write_bytes(data)
+        sizes[rank.rank] = len(data)
+    return sizes
+
+
+def rank_file(rank: int) -> str:
+    return f"rank_{rank:04d}.onnx"
+
+
+class _RankWriter:
+    """Builds rank files from parts that are serialised once: a protobuf message is the sum of its fields."""
+
+    def __init__(self, step: Step, values: Values, common: Sequence[RankState]) -> None:
+        self.step, self.values = step, values
+        self._nodes: dict[int, bytes] = {}
+        self._spmd = {id(node) for node in step.graph.nodes}
+        header = onnx.ModelProto()
+        header.CopyFrom(step.graph.header)
+        header.ClearField("graph")
+        if not any(opset.domain == COMM for opset in header.opset_import):
+            header.opset_import.append(onnx.helper.make_opsetid(COMM, 1))
+        self._header = header
+        graph, types = step.graph, step.training.graph.types
+        body = onnx.GraphProto(name=graph.name)
+        given = [*step.training.batch, *step.training.hyper]
+        frozen = [name for name in step.training.graph.inputs if name in graph.initializers]
+        for name in (*given, *frozen):
+            body.input.append(value_info(name, types[name]))
+        body.input.extend(value_info(state.input, state.type) for state in common)
+        for name in (step.training.loss, *step.training.metrics):
+            body.output.append(value_info(name, types[name]))
+        body.output.extend(value_info(state.output, state.type) for state in common)
+        used = {name for node in graph.nodes for name in node.reads} | set(given) | set(frozen)
+        used.update(graph.outputs)
+        for name, tensor in graph.initializers.items():
+            if name in used:
+                body.initializer.append(self._constant(name, tensor))
+        for state in common:
+            if state.pieces[0].tensor in values.offset:
+                body.initializer.append(self._initial(state))
+        body.value_info.extend(self._opaque())
+        self._body = body.SerializeToString(deterministic=True)
+
+    def _opaque(self) -> Iterator[ValueInfoProto]:
+        """Types that no standard rule can infer: what calls and unknown operators make."""
+        types = self.step.graph.types
+        for node in self.step.graph.nodes:
+            if node.domain not in ("", "ai.onnx"):
+                for name in node.outputs:
+                    if name in types and types[name].static and name not in self.step.graph.outputs:
+                        yield value_info(name, types[name])
+
+    def _constant(self, name: str, tensor: Tensor) -> TensorProto:
+        if name in self.values.offset:
+            return external(name, tensor.type, self.values.offset[name])
+        return named_tensor(name, tensor)
+
+    def _initial(self, state: RankState) -> TensorProto:
+        piece = state.pieces[0]
+        start = self.values.offset[piece.tensor] + nbytes(state.type.dtype, piece.start)
+        return external(state.input, state.type, start)
+
+    def _node(self, node: Node) -> bytes:
+        data = self._nodes.get(id(node))
+        if data is None:
+            data = _field(1, node.to_proto().SerializeToString(deterministic=True))
+            if id(node) in self._spmd:
+                self._nodes[id(node)] = data
+        return data
+
+    def model(self, rank: RankGraph) -> bytes:
+        own = onnx.GraphProto()
+        for state in rank.states:
+            own.input.append(value_info(state.input, state.type))
+            own.output.append(value_info(state.output, state.type))
+            if state.pieces[0].tensor in self.values.offset:
+                own.initializer.append(self._initial(state))
+        for name in sorted(rank.constants):
+            own.initializer.append(onnx.numpy_helper.from_array(rank.constants[name], name))
+        for name in sorted(rank.types):
+            if name not in rank.constants:
+                own.value_info.append(value_info(name, rank.types[name]))
+        nodes = b"".join(map(self._node, rank.nodes))
+        graph = nodes + self._body + own.SerializeToString(deterministic=True)
+        header = onnx.ModelProto()
+        header.CopyFrom(self._header)
+        entries = {"gopt.format": "gopt-rank/1", "gopt.mesh": str(self.step.mesh), "gopt.rank": str(rank.rank)}
+        for key, value in entries.items():
+            entry = header.metadata_props.add()
+            entry.key, entry.value = key, value
+        return header.SerializeToString(deterministic=True) + _field(7, graph)
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    """A length-delimited protobuf field."""
+    return bytes([number << 3 | 2]) + _varint(len(payload)) + payload
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def external(name: str, type: TensorType, offset: int) -> TensorProto:
+    """A tensor whose bytes lie in ``states.bin``."""
+    tensor = TensorProto(name=name, data_type=dtype_code(type.dtype), dims=type.dims)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", VALUES), ("offset", str(offset)), ("length", str(type.nbytes))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+    return tensor
+
+
+def named_tensor(name: str, tensor: Tensor) -> TensorProto:
+    """A constant inside the graph, under its name."""
+    if tensor.proto is not None and not tensor.external:
+        proto = TensorProto()
+        proto.CopyFrom(tensor.proto)
+    else:
+        proto = onnx.numpy_helper.from_array(np.ascontiguousarray(tensor.numpy()))
+    proto.name = name
+    return proto
+
+
+def source_model(step: Step, values: Values, roles: str) -> bytes:
+    """The source graph without state values: what merge, reshard and verify start from. Roles travel as metadata."""
+    source: Graph = step.training.graph
+    states = {state.tensor for state in step.training.states}
+    body = onnx.GraphProto(name=source.name)
+    body.input.extend(value_info(name, type) for name, type in source.inputs.items())
+    body.input.extend(value_info(n, source.types[n]) for n in sorted(states) if n not in source.inputs)
+    body.output.extend(value_info(name, type) for name, type in source.outputs.items())
+    for name, tensor in source.initializers.items():
+        if name not in states:
+            at = values.offset.get(name)
+            body.initializer.append(named_tensor(name, tensor) if at is None else external(name, tensor.type, at))
+    body.node.extend(node.to_proto() for node in source.nodes)
+    for node in source.nodes:
+        if node.domain not in ("", "ai.onnx"):
+            known = [name for name in node.outputs if source.type_of(name).static]
+            body.value_info.extend(value_info(name, source.types[name]) for name in known)
+    model = onnx.ModelProto()
+    model.CopyFrom(source.header)
+    model.graph.CopyFrom(body)
+    for key, value in (("gopt.format", "gopt-source/1"), ("gopt.roles", roles)):
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+    return model.SerializeToString(deterministic=True)
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Stable JSON: sorted by construction, one trailing newline."""
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
