@@ -1,0 +1,98 @@
+"""The reference that verify compares with: the source cut at its gradients, independent of every rewrite.
+
+``local`` computes loss, gradients and statistics of one batch; ``update`` turns averaged gradients into new states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+
+from gopt.analysis.training import Kind, Phase, Training
+from gopt.graph.model import Graph, Node, Tensor, clone, make_attribute
+from gopt.graph.types import HALVES, TensorType, dtype_code
+
+
+def local_graph(training: Training) -> Graph:
+    """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch."""
+    statistics = [state.updated for state in training.states if state.kind is Kind.STATISTIC]
+    wanted = [training.loss, *dict.fromkeys(training.gradients.values()), *statistics]
+    return _cut(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
+
+
+def update_graph(training: Training) -> Graph:
+    """The source's own update: inputs are gradients, states and hyper-parameters; outputs all other new states."""
+    wanted = [state.updated for state in training.states if state.kind is not Kind.STATISTIC]
+    stops = set(training.gradients.values())
+    nodes = [
+        node for node, phase in zip(training.graph.nodes, training.phases)
+        if phase is Phase.UPDATE or not stops.intersection(node.outputs)
+    ]  # fmt: skip
+    return _cut(training.graph, nodes, dict.fromkeys(wanted), stops)
+
+
+def _cut(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iterable[str]) -> Graph:
+    """The part of a graph that computes ``wanted``, with ``stops`` turned into inputs."""
+    stops = set(stops)
+    wanted = list(wanted)
+    needed = set(wanted)
+    kept: list[Node] = []
+    for node in reversed(list(nodes)):
+        if any(name in needed and name not in stops for name in node.outputs):
+            kept.append(clone(node))
+            needed.update(node.reads)
+    kept.reverse()
+    inputs = {name: type for name, type in graph.inputs.items() if name in needed}
+    inputs |= {name: graph.types[name] for name in sorted(stops) if name in needed}
+    return Graph(
+        graph.name, kept, inputs, {name: graph.types[name] for name in wanted},
+        {name: tensor for name, tensor in graph.initializers.items() if name in needed},
+        dict(graph.types), graph.header, {},
+    )  # fmt: skip
+
+
+def to_float64(graph: Graph) -> Graph:
+    """The same graph with every floating type widened to float64: for finite differences."""
+    wide = graph.copy()
+    for table in (wide.inputs, wide.outputs, wide.types):
+        for name, type in table.items():
+            if type.dtype in ("float32", *HALVES):
+                table[name] = TensorType("float64", type.shape)
+    for name, tensor in graph.initializers.items():
+        if tensor.type.dtype in ("float32", *HALVES):
+            value = np.asarray(tensor.numpy()).astype(np.float64)
+            wide.initializers[name] = Tensor(TensorType("float64", tensor.type.shape), array=value)
+    wide.nodes = [_widened(node) for node in wide.nodes]
+    return wide
+
+
+_FLOAT_CODES = {dtype_code(name) for name in ("float32", "float16", "bfloat16")}
+_DOUBLE = dtype_code("float64")
+
+
+def _widened(node: Node) -> Node:
+    if node.proto is None or not node.proto.attribute:
+        return node
+    proto = onnx.NodeProto()
+    proto.CopyFrom(node.proto)
+    changed = False
+    for attribute in proto.attribute:
+        if attribute.name in ("to", "dtype") and attribute.i in _FLOAT_CODES:
+            attribute.i = _DOUBLE
+            changed = True
+        elif attribute.HasField("t") and attribute.t.data_type in _FLOAT_CODES:
+            value = np.asarray(onnx.numpy_helper.to_array(attribute.t)).astype(np.float64)
+            attribute.t.CopyFrom(onnx.numpy_helper.from_array(value))
+            changed = True
+        elif node.is_a("Constant") and attribute.name in ("value_float", "value_floats"):
+            value = np.array(attribute.f if attribute.name == "value_float" else list(attribute.floats), np.float64)
+            attribute.CopyFrom(make_attribute("value", onnx.numpy_helper.from_array(value)))
+            changed = True
+    if not changed:
+        return node
+    copy = clone(node)
+    copy.proto = proto
+    copy._attributes = None
+    return copy

@@ -1,0 +1,412 @@
+"""Prove the ranks equal to their source: run both, on a different batch per rank, and compare every state and loss.
+
+The reference is the source cut at its gradients: each rank's batch gives local gradients, their mean goes through the
+source's own update. The cut itself is confirmed by value: a gradient must be proportional to a finite difference of
+the loss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gopt.analysis.roles import recover
+from gopt.analysis.training import Kind, Training
+from gopt.errors import InputError, UnsupportedError
+from gopt.graph.load import load
+from gopt.graph.model import Graph, Node
+from gopt.graph.types import FLOATS
+from gopt.mesh import DATA_AXES, Mesh
+from gopt.runtime import draws
+from gopt.runtime.confirm import Confirmation, confirm_gradients
+from gopt.runtime.lower import lower_halves
+from gopt.runtime.reference import local_graph, update_graph
+from gopt.runtime.session import Program, SessionCache
+from gopt.runtime.threads import run_ranks
+
+Values = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One repetition: local gradients are multiplied by ``scale``; ``infinite`` puts one infinity on the last rank."""
+
+    name: str
+    scale: float = 1.0
+    infinite: bool = False
+
+
+PLAIN = Variant("gradients as they are")
+ASLEEP = Variant("gradients × 1/64", scale=1 / 64)
+AWAKE = Variant("gradients × 64", scale=64.0)
+INFINITE = Variant("one infinite gradient", infinite=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far a value is off: ``error`` over its tolerance; above 1 is a failure."""
+
+    variant: str
+    step: int
+    rank: int
+    name: str
+    kind: str
+    error: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "variant": self.variant, "step": self.step, "rank": self.rank, "name": self.name, "kind": self.kind,
+            "error_over_tolerance": self.error,
+        }  # fmt: skip
+
+
+@dataclass(slots=True)
+class Verification:
+    """What a verification found. ``worst`` is the largest error seen in each variant."""
+
+    tolerance: float
+    steps: int
+    ranks: int
+    compared: int = 0
+    worst: dict[str, Difference] = field(default_factory=dict)
+    gradients: list[Confirmation] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        """Whether everything is within tolerance and every gradient was confirmed."""
+        return all(each.error <= 1 for each in self.worst.values()) and all(each.holds for each in self.gradients)
+
+    def note(self, difference: Difference) -> None:
+        self.compared += 1
+        held = self.worst.get(difference.variant)
+        if held is None or not difference.error <= held.error:
+            self.worst[difference.variant] = difference
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "equal": self.equal, "tolerance": self.tolerance, "steps": self.steps, "ranks": self.ranks,
+            "compared": self.compared, "worst": {name: each.to_json() for name, each in self.worst.items()},
+            "gradients": [each.to_json() for each in self.gradients], "notes": self.notes,
+        }  # fmt: skip
+
+
+def tolerance_of(graph: Graph) -> float:
+    """Contract section 7: by the narrowest floating type that takes part."""
+    dtypes = {type.dtype for type in graph.types.values()}
+    return 5e-2 if "bfloat16" in dtypes else 2e-2 if "float16" in dtypes else 1e-4
+
+
+def off(value: np.ndarray, wanted: np.ndarray, start: np.ndarray, tolerance: float) -> float:
+    """‖Δ − Δref‖ over tol·‖Δref‖ + tol·1e-3·‖value‖ (contract section 7); integers must be equal.
+
+    All arrays have the same shape; ``start`` is the value before the first step.
+    """
+    if value.shape != wanted.shape:
+        return float("inf")
+    if not np.issubdtype(wanted.dtype, np.inexact) and wanted.dtype.kind != "V" and wanted.dtype.name != "bfloat16":
+        return 0.0 if np.array_equal(value, wanted) else float("inf")
+    mine, theirs, base = (np.asarray(each, np.float64) for each in (value, wanted, start))
+    finite = np.isfinite(theirs)
+    if not np.array_equal(np.isfinite(mine), finite):
+        return float("inf")
+    mine, theirs, base = mine[finite], theirs[finite], np.where(np.isfinite(base), base, 0)[finite]
+    error = float(np.linalg.norm(mine - theirs))
+    allowed = tolerance * float(np.linalg.norm(theirs - base)) + tolerance * 1e-3 * float(np.linalg.norm(theirs))
+    return 0.0 if error == 0 else error / allowed if allowed else float("inf")
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank's program, and which of its inputs hold which pieces."""
+
+    program: Program
+    states: list[dict[str, Any]]
+
+
+class Verifier:
+    """The source and the ranks of one output folder, ready to run."""
+
+    def __init__(self, folder: str | os.PathLike[str], model: str | os.PathLike[str] | None = None) -> None:
+        self.folder = Path(folder)
+        self.manifest = _read_manifest(self.folder)
+        self.mesh = Mesh(tuple((name, size) for name, size in self.manifest["mesh"]["axes"]))
+        self.training = _training(self.folder, model)
+        if self.training.random:
+            names = ", ".join(node.label for node in self.training.random)
+            raise UnsupportedError(f"random nodes without a fixed seed cannot be compared: {names}")
+        if len(self.manifest["ranks"]) != self.mesh.ranks:
+            raise InputError(f"{self.folder} holds {len(self.manifest['ranks'])} of {self.mesh.ranks} ranks")
+        cache = SessionCache()
+        self.local = Program(lower_halves(local_graph(self.training)), cache)
+        self.update = Program(lower_halves(update_graph(self.training)), cache)
+        self.ranks = [self._rank(record, cache) for record in self.manifest["ranks"]]
+        self.stored = self._stored()
+        self.local_names = set(self.training.gradients.values())
+
+    def _rank(self, record: Mapping[str, Any], cache: SessionCache) -> Rank:
+        path = self.folder / record["files"]["step"]
+        if not path.is_file():
+            raise InputError(f"rank {record['rank']} has no file {path}")
+        graph = load(path, own=True)
+        states = [*self.manifest["common"]["state"], *record["state"]]
+        return Rank(Program(lower_halves(graph), cache), states)
+
+    def _stored(self) -> Values:
+        """State values as the rank files hold them, put back together."""
+        types = self.training.graph.types
+        parts: dict[str, Values] = {}
+        whole: Values = {}
+        for record in self.manifest["ranks"]:
+            graph = load(self.folder / record["files"]["step"], own=True)
+            for state in (*self.manifest["common"]["state"], *record["state"]):
+                tensor = graph.initializers.get(state["input"])
+                if tensor is None:
+                    continue
+                value, place = np.asarray(tensor.numpy()).reshape(-1), 0
+                for piece in state["pieces"]:
+                    length = piece["stop"] - piece["start"]
+                    held = parts.setdefault(piece["tensor"], {})
+                    held[str(piece["start"])] = value[place : place + length]
+                    place += length
+        for name, held in parts.items():
+            flat = np.concatenate([held[key] for key in sorted(held, key=int)]) if held else np.zeros(0)
+            if flat.size == types[name].elements:
+                whole[name] = flat.reshape(types[name].dims)
+        return whole
+
+    def run(
+        self,
+        *,
+        steps: int = 3,
+        seed: int = 0,
+        hyper: Mapping[str, float] | None = None,
+        variants: Sequence[Variant] | None = None,
+        tamper: Callable[[int, Values], None] | None = None,
+        confirm: bool = True,
+        advance: Callable[[str], None] = lambda _: None,
+    ) -> Verification:
+        """Run ``steps`` steps of every variant and compare. ``tamper`` may change a rank's feeds: for tests."""
+        result = Verification(tolerance_of(self.training.graph), steps, self.mesh.ranks)
+        result.notes.append("states with no stored value were drawn from the seed") if self._drawn() else None
+        start = self._start(seed)
+        settings = self._hyper(hyper or {})
+        for variant in self._variants() if variants is None else variants:
+            advance(variant.name)
+            self._compare(result, variant, steps, seed, start, settings, tamper)
+        if confirm:
+            advance("confirming gradients by finite differences")
+            batch = draws.draw_batch(self.training, np.random.default_rng(seed), draws.index_bounds(self.training))
+            result.gradients = confirm_gradients(self.training, {**start, **settings, **batch}, seed)
+        return result
+
+    def _drawn(self) -> bool:
+        return any(state.tensor not in self.stored for state in self.training.states)
+
+    def _variants(self) -> Iterable[Variant]:
+        yield PLAIN
+        if self.mesh.ranks > 1:
+            yield ASLEEP
+            yield AWAKE
+            if has_finite_check(self.training):
+                yield INFINITE
+
+    def _start(self, seed: int) -> Values:
+        generator = np.random.default_rng(seed + 1)
+        values = {}
+        for state in self.training.states:
+            drawn = draws.initial_state(self.training, state, generator)
+            values[state.tensor] = np.array(self.stored.get(state.tensor, drawn))
+        return values
+
+    def _hyper(self, given: Mapping[str, float]) -> Values:
+        types = self.training.graph.types
+        unknown = set(given) - set(self.training.hyper)
+        if unknown:
+            raise InputError(f"{sorted(unknown)[0]!r} is no hyper-parameter of the model")
+        return {
+            name: np.full(types[name].dims, given[name], draws.numpy_dtype(types[name].dtype))
+            if name in given
+            else draws.hyper(types[name])
+            for name in self.training.hyper
+        }
+
+    def _data_ranks(self) -> list[int]:
+        """For every rank, which batch it sees: ranks that differ along data axes alone see different ones."""
+        seen: dict[tuple[int, ...], int] = {}
+        return [
+            seen.setdefault(tuple(v for k, v in self.mesh.coordinates(rank).items() if k in DATA_AXES), len(seen))
+            for rank in range(self.mesh.ranks)
+        ]
+
+    def _compare(
+        self, result: Verification, variant: Variant, steps: int, seed: int, start: Values, settings: Values,
+        tamper: Callable[[int, Values], None] | None,
+    ) -> None:  # fmt: skip
+        training = self.training
+        kinds = {state.tensor: state.kind for state in training.states}
+        bounds = draws.index_bounds(training)
+        generator = np.random.default_rng(seed + 2)
+        which = self._data_ranks()
+        wanted = dict(start)
+        held = [self._feeds(rank, start) for rank in self.ranks]
+        local_statistics = {p["tensor"] for s in self.manifest["common"]["state"] if s.get("local") for p in s["pieces"]}
+        for step in range(1, steps + 1):
+            batches = [draws.draw_batch(training, generator, bounds) for _ in range(max(which) + 1)]
+            wanted, losses = self._reference(variant, wanted, settings, batches)
+            feeds = [{**held[r], **settings, **batches[which[r]]} for r in range(len(self.ranks))]
+            if tamper is not None:
+                for rank, feed in enumerate(feeds):
+                    tamper(rank, feed)
+            outputs = run_ranks([rank.program for rank in self.ranks], feeds, self.mesh, change=self._changer(variant))
+            for r, (rank, output) in enumerate(zip(self.ranks, outputs)):
+                loss = np.asarray(output[training.loss], np.float64)
+                error = off(loss, losses[which[r]], np.zeros_like(loss), result.tolerance)
+                result.note(Difference(variant.name, step, r, training.loss, "loss", error))
+                for state in rank.states:
+                    value = np.asarray(output[state["output"]])
+                    held[r][state["input"]] = value
+                    if state["pieces"] and state["pieces"][0]["tensor"] in local_statistics:
+                        continue
+                    self._compare_pieces(result, variant, step, r, value.reshape(-1), state, wanted, start, kinds)
+
+    def _compare_pieces(
+        self, result: Verification, variant: Variant, step: int, rank: int, flat: np.ndarray,
+        state: Mapping[str, Any], wanted: Values, start: Values, kinds: Mapping[str, Kind],
+    ) -> None:  # fmt: skip
+        place = 0
+        for piece in state["pieces"]:
+            name, low, high = piece["tensor"], piece["start"], piece["stop"]
+            value = flat[place : place + high - low]
+            place += high - low
+            # The allowance is the whole tensor's, in proportion to the piece: a small piece is not judged harsher.
+            reference, base = wanted[name].reshape(-1)[low:high], start[name].reshape(-1)[low:high]
+            error = off(value, reference, base, result.tolerance)
+            result.note(Difference(variant.name, step, rank, name, kinds[name].value, error))
+        if place != flat.size:
+            result.note(Difference(variant.name, step, rank, state["input"], "size", float("inf")))
+
+    def _feeds(self, rank: Rank, start: Values) -> Values:
+        feeds = {}
+        for state in rank.states:
+            parts = [start[p["tensor"]].reshape(-1)[p["start"] : p["stop"]] for p in state["pieces"]]
+            value = np.concatenate(parts) if len(parts) != 1 else parts[0].copy()
+            whole = self.training.graph.types[state["pieces"][0]["tensor"]] if len(parts) == 1 else None
+            same = whole is not None and state["input"] == state["pieces"][0]["tensor"]
+            feeds[state["input"]] = value.reshape(whole.dims) if same and whole is not None else value
+        return feeds
+
+    def _reference(
+        self, variant: Variant, states: Values, settings: Values, batches: Sequence[Values]
+    ) -> tuple[Values, list[np.ndarray]]:
+        """One step of the source on the mean gradient of all batches."""
+        training = self.training
+        outputs = [self.local.run({**states, **settings, **batch}, _no_call) for batch in batches]
+        means: Values = {}
+        for name in dict.fromkeys(training.gradients.values()):
+            local = [self._vary(variant, name, np.asarray(out[name]), r == len(batches) - 1) for r, out in enumerate(outputs)]
+            dtype = local[0].dtype
+            with np.errstate(all="ignore"):
+                means[name] = (sum(each.astype(np.float64) for each in local) / len(local)).astype(dtype)
+        updated = self.update.run({**states, **settings, **means}, _no_call)
+        new = {}
+        for state in training.states:
+            if state.kind is Kind.STATISTIC:
+                values = [np.asarray(out[state.updated]) for out in outputs]
+                new[state.tensor] = (sum(v.astype(np.float64) for v in values) / len(values)).astype(values[0].dtype)
+            else:
+                new[state.tensor] = np.asarray(updated[state.updated])
+        return new, [np.asarray(out[training.loss], np.float64) for out in outputs]
+
+    def _vary(self, variant: Variant, name: str, value: np.ndarray, last: bool) -> np.ndarray:
+        """A local gradient as the variant wants it."""
+        with np.errstate(over="ignore"):
+            varied = (value.astype(np.float32) * variant.scale).astype(value.dtype) if variant.scale != 1 else value
+        if variant.infinite and last and name == next(iter(self.training.gradients.values())):
+            varied = varied.copy()
+            varied.reshape(-1)[0] = np.inf
+        return varied
+
+    def _changer(self, variant: Variant) -> Callable[[int, Node, list[np.ndarray]], list[np.ndarray]] | None:
+        """Applies the variant to local gradients on their way into a call of a rank."""
+        if variant.scale == 1 and not variant.infinite:
+            return None
+        last = len(self.ranks) - 1
+
+        def change(rank: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
+            return [
+                self._vary(variant, name, value, rank == last) if name in self.local_names else value
+                for name, value in zip(node.inputs, inputs)
+            ]
+
+        return change
+
+
+def _no_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    raise UnsupportedError(f"the source holds the collective {node.op_type}: it is sharded already")
+
+
+def has_finite_check(training: Training) -> bool:
+    """Whether an update looks for infinities: a test on gradients whose result gates a state."""
+    from gopt.analysis.training import Phase
+
+    tests = {"IsInf", "IsNaN"}
+    gradient_values = set(training.gradients.values())
+    behind = set(gradient_values)
+    found = False
+    for node, phase in zip(training.graph.nodes, training.phases):
+        if phase is not Phase.UPDATE or not any(name in behind for name in node.reads):
+            continue
+        behind.update(node.outputs)
+        infinite = any(_is_infinity(training.graph, name) for name in node.inputs)
+        found = found or node.op_type in tests or (node.is_a("Equal", "Less", "Greater", "LessOrEqual") and infinite)
+    return found
+
+
+def _is_infinity(graph: Graph, name: str) -> bool:
+    tensor = graph.initializers.get(name)
+    if tensor is None or tensor.type.dtype not in FLOATS or tensor.type.elements != 1:
+        return False
+    return bool(np.isinf(np.asarray(tensor.numpy(), np.float64)).all())
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    if not path.is_file():
+        raise InputError(f"{folder} is no output folder of gopt: it has no manifest.json", "make one with gopt shard")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+    if not isinstance(record, dict) or record.get("format") != "gopt-manifest/1":
+        raise InputError(f"{path} is no manifest of this version")
+    return record
+
+
+def _training(folder: Path, model: str | os.PathLike[str] | None) -> Training:
+    """The source with the roles that were settled when it was sharded."""
+    from gopt.api import roles_from
+
+    kept = load(folder / "source.onnx", own=True)
+    roles = roles_from(kept.metadata["gopt.roles"])
+    return recover(kept if model is None else load(model), roles)
+
+
+def verify(
+    folder: str | os.PathLike[str], model: str | os.PathLike[str] | None = None, *, steps: int = 3, seed: int = 0
+) -> Verification:
+    """Compare the ranks in ``folder`` with their source over ``steps`` steps; ``model`` replaces the kept source.
+
+    Raises InputError for a folder that is incomplete, UnsupportedError for a source with random nodes, RunError when
+    a rank fails.
+    """
+    return Verifier(folder, model).run(steps=steps, seed=seed)
+
+
+
