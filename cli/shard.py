@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-
 from gopt.cli.options import build_mesh, parse_ranks, read_config, role_map, role_options
+
 from gopt.errors import OptionError
 
 

@@ -28,6 +28,7 @@ def command(
       gopt verify step.onnx step.ranks --steps 5
     """
     from gopt.cli.render import progress, render_verification
+
     from gopt.errors import OptionError
 
     if len(paths) > 2:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -190,9 +190,9 @@ class _Finder:
         for node in self.nodes:
             if any(self._owned(name) for name in node.reads):
                 continue
-            of = {behind[name] for name in node.reads if name in behind}
-            if of:
-                only = next(iter(of)) if len(of) == 1 else ""
+            sources = {behind[name] for name in node.reads if name in behind}
+            if sources:
+                only = next(iter(sources)) if len(sources) == 1 else ""
                 behind.update(dict.fromkeys(node.outputs, only))
                 scalars.append(node)
         member = {id(node): of for of, cone in self.cones.items() for node in cone.nodes}

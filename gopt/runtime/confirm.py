@@ -1,24 +1,40 @@
 """Confirm gradients by value: each must be proportional to the change of the loss along random directions.
 
 For a parameter p with the value g that is called its gradient and a random direction d,
-⟨g, d⟩ = c · (L(p + εd) − L(p − εd)) / 2ε with one constant c (a loss scale) for every d. All in float64.
+⟨g, d⟩ = c · (L(p + εd) − L(p − εd)) / 2ε with one constant c (a loss scale) for every d. In float64 where onnxruntime has
+the kernels, else in float32 with a longer step and a wider allowance.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gopt.analysis.training import Training
+from gopt.errors import UnsupportedError
+from gopt.graph.model import Graph
 from gopt.graph.types import HALVES
-from gopt.runtime.reference import local_graph, to_float64
-from gopt.runtime.session import evaluator
+from gopt.runtime.reference import local_graph, no_call, widened
+from gopt.runtime.session import Program, SessionCache
 
-EPSILON = 1e-5
-TOLERANCE = 2e-2
 DIRECTIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How finely a difference quotient can be taken: step length, relative allowance, noise of the quotient."""
+
+    dtype: str
+    epsilon: float
+    tolerance: float
+    noise: float
+
+
+DOUBLE = Precision("float64", 1e-5, 2e-2, 1e-9)
+SINGLE = Precision("float32", 1e-2, 8e-2, 2e-4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,47 +54,73 @@ class Confirmation:
 
 def confirm_gradients(training: Training, feeds: dict[str, np.ndarray], seed: int) -> list[Confirmation]:
     """Check every gradient at the given inputs; the work is 2·DIRECTIONS runs of the forward a parameter."""
-    graph = to_float64(local_graph(training))
+    graph, precision = _runnable(local_graph(training))
     wide = {
-        name: np.asarray(value, np.float64) if training.graph.types[name].dtype in ("float32", *HALVES) else value
+        name: np.asarray(value, precision.dtype) if training.graph.types[name].dtype in ("float32", *HALVES) else value
         for name, value in feeds.items()
         if name in graph.inputs
     }
     gradients = dict.fromkeys(training.gradients.values())
-    base = evaluator(graph, [training.loss, *gradients])(wide)
-    loss = evaluator(graph, [training.loss])
+    base = _evaluator(graph, [training.loss, *gradients])(wide)
+    loss = _evaluator(graph, [training.loss])
     generator = np.random.default_rng(seed + 3)
     found = []
     for parameter, gradient in training.gradients.items():
         if parameter not in wide:
             continue
-        ratios, holds = [], True
+        pairs: list[tuple[float, float]] = []
         scale = float(np.linalg.norm(base[gradient]))
         for _ in range(DIRECTIONS):
             direction = generator.standard_normal(wide[parameter].shape)
             direction *= 1 / max(float(np.linalg.norm(direction)), 1e-30)
+            move = (precision.epsilon * direction).astype(wide[parameter].dtype)
             ends = [
-                float(loss({**wide, parameter: wide[parameter] + sign * EPSILON * direction})[training.loss].reshape(()))
+                float(loss({**wide, parameter: wide[parameter] + sign * move})[training.loss].reshape(()))
                 for sign in (1, -1)
             ]
-            slope = (ends[0] - ends[1]) / (2 * EPSILON)
+            slope = (ends[0] - ends[1]) / (2 * precision.epsilon)
             along = float(np.vdot(base[gradient], direction))
-            ratios.append((along, slope))
-        holds, shown = _proportional(ratios, scale)
+            pairs.append((along, slope))
+        holds, shown = _proportional(pairs, scale, precision)
         found.append(Confirmation(parameter, gradient, shown, holds))
     return found
 
 
-def _proportional(pairs: list[tuple[float, float]], scale: float) -> tuple[bool, tuple[float, ...]]:
+def _evaluator(graph: Graph, outputs: Sequence[str]) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """A function from inputs to some of the values of a graph without collectives."""
+    cut = replace(graph, outputs={name: graph.types[name] for name in outputs})
+    program = Program(cut, SessionCache())
+
+    def run(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return program.run({name: feeds[name] for name in graph.inputs if name in feeds}, no_call)
+
+    return run
+
+
+def _runnable(graph: Graph) -> tuple[Graph, Precision]:
+    """The graph in the finest precision that onnxruntime can run."""
+    for precision in (DOUBLE, SINGLE):
+        wide = widened(graph, precision.dtype)
+        try:
+            Program(wide, SessionCache())
+        except UnsupportedError:
+            if precision is SINGLE:
+                raise
+        else:
+            return wide, precision
+    raise AssertionError("one of the two returns or raises")
+
+
+def _proportional(pairs: list[tuple[float, float]], scale: float, precision: Precision) -> tuple[bool, tuple[float, ...]]:
     """Whether ⟨g, d⟩ = c · slope with one c for all directions, up to rounding of the difference quotient."""
     along = np.array([pair[0] for pair in pairs])
     slope = np.array([pair[1] for pair in pairs])
     if not np.isfinite(along).all() or not np.isfinite(slope).all():
         return False, ()
-    noise = 1e-9
+    noise = precision.noise
     if np.linalg.norm(slope) < noise:
-        return bool(np.linalg.norm(along) <= max(scale, 1.0) * 1e-6), ()
+        return bool(np.linalg.norm(along) <= max(scale, 1.0) * 10 * noise), ()
     factor = float(np.dot(along, slope) / np.dot(slope, slope))
     rest = float(np.linalg.norm(along - factor * slope))
     shown = tuple(round(float(a / s), 6) for a, s in pairs if abs(s) > noise)
-    return bool(factor != 0 and rest <= TOLERANCE * float(np.linalg.norm(along)) + abs(factor) * noise), shown
+    return bool(factor != 0 and rest <= precision.tolerance * float(np.linalg.norm(along)) + abs(factor) * noise), shown

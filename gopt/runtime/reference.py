@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from gopt.analysis.training import Kind, Phase, Training
+from gopt.errors import UnsupportedError
 from gopt.graph.model import Graph, Node, Tensor, clone, make_attribute
 from gopt.graph.types import HALVES, TensorType, dtype_code
 
@@ -53,26 +54,25 @@ def _cut(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iter
     )  # fmt: skip
 
 
-def to_float64(graph: Graph) -> Graph:
-    """The same graph with every floating type widened to float64: for finite differences."""
+def widened(graph: Graph, dtype: str) -> Graph:
+    """The same graph with every floating type replaced by ``dtype`` (float32 or float64): for finite differences."""
     wide = graph.copy()
     for table in (wide.inputs, wide.outputs, wide.types):
         for name, type in table.items():
             if type.dtype in ("float32", *HALVES):
-                table[name] = TensorType("float64", type.shape)
+                table[name] = TensorType(dtype, type.shape)
     for name, tensor in graph.initializers.items():
         if tensor.type.dtype in ("float32", *HALVES):
-            value = np.asarray(tensor.numpy()).astype(np.float64)
-            wide.initializers[name] = Tensor(TensorType("float64", tensor.type.shape), array=value)
-    wide.nodes = [_widened(node) for node in wide.nodes]
+            value = np.asarray(tensor.numpy()).astype(dtype)
+            wide.initializers[name] = Tensor(TensorType(dtype, tensor.type.shape), array=value)
+    wide.nodes = [_widened(node, dtype) for node in wide.nodes]
     return wide
 
 
 _FLOAT_CODES = {dtype_code(name) for name in ("float32", "float16", "bfloat16")}
-_DOUBLE = dtype_code("float64")
 
 
-def _widened(node: Node) -> Node:
+def _widened(node: Node, dtype: str) -> Node:
     if node.proto is None or not node.proto.attribute:
         return node
     proto = onnx.NodeProto()
@@ -80,14 +80,14 @@ def _widened(node: Node) -> Node:
     changed = False
     for attribute in proto.attribute:
         if attribute.name in ("to", "dtype") and attribute.i in _FLOAT_CODES:
-            attribute.i = _DOUBLE
+            attribute.i = dtype_code(dtype)
             changed = True
         elif attribute.HasField("t") and attribute.t.data_type in _FLOAT_CODES:
-            value = np.asarray(onnx.numpy_helper.to_array(attribute.t)).astype(np.float64)
+            value = np.asarray(onnx.numpy_helper.to_array(attribute.t)).astype(dtype)
             attribute.t.CopyFrom(onnx.numpy_helper.from_array(value))
             changed = True
         elif node.is_a("Constant") and attribute.name in ("value_float", "value_floats"):
-            value = np.array(attribute.f if attribute.name == "value_float" else list(attribute.floats), np.float64)
+            value = np.array(attribute.f if attribute.name == "value_float" else list(attribute.floats), dtype)
             attribute.CopyFrom(make_attribute("value", onnx.numpy_helper.from_array(value)))
             changed = True
     if not changed:
@@ -96,3 +96,8 @@ def _widened(node: Node) -> Node:
     copy.proto = proto
     copy._attributes = None
     return copy
+
+
+def no_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """What a graph of one rank alone answers to a collective."""
+    raise UnsupportedError(f"the source holds the collective {node.op_type}: it is sharded already")

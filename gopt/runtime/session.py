@@ -1,267 +1,342 @@
-"""One rank's graph, cut at its collectives into segments, each an onnxruntime session. The only importer of it.
+"""Running graphs on ONNX Runtime's CPU: one session per segment, shared by all ranks that have an equal one.
 
-A segment holds the nodes that depend on the same number of collectives, so a call waits for no more than it needs.
-Every run makes fresh outputs: no buffer is shared between an input and an output, so no update can overwrite a value
-that is still read.
+The only file that imports the runtime, and only when something is to run.
+
+No step writes into memory that it was given: every step makes fresh outputs. Binding a new state to its old one's
+memory would save a copy, but ONNX Runtime does not see when the old value is still read, and gives wrong results
+without a word.
 """
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx
 
-from gopt.errors import RunError, UnsupportedError
-from gopt.graph.model import COMM, Graph, Node, Tensor, value_info
-from gopt.graph.types import TensorType, dtype_code
+from gopt.errors import GoptError, RunError, UnsupportedError
+from gopt.graph.model import COMM, Graph, Node
+from gopt.graph.types import TensorType, dtype_code, dtype_name, known
+from gopt.runtime.cut import Call, Segment, cut, dropped
+from gopt.runtime.lower import lower_halves
+from gopt.runtime.proto import build_model, is_constant, is_small, stored
 
-Values = dict[str, np.ndarray]
-Call = Callable[[int, Node, list[np.ndarray]], list[np.ndarray]]
-INLINE = 1024
-"""Constants of at most so many bytes are part of the session, larger ones are fed."""
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+Array: TypeAlias = npt.NDArray[Any]
+CallBack: TypeAlias = Callable[[int, Node, list[Array]], list[Array]]
+"""What does a collective: number of the call in the file, its node, its inputs -> its outputs."""
+
+_PROVIDERS = ["CPUExecutionProvider"]
+_INSTALL = "install exactly one of onnxruntime and onnxruntime-gpu: they share a folder, and removing one breaks both"
 
 
-def runtime() -> Any:
-    """The onnxruntime module; raises RunError when it is missing or broken."""
+class NoKernelError(RunError):
+    """The runtime knows an operator, but not for these types."""
+
+
+# --- the runtime ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _runtime() -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise RunError(f"onnxruntime cannot be imported: {error}", "pip install onnxruntime-gpu") from error
+        raise RunError(f"ONNX Runtime cannot be imported: {error}", _INSTALL) from error
     if not hasattr(onnxruntime, "InferenceSession"):
-        raise RunError(
-            "onnxruntime is broken: onnxruntime and onnxruntime-gpu overwrite each other",
-            "pip uninstall onnxruntime onnxruntime-gpu; pip install onnxruntime-gpu",
-        )
+        # What is left when one of two wheels that share the folder was uninstalled.
+        raise RunError("ONNX Runtime is installed, but empty", _INSTALL)
     return onnxruntime
 
 
 class SessionCache:
-    """Sessions by what they compute: ranks with an equal segment share one."""
+    """Sessions by the bytes of their models. May be shared by threads; sessions too may run in many at once."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, Any] = {}
+        self.built = 0
+        self.reused = 0
+        self._sessions: dict[bytes, Any] = {}
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    def session(self, model: bytes) -> Any:
-        key = hashlib.sha256(model).hexdigest()
+    def get(self, model: bytes) -> Any:
+        """The session of a model, built on first use. Raises NoKernelError, or RunError on anything else."""
+        key = hashlib.sha256(model).digest()
         with self._lock:
-            if key not in self._sessions:
+            if key in self._sessions:
+                self.reused += 1
+            else:
                 self._sessions[key] = _session(model)
+                self.built += 1
             return self._sessions[key]
 
 
 def _session(model: bytes) -> Any:
-    ort = runtime()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    runtime = _runtime()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4  # what is fatal is raised as well
+    # Ranks are the threads. A pool per session costs milliseconds each, and its size could show in the results.
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    # Basic: nothing that swaps an operator for an approximation, or depends on the processor's layout.
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    # An arena per session would hold on to the memory of every value that has crossed a border.
+    options.enable_cpu_mem_arena = False
     try:
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises classes of its own for every cause
-        raise UnsupportedError(f"onnxruntime cannot run the graph: {_first_line(error)}") from error
+        return runtime.InferenceSession(model, options, providers=_PROVIDERS)
+    except Exception as error:  # its exceptions have no common base
+        kind = NoKernelError if type(error).__name__ == "NotImplemented" else RunError
+        raise kind(f"ONNX Runtime refuses a segment: {_first_line(error)}") from error
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:400] if str(error).strip() else type(error).__name__
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]
 
 
-@dataclass(slots=True)
-class Segment:
-    """Nodes that run as one session."""
-
-    session: Any
-    inputs: list[str]
-    outputs: list[str]
-    drop: list[str] = field(default_factory=list)
+# --- values ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Collective:
-    """A call between segments."""
+def array_dtype(array: Array) -> str:
+    """The manifest's word for an array's element type; raises RunError where ONNX has none."""
+    try:
+        return dtype_name(onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
+    except (ValueError, KeyError):
+        raise RunError(f"ONNX has no tensors of {array.dtype}") from None
 
-    index: int
-    node: Node
-    drop: list[str] = field(default_factory=list)
+
+def _to_runtime(array: Array, dtype: str) -> Any:
+    """A runtime value over an array's own memory; it keeps the array alive."""
+    array = np.require(array, requirements="C")
+    values = _runtime().OrtValue
+    if dtype == "string" or array.dtype == object:
+        raise UnsupportedError("strings cannot be handed to ONNX Runtime")
+    if array.dtype.kind == "V" or array.dtype.name not in np.sctypeDict:
+        # NumPy's add-on types are unknown to the runtime, which takes their bits.
+        return values.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), dtype_code(dtype))
+    return values.ortvalue_from_numpy(array)
+
+
+class _Memory:
+    """A runtime value's memory, for NumPy to look at. NumPy keeps this, and this the value, alive."""
+
+    def __init__(self, value: Any, shape: Sequence[int], itemsize: int) -> None:
+        self.value = value
+        # As plain bits: NumPy's protocol has no word for bfloat16.
+        self.__array_interface__ = {
+            "data": (value.data_ptr(), False), "shape": tuple(shape), "typestr": f"<V{itemsize}", "version": 3,
+        }  # fmt: skip
+
+
+def _to_numpy(value: Any) -> Array:
+    """An array over a runtime value's own memory."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(value.element_type())
+    shape = value.shape()
+    if dtype == object:
+        result: Array = value.numpy()
+        return result
+    if 0 in shape:
+        return np.zeros(shape, dtype)  # no memory to look at: its address is null
+    return np.asarray(_Memory(value, shape, dtype.itemsize)).view(dtype)
+
+
+# --- programs -------------------------------------------------------------------------------------------------------
+
+
+class _Piece:
+    """A segment with its session, and the types of what it makes."""
+
+    def __init__(self, segment: Segment, graph: Graph, types: dict[str, TensorType], cache: SessionCache) -> None:
+        embedded = [name for name in segment.inputs if is_constant(graph, name) and is_small(graph.initializers[name])]
+        self.inputs = tuple(name for name in segment.inputs if name not in set(embedded))
+        self.outputs = segment.outputs
+        model = build_model(
+            graph.header,
+            segment.nodes,
+            {name: _border_type(name, types) for name in self.inputs},
+            # A declared output shape that is off would be a warning, and no shape is needed.
+            {name: TensorType(types[name].dtype if name in types else "undefined", None) for name in self.outputs},
+            [stored(name, graph.initializers[name]) for name in embedded],
+        )
+        self._session = cache.get(model.SerializeToString(deterministic=True))
+        for info in self._session.get_outputs():
+            types.setdefault(info.name, _runtime_type(info.type))
+
+    def run(self, values: Mapping[str, Any]) -> list[Any]:
+        binding = self._session.io_binding()
+        for name in self.inputs:
+            binding.bind_ortvalue_input(name, values[name])
+        for name in self.outputs:
+            binding.bind_output(name, "cpu")
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # its exceptions have no common base
+            raise RunError(f"ONNX Runtime failed: {_first_line(error)}") from error
+        results: list[Any] = binding.get_outputs()
+        return results
+
+
+def _border_type(name: str, types: Mapping[str, TensorType]) -> TensorType:
+    type = types.get(name)
+    if type is None or not known(type.dtype):
+        raise UnsupportedError(
+            f"the type of value {name!r}, which crosses a call, is unknown", "declare it in the file (value_info)"
+        )
+    # Without the shape: it may be a mere guess of the exporter's, and equal segments should have equal bytes.
+    return TensorType(type.dtype, None)
+
+
+def _runtime_type(text: str) -> TensorType:
+    """``tensor(float)`` -> float32, of unknown shape."""
+    word = text.removeprefix("tensor(").removesuffix(")")
+    word = {"float": "float32", "double": "float64"}.get(word, word)
+    return TensorType(word if known(word) else "undefined", None)
 
 
 class Program:
-    """A graph ready to run: segments and calls in order."""
+    """A rank's graph, or one without collectives, made ready to run on the CPU.
+
+    Halves are lowered to float32 operators on the way. ``graph`` is not changed. Raises UnsupportedError where a
+    type that is needed is unknown, NoKernelError where the runtime has no kernel, RunError where it refuses.
+    """
 
     def __init__(self, graph: Graph, cache: SessionCache) -> None:
-        self.graph = graph
-        self.calls = [node for node in graph.nodes if node.domain == COMM]
-        self._constants = {
-            name: np.asarray(tensor.numpy()) for name, tensor in graph.initializers.items() if name not in graph.inputs
-        }
-        self._defaults = {name: t for name, t in graph.initializers.items() if name in graph.inputs}
-        self.steps = self._plan(cache)
+        graph = lower_halves(graph)
+        self._inputs = graph.inputs
+        self._initial = {name: graph.initializers[name] for name in graph.inputs if name in graph.initializers}
+        self._outputs = tuple(graph.outputs)
+        steps = cut(graph)
+        self._dropped = dropped(steps, self._outputs)
+        types = graph.types | graph.inputs
+        self._steps = [step if isinstance(step, Call) else _Piece(step, graph, types, cache) for step in steps]
+        self._constants = self._resident(graph)
 
-    def _plan(self, cache: SessionCache) -> list[Segment | Collective]:
-        graph = self.graph
-        level: dict[str, int] = {}
-        groups: list[list[Node]] = [[] for _ in range(len(self.calls) + 1)]
-        seen = 0
-        made_in: dict[str, int] = {}
-        for node in graph.nodes:
-            depth = max((level.get(name, 0) for name in node.reads), default=0)
-            if node.domain == COMM:
-                seen += 1
-                depth = seen
+    def _resident(self, graph: Graph) -> dict[str, Any]:
+        """Constants that stand in no model: large ones, those that a call reads, and those that are outputs."""
+        read = {name for step in self._steps for name in step.inputs} | set(self._outputs)
+        names = [name for name in graph.initializers if name in read and name not in graph.inputs]
+        return {name: self._value(name, graph.initializers[name].numpy()) for name in names}
+
+    def _value(self, name: str, array: Array) -> Any:
+        return _to_runtime(array, array_dtype(array))
+
+    def run(self, feeds: Mapping[str, Array], call: CallBack) -> dict[str, Array]:
+        """One step: values for the inputs in, the graph's outputs out.
+
+        A state that is not fed has its stored value. Outputs are memory of their own, but for those that are inputs
+        or constants of the graph: those may be the very arrays that were fed. ``call`` is asked for every collective in file order;
+        it may give no outputs where they are undefined (Reduce off its root). Raises RunError on feeds that do
+        not fit, and when a segment fails.
+        """
+        values = self._start(feeds)
+        for step, dead in zip(self._steps, self._dropped, strict=True):
+            if isinstance(step, Call):
+                made = self._call(step, values, call)
             else:
-                groups[depth].append(node)
-                made_in.update((name, depth) for name in node.outputs)
-            level.update((name, depth) for name in node.outputs if name)
-        exported = set(graph.outputs) | {name for node in self.calls for name in node.inputs}
-        for place, group in enumerate(groups):
-            exported.update(name for node in group for name in node.reads if made_in.get(name, place) != place)
-        steps: list[Segment | Collective] = []
-        for place, group in enumerate(groups):
-            if place:
-                steps.append(Collective(place - 1, self.calls[place - 1]))
-            if group:
-                steps.append(self._segment(group, exported, cache))
-        self._free_early(steps)
-        return steps
+                made = dict(zip(step.outputs, step.run(values), strict=True))
+            values.update(made)
+            for name in dead:
+                values.pop(name, None)
+        return {name: _to_numpy(values[name]) for name in self._outputs}
 
-    def _segment(self, nodes: list[Node], exported: set[str], cache: SessionCache) -> Segment:
-        graph = self.graph
-        made = {name for node in nodes for name in node.outputs if name}
-        reads = dict.fromkeys(name for node in nodes for name in node.reads if name not in made)
-        inline = [name for name in reads if name in self._constants and self._constants[name].nbytes <= INLINE]
-        inputs = [name for name in reads if name not in set(inline)]
-        outputs = [name for node in nodes for name in node.outputs if name in exported]
-        body = onnx.GraphProto(name="segment")
-        body.node.extend(node.to_proto() for node in nodes)
-        body.input.extend(value_info(name, self._type(name)) for name in inputs)
-        body.output.extend(value_info(name, graph.type_of(name)) for name in outputs)
-        for name in inline:
-            proto = onnx.numpy_helper.from_array(self._constants[name], name)
-            body.initializer.append(proto)
-        model = onnx.ModelProto()
-        model.CopyFrom(graph.header)
-        del model.metadata_props[:]
-        for opset in [opset for opset in model.opset_import if opset.domain == COMM]:
-            model.opset_import.remove(opset)
-        model.graph.CopyFrom(body)
-        return Segment(cache.session(model.SerializeToString(deterministic=True)), inputs, outputs)
+    def _start(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
+        unknown = sorted(set(feeds) - set(self._inputs))
+        if unknown:
+            raise RunError(f"the graph has no input {unknown[0]!r}")
+        values = dict(self._constants)
+        for name, type in self._inputs.items():
+            if name in feeds:
+                array = np.asarray(feeds[name])
+            elif name in self._initial:
+                array = self._initial[name].numpy()
+            else:
+                raise RunError(f"input {name!r} ({type}) was not fed, and the file stores no value")
+            _check_fed(name, type, array)
+            values[name] = self._value(name, array)
+        return values
 
-    def _type(self, name: str) -> TensorType:
-        type = self.graph.type_of(name)
-        if type.dtype == "undefined":
-            raise UnsupportedError(f"the type of value {name!r} is not known: it cannot be fed to a session")
-        return type
-
-    def _free_early(self, steps: list[Segment | Collective]) -> None:
-        """Note after which step each value is read for the last time."""
-        last: dict[str, Segment | Collective] = {}
-        for step in steps:
-            names = step.inputs if isinstance(step, Segment) else step.node.inputs
-            last.update(dict.fromkeys(names, step))
-        for name, step in last.items():
-            if name not in self.graph.outputs and name not in self._constants:
-                step.drop.append(name)
-
-    def run(self, feeds: Values, call: Call) -> Values:
-        """One step: graph inputs in, graph outputs out. ``call(index, node, inputs)`` performs a collective."""
-        held: Values = {**self._constants, **feeds}
-        for name, tensor in self._defaults.items():
-            if name not in held:
-                held[name] = np.asarray(tensor.numpy())
-        missing = [name for name in self.graph.inputs if name not in held]
+    def _call(self, step: Call, values: Mapping[str, Any], call: CallBack) -> dict[str, Any]:
+        missing = [name for name in step.inputs if name not in values]
         if missing:
-            raise RunError(f"no value was given for input {missing[0]!r}")
-        for step in self.steps:
-            if isinstance(step, Segment):
-                held.update(zip(step.outputs, run_session(step, held, self.graph)))
-            else:
-                results = call(step.index, step.node, [held[name] for name in step.node.inputs])
-                held.update(zip(step.node.outputs, results))
-            for name in step.drop:
-                held.pop(name, None)
-        return {name: held[name] for name in self.graph.outputs}
+            raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
+        results = call(step.index, step.node, [_to_numpy(values[name]) for name in step.inputs])
+        names = step.node.outputs
+        if results and len(results) != len(names):
+            raise RunError(f"{step.node.op_type} {step.node.label!r} gave {len(results)} values, not {len(names)}")
+        return {name: self._value(name, array) for name, array in zip(names, results) if name}
 
 
-def run_session(segment: Segment, held: Values, graph: Graph) -> list[np.ndarray]:
-    """Run a segment on NumPy values of any type, bfloat16 included."""
-    feeds = {name: to_ort(held[name], graph.type_of(name).dtype) for name in segment.inputs}
+def _check_fed(name: str, type: TensorType, array: Array) -> None:
+    fits = type.shape is None or (
+        len(type.shape) == array.ndim
+        and all(size == due for size, due in zip(array.shape, type.shape) if isinstance(due, int))
+    )
+    if not fits or (known(type.dtype) and array_dtype(array) != type.dtype):
+        raise RunError(f"input {name!r} is {type}, but was fed {array.dtype}{list(array.shape)}")
+
+
+# --- whole graphs ---------------------------------------------------------------------------------------------------
+
+
+def run_graph(graph: Graph, feeds: Mapping[str, Array], cache: SessionCache | None = None) -> dict[str, Array]:
+    """One step of a graph without collectives; by the reference evaluator where the runtime has no kernel."""
+    for node in graph.nodes:
+        if node.domain == COMM:
+            raise RunError(f"the graph holds the collective {node.op_type} {node.label!r}: it needs all its ranks")
     try:
-        results = segment.session.run_with_ort_values(segment.outputs, feeds)
-    except Exception as error:  # onnxruntime raises classes of its own for every cause
-        raise RunError(f"onnxruntime failed: {_first_line(error)}") from error
-    return [from_ort(value) for value in results]
+        program = Program(graph, cache or SessionCache())
+    except NoKernelError:
+        return evaluate(graph, feeds)
+    return program.run(feeds, _no_call)
 
 
-def to_ort(array: np.ndarray, dtype: str) -> Any:
-    """An OrtValue of an array; bfloat16 travels as its bits."""
-    ort = runtime()
-    array = np.ascontiguousarray(array).reshape(np.shape(array))
-    if array.dtype == BFLOAT16:
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), dtype_code(dtype))
-    return ort.OrtValue.ortvalue_from_numpy(array)
+def _no_call(index: int, node: Node, inputs: list[Array]) -> list[Array]:
+    raise RunError(f"nobody runs call {index}, {node.op_type} {node.label!r}")
 
 
-def from_ort(value: Any) -> np.ndarray:
-    """A copy of an OrtValue; the OrtValue may go."""
-    if value.data_type() != "tensor(bfloat16)":
-        return np.array(value.numpy())
-    raw = (ctypes.c_char * value.tensor_size_in_bytes()).from_address(value.data_ptr())
-    return np.frombuffer(raw, BFLOAT16).reshape(value.shape()).copy()
-
-
-def evaluator(graph: Graph, outputs: Sequence[str]) -> Callable[[Values], Values]:
-    """A function that computes ``outputs``; by onnxruntime, or by onnx's own evaluator where it has no kernel."""
-    cut = Graph(
-        graph.name, graph.nodes, graph.inputs, {name: graph.types[name] for name in outputs},
-        graph.initializers, graph.types, graph.header, {},
-    )  # fmt: skip
-    try:
-        program = Program(cut, SessionCache())
-    except UnsupportedError:
-        return _reference(cut)
-
-    def run(feeds: Values) -> Values:
-        return program.run({name: feeds[name] for name in graph.inputs if name in feeds}, _refuse)
-
-    return run
-
-
-def _refuse(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    raise RunError(f"{node.op_type} needs other ranks")
-
-
-def _reference(graph: Graph) -> Callable[[Values], Values]:
+def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """One step by onnx's reference evaluator: slow, but it knows every type. For float64, above all."""
     from onnx.reference import ReferenceEvaluator
 
-    model = onnx.ModelProto()
-    model.CopyFrom(graph.header)
-    model.graph.name = graph.name
-    model.graph.node.extend(node.to_proto() for node in graph.nodes)
-    model.graph.input.extend(value_info(name, type) for name, type in graph.inputs.items())
-    model.graph.output.extend(value_info(name, type) for name, type in graph.outputs.items())
-    model.graph.initializer.extend(_initializer(name, tensor) for name, tensor in graph.initializers.items())
-    session = ReferenceEvaluator(model)
-    names = list(graph.outputs)
-
-    def run(feeds: Values) -> Values:
-        given = {name: feeds[name] for name in graph.inputs if name in feeds}
+    given = {name: np.asarray(array) for name, array in feeds.items()}
+    small = []
+    types = dict(graph.inputs)
+    for name, tensor in graph.initializers.items():
+        if name not in given and is_constant(graph, name) and is_small(tensor):
+            small.append(stored(name, tensor))
+        elif name not in given:
+            types[name], given[name] = tensor.type, tensor.numpy()
+    for name in graph.inputs:
+        if name not in given:
+            raise RunError(f"input {name!r} was not fed, and the file stores no value")
+    model = build_model(graph.header, graph.nodes, types, graph.outputs, small)
+    try:
         with np.errstate(all="ignore"):
-            return {name: np.asarray(v) for name, v in zip(names, session.run(names, given))}  # type: ignore[arg-type]
+            results = ReferenceEvaluator(model).run(None, given)
+    except GoptError:
+        raise
+    except Exception as error:  # it raises whatever NumPy does
+        raise RunError(f"the reference evaluator failed: {_first_line(error)}") from error
+    return {name: np.asarray(result) for name, result in zip(graph.outputs, results, strict=True)}
 
-    return run
+
+def check_halves(cache: SessionCache | None = None) -> None:
+    """Raise RunError if this runtime removes the rounding between operators on halves: 2048 + 1 - 2048 must be 0.
+
+    1 is lost when added to 2048 in either half. A few milliseconds; worth it before halves are compared.
+    """
+    for word, number in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
+        feeds = {name: np.full(3, value, number) for name, value in (("a", 2048), ("b", 1))}
+        result = run_graph(_self_test(word), feeds, cache)["d"].astype(np.float32)
+        if result.any():
+            raise RunError(f"this ONNX Runtime does not round {word} between operators: 2048 + 1 - 2048 = {result[0]}")
 
 
-def _initializer(name: str, tensor: Tensor) -> onnx.TensorProto:
-    return onnx.numpy_helper.from_array(np.ascontiguousarray(tensor.numpy()).reshape(tensor.type.dims), name)
+def _self_test(dtype: str) -> Graph:
+    type = TensorType(dtype, (3,))
+    nodes = [Node("Add", ["a", "b"], ["c"]), Node("Identity", ["c"], ["c2"]), Node("Sub", ["c2", "a"], ["d"])]
+    header = onnx.ModelProto(ir_version=8, opset_import=[onnx.helper.make_opsetid("", 17)])
+    types = dict.fromkeys(("a", "b", "c", "c2", "d"), type)
+    return Graph("self_test", nodes, {"a": type, "b": type}, {"d": type}, {}, types, header)

@@ -1,134 +1,279 @@
-"""Ranks as threads of one process: they meet at every call, compare what they ask for, and share the result."""
+"""All ranks in one process, a thread each: the engine of ``verify``, and of machines without anything else.
+
+Calls are compared before they run, so that ranks which disagree are told so instead of hanging or mixing values.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from gopt.collectives.node import call_signature
+from gopt.collectives.node import CallSignature, call_signature
 from gopt.collectives.table import COLLECTIVES
-from gopt.errors import GoptError, RunError
+from gopt.errors import GoptError, InvariantError, RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
-from gopt.runtime.session import Program, Values
+from gopt.runtime.session import Array, Program, array_dtype
 
 DEADLINE = 120.0
-"""Seconds a rank waits for the others at one call."""
-Change = Callable[[int, Node, list[np.ndarray]], list[np.ndarray]]
+"""Seconds for which a rank waits for the others at one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One rank's side of a call."""
+
+    rank: int
+    index: int
+    node: Node
+    inputs: list[Array]
+    signature: CallSignature
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} makes {self.call}"
+
+    @property
+    def call(self) -> str:
+        return f"call {self.index}, {self.signature}"
 
 
 @dataclass(slots=True)
 class _Meeting:
-    """One call of one group: who has come with what, and the results."""
+    """The n-th call of one group: who has come, and what they got."""
 
     members: tuple[int, ...]
-    arrived: dict[int, tuple[Any, Node, list[np.ndarray]]] = field(default_factory=dict)
-    results: dict[int, list[np.ndarray]] | None = None
+    entries: dict[int, _Entry] = field(default_factory=dict)
+    results: dict[int, list[Array]] | None = None
+
+    @property
+    def missing(self) -> list[int]:
+        return [rank for rank in self.members if rank not in self.entries]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    entry: _Entry
+    ready: Callable[[], bool]
+    missing: Callable[[], list[int]]
 
 
 class ThreadGroup:
-    """The rendezvous of all ranks of a mesh."""
+    """Where ranks that are threads of one process meet, for one step.
+
+    Members of a group meet at its n-th call; the last to arrive runs the reference for all. A Send is buffered, a
+    Recv waits. The first failure, of a rank or of a call, ends the wait of every rank.
+    """
 
     def __init__(self, mesh: Mesh, deadline: float = DEADLINE) -> None:
-        self.mesh, self.deadline = mesh, deadline
-        self._turn = threading.Condition()
-        self._meetings: dict[tuple[tuple[int, ...], int], _Meeting] = {}
-        self._count: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._failure: GoptError | None = None
+        self.mesh = mesh
+        self.deadline = deadline
+        self.failure: BaseException | None = None
+        self._failed_rank: int | None = None
+        self._changed = threading.Condition()
+        self._members: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._calls: dict[tuple[str, int], int] = {}
+        """(group, rank) -> how many calls of that group the rank has made."""
+        self._meetings: dict[tuple[str, tuple[int, ...], int], _Meeting] = {}
+        self._mail: dict[tuple[str, int, int, int], deque[_Entry]] = {}
+        """(group, sender, receiver, tag) -> what was sent and not yet received."""
+        self._waiting: dict[int, _Wait] = {}
+        self._finished: set[int] = set()
 
-    def abort(self, error: GoptError) -> None:
-        """Let every waiting rank fail with the first error."""
-        with self._turn:
-            self._failure = self._failure or error
-            self._turn.notify_all()
+    def call(self, rank: int, index: int, node: Node, inputs: list[Array]) -> list[Array]:
+        """Make a rank's next collective call, the ``index``-th of its file; returns its outputs.
 
-    def call(self, rank: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
-        """Perform a call together with the other members of its group.
-
-        Raises RunError when a member asks for something else, fails, or does not come before the deadline.
+        Outputs that are undefined on the rank (Reduce off its root) are an empty list. Raises RunError in all
+        members when their calls differ, in all ranks when one has failed or none can go on, and when a member has
+        not come by the deadline.
         """
-        members = self.mesh.members(str(node.attributes["group"]), rank)
-        types = [(array.dtype.name, array.shape) for array in inputs]
-        signature = call_signature(node.op_type, node.attributes, types)
-        with self._turn:
-            number = self._count.get((rank, members), 0)
-            self._count[rank, members] = number + 1
-            key = (members, number)
-            meeting = self._meetings.setdefault(key, _Meeting(members))
-            meeting.arrived[rank] = (signature, node, inputs)
-            if len(meeting.arrived) == len(members):
-                self._settle(meeting, number)
-                self._turn.notify_all()
-            elif not self._turn.wait_for(lambda: meeting.results is not None or self._failure, self.deadline):
-                late = [str(other) for other in members if other not in meeting.arrived]
-                self._failure = RunError(
-                    f"rank {rank} waited {self.deadline:g} s at call {number} ({node.op_type}) for rank {', '.join(late)}"
-                )
-                self._turn.notify_all()
-            if meeting.results is None:
-                assert self._failure is not None
-                raise self._failure
-            return meeting.results[rank]
+        signature = call_signature(node.op_type, node.attributes, [(array_dtype(a), a.shape) for a in inputs])
+        entry = _Entry(rank, index, node, inputs, signature)
+        if node.op_type == "Send":
+            self._send(entry)
+            return []
+        return self._receive(entry) if node.op_type == "Recv" else self._meet(entry)
 
-    def _settle(self, meeting: _Meeting, number: int) -> None:
-        """Compare the members' calls and compute the result; the last to arrive does it."""
-        first = meeting.members[0]
-        wanted, node, _ = meeting.arrived[first]
-        for rank in meeting.members[1:]:
-            theirs = meeting.arrived[rank][0]
-            if theirs != wanted:
-                self._failure = RunError(
-                    f"call {number} differs: rank {first} asks for {wanted}, rank {rank} for {theirs}"
-                )
-                return
-        contributions = [meeting.arrived[rank][2] for rank in meeting.members]
-        dtype = next((array.dtype.name for each in contributions for array in each), "float32")
-        try:
-            results = COLLECTIVES[node.op_type].execute(node.attributes, contributions, dtype)
-        except GoptError as error:
-            self._failure = error
+    def abort(self, rank: int, error: BaseException) -> None:
+        """Say that a rank has failed: all others raise at their next call, or out of the one they wait in."""
+        with self._changed:
+            self._fail(error, rank)
+
+    def finish(self, rank: int) -> None:
+        """Say that a rank makes no more calls: who still waits for it need not wait for the deadline."""
+        with self._changed:
+            self._finished.add(rank)
+            self._check_stuck()
+
+    # Below, "held" says that the caller holds the lock.
+
+    def _meet(self, entry: _Entry) -> list[Array]:
+        rank, group = entry.rank, entry.signature.group
+        members = self._group(group, rank)
+        with self._changed:
+            self._raise_failure()
+            place = self._calls.get((group, rank), 0)
+            self._calls[group, rank] = place + 1
+            key = (group, members, place)
+            meeting = self._meetings.setdefault(key, _Meeting(members))
+            self._compare(meeting, entry)
+            meeting.entries[rank] = entry
+            last = not meeting.missing
+            if last:
+                del self._meetings[key]
+            else:
+                self._wait(_Wait(entry, lambda: meeting.results is not None, lambda: meeting.missing))
+        if last:
+            results = _execute([meeting.entries[member] for member in members])
+            with self._changed:
+                meeting.results = dict(zip(members, results, strict=True))
+                self._changed.notify_all()
+        assert meeting.results is not None
+        return meeting.results[rank]
+
+    def _send(self, entry: _Entry) -> None:
+        with self._changed:
+            self._raise_failure()
+            self._mail.setdefault(self._channel(entry, entry.rank, self._peer(entry)), deque()).append(entry)
+            self._changed.notify_all()
+
+    def _receive(self, entry: _Entry) -> list[Array]:
+        peer = self._peer(entry)
+        with self._changed:
+            self._raise_failure()
+            box = self._mail.setdefault(self._channel(entry, peer, entry.rank), deque())
+            self._wait(_Wait(entry, lambda: bool(box), lambda: [peer]))
+            sent = box.popleft()
+            if sent.signature._replace(op="Recv") != entry.signature:
+                self._disagree(sent, entry)
+        ends = sorted((sent, entry), key=lambda end: end.rank)
+        return _execute(ends)[ends.index(entry)]
+
+    def _channel(self, entry: _Entry, sender: int, receiver: int) -> tuple[str, int, int, int]:
+        return entry.signature.group, sender, receiver, entry.node.attributes["tag"]
+
+    def _peer(self, entry: _Entry) -> int:
+        peer: int = entry.node.attributes["peer"]
+        if peer == entry.rank or peer not in self._group(entry.signature.group, entry.rank):
+            raise RunError(f"{entry}, but rank {peer} is no peer of it in that group")
+        return peer
+
+    def _group(self, group: str, rank: int) -> tuple[int, ...]:
+        key = group, rank
+        if key not in self._members:
+            self._members[key] = self.mesh.members(group, rank)
+        return self._members[key]
+
+    def _compare(self, meeting: _Meeting, entry: _Entry) -> None:
+        """Held: refuse a call that differs from those of the members that came before."""
+        for other in meeting.entries.values():
+            if other.signature != entry.signature:
+                self._disagree(other, entry)
+
+    def _disagree(self, one: _Entry, other: _Entry) -> None:
+        first, second = sorted((one, other), key=lambda entry: entry.rank)
+        error = RunError(
+            f"calls of group {other.signature.group} do not match: {first}; {second}",
+            "all members of a group must make the same calls in the same order",
+        )
+        self._fail(error)
+        raise error
+
+    def _wait(self, wait: _Wait) -> None:
+        """Held: until the wait is over. Raises when it cannot be, or takes too long."""
+        rank = wait.entry.rank
+        self._waiting[rank] = wait
+        self._check_stuck()
+        ended = self._changed.wait_for(lambda: self.failure is not None or wait.ready(), self.deadline)
+        del self._waiting[rank]
+        if wait.ready():
             return
-        meeting.results = {rank: result or [] for rank, result in zip(meeting.members, results)}
+        if not ended:
+            late = _ranks(wait.missing()) or "the end of the call"
+            self._fail(RunError(f"after {self.deadline:g} s, rank {rank} still waits for {late} at {wait.entry.call}"))
+        self._raise_failure()
+
+    def _check_stuck(self) -> None:
+        """Held: fail at once when every rank waits or has finished, and so none can come for another."""
+        stuck = self._waiting.keys() | self._finished
+        waits = list(self._waiting.values())
+        if self.failure or not waits or len(stuck) < self.mesh.ranks or any(wait.ready() for wait in waits):
+            return
+        wait = min(waits, key=lambda wait: wait.entry.rank)
+        missing = wait.missing()
+        where = [
+            f"rank {rank} waits at {self._waiting[rank].entry.call}" if rank in self._waiting
+            else f"rank {rank} has finished"
+            for rank in missing
+        ]  # fmt: skip
+        entry = wait.entry
+        self._fail(
+            RunError(
+                f"no rank can go on: rank {entry.rank} waits for {_ranks(missing)} at {entry.call}; {'; '.join(where)}",
+                "all members of a group must make the same calls in the same order",
+            )
+        )
+
+    def _fail(self, error: BaseException, rank: int | None = None) -> None:
+        """Held: the first failure stands."""
+        if self.failure is None:
+            self.failure, self._failed_rank = error, rank
+        self._changed.notify_all()
+
+    def _raise_failure(self) -> None:
+        """Held: raise here what has gone wrong elsewhere."""
+        if self.failure is None:
+            return
+        message = self.failure.message if isinstance(self.failure, GoptError) else repr(self.failure)
+        if self._failed_rank is not None:
+            message = f"stopped, because rank {self._failed_rank} failed: {message}"
+        hints = self.failure.hints if isinstance(self.failure, GoptError) else ()
+        raise RunError(message, *hints) from self.failure
+
+
+def _execute(entries: Sequence[_Entry]) -> list[list[Array]]:
+    """The reference's results for every entry; a member whose outputs are undefined gets none."""
+    first = entries[0]
+    record = COLLECTIVES[first.node.op_type]
+    results = record.execute(first.node.attributes, [entry.inputs for entry in entries], first.signature.dtype)
+    return [result or [] for result in results]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    listed = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}" if ranks else ""
 
 
 def run_ranks(
-    programs: Sequence[Program],
-    feeds: Sequence[Values],
-    mesh: Mesh,
-    *,
-    change: Change | None = None,
-    deadline: float = DEADLINE,
-) -> list[Values]:
-    """One step of every rank, each in its thread; ``change(rank, node, inputs)`` may replace what a call is given.
+    programs: Sequence[Program], feeds: Sequence[Mapping[str, Array]], mesh: Mesh, deadline: float = DEADLINE
+) -> list[dict[str, Array]]:
+    """One step of every rank, each in a thread; returns every rank's outputs.
 
-    Raises the first rank's error when one fails.
+    Raises the first failure: the error of the rank that failed (a RunError then names it), not of those that stopped for its sake.
     """
+    if not len(programs) == len(feeds) == mesh.ranks:
+        raise InvariantError(f"{len(programs)} programs and {len(feeds)} feeds for the {mesh.ranks} ranks of {mesh}")
     group = ThreadGroup(mesh, deadline)
-    outputs: list[Values] = [{} for _ in programs]
-    failures: list[GoptError] = []
+    results: list[dict[str, Any]] = [{} for _ in programs]
 
-    def work(rank: int) -> None:
-        def call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
-            return group.call(rank, node, change(rank, node, inputs) if change else inputs)
-
+    def step(rank: int) -> None:
         try:
-            outputs[rank] = programs[rank].run(feeds[rank], call)
-        except GoptError as error:
-            failures.append(error)
-            group.abort(RunError(f"rank {rank} failed: {error.message}"))
-        except Exception as error:
-            failures.append(RunError(f"rank {rank} failed: {type(error).__name__}: {error}"))
-            group.abort(failures[-1])
+            results[rank] = programs[rank].run(feeds[rank], lambda *call: group.call(rank, *call))
+            group.finish(rank)
+        except BaseException as error:
+            group.abort(rank, error)
 
-    threads = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}") for rank in range(len(programs))]
+    threads = [threading.Thread(target=step, args=(r,), name=f"rank {r}", daemon=True) for r in range(mesh.ranks)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return outputs
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # an interrupt: no rank may wait on for a step that nobody wants any more
+        group.abort(-1, error)
+        raise
+    if group.failure is not None:
+        raise _named(group.failure, group.failed_rank)
+    return results

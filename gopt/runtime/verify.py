@@ -26,11 +26,12 @@ from gopt.mesh import DATA_AXES, Mesh
 from gopt.runtime import draws
 from gopt.runtime.confirm import Confirmation, confirm_gradients
 from gopt.runtime.lower import lower_halves
-from gopt.runtime.reference import local_graph, update_graph
+from gopt.runtime.reference import local_graph, no_call, update_graph
 from gopt.runtime.session import Program, SessionCache
 from gopt.runtime.threads import run_ranks
 
 Values = dict[str, np.ndarray]
+Call = Callable[[int, Node, list[np.ndarray]], list[np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,16 +256,17 @@ class Verifier:
         generator = np.random.default_rng(seed + 2)
         which = self._data_ranks()
         wanted = dict(start)
-        held = [self._feeds(rank, start) for rank in self.ranks]
+        held = [self._feeds(each, start) for each in self.ranks]
         local_statistics = {p["tensor"] for s in self.manifest["common"]["state"] if s.get("local") for p in s["pieces"]}
         for step in range(1, steps + 1):
             batches = [draws.draw_batch(training, generator, bounds) for _ in range(max(which) + 1)]
             wanted, losses = self._reference(variant, wanted, settings, batches)
             feeds = [{**held[r], **settings, **batches[which[r]]} for r in range(len(self.ranks))]
             if tamper is not None:
-                for rank, feed in enumerate(feeds):
-                    tamper(rank, feed)
-            outputs = run_ranks([rank.program for rank in self.ranks], feeds, self.mesh, change=self._changer(variant))
+                for number, feed in enumerate(feeds):
+                    tamper(number, feed)
+            programs = [_Varied(self, variant, number) for number in range(len(self.ranks))]
+            outputs = run_ranks(programs, feeds, self.mesh)
             for r, (rank, output) in enumerate(zip(self.ranks, outputs)):
                 loss = np.asarray(output[training.loss], np.float64)
                 error = off(loss, losses[which[r]], np.zeros_like(loss), result.tolerance)
@@ -307,24 +309,24 @@ class Verifier:
     ) -> tuple[Values, list[np.ndarray]]:
         """One step of the source on the mean gradient of all batches."""
         training = self.training
-        outputs = [self.local.run({**states, **settings, **batch}, _no_call) for batch in batches]
+        outputs = [self.local.run({**states, **settings, **batch}, no_call) for batch in batches]
         means: Values = {}
         for name in dict.fromkeys(training.gradients.values()):
-            local = [self._vary(variant, name, np.asarray(out[name]), r == len(batches) - 1) for r, out in enumerate(outputs)]
+            local = [self.vary(variant, name, np.asarray(out[name]), r == len(batches) - 1) for r, out in enumerate(outputs)]
             dtype = local[0].dtype
             with np.errstate(all="ignore"):
-                means[name] = (sum(each.astype(np.float64) for each in local) / len(local)).astype(dtype)
-        updated = self.update.run({**states, **settings, **means}, _no_call)
+                means[name] = np.mean([each.astype(np.float64) for each in local], axis=0).astype(dtype)
+        updated = self.update.run({**states, **settings, **means}, no_call)
         new = {}
         for state in training.states:
             if state.kind is Kind.STATISTIC:
                 values = [np.asarray(out[state.updated]) for out in outputs]
-                new[state.tensor] = (sum(v.astype(np.float64) for v in values) / len(values)).astype(values[0].dtype)
+                new[state.tensor] = np.mean([v.astype(np.float64) for v in values], axis=0).astype(values[0].dtype)
             else:
                 new[state.tensor] = np.asarray(updated[state.updated])
         return new, [np.asarray(out[training.loss], np.float64) for out in outputs]
 
-    def _vary(self, variant: Variant, name: str, value: np.ndarray, last: bool) -> np.ndarray:
+    def vary(self, variant: Variant, name: str, value: np.ndarray, last: bool) -> np.ndarray:
         """A local gradient as the variant wants it."""
         with np.errstate(over="ignore"):
             varied = (value.astype(np.float32) * variant.scale).astype(value.dtype) if variant.scale != 1 else value
@@ -333,23 +335,26 @@ class Verifier:
             varied.reshape(-1)[0] = np.inf
         return varied
 
-    def _changer(self, variant: Variant) -> Callable[[int, Node, list[np.ndarray]], list[np.ndarray]] | None:
-        """Applies the variant to local gradients on their way into a call of a rank."""
-        if variant.scale == 1 and not variant.infinite:
-            return None
-        last = len(self.ranks) - 1
 
-        def change(rank: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
-            return [
-                self._vary(variant, name, value, rank == last) if name in self.local_names else value
+@dataclass(frozen=True, slots=True)
+class _Varied:
+    """One rank's program whose local gradients are changed on their way into a call."""
+
+    verifier: Verifier
+    variant: Variant
+    rank: int
+
+    def run(self, feeds: Values, call: Call) -> Values:
+        verifier, last = self.verifier, self.rank == len(self.verifier.ranks) - 1
+
+        def varied(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
+            given = [
+                verifier.vary(self.variant, name, value, last) if name in verifier.local_names else value
                 for name, value in zip(node.inputs, inputs)
             ]
+            return call(index, node, given)
 
-        return change
-
-
-def _no_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    raise UnsupportedError(f"the source holds the collective {node.op_type}: it is sharded already")
+        return verifier.ranks[self.rank].program.run(feeds, varied)
 
 
 def has_finite_check(training: Training) -> bool:

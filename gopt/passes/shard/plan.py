@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from gopt.analysis.cones import Classes, Cone, Mode, Updates
 from gopt.analysis.partition import (
-    Bucket, Item, assign_largest_first, default_cap, offsets, plan_buckets,
+    Bucket,
+    Item,
+    assign_largest_first,
+    default_cap,
+    offsets,
+    plan_buckets,
 )  # fmt: skip
 from gopt.analysis.sweeps import Index
 from gopt.analysis.training import Training
 from gopt.collectives.layout import flat_cuts
 from gopt.graph.place import Span
+from gopt.graph.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,7 @@ def make_plan(training: Training, updates: Updates, ranks: int, cap: int | None)
     return Plan(tuple(buckets), cap)
 
 
-def _owners(cones: list[Cone], types: dict, ranks: int) -> dict[str, int]:
+def _owners(cones: list[Cone], types: dict[str, TensorType], ranks: int) -> dict[str, int]:
     """Owners of the whole tensors, balanced over all buckets, largest first."""
     whole = [cone.parameter.tensor for cone in cones if cone.mode is Mode.WHOLE]
     return dict(zip(whole, assign_largest_first([types[name].elements for name in whole], ranks)))
@@ -126,5 +133,5 @@ def _whole(name: str, bucket: Bucket, members: list[Cone], owner: dict[str, int]
     ordered = sorted(members, key=lambda cone: owner[cone.parameter.tensor])
     owners = [owner[cone.parameter.tensor] for cone in ordered]
     starts = offsets([sizes[cone.parameter.tensor] for cone in ordered])
-    cuts = tuple(starts[sum(1 for each in owners if each < rank)] for rank in range(ranks)) + (starts[-1],)
-    return WholeBucket(name, tuple(ordered), tuple(owners), tuple(starts), cuts, bucket.why)
+    cuts = [starts[bisect_left(owners, rank)] for rank in range(ranks)] + starts[-1:]
+    return WholeBucket(name, tuple(ordered), tuple(owners), tuple(starts), tuple(cuts), bucket.why)

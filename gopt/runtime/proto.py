@@ -1,0 +1,88 @@
+"""Nodes and types put back into a small ONNX model, for whoever runs or infers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
+
+from gopt.graph.model import COMM, Graph, Node, Tensor, value_info
+from gopt.graph.types import TensorType
+
+EMBEDDED = 4096
+"""Bytes up to which a constant stands inside a model; above, it is an input, so that its memory is shared."""
+
+
+def build_model(
+    header: ModelProto,
+    nodes: Iterable[Node],
+    inputs: Mapping[str, TensorType],
+    outputs: Mapping[str, TensorType],
+    constants: Iterable[TensorProto] = (),
+) -> ModelProto:
+    """A model around nodes. The header's metadata stay behind: they name the rank, and equal models must be equal."""
+    model = ModelProto(ir_version=header.ir_version)
+    model.opset_import.extend(entry for entry in header.opset_import if entry.domain != COMM)
+    model.functions.extend(header.functions)
+    body = model.graph
+    body.name = "segment"
+    body.node.extend(node.to_proto() for node in nodes)
+    body.input.extend(value_info(name, type) for name, type in inputs.items())
+    body.output.extend(value_info(name, type) for name, type in outputs.items())
+    body.initializer.extend(constants)
+    return model
+
+
+def is_constant(graph: Graph, name: str) -> bool:
+    """Whether a value is stored and cannot be fed."""
+    return name in graph.initializers and name not in graph.inputs
+
+
+def is_small(tensor: Tensor) -> bool:
+    """Whether a constant may stand inside a model. Strings always do: no engine takes them by reference."""
+    return tensor.type.dtype == "string" or tensor.nbytes <= EMBEDDED
+
+
+def stored(name: str, tensor: Tensor) -> TensorProto:
+    """A constant as a message under its name."""
+    if tensor.proto is not None and not tensor.external:
+        if tensor.proto.name == name:
+            return tensor.proto
+        proto = TensorProto()
+        proto.CopyFrom(tensor.proto)
+    else:
+        # Not ascontiguousarray, which makes a scalar a list of one.
+        proto = onnx.numpy_helper.from_array(np.array(tensor.numpy(), order="C"))
+    proto.name = name
+    return proto
+
+
+def bodies(node: NodeProto) -> list[onnx.GraphProto]:
+    """The bodies of a control-flow node."""
+    found = []
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            found.append(attribute.g)
+        elif attribute.type == AttributeProto.GRAPHS:
+            found.extend(attribute.graphs)
+    return found
+
+
+def as_node(proto: NodeProto) -> Node:
+    """A Node of a message, with the outer values that its bodies read."""
+    node = Node(proto.op_type, proto.input, proto.output, domain=proto.domain, name=proto.name, proto=proto)
+    node.captures = tuple(dict.fromkeys(name for body in bodies(proto) for name in _outer_reads(body)))
+    return node
+
+
+def _outer_reads(body: onnx.GraphProto) -> list[str]:
+    defined = {"", *(info.name for info in body.input), *(tensor.name for tensor in body.initializer)}
+    found = []
+    for proto in body.node:
+        inner = [name for nested in bodies(proto) for name in _outer_reads(nested)]
+        found.extend(name for name in (*proto.input, *inner) if name not in defined)
+        defined.update(proto.output)
+    found.extend(info.name for info in body.output if info.name not in defined)
+    return found
