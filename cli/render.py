@@ -65,19 +65,19 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
             out.print(table("Buckets", ("name", "update", "tensors", "classes", "size", "dtype", "closed because"), rows, (2, 3, 4)))
             if len(buckets) > len(rows):
                 out.print(f"… and {len(buckets) - len(rows)} more in report.json")
-    rows = []
+    lines = []
     for row in _few(report["ranks"]):
         calls = ", ".join(f"{c['calls']} {c['op']}" for c in row["communication"]) or "none"
         held = row["bytes"]
-        rows.append(
+        lines.append(
             (row["rank"], size(held["parameters"]), size(held["optimizer_states"]), size(held["gradients"]), calls,
              size(sum(c["bytes_sent"] for c in row["communication"])))
         )  # fmt: skip
     out.print(
-        table("Ranks", ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step"), rows, (1, 2, 3, 5))
+        table("Ranks", ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step"), lines, (1, 2, 3, 5))
     )
-    if len(report["ranks"]) > len(rows):
-        out.print(f"… and {len(report['ranks']) - len(rows)} more in report.json")
+    if len(report["ranks"]) > len(lines):
+        out.print(f"… and {len(report['ranks']) - len(lines)} more in report.json")
     passed = ", ".join(f"{check['name']} {check['count']}" for check in report["checks"])
     out.print(f"removed {len(report['removed_ops'])} ops, added {len(report['added_ops'])}; checked: {passed}")
     for note in report["notes"]:

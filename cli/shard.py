@@ -9,7 +9,7 @@ from typing import Any
 import click
 from gopt.cli.options import build_mesh, parse_ranks, read_config, role_map, role_options
 
-from gopt.errors import OptionError
+from gopt.errors import OptionError, UnsupportedError
 
 
 @click.command("shard")
@@ -70,9 +70,9 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
     from gopt.pipeline import build_pipeline, parse_pipeline
 
     if given["partition"] != "flat":
-        raise OptionError(f"--partition {given['partition']} is not supported yet", "use the default, flat")
+        raise UnsupportedError(f"--partition {given['partition']} is not supported yet", "use the default, flat")
     if given["stage"] == 3:
-        raise OptionError("--stage 3 is not supported yet", "use --stage 2")
+        raise UnsupportedError("--stage 3 is not supported yet", "use --stage 2")
     defaults: dict[str, dict[str, Any]] = {name: dict(table) for name, table in config.get("pass", {}).items()}
     for name in defaults:
         find(name)

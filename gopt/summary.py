@@ -239,7 +239,7 @@ def call_bytes(step: Step, rank: RankGraph, node: Node) -> int:
     size, index = step.mesh.size(group), step.mesh.index(group, rank.rank)
     if node.op_type == "AllGather":
         dtype, cuts = step.graph.types[node.outputs[0]].dtype, node.attributes["cuts"]
-        types = [(dtype, (cuts[index + 1] - cuts[index],))]
+        types: list[tuple[str, tuple[int, ...]]] = [(dtype, (cuts[index + 1] - cuts[index],))]
     else:
         types = [(step.graph.types[name].dtype, step.graph.types[name].dims) for name in node.inputs]
     return COLLECTIVES[node.op_type].bytes_sent(node.attributes, types, size, index)

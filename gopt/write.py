@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, ValueInfoProto
 
 from gopt.analysis.spmd import Step
-from gopt.errors import OptionError, RunError
+from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.model import COMM, Graph, Node, Tensor, value_info
 from gopt.graph.types import TensorType, dtype_code, nbytes
 from gopt.specialise import RankGraph, RankState
@@ -76,8 +76,10 @@ class Values:
         self._order: list[tuple[str, Tensor, int]] = []
         self.size = 0
 
-    def add(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def add(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Put tensors one after the other, without a gap, on an aligned start."""
+        if not tensors:
+            return
         self.size += -self.size % ALIGN
         for name, tensor in tensors:
             self._order.append((name, tensor, self.size))
@@ -118,9 +120,14 @@ def plan_values(step: Step) -> Values:
     placed: set[str] = set()
     for names in step.layout:
         held = [(name, source.initializers[name]) for name in names if name in source.initializers]
-        if len(held) == len(names):
-            values.add(held)
-            placed.update(names)
+        if held and len(held) < len(names):
+            missing = next(name for name in names if name not in source.initializers)
+            raise InputError(
+                f"state {held[0][0]!r} has a value and {missing!r} has none, and ranks hold both as one tensor",
+                "give values to all of them with --state FILE, or to none",
+            )
+        values.add(held)
+        placed.update(name for name, _ in held)
     states = {state.tensor for state in step.training.states}
     for name, tensor in source.initializers.items():
         if name not in placed and (name in states or tensor.nbytes > INLINE):
@@ -226,7 +233,8 @@ class _RankWriter:
         for key, value in entries.items():
             entry = header.metadata_props.add()
             entry.key, entry.value = key, value
-        return header.SerializeToString(deterministic=True) + _field(7, graph)
+        head: bytes = header.SerializeToString(deterministic=True)
+        return head + _field(7, graph)
 
 
 def _field(number: int, payload: bytes) -> bytes:
@@ -287,7 +295,8 @@ def source_model(step: Step, values: Values, roles: str) -> bytes:
     for key, value in (("gopt.format", "gopt-source/1"), ("gopt.roles", roles)):
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value
-    return model.SerializeToString(deterministic=True)
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import count
 
 import onnx
+import onnx.inliner
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from gopt.errors import UnsupportedError
@@ -77,13 +78,14 @@ class _Lowering:
         if _names_half(node):
             return True
         # What an operator makes of inputs that are no halves is none either, unless an attribute says so.
-        return any([self._dtype(name, node) in HALVES for name in node.reads])
+        read = {self._dtype(name, node) for name in node.reads}  # all of them, so that no unknown one hides
+        return not HALVES.isdisjoint(read)
 
     def _dtype(self, name: str, node: Node) -> str:
         type = self.types.get(name)
         if type is None or not known(type.dtype):
             raise UnsupportedError(
-                f"the type of value {name!r} is unknown, and {node.op_type} {node.label!r} may meet half precision there",
+                f"the type of value {name!r} is unknown, and {node.op_type} {node.label!r} may compute in a half",
                 "declare it in the file (value_info), for instance with onnx.shape_inference",
             )
         return type.dtype
@@ -136,14 +138,14 @@ class _Lowering:
         """A copy of a control-flow node whose bodies name the types of their values."""
         given = {name: self.types[name] for name in dict.fromkeys(node.reads) if name in self.types}
         made = {name: self.types.get(name, TensorType("undefined", None)) for name in node.outputs if name}
-        model = onnx.shape_inference.infer_shapes(build_model(self._header, [node], given, made))
+        model: ModelProto = onnx.shape_inference.infer_shapes(build_model(self._header, [node], given, made))
         return model.graph.node[0]
 
 
 def _declared(body: GraphProto) -> dict[str, TensorType]:
     infos = (*body.input, *body.value_info, *body.output)
     types = {info.name: read_type(info.type) for info in infos}
-    types.update((stored.name, TensorType(dtype_name(stored.data_type), tuple(stored.dims))) for stored in body.initializer)
+    types.update((held.name, TensorType(dtype_name(held.data_type), tuple(held.dims))) for held in body.initializer)
     return types
 
 

@@ -61,7 +61,7 @@ def stored(name: str, tensor: Tensor) -> TensorProto:
 
 def bodies(node: NodeProto) -> list[onnx.GraphProto]:
     """The bodies of a control-flow node."""
-    found = []
+    found: list[onnx.GraphProto] = []
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             found.append(attribute.g)

@@ -32,6 +32,8 @@ CallBack: TypeAlias = Callable[[int, Node, list[Array]], list[Array]]
 """What does a collective: number of the call in the file, its node, its inputs -> its outputs."""
 
 _PROVIDERS = ["CPUExecutionProvider"]
+_PACKED = frozenset({"int4", "uint4", "float4e2m1"})
+"""NumPy keeps one element in a byte, the runtime two."""
 _INSTALL = "install exactly one of onnxruntime and onnxruntime-gpu: they share a folder, and removing one breaks both"
 
 
@@ -107,14 +109,16 @@ def array_dtype(array: Array) -> str:
         raise RunError(f"ONNX has no tensors of {array.dtype}") from None
 
 
-def _to_runtime(array: Array, dtype: str) -> Any:
+def _value(array: Array) -> Any:
     """A runtime value over an array's own memory; it keeps the array alive."""
+    dtype = array_dtype(array)
     array = np.require(array, requirements="C")
     values = _runtime().OrtValue
     if dtype == "string" or array.dtype == object:
         raise UnsupportedError("strings cannot be handed to ONNX Runtime")
-    if array.dtype.kind == "V" or array.dtype.name not in np.sctypeDict:
-        # NumPy's add-on types are unknown to the runtime, which takes their bits.
+    if dtype in _PACKED:
+        raise UnsupportedError(f"tensors of {dtype} cannot cross the border of a segment")
+    if array.dtype.isbuiltin == 2:  # one of NumPy's add-on types, which the runtime takes as mere bits
         return values.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), dtype_code(dtype))
     return values.ortvalue_from_numpy(array)
 
@@ -130,11 +134,11 @@ class _Memory:
         }  # fmt: skip
 
 
-def _to_numpy(value: Any) -> Array:
+def _array(value: Any) -> Array:
     """An array over a runtime value's own memory."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(value.element_type())
     shape = value.shape()
-    if dtype == object:
+    if dtype.hasobject:
         result: Array = value.numpy()
         return result
     if 0 in shape:
@@ -184,8 +188,7 @@ def _border_type(name: str, types: Mapping[str, TensorType]) -> TensorType:
         raise UnsupportedError(
             f"the type of value {name!r}, which crosses a call, is unknown", "declare it in the file (value_info)"
         )
-    # Without the shape: it may be a mere guess of the exporter's, and equal segments should have equal bytes.
-    return TensorType(type.dtype, None)
+    return type
 
 
 def _runtime_type(text: str) -> TensorType:
@@ -203,7 +206,7 @@ class Program:
     """
 
     def __init__(self, graph: Graph, cache: SessionCache) -> None:
-        graph = lower_halves(graph)
+        self.graph = graph = lower_halves(graph)
         self._inputs = graph.inputs
         self._initial = {name: graph.initializers[name] for name in graph.inputs if name in graph.initializers}
         self._outputs = tuple(graph.outputs)
@@ -217,18 +220,15 @@ class Program:
         """Constants that stand in no model: large ones, those that a call reads, and those that are outputs."""
         read = {name for step in self._steps for name in step.inputs} | set(self._outputs)
         names = [name for name in graph.initializers if name in read and name not in graph.inputs]
-        return {name: self._value(name, graph.initializers[name].numpy()) for name in names}
-
-    def _value(self, name: str, array: Array) -> Any:
-        return _to_runtime(array, array_dtype(array))
+        return {name: _value(graph.initializers[name].numpy()) for name in names}
 
     def run(self, feeds: Mapping[str, Array], call: CallBack) -> dict[str, Array]:
         """One step: values for the inputs in, the graph's outputs out.
 
         A state that is not fed has its stored value. Outputs are memory of their own, but for those that are inputs
-        or constants of the graph: those may be the very arrays that were fed. ``call`` is asked for every collective in file order;
-        it may give no outputs where they are undefined (Reduce off its root). Raises RunError on feeds that do
-        not fit, and when a segment fails.
+        or constants of the graph, which may be the very arrays that were fed. ``call`` is asked for every collective
+        in file order; it may give no outputs where they are undefined (Reduce off its root). Raises RunError on
+        feeds that do not fit, and when a segment fails.
         """
         values = self._start(feeds)
         for step, dead in zip(self._steps, self._dropped, strict=True):
@@ -239,7 +239,7 @@ class Program:
             values.update(made)
             for name in dead:
                 values.pop(name, None)
-        return {name: _to_numpy(values[name]) for name in self._outputs}
+        return {name: _array(values[name]) for name in self._outputs}
 
     def _start(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
         unknown = sorted(set(feeds) - set(self._inputs))
@@ -254,18 +254,18 @@ class Program:
             else:
                 raise RunError(f"input {name!r} ({type}) was not fed, and the file stores no value")
             _check_fed(name, type, array)
-            values[name] = self._value(name, array)
+            values[name] = _value(array)
         return values
 
     def _call(self, step: Call, values: Mapping[str, Any], call: CallBack) -> dict[str, Any]:
         missing = [name for name in step.inputs if name not in values]
         if missing:
             raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
-        results = call(step.index, step.node, [_to_numpy(values[name]) for name in step.inputs])
+        results = call(step.index, step.node, [_array(values[name]) for name in step.inputs])
         names = step.node.outputs
         if results and len(results) != len(names):
             raise RunError(f"{step.node.op_type} {step.node.label!r} gave {len(results)} values, not {len(names)}")
-        return {name: self._value(name, array) for name, array in zip(names, results) if name}
+        return {name: _value(array) for name, array in zip(names, results) if name}
 
 
 def _check_fed(name: str, type: TensorType, array: Array) -> None:

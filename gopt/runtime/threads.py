@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from gopt.collectives.node import CallSignature, call_signature
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import GoptError, InvariantError, RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
-from gopt.runtime.session import Array, Program, array_dtype
+from gopt.runtime.session import Array, CallBack, array_dtype
 
 DEADLINE = 120.0
 """Seconds for which a rank waits for the others at one call."""
+
+
+class Runnable(Protocol):
+    """What a rank runs: a Program, or something that stands before one."""
+
+    def run(self, feeds: dict[str, Array], call: CallBack, /) -> dict[str, Array]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class ThreadGroup:
         self.mesh = mesh
         self.deadline = deadline
         self.failure: BaseException | None = None
-        self._failed_rank: int | None = None
+        self.failed_rank: int | None = None
         self._changed = threading.Condition()
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._calls: dict[tuple[str, int], int] = {}
@@ -126,12 +132,20 @@ class ThreadGroup:
             else:
                 self._wait(_Wait(entry, lambda: meeting.results is not None, lambda: meeting.missing))
         if last:
-            results = _execute([meeting.entries[member] for member in members])
-            with self._changed:
-                meeting.results = dict(zip(members, results, strict=True))
-                self._changed.notify_all()
+            self._complete(meeting, rank)
         assert meeting.results is not None
         return meeting.results[rank]
+
+    def _complete(self, meeting: _Meeting, rank: int) -> None:
+        """Run a call for all its members; without the lock, so that other groups go on."""
+        try:
+            results = _execute([meeting.entries[member] for member in meeting.members])
+        except Exception as error:
+            self.abort(rank, error)
+            raise
+        with self._changed:
+            meeting.results = dict(zip(meeting.members, results, strict=True))
+            self._changed.notify_all()
 
     def _send(self, entry: _Entry) -> None:
         with self._changed:
@@ -186,14 +200,17 @@ class ThreadGroup:
         rank = wait.entry.rank
         self._waiting[rank] = wait
         self._check_stuck()
-        ended = self._changed.wait_for(lambda: self.failure is not None or wait.ready(), self.deadline)
+        ended = False
+        while not ended:
+            ended = self._changed.wait_for(lambda: self.failure is not None or wait.ready(), self.deadline)
+            late = wait.missing()
+            if not ended and late:  # else all have come, and the call itself takes long
+                what = f"{_ranks(late)} at {wait.entry.call}"
+                self._fail(RunError(f"after {self.deadline:g} s, rank {rank} still waits for {what}"))
+                break
         del self._waiting[rank]
-        if wait.ready():
-            return
-        if not ended:
-            late = _ranks(wait.missing()) or "the end of the call"
-            self._fail(RunError(f"after {self.deadline:g} s, rank {rank} still waits for {late} at {wait.entry.call}"))
-        self._raise_failure()
+        if not wait.ready():
+            self._raise_failure()
 
     def _check_stuck(self) -> None:
         """Held: fail at once when every rank waits or has finished, and so none can come for another."""
@@ -219,7 +236,7 @@ class ThreadGroup:
     def _fail(self, error: BaseException, rank: int | None = None) -> None:
         """Held: the first failure stands."""
         if self.failure is None:
-            self.failure, self._failed_rank = error, rank
+            self.failure, self.failed_rank = error, rank
         self._changed.notify_all()
 
     def _raise_failure(self) -> None:
@@ -227,8 +244,8 @@ class ThreadGroup:
         if self.failure is None:
             return
         message = self.failure.message if isinstance(self.failure, GoptError) else repr(self.failure)
-        if self._failed_rank is not None:
-            message = f"stopped, because rank {self._failed_rank} failed: {message}"
+        if self.failed_rank is not None:
+            message = f"stopped, because rank {self.failed_rank} failed: {message}"
         hints = self.failure.hints if isinstance(self.failure, GoptError) else ()
         raise RunError(message, *hints) from self.failure
 
@@ -246,17 +263,29 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}" if ranks else ""
 
 
+def _named(error: BaseException, rank: int | None) -> BaseException:
+    """The error with the number of the rank that it befell, where it befell one."""
+    if rank is None:
+        return error
+    if isinstance(error, GoptError):
+        named = type(error)(f"rank {rank}: {error.message}", *error.hints)
+        named.__cause__ = error
+        return named
+    error.add_note(f"on rank {rank}")
+    return error
+
+
 def run_ranks(
-    programs: Sequence[Program], feeds: Sequence[Mapping[str, Array]], mesh: Mesh, deadline: float = DEADLINE
+    programs: Sequence[Runnable], feeds: Sequence[dict[str, Array]], mesh: Mesh, deadline: float = DEADLINE
 ) -> list[dict[str, Array]]:
     """One step of every rank, each in a thread; returns every rank's outputs.
 
-    Raises the first failure: the error of the rank that failed (a RunError then names it), not of those that stopped for its sake.
+    Raises the first failure: that of the rank that failed, whose number it names, not of those that stopped for it.
     """
     if not len(programs) == len(feeds) == mesh.ranks:
         raise InvariantError(f"{len(programs)} programs and {len(feeds)} feeds for the {mesh.ranks} ranks of {mesh}")
     group = ThreadGroup(mesh, deadline)
-    results: list[dict[str, Any]] = [{} for _ in programs]
+    results: list[dict[str, Array]] = [{} for _ in programs]
 
     def step(rank: int) -> None:
         try:

@@ -309,14 +309,14 @@ class Verifier:
     ) -> tuple[Values, list[np.ndarray]]:
         """One step of the source on the mean gradient of all batches."""
         training = self.training
-        outputs = [self.local.run({**states, **settings, **batch}, no_call) for batch in batches]
+        outputs = [_alone(self.local, {**states, **settings, **batch}) for batch in batches]
         means: Values = {}
         for name in dict.fromkeys(training.gradients.values()):
             local = [self.vary(variant, name, np.asarray(out[name]), r == len(batches) - 1) for r, out in enumerate(outputs)]
             dtype = local[0].dtype
             with np.errstate(all="ignore"):
                 means[name] = np.mean([each.astype(np.float64) for each in local], axis=0).astype(dtype)
-        updated = self.update.run({**states, **settings, **means}, no_call)
+        updated = _alone(self.update, {**states, **settings, **means})
         new = {}
         for state in training.states:
             if state.kind is Kind.STATISTIC:
@@ -355,6 +355,11 @@ class _Varied:
             return call(index, node, given)
 
         return verifier.ranks[self.rank].program.run(feeds, varied)
+
+
+def _alone(program: Program, values: Values) -> Values:
+    """Run a graph of one rank on those of the values that it reads."""
+    return program.run({name: values[name] for name in program.graph.inputs if name in values}, no_call)
 
 
 def has_finite_check(training: Training) -> bool:
