@@ -1,5 +1,5 @@
 """``python -m gopt.cli``."""
 
-from gopt.cli.main import entry
+from .main import entry
 
 entry()

@@ -26,7 +26,7 @@ def role_options(function: F) -> F:
             "--params", multiple=True, metavar="INPUT[=GRADIENT]",
             help="An input that is a parameter, and the value that is its gradient.",
         ),
-        click.option("--states", multiple=True, metavar="INPUT=OUTPUT", help="A state and the output that replaces it."),
+        click.option("--states", multiple=True, metavar="INPUT=OUTPUT", help="A state and its new value."),
         click.option("--batch", multiple=True, metavar="INPUT", help="An input that differs from rank to rank."),
     ):  # fmt: skip
         function = option(function)

@@ -32,6 +32,6 @@ def command(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     else:
-        from gopt.cli.render import render_passes
+        from .render import render_passes
 
         render_passes(rows)

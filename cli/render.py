@@ -59,10 +59,25 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
         buckets = each["facts"].get("buckets")
         if buckets:
             rows = [
-                (b["name"], b["mode"], len(b["tensors"]), b.get("classes", ""), size(b["bytes"]), b["dtype"], b["closed_because"])
+                (
+                    b["name"],
+                    b["mode"],
+                    len(b["tensors"]),
+                    b.get("classes", ""),
+                    size(b["bytes"]),
+                    b["dtype"],
+                    b["closed_because"],
+                )
                 for b in _few(buckets)
             ]
-            out.print(table("Buckets", ("name", "update", "tensors", "classes", "size", "dtype", "closed because"), rows, (2, 3, 4)))
+            out.print(
+                table(
+                    "Buckets",
+                    ("name", "update", "tensors", "classes", "size", "dtype", "closed because"),
+                    rows,
+                    (2, 3, 4),
+                )
+            )
             if len(buckets) > len(rows):
                 out.print(f"… and {len(buckets) - len(rows)} more in report.json")
     lines = []
@@ -74,7 +89,12 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
              size(sum(c["bytes_sent"] for c in row["communication"])))
         )  # fmt: skip
     out.print(
-        table("Ranks", ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step"), lines, (1, 2, 3, 5))
+        table(
+            "Ranks",
+            ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step"),
+            lines,
+            (1, 2, 3, 5),
+        )
     )
     if len(report["ranks"]) > len(lines):
         out.print(f"… and {len(report['ranks']) - len(lines)} more in report.json")
@@ -105,10 +125,18 @@ def render_verification(record: Mapping[str, Any]) -> None:
     """What ``gopt verify`` shows: the worst error of each variant, and gradients that were not confirmed."""
     out = console()
     rows = [
-        (name, each["name"], each["kind"], each["rank"], each["step"], f"{each['error_over_tolerance'] * record['tolerance']:.2e}")
+        (
+            name,
+            each["name"],
+            each["kind"],
+            each["rank"],
+            each["step"],
+            f"{each['error_over_tolerance'] * record['tolerance']:.2e}",
+        )
         for name, each in record["worst"].items()
     ]
-    title = f"Worst relative error over {record['ranks']} ranks and {record['steps']} steps (tolerance {record['tolerance']:g})"
+    over = f"{record['ranks']} ranks and {record['steps']} steps"
+    title = f"Worst relative error over {over} (tolerance {record['tolerance']:g})"
     out.print(table(title, ("variant", "value", "kind", "rank", "step", "error"), rows, (3, 4, 5)))
     good = sum(each["holds"] for each in record["gradients"])
     if record["gradients"]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from gopt.cli.options import build_mesh, parse_ranks, read_config, role_map, role_options
+from .options import build_mesh, parse_ranks, read_config, role_map, role_options
 
 from gopt.errors import OptionError, UnsupportedError
 
@@ -17,12 +17,31 @@ from gopt.errors import OptionError, UnsupportedError
 @click.option("--ranks", type=int, metavar="N", help="Ranks that share the states, each with its own batch.")
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. shard=8.")
 @click.option("-o", "--output", metavar="DIR", help="Output folder.  [default: the model's stem + .ranks]")
-@click.option("--stage", type=click.IntRange(0, 3), help="0: nothing sharded; 1: optimizer states; 2: gradients too; 3: parameters too.  [default: 2]")
-@click.option("--partition", type=click.Choice(["flat", "rows", "whole"]), default="flat", show_default=True, help="Where tensors may be cut.")
-@click.option("--bucket-mb", type=float, metavar="M", help="Cap of a bucket in MiB; 0 is one tensor a call.  [default: total/8, 1 to 25]")
-@click.option("--statistics", type=click.Choice(["mean", "local"]), help="BatchNorm statistics: averaged over the ranks, or left apart.  [default: mean]")
+@click.option(
+    "--stage",
+    type=click.IntRange(0, 3),
+    help="0: nothing sharded; 1: optimizer states; 2: gradients too; 3: parameters too.  [default: 2]",
+)
+@click.option(
+    "--partition",
+    type=click.Choice(["flat", "rows", "whole"]),
+    default="flat",
+    show_default=True,
+    help="Where tensors may be cut.",
+)
+@click.option(
+    "--bucket-mb",
+    type=float,
+    metavar="M",
+    help="Cap of a bucket in MiB; 0 is one tensor a call.  [default: total/8, 1 to 25]",
+)
+@click.option(
+    "--statistics",
+    type=click.Choice(["mean", "local"]),
+    help="BatchNorm statistics: averaged over the ranks, or left apart.  [default: mean]",
+)
 @click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [pipeline], [pass.NAME], [roles].")
-@click.option("--pipeline", metavar="PASSES", help="Passes in order: \"shard{stage=1},statistics,prune\".")
+@click.option("--pipeline", metavar="PASSES", help='Passes in order: "shard{stage=1},statistics,prune".')
 @click.option("--state", metavar="FILE", help="Values of states (.safetensors, .npz) where the model has none.")
 @click.option("--only-ranks", metavar="RANKS", help="Write these ranks alone, e.g. 0-3.")
 @click.option("--print-after", metavar="PASS|all", help="Write the graph as text after a pass.")
@@ -50,7 +69,7 @@ def command(model: str, **given: Any) -> None:
     if output.exists() and not given["force"] and not given["dry_run"]:
         raise OptionError(f"{output} exists already", "choose another folder with -o, or replace it with --force")
     roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config)
-    from gopt.cli.render import progress, render_report
+    from .render import progress, render_report
 
     with progress() as advance:
         advance("reading")
@@ -76,7 +95,11 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
     defaults: dict[str, dict[str, Any]] = {name: dict(table) for name, table in config.get("pass", {}).items()}
     for name in defaults:
         find(name)
-    flags = {"stage": ("shard", "stage"), "bucket_mb": ("shard", "bucket-mb"), "statistics": ("statistics", "statistics")}
+    flags = {
+        "stage": ("shard", "stage"),
+        "bucket_mb": ("shard", "bucket-mb"),
+        "statistics": ("statistics", "statistics"),
+    }
     for flag, (owner, option) in flags.items():
         if given[flag] is not None:
             defaults.setdefault(owner, {})[option] = given[flag]
@@ -86,7 +109,7 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
     elif "pipeline" in config:
         table = config["pipeline"]
         if set(table) != {"passes"} or not all(isinstance(name, str) for name in table["passes"]):
-            raise OptionError("[pipeline] takes one key: passes, a list of names", f'passes = {list(DEFAULT)}')
+            raise OptionError("[pipeline] takes one key: passes, a list of names", f"passes = {list(DEFAULT)}")
         items = [(name, {}) for name in table["passes"]]
     if items is not None:
         clash = [(name, key) for name, options in items for key in options if key in defaults.get(name, {})]

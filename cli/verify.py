@@ -10,7 +10,9 @@ import click
 @click.command("verify")
 @click.argument("paths", nargs=-1, required=True, metavar="[MODEL] DIR", type=click.Path())
 @click.option("--steps", default=3, show_default=True, type=click.IntRange(1), metavar="K", help="Steps to run.")
-@click.option("--seed", default=0, show_default=True, metavar="S", help="Seed of batches and of states without a value.")
+@click.option(
+    "--seed", default=0, show_default=True, metavar="S", help="Seed of batches and of states without a value."
+)
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyper-parameter.  [default: 0.01]")
 @click.option("--no-confirm", is_flag=True, help="Skip confirming the gradients by finite differences.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -27,7 +29,7 @@ def command(
       gopt verify step.ranks
       gopt verify step.onnx step.ranks --steps 5
     """
-    from gopt.cli.render import progress, render_verification
+    from .render import progress, render_verification
 
     from gopt.errors import OptionError
 

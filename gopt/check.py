@@ -30,9 +30,13 @@ def check_ranks(step: Step, ranks: Sequence[RankGraph], common: Sequence[RankSta
     return [
         Check("reads", "every value a rank reads is made or given on that rank", reads),
         Check("calls", "all ranks issue the same calls in the same order with the same layout", _calls(ranks)),
-        Check("pieces", "the pieces of every sharded state tile its tensor: disjoint and covering", _tiles(step, ranks)),
+        Check(
+            "pieces", "the pieces of every sharded state tile its tensor: disjoint and covering", _tiles(step, ranks)
+        ),
         Check("outputs", "loss and metrics keep name and type", _outputs(step)),
-        Check("updates", "each element is updated by one member of the group, or by all from equal inputs", _kept(step)),
+        Check(
+            "updates", "each element is updated by one member of the group, or by all from equal inputs", _kept(step)
+        ),
         Check("scalars", "every scalar state is replicated and updated on every rank", _scalars(step, common)),
     ]
 
@@ -48,7 +52,9 @@ def _closed(step: Step, rank: RankGraph, common: Sequence[RankState]) -> int:
             raise InvariantError(f"rank {rank.rank} keeps the layout operator {node!r}")
         for name in node.inputs:
             if name and name not in known:
-                raise InvariantError(f"rank {rank.rank}: {node.op_type} {node.label!r} reads {name!r}, which it has not")
+                raise InvariantError(
+                    f"rank {rank.rank}: {node.op_type} {node.label!r} reads {name!r}, which it has not"
+                )
         for name in node.captures:
             if name not in known:
                 raise InvariantError(f"rank {rank.rank}: {node.op_type} {node.label!r} captures {name!r}")

@@ -46,7 +46,9 @@ class Pipeline:
         for place, stage in enumerate(self.stages):
             late = [name for name in stage.spec.after if name in names[place + 1 :]]
             if late:
-                raise OptionError(f"pass {stage.spec.name} cannot run before {late[0]}", f"put {late[0]} in front of it")
+                raise OptionError(
+                    f"pass {stage.spec.name} cannot run before {late[0]}", f"put {late[0]} in front of it"
+                )
             if names.index(stage.spec.name) != place:
                 raise OptionError(f"pass {stage.spec.name} stands twice in the pipeline")
 

@@ -184,11 +184,15 @@ def _added(
         for name in node.outputs:
             if name not in step.training.graph.types:
                 type = step.graph.type_of(name)
-                variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, node.made_by, _purpose(node), places))
+                variables.append(
+                    VarRecord(name, type.dtype, type.shape, type.nbytes, node.made_by, _purpose(node), places)
+                )
     for name, held in states.items():
         type = step.graph.types[name]
         variables.append(
-            VarRecord(name, type.dtype, type.shape, 0, "shard", "the rank's run of a bucket's states", rank_ranges(held))
+            VarRecord(
+                name, type.dtype, type.shape, 0, "shard", "the rank's run of a bucket's states", rank_ranges(held)
+            )
         )
     return ops, variables
 
@@ -223,9 +227,7 @@ def _rank_row(step: Step, common: Sequence[RankState], rank: RankGraph) -> dict[
             continue
         group = str(node.attributes["group"])
         sent = call_bytes(step, rank, node)
-        row = calls.setdefault(
-            (node.op_type, group), {"op": node.op_type, "group": group, "calls": 0, "bytes_sent": 0}
-        )
+        row = calls.setdefault((node.op_type, group), {"op": node.op_type, "group": group, "calls": 0, "bytes_sent": 0})
         row["calls"] += 1
         row["bytes_sent"] += sent
         if any(name in local for name in node.inputs):

@@ -302,5 +302,3 @@ def source_model(step: Step, values: Values, roles: str) -> bytes:
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
     """Stable JSON: sorted by construction, one trailing newline."""
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-

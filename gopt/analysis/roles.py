@@ -140,9 +140,7 @@ def _pair_scalars(index: Index, pairs: Mapping[str, str], loss: str, roles: Role
     return found
 
 
-def _settle_losses(
-    index: Index, losses: list[str], found: _Found, pairs: Mapping[str, str], roles: RoleMap
-) -> None:
+def _settle_losses(index: Index, losses: list[str], found: _Found, pairs: Mapping[str, str], roles: RoleMap) -> None:
     """Refuse when another output could be the loss as well: neither paired nor computed from gradients."""
     if roles.loss:
         return
@@ -244,14 +242,16 @@ class _Step:
         hyper = [name for name in graph.inputs if name not in self.updated and name not in self.batch]
         hyper = [name for name in hyper if name not in graph.initializers]
         phases = [
-            Phase.FORWARD if id(node) in self.forward else Phase.BACKWARD if id(node) in found.backward else Phase.UPDATE
+            Phase.FORWARD
+            if id(node) in self.forward
+            else Phase.BACKWARD
+            if id(node) in found.backward
+            else Phase.UPDATE
             for node in graph.nodes
         ]
         paired = set(self.updated.values())
         metrics = [name for name in graph.outputs if name not in paired and name != self.loss]
-        training = Training(
-            graph, self.loss, states, found.gradients, self.batch, hyper, metrics, phases, self.random
-        )
+        training = Training(graph, self.loss, states, found.gradients, self.batch, hyper, metrics, phases, self.random)
         training.notes = self._notes(training)
         if not found.gradients:
             raise InputError(

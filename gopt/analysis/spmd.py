@@ -78,9 +78,7 @@ class Step:
         for holding in holdings:
             self.graph.inputs[holding.input] = types[holding.input]
             self.graph.outputs[holding.output] = types[holding.output]
-        self.graph.initializers = {
-            name: tensor for name, tensor in source.initializers.items() if name not in states
-        }
+        self.graph.initializers = {name: tensor for name, tensor in source.initializers.items() if name not in states}
 
     @property
     def group(self) -> str:

@@ -27,7 +27,18 @@ MADE_BY = "gopt.pass"
 class Node:
     """One operator. ``inputs`` and ``outputs`` are value names; '' is an absent optional."""
 
-    __slots__ = ("_attributes", "captures", "domain", "inputs", "made_by", "name", "op_type", "outputs", "place", "proto")
+    __slots__ = (
+        "_attributes",
+        "captures",
+        "domain",
+        "inputs",
+        "made_by",
+        "name",
+        "op_type",
+        "outputs",
+        "place",
+        "proto",
+    )
 
     def __init__(
         self,

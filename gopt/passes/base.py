@@ -73,9 +73,7 @@ def _convert(owner: str, key: str, value: Any, hint: Any) -> Any:
             return {"true": True, "false": False}[str(value).lower()]
         return hint(value)
     except (ValueError, KeyError, TypeError):
-        raise OptionError(
-            f"pass {owner}: option {key} cannot be {value!r}", f"it takes {_type_name(hint)}"
-        ) from None
+        raise OptionError(f"pass {owner}: option {key} cannot be {value!r}", f"it takes {_type_name(hint)}") from None
 
 
 def _type_name(hint: Any) -> str:

@@ -1,8 +1,8 @@
 """Confirm gradients by value: each must be proportional to the change of the loss along random directions.
 
 For a parameter p with the value g that is called its gradient and a random direction d,
-⟨g, d⟩ = c · (L(p + εd) − L(p − εd)) / 2ε with one constant c (a loss scale) for every d. In float64 where onnxruntime has
-the kernels, else in float32 with a longer step and a wider allowance.
+⟨g, d⟩ = c · (L(p + εd) − L(p − εd)) / 2ε with one constant c (a loss scale) for every d.
+In float64 where onnxruntime has the kernels, else in float32 with a longer step and a wider allowance.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gopt.analysis.training import Training
-from gopt.errors import UnsupportedError
+from gopt.errors import RunError, UnsupportedError
 from gopt.graph.model import Graph
 from gopt.graph.types import HALVES
 from gopt.runtime.reference import local_graph, no_call, widened
@@ -103,7 +103,7 @@ def _runnable(graph: Graph) -> tuple[Graph, Precision]:
         wide = widened(graph, precision.dtype)
         try:
             Program(wide, SessionCache())
-        except UnsupportedError:
+        except (UnsupportedError, RunError):
             if precision is SINGLE:
                 raise
         else:
@@ -111,7 +111,9 @@ def _runnable(graph: Graph) -> tuple[Graph, Precision]:
     raise AssertionError("one of the two returns or raises")
 
 
-def _proportional(pairs: list[tuple[float, float]], scale: float, precision: Precision) -> tuple[bool, tuple[float, ...]]:
+def _proportional(
+    pairs: list[tuple[float, float]], scale: float, precision: Precision
+) -> tuple[bool, tuple[float, ...]]:
     """Whether ⟨g, d⟩ = c · slope with one c for all directions, up to rounding of the difference quotient."""
     along = np.array([pair[0] for pair in pairs])
     slope = np.array([pair[1] for pair in pairs])

@@ -130,16 +130,20 @@ class _Lowering:
             for item in body.node:
                 inner.add(as_node(item))
             lowered = [item.to_proto() for item in inner.nodes]
-            del body.node[:]
+            del body.node[:], body.value_info[:]
             body.node.extend(lowered)
+            # What was found out stays, so that lowering again finds the same.
+            made = {name: None for item in inner.nodes for name in item.outputs if name in inner.types}
+            body.value_info.extend(value_info(name, inner.types[name]) for name in made)
         self.nodes.append(as_node(proto))
 
     def _inferred(self, node: Node) -> NodeProto:
         """A copy of a control-flow node whose bodies name the types of their values."""
         given = {name: self.types[name] for name in dict.fromkeys(node.reads) if name in self.types}
         made = {name: self.types.get(name, TensorType("undefined", None)) for name in node.outputs if name}
-        model: ModelProto = onnx.shape_inference.infer_shapes(build_model(self._header, [node], given, made))
-        return model.graph.node[0]
+        model = onnx.shape_inference.infer_shapes(build_model(self._header, [node], given, made))
+        inferred: NodeProto = model.graph.node[0]
+        return inferred
 
 
 def _declared(body: GraphProto) -> dict[str, TensorType]:

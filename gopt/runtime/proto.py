@@ -79,7 +79,7 @@ def as_node(proto: NodeProto) -> Node:
 
 def _outer_reads(body: onnx.GraphProto) -> list[str]:
     defined = {"", *(info.name for info in body.input), *(tensor.name for tensor in body.initializer)}
-    found = []
+    found: list[str] = []
     for proto in body.node:
         inner = [name for nested in bodies(proto) for name in _outer_reads(nested)]
         found.extend(name for name in (*proto.input, *inner) if name not in defined)

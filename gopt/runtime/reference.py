@@ -79,7 +79,7 @@ def _widened(node: Node, dtype: str) -> Node:
     proto.CopyFrom(node.proto)
     changed = False
     for attribute in proto.attribute:
-        if attribute.name in ("to", "dtype") and attribute.i in _FLOAT_CODES:
+        if attribute.name in ("to", "dtype", "stash_type") and attribute.i in _FLOAT_CODES:
             attribute.i = dtype_code(dtype)
             changed = True
         elif attribute.HasField("t") and attribute.t.data_type in _FLOAT_CODES:

@@ -8,6 +8,7 @@ the loss.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,23 +105,62 @@ def tolerance_of(graph: Graph) -> float:
     return 5e-2 if "bfloat16" in dtypes else 2e-2 if "float16" in dtypes else 1e-4
 
 
-def off(value: np.ndarray, wanted: np.ndarray, start: np.ndarray, tolerance: float) -> float:
-    """‖Δ − Δref‖ over tol·‖Δref‖ + tol·1e-3·‖value‖ (contract section 7); integers must be equal.
-
-    All arrays have the same shape; ``start`` is the value before the first step.
-    """
-    if value.shape != wanted.shape:
+def distance(value: np.ndarray, wanted: np.ndarray) -> float:
+    """‖value − wanted‖ in float64; infinite where kinds of number, shapes, integers or infinities differ."""
+    if value.shape != wanted.shape or value.dtype != wanted.dtype:
         return float("inf")
-    if not np.issubdtype(wanted.dtype, np.inexact) and wanted.dtype.kind != "V" and wanted.dtype.name != "bfloat16":
+    if not floating(wanted):
         return 0.0 if np.array_equal(value, wanted) else float("inf")
-    mine, theirs, base = (np.asarray(each, np.float64) for each in (value, wanted, start))
+    mine, theirs = np.asarray(value, np.float64), np.asarray(wanted, np.float64)
     finite = np.isfinite(theirs)
-    if not np.array_equal(np.isfinite(mine), finite):
+    if not np.array_equal(np.isfinite(mine), finite) or not np.array_equal(
+        mine[~finite], theirs[~finite], equal_nan=True
+    ):
         return float("inf")
-    mine, theirs, base = mine[finite], theirs[finite], np.where(np.isfinite(base), base, 0)[finite]
-    error = float(np.linalg.norm(mine - theirs))
-    allowed = tolerance * float(np.linalg.norm(theirs - base)) + tolerance * 1e-3 * float(np.linalg.norm(theirs))
+    return float(np.linalg.norm(mine[finite] - theirs[finite]))
+
+
+def allowance(wanted: np.ndarray, start: np.ndarray, tolerance: float) -> float:
+    """tol·‖Δref‖ + tol·1e-3·‖value‖ (contract section 7); ``start`` is the value before the first step."""
+    if not floating(wanted):
+        return 0.0
+    theirs, base = np.asarray(wanted, np.float64), np.asarray(start, np.float64)
+    finite = np.isfinite(theirs) & np.isfinite(base)
+    change = np.linalg.norm(theirs[finite] - base[finite])
+    return tolerance * float(change) + tolerance * 1e-3 * float(np.linalg.norm(theirs[finite]))
+
+
+def floating(array: np.ndarray) -> bool:
+    return bool(np.issubdtype(array.dtype, np.inexact)) or array.dtype.name == "bfloat16"
+
+
+def ratio(error: float, allowed: float) -> float:
+    """Above 1 is too far; 0 / 0 is equal."""
     return 0.0 if error == 0 else error / allowed if allowed else float("inf")
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """The comparisons of one step. Parts of a sharded state are judged together, as the state they make up."""
+
+    result: Verification
+    variant: str
+    step: int
+    parts: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
+
+    def whole(self, rank: int, name: str, kind: str, value: np.ndarray, wanted: np.ndarray, start: np.ndarray) -> None:
+        error = ratio(distance(value, wanted), allowance(wanted, start, self.result.tolerance))
+        self.result.note(Difference(self.variant, self.step, rank, name, kind, error))
+
+    def part(self, rank: int, name: str, kind: str, error: float) -> None:
+        self.parts.setdefault(name, []).append((error, rank, kind))
+
+    def close(self, wanted: Values, start: Values) -> None:
+        for name, errors in self.parts.items():
+            total = math.sqrt(sum(error * error for error, _, _ in errors))
+            _, rank, kind = max(errors)
+            error = ratio(total, allowance(wanted[name], start[name], self.result.tolerance))
+            self.result.note(Difference(self.variant, self.step, rank, name, kind, error))
 
 
 @dataclass(slots=True)
@@ -149,6 +189,7 @@ class Verifier:
         self.update = Program(lower_halves(update_graph(self.training)), cache)
         self.ranks = [self._rank(record, cache) for record in self.manifest["ranks"]]
         self.stored = self._stored()
+        self.kinds = {state.tensor: state.kind for state in self.training.states}
         self.local_names = set(self.training.gradients.values())
 
     def _rank(self, record: Mapping[str, Any], cache: SessionCache) -> Rank:
@@ -251,13 +292,11 @@ class Verifier:
         tamper: Callable[[int, Values], None] | None,
     ) -> None:  # fmt: skip
         training = self.training
-        kinds = {state.tensor: state.kind for state in training.states}
         bounds = draws.index_bounds(training)
         generator = np.random.default_rng(seed + 2)
         which = self._data_ranks()
         wanted = dict(start)
         held = [self._feeds(each, start) for each in self.ranks]
-        local_statistics = {p["tensor"] for s in self.manifest["common"]["state"] if s.get("local") for p in s["pieces"]}
         for step in range(1, steps + 1):
             batches = [draws.draw_batch(training, generator, bounds) for _ in range(max(which) + 1)]
             wanted, losses = self._reference(variant, wanted, settings, batches)
@@ -267,32 +306,33 @@ class Verifier:
                     tamper(number, feed)
             programs = [_Varied(self, variant, number) for number in range(len(self.ranks))]
             outputs = run_ranks(programs, feeds, self.mesh)
+            ledger = _Ledger(result, variant.name, step)
             for r, (rank, output) in enumerate(zip(self.ranks, outputs)):
                 loss = np.asarray(output[training.loss], np.float64)
-                error = off(loss, losses[which[r]], np.zeros_like(loss), result.tolerance)
-                result.note(Difference(variant.name, step, r, training.loss, "loss", error))
+                ledger.whole(r, training.loss, "loss", loss, losses[which[r]], np.zeros_like(loss))
                 for state in rank.states:
                     value = np.asarray(output[state["output"]])
                     held[r][state["input"]] = value
-                    if state["pieces"] and state["pieces"][0]["tensor"] in local_statistics:
-                        continue
-                    self._compare_pieces(result, variant, step, r, value.reshape(-1), state, wanted, start, kinds)
+                    if not state.get("local"):
+                        self._enter(ledger, r, state, value.reshape(-1), wanted, start)
+            ledger.close(wanted, start)
 
-    def _compare_pieces(
-        self, result: Verification, variant: Variant, step: int, rank: int, flat: np.ndarray,
-        state: Mapping[str, Any], wanted: Values, start: Values, kinds: Mapping[str, Kind],
-    ) -> None:  # fmt: skip
+    def _enter(
+        self, ledger: _Ledger, rank: int, state: Mapping[str, Any], flat: np.ndarray, wanted: Values, start: Values
+    ) -> None:
+        """Compare the pieces of one rank's state: a whole tensor at once, a part as a share of its tensor."""
         place = 0
         for piece in state["pieces"]:
             name, low, high = piece["tensor"], piece["start"], piece["stop"]
-            value = flat[place : place + high - low]
+            value, reference = flat[place : place + high - low], wanted[name].reshape(-1)
             place += high - low
-            # The allowance is the whole tensor's, in proportion to the piece: a small piece is not judged harsher.
-            reference, base = wanted[name].reshape(-1)[low:high], start[name].reshape(-1)[low:high]
-            error = off(value, reference, base, result.tolerance)
-            result.note(Difference(variant.name, step, rank, name, kinds[name].value, error))
+            kind = self.kinds[name].value
+            if (low, high) == (0, reference.size):
+                ledger.whole(rank, name, kind, value, reference, start[name].reshape(-1))
+            else:
+                ledger.part(rank, name, kind, distance(value, reference[low:high]))
         if place != flat.size:
-            result.note(Difference(variant.name, step, rank, state["input"], "size", float("inf")))
+            ledger.result.note(Difference(ledger.variant, ledger.step, rank, state["input"], "size", float("inf")))
 
     def _feeds(self, rank: Rank, start: Values) -> Values:
         feeds = {}
@@ -312,7 +352,9 @@ class Verifier:
         outputs = [_alone(self.local, {**states, **settings, **batch}) for batch in batches]
         means: Values = {}
         for name in dict.fromkeys(training.gradients.values()):
-            local = [self.vary(variant, name, np.asarray(out[name]), r == len(batches) - 1) for r, out in enumerate(outputs)]
+            local = [
+                self.vary(variant, name, np.asarray(out[name]), r == len(batches) - 1) for r, out in enumerate(outputs)
+            ]
             dtype = local[0].dtype
             with np.errstate(all="ignore"):
                 means[name] = np.mean([each.astype(np.float64) for each in local], axis=0).astype(dtype)
@@ -417,6 +459,3 @@ def verify(
     a rank fails.
     """
     return Verifier(folder, model).run(steps=steps, seed=seed)
-
-
-

@@ -20,7 +20,9 @@ def flat(dtype: str) -> TensorType:
     return TensorType(dtype, (None,))
 
 
-def local_part(draft: Draft, sources: Sequence[str], starts: Sequence[int], span: Span, output: str, dtype: str) -> None:
+def local_part(
+    draft: Draft, sources: Sequence[str], starts: Sequence[int], span: Span, output: str, dtype: str
+) -> None:
     """The rank's elements of a span, cut out of whole tensors that lie at ``starts`` of the bucket."""
     sizes = [draft.graph.types[name].elements for name in sources]
     attributes = {"starts": list(starts), "sizes": sizes}
@@ -67,4 +69,3 @@ def all_reduce(draft: Draft, group: str, inputs: Sequence[str], outputs: Sequenc
         "AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": reduce},
         after=draft.latest(inputs),
     )  # fmt: skip
-

@@ -116,7 +116,9 @@ class Scalars:
             zero = "gopt.shard.scalars.zero"
             if zero not in types:
                 draft.add("Constant", [], {zero: TensorType("float32", ())}, attributes={"value_float": 0.0})
-            draft.add("Greater" if tree.kind == "any" else "Equal", [value, zero], {f"{value}.flag": TensorType("bool", ())})
+            draft.add(
+                "Greater" if tree.kind == "any" else "Equal", [value, zero], {f"{value}.flag": TensorType("bool", ())}
+            )
             value = f"{value}.flag"
         elif tree.kind == "l2":
             draft.add("Sqrt", [value], {f"{value}.sqrt": types[value]})

@@ -149,8 +149,6 @@ class _Run:
         dtype = draft.graph.types[source].dtype
         op_type = {"ReduceL2": "ReduceSumSquare", "ReduceMean": "ReduceSum"}.get(node.op_type, node.op_type)
         share = self._named(f"share{place}")
-        draft.add(
-            op_type, [value], {share: TensorType(dtype, ())}, attributes={"keepdims": 0}, place=self.segment.span
-        )
+        draft.add(op_type, [value], {share: TensorType(dtype, ())}, attributes={"keepdims": 0}, place=self.segment.span)
         twins = [cone.nodes[place].outputs[0] for cone in self.segment.cones]
         self.scalars.share(twins, share, node.op_type)

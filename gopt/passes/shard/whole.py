@@ -52,9 +52,7 @@ def emit_whole(draft: Draft, bucket: WholeBucket, group: str, scalars: Scalars, 
     return out
 
 
-def _unpack(
-    draft: Draft, bucket: WholeBucket, place: int, cone: Cone, shard: str, span: Span, scalars: Scalars
-) -> str:
+def _unpack(draft: Draft, bucket: WholeBucket, place: int, cone: Cone, shard: str, span: Span, scalars: Scalars) -> str:
     type = draft.graph.types[cone.gradient]
     flat = layout.named(bucket.name, f"flat{place}")
     layout.segment(draft, shard, span, flat, type.dtype)
@@ -64,9 +62,7 @@ def _unpack(
     return whole
 
 
-def _place(
-    draft: Draft, bucket: WholeBucket, place: int, cone: Cone, owner: int, span: Span, scalars: Scalars
-) -> str:
+def _place(draft: Draft, bucket: WholeBucket, place: int, cone: Cone, owner: int, span: Span, scalars: Scalars) -> str:
     """Put the source's own nodes on the owner; returns the flat new parameter."""
     for node in cone.nodes:
         draft.own(node).place = Owner(owner)
@@ -80,7 +76,9 @@ def _place(
         if draft.graph.types[share].dims:
             scalar = f"{share}.scalar"
             empty = scalars.constant("shape", [])
-            draft.add("Reshape", [share, empty], {scalar: TensorType(draft.graph.types[share].dtype, ())}, place=Owner(owner))
+            draft.add(
+                "Reshape", [share, empty], {scalar: TensorType(draft.graph.types[share].dtype, ())}, place=Owner(owner)
+            )
             share = scalar
         scalars.share([name], share, "")
     updated = layout.named(bucket.name, f"parameter{place}_out")
