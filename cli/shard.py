@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from .options import build_mesh, parse_ranks, read_config, role_map, role_options
 
 from gopt.errors import OptionError, UnsupportedError
+
+from .options import build_mesh, parse_ranks, read_config, role_map, role_options
 
 
 @click.command("shard")

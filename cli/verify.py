@@ -29,9 +29,9 @@ def command(
       gopt verify step.ranks
       gopt verify step.onnx step.ranks --steps 5
     """
-    from .render import progress, render_verification
-
     from gopt.errors import OptionError
+
+    from .render import progress, render_verification
 
     if len(paths) > 2:
         raise OptionError("verify takes at most a model and a folder")

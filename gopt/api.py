@@ -159,9 +159,6 @@ def shard(
 
 
 def _check_mesh(mesh: Mesh) -> None:
-    others = [name for name, _ in mesh.axes if name != "shard"]
-    if others:
-        raise UnsupportedError(
-            f"mesh axis {others[0]!r} is not supported yet: this version shards along 'shard' alone",
-            "use --ranks N or --mesh shard=N",
-        )
+    for name, size in mesh.axes:
+        if name == "pp" and size > 1:
+            raise UnsupportedError("mesh axis 'pp' is not supported: gopt does not cut a step into pipeline stages")

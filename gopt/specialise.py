@@ -101,7 +101,7 @@ class _Specialiser:
                     self.present.update(node.outputs)
             elif node.place == EVERYWHERE:
                 self.out.nodes.append(node)
-                if node.domain == COMM and node.op_type == "ReduceScatter":
+                if node.domain == COMM:
                     self._length(node)
             elif node.place.covers(self.member):
                 self.out.nodes.append(self._placed(node))
@@ -109,9 +109,14 @@ class _Specialiser:
         return self.out
 
     def _length(self, node: Node) -> None:
-        cuts = node.attributes["cuts"]
-        dtype = self.step.graph.types[node.outputs[0]].dtype
-        self.out.types[node.outputs[0]] = TensorType(dtype, (cuts[self.member + 1] - cuts[self.member],))
+        """Note the types of a call's outputs where they are the rank's own."""
+        if node.op_type == "ReduceScatter":
+            cuts = node.attributes["cuts"]
+            dtype = self.step.graph.types[node.outputs[0]].dtype
+            self.out.types[node.outputs[0]] = TensorType(dtype, (cuts[self.member + 1] - cuts[self.member],))
+        elif node.op_type == "AllReduce":
+            pairs = zip(node.inputs, node.outputs)
+            self.out.types.update((new, self.out.types[old]) for old, new in pairs if old in self.out.types)
 
     def _placed(self, node: Node) -> Node:
         if not any(name in self.alias for name in node.inputs):

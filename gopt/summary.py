@@ -243,5 +243,6 @@ def call_bytes(step: Step, rank: RankGraph, node: Node) -> int:
         dtype, cuts = step.graph.types[node.outputs[0]].dtype, node.attributes["cuts"]
         types: list[tuple[str, tuple[int, ...]]] = [(dtype, (cuts[index + 1] - cuts[index],))]
     else:
-        types = [(step.graph.types[name].dtype, step.graph.types[name].dims) for name in node.inputs]
+        held = [rank.types.get(name, step.graph.types[name]) for name in node.inputs]
+        types = [(type.dtype, type.dims) for type in held]
     return COLLECTIVES[node.op_type].bytes_sent(node.attributes, types, size, index)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gopt.analysis.training import Training
 from gopt.graph.model import Graph
 from gopt.graph.place import EVERYWHERE, Owner, Place, Span
-from gopt.mesh import Mesh
+from gopt.mesh import DATA_AXES, Mesh
 
 SHARD_AXIS = "shard"
 
@@ -84,6 +84,13 @@ class Step:
     def group(self) -> str:
         """The sharding group."""
         return SHARD_AXIS
+
+    @property
+    def outer(self) -> str | None:
+        """The group of data axes beside the sharding one, over which shards of gradients are averaged; or None."""
+        axes = [name for name, _ in self.mesh.axes if name in DATA_AXES and name != SHARD_AXIS]
+        group = "+".join(axes)
+        return group if axes and self.mesh.size(group) > 1 else None
 
     @property
     def sharding(self) -> bool:

@@ -165,8 +165,8 @@ def number_text(value: Any) -> str:
     if isinstance(value, (bytes, str)):
         return json.dumps(value.decode("utf-8", "replace") if isinstance(value, bytes) else value, ensure_ascii=False)
     if isinstance(value, np.floating):
-        return np.format_float_positional(value, trim="-") if 1e-4 <= abs(value) < 1e7 or value == 0 else (
-            str(value) if not np.isfinite(value) else np.format_float_scientific(value, trim="-", exp_digits=1)
+        return np.format_float_positional(value, trim="0") if 1e-4 <= abs(value) < 1e7 or value == 0 else (
+            str(value) if not np.isfinite(value) else np.format_float_scientific(value, trim="0", exp_digits=1)
         )  # fmt: skip
     return str(value)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from gopt.collectives.node import format_shape
 from gopt.graph.load import load
@@ -61,7 +62,7 @@ def comm(op: str, inputs: Sequence[str], outputs: Sequence[str], group: str = "s
 def sharded_sgd(folder: Path, rank: int, cuts: Sequence[int], dtype: str = "float32") -> Graph:
     """w (2, 3) and b (2): y = x·wᵀ + b, loss = mean y², update of the bucket [w, b] on shards."""
     op = helper.make_node
-    length = cuts[rank + 1] - cuts[rank]
+    shard = (dtype, [cuts[rank + 1] - cuts[rank]])
     nodes = [
         op("Transpose", ["w"], ["wt"], perm=[1, 0]),
         op("MatMul", ["x", "wt"], ["xw"]),
@@ -78,15 +79,13 @@ def sharded_sgd(folder: Path, rank: int, cuts: Sequence[int], dtype: str = "floa
         op("Sub", ["p", "step"], ["p.new"]),
         comm("AllGather", ["p.new"], ["w.new", "b.new"], cuts=cuts, shapes=[format_shape((2, 3)), "2"]),
     ]
-    number = "bfloat16" if dtype == "bfloat16" else dtype
-    kind = helper.tensor_dtype_to_np_dtype(dtype_code(number))
+    kind = helper.tensor_dtype_to_np_dtype(dtype_code(dtype))
     return make(
         folder, nodes,
-        {"x": (dtype, ["N", 3]), "w": (dtype, [2, 3]), "b": (dtype, [2]), "p": (dtype, [length]), "m": (dtype, [length])},
-        {"loss": (dtype, []), "w.new": (dtype, [2, 3]), "b.new": (dtype, [2]), "p.new": (dtype, [length]),
-         "m.new": (dtype, [length])},
+        {"x": (dtype, ["N", 3]), "w": (dtype, [2, 3]), "b": (dtype, [2]), "p": shard, "m": shard},
+        {"loss": (dtype, []), "w.new": (dtype, [2, 3]), "b.new": (dtype, [2]), "p.new": shard, "m.new": shard},
         {"axis": np.array([0]), "decay": np.array(0.5, kind), "rate": np.array(0.125, kind)},
-        {"g": (dtype, [length])},
+        {"g": shard},
     )  # fmt: skip
 
 
@@ -96,7 +95,7 @@ def sgd_feeds(cuts: Sequence[int], seed: int = 0, dtype: Any = np.float32) -> li
     w, b = rng.normal(size=(2, 3)).astype(dtype), rng.normal(size=2).astype(dtype)
     bucket, momentum = np.concatenate([w.ravel(), b]), rng.normal(size=8).astype(dtype)
     feeds = []
-    for start, stop in zip(cuts, cuts[1:]):
+    for start, stop in pairwise(cuts):
         x = rng.normal(size=(4, 3)).astype(dtype)
         feeds.append({"x": x, "w": w, "b": b, "p": bucket[start:stop], "m": momentum[start:stop]})
     return feeds
@@ -128,6 +127,3 @@ def segments(graph: Graph) -> list[list[str]]:
         [node.outputs[0] for node in step.nodes] if isinstance(step, Segment) else [step.node.op_type]
         for step in cut(graph)
     ]
-
-
-FLOAT = TensorProto.FLOAT

@@ -107,7 +107,7 @@ def test_attributes_that_name_a_half(tmp_path, dtype):
         op("RandomUniformLike", ["x"], ["random"], dtype=CODE[dtype], seed=1.0),
     ]
     square, names = (dtype, [2, 2]), ("filled", "eye", "cast", "like", "random")
-    outputs = {name: square for name in names} | {"constant": (dtype, [1])}
+    outputs = dict.fromkeys(names, square) | {"constant": (dtype, [1])}
     graph = make(tmp_path, nodes, {"x": ("float32", [2, 2])}, outputs, {"shape": np.array([2, 2])})
     found = run(graph, x=np.array([[1, 2], [3, 4.001]], np.float32))
     assert {array.dtype for array in found.values()} == {NUMPY[dtype]}
@@ -130,7 +130,8 @@ def test_rounding_is_to_nearest_even_as_in_numpy(tmp_path):
 def test_an_unknown_type_is_named():
     header = helper.make_model(helper.make_graph([], "g", [], []), opset_imports=[helper.make_opsetid("", 20)])
     half = TensorType("float16", (2,))
-    graph = Graph("g", [Node("Foo", ["x"], ["u"]), Node("Add", ["u", "x"], ["y"])], {"x": half}, {"y": half}, {}, {"x": half, "y": half}, header)  # fmt: skip
+    nodes = [Node("Foo", ["x"], ["u"]), Node("Add", ["u", "x"], ["y"])]
+    graph = Graph("g", nodes, {"x": half}, {"y": half}, {}, {"x": half, "y": half}, header)
     with pytest.raises(UnsupportedError, match=r"type of value 'u' is unknown"):
         lower_halves(graph)
 

@@ -12,6 +12,7 @@ from gopt.analysis.training import Phase
 from gopt.errors import OptionError
 from gopt.graph.edit import Draft
 from gopt.passes.base import Pass
+from gopt.passes.shard.layout import Groups
 from gopt.passes.shard.plan import ReplicatedBucket, SplitBucket, make_plan
 from gopt.passes.shard.scalars import Scalars
 from gopt.passes.shard.split import emit_split
@@ -42,15 +43,18 @@ def shard(step: Step, options: Options) -> Change:
     group, or by all from equal inputs. On the wire, per rank and step, B bytes of gradients and P of parameters:
     stage 0 sends 2(N-1)/N·B; stages 1 and 2 send (N-1)/N·(B + P), and one scalar call per dependency level.
     """
-    if step.members == 1:
-        return Change(note="one rank: nothing to share out")
+    data = step.mesh.data_group
+    if data is None or step.mesh.size(data) == 1:
+        return Change(note="one rank sees all the data: nothing to reduce or share out")
     if options.bucket_mb is not None and not options.bucket_mb >= 0:
         raise OptionError(f"--bucket-mb cannot be {options.bucket_mb}", "0 means one tensor a call")
     training = step.training
     updates = find_updates(training, whole_accumulators=options.stage is Stage.STATES)
-    if options.stage is Stage.NONE:
+    if options.stage is Stage.NONE or step.members == 1:
+        why = "stage 0" if options.stage is Stage.NONE else "no axis shards the states"
         for cone in updates.cones.values():
-            cone.mode, cone.why = Mode.REPLICATED, "stage 0"
+            cone.mode, cone.why = Mode.REPLICATED, why
+    groups = Groups(step.group, step.outer, data)
     draft = Draft(step.graph, "shard")
     reduced: dict[str, str] = {}
     scalars = Scalars(draft, training.graph, updates, step.group, reduced)
@@ -60,10 +64,10 @@ def shard(step: Step, options: Options) -> Change:
     layout: list[tuple[str, ...]] = []
     for bucket in plan.buckets:
         if isinstance(bucket, ReplicatedBucket):
-            emit_replicated(draft, bucket, step.group, reduced)
+            emit_replicated(draft, bucket, groups, reduced)
             continue
         emit = emit_split if isinstance(bucket, SplitBucket) else emit_whole
-        emitted = emit(draft, bucket, step.group, scalars, reduced)  # type: ignore[arg-type]
+        emitted = emit(draft, bucket, groups, scalars, reduced)  # type: ignore[arg-type]
         holdings.update(emitted.holdings)
         layout.extend(emitted.layout)
     facts = scalars.finish()

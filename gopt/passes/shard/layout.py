@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gopt.graph.edit import Draft
 from gopt.graph.model import COMM, SPMD
 from gopt.graph.place import Span
 from gopt.graph.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Who talks to whom: ``shard`` splits the states, ``outer`` holds equal shards, ``data`` is both together."""
+
+    shard: str
+    outer: str | None
+    data: str
 
 
 def named(bucket: str, role: str) -> str:
@@ -52,6 +62,19 @@ def reduce_scatter(draft: Draft, group: str, gradients: Sequence[str], cuts: Seq
         "ReduceScatter", gradients, {output: flat(dtype)}, domain=COMM, attributes=attributes,
         after=draft.latest(gradients),
     )  # fmt: skip
+
+
+def reduce_shard(draft: Draft, groups: Groups, gradients: Sequence[str], cuts: Sequence[int], output: str) -> None:
+    """The mean of the gradients over all ranks that see different data, as the member's part of the bucket.
+
+    Scattered inside the sharding group first; what is left travels over the outer one.
+    """
+    if groups.outer is None:
+        reduce_scatter(draft, groups.shard, gradients, cuts, output)
+        return
+    inner = f"{output}.inner"
+    reduce_scatter(draft, groups.shard, gradients, cuts, inner)
+    all_reduce(draft, groups.outer, [inner], [output], "mean")
 
 
 def all_gather(draft: Draft, group: str, source: str, cuts: Sequence[int], outputs: Sequence[str]) -> None:

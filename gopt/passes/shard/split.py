@@ -25,7 +25,9 @@ class Emitted:
     layout: list[tuple[str, ...]] = field(default_factory=list)
 
 
-def emit_split(draft: Draft, bucket: SplitBucket, group: str, scalars: Scalars, reduced: dict[str, str]) -> Emitted:
+def emit_split(
+    draft: Draft, bucket: SplitBucket, groups: layout.Groups, scalars: Scalars, reduced: dict[str, str]
+) -> Emitted:
     """Rewrite the updates of a split bucket. ``reduced`` maps gradients to the value the update reads."""
     types = draft.graph.types
     out = Emitted()
@@ -33,10 +35,10 @@ def emit_split(draft: Draft, bucket: SplitBucket, group: str, scalars: Scalars, 
     shard = layout.named(bucket.name, "gradient")
     if bucket.whole_gradient:
         names = [layout.named(bucket.name, f"gradient{place}") for place in range(len(gradients))]
-        layout.all_reduce(draft, group, gradients, names, "mean")
+        layout.all_reduce(draft, groups.data, gradients, names, "mean")
         reduced.update(zip(gradients, names))
     else:
-        layout.reduce_scatter(draft, group, gradients, bucket.cuts, shard)
+        layout.reduce_shard(draft, groups, gradients, bucket.cuts, shard)
     parts = []
     for number, segment in enumerate(bucket.segments):
         emitter = _Run(draft, bucket, segment, f"{bucket.name}.c{number}", scalars)
@@ -47,7 +49,7 @@ def emit_split(draft: Draft, bucket: SplitBucket, group: str, scalars: Scalars, 
     if len(parts) > 1 or any(start == stop for start, stop in pairwise(bucket.cuts)):
         joined = layout.named(bucket.name, "parameters_out")
         layout.join(draft, parts, joined, dtype)
-    layout.all_gather(draft, group, joined, bucket.cuts, [cone.parameter.updated for cone in bucket.cones])
+    layout.all_gather(draft, groups.shard, joined, bucket.cuts, [cone.parameter.updated for cone in bucket.cones])
     slots = max(len(cone.states) for cone in bucket.cones)
     out.layout.append(tuple(cone.parameter.tensor for cone in bucket.cones))
     for slot in range(1, slots):

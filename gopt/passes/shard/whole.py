@@ -13,15 +13,17 @@ from gopt.passes.shard.scalars import Scalars
 from gopt.passes.shard.split import Emitted
 
 
-def emit_replicated(draft: Draft, bucket: ReplicatedBucket, group: str, reduced: dict[str, str]) -> None:
+def emit_replicated(draft: Draft, bucket: ReplicatedBucket, groups: layout.Groups, reduced: dict[str, str]) -> None:
     """Reduce the gradients of a bucket on every rank; the updates stay as they are."""
     gradients = [cone.gradient for cone in bucket.cones]
     names = [layout.named(bucket.name, f"gradient{place}") for place in range(len(gradients))]
-    layout.all_reduce(draft, group, gradients, names, "mean")
+    layout.all_reduce(draft, groups.data, gradients, names, "mean")
     reduced.update(zip(gradients, names))
 
 
-def emit_whole(draft: Draft, bucket: WholeBucket, group: str, scalars: Scalars, reduced: dict[str, str]) -> Emitted:
+def emit_whole(
+    draft: Draft, bucket: WholeBucket, groups: layout.Groups, scalars: Scalars, reduced: dict[str, str]
+) -> Emitted:
     """Scatter whole gradients to their owners, run each update there, gather the new parameters."""
     types = draft.graph.types
     out = Emitted()
@@ -29,10 +31,10 @@ def emit_whole(draft: Draft, bucket: WholeBucket, group: str, scalars: Scalars, 
     shard = layout.named(bucket.name, "gradient")
     if any(cone.whole_gradient for cone in bucket.cones):
         names = [layout.named(bucket.name, f"gradient{place}") for place in range(len(gradients))]
-        layout.all_reduce(draft, group, gradients, names, "mean")
+        layout.all_reduce(draft, groups.data, gradients, names, "mean")
         reduced.update(zip(gradients, names))
     else:
-        layout.reduce_scatter(draft, group, gradients, bucket.cuts, shard)
+        layout.reduce_shard(draft, groups, gradients, bucket.cuts, shard)
     flat_parts = []
     for place, (cone, owner) in enumerate(zip(bucket.cones, bucket.owners)):
         span = Span(bucket.cuts, bucket.offsets[place], bucket.offsets[place + 1])
@@ -47,7 +49,7 @@ def emit_whole(draft: Draft, bucket: WholeBucket, group: str, scalars: Scalars, 
             out.layout.append((state.tensor,))
     joined = layout.named(bucket.name, "parameters_out")
     layout.join(draft, flat_parts, joined, types[bucket.cones[0].parameter.tensor].dtype)
-    layout.all_gather(draft, group, joined, bucket.cuts, [cone.parameter.updated for cone in bucket.cones])
+    layout.all_gather(draft, groups.shard, joined, bucket.cuts, [cone.parameter.updated for cone in bucket.cones])
     out.layout.insert(0, tuple(cone.parameter.tensor for cone in bucket.cones))
     return out
 

@@ -1,0 +1,262 @@
+"""Run pieces of an update on a handful of numbers: what an unfamiliar spelling computes is found by trying it.
+
+Everything runs in float64, casts between floats included, so that a formula either agrees to the last digits or
+does not agree. An operator that is not known here yields None, and so does everything behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gopt.analysis.operators import control_flow
+from gopt.analysis.training import Phase, Training
+from gopt.graph.model import Node
+from gopt.graph.types import FLOATS, TensorType
+
+Array = np.ndarray[Any, Any]
+Values = dict[str, Array | None]
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt,
+    "Pow": np.power, "Exp": np.exp, "Log": np.log, "Reciprocal": lambda x: 1.0 / x, "Sign": np.sign,
+    "Sin": np.sin, "Cos": np.cos, "Tan": np.tan, "Tanh": np.tanh, "Floor": np.floor, "Ceil": np.ceil,
+    "Round": np.round, "Relu": lambda x: np.maximum(x, 0), "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Less": np.less, "LessOrEqual": np.less_equal,
+    "Equal": np.equal, "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor, "Not": np.logical_not,
+    "IsNaN": np.isnan, "IsInf": np.isinf, "Where": np.where, "Identity": np.asarray,
+    "Max": lambda *xs: _fold(np.maximum, xs), "Min": lambda *xs: _fold(np.minimum, xs),
+    "Sum": lambda *xs: _fold(np.add, xs), "Mean": lambda *xs: _fold(np.add, xs) / len(xs),
+}  # fmt: skip
+
+_REDUCTIONS: dict[str, Callable[[Array], Any]] = {
+    "ReduceSum": np.sum, "ReduceMean": np.mean, "ReduceMax": np.max, "ReduceMin": np.min,
+    "ReduceSumSquare": lambda x: np.sum(x * x), "ReduceL1": lambda x: np.sum(np.abs(x)),
+    "ReduceL2": lambda x: np.sqrt(np.sum(x * x)), "ReduceProd": np.prod,
+}  # fmt: skip
+
+_VIEWS = ("Unsqueeze", "Squeeze", "Reshape", "Flatten", "Transpose", "Expand")
+
+
+def _fold(function: Callable[[Any, Any], Any], operands: Sequence[Any]) -> Any:
+    result = operands[0]
+    for operand in operands[1:]:
+        result = function(result, operand)
+    return result
+
+
+def run(node: Node, operands: Sequence[Array | None], type: TensorType, *, flat: bool) -> Array | None:
+    """The first output of a node; ``flat``: full-shaped operands are vectors and one-element ones have no shape."""
+    if any(operand is None for operand, name in zip(operands, node.inputs) if name) or node.domain not in ("", "ai.onnx"):
+        return None
+    with np.errstate(all="ignore"):
+        try:
+            result = _apply(node, operands, type, flat)
+        except (TypeError, ValueError, IndexError, OverflowError):
+            return None
+    return None if result is None else np.asarray(result)
+
+
+def _apply(node: Node, operands: Sequence[Array | None], type: TensorType, flat: bool) -> Any:
+    x: Any = operands[0] if operands else None
+    function = _FUNCTIONS.get(node.op_type)
+    if function is not None:
+        return function(*operands)
+    if node.op_type == "Div":
+        divisor: Any = operands[1]
+        return x // divisor if x.dtype.kind == "i" and divisor.dtype.kind == "i" else x / divisor
+    if node.op_type == "Clip":
+        low, high = (operands[place] if place < len(operands) else None for place in (1, 2))
+        low = node.attributes.get("min", low)
+        high = node.attributes.get("max", high)
+        x = x if low is None else np.maximum(x, low)
+        return x if high is None else np.minimum(x, high)
+    if node.op_type in ("Cast", "CastLike"):
+        return x.astype(np.float64 if type.dtype in FLOATS else bool if type.dtype == "bool" else np.int64)
+    if node.op_type in _REDUCTIONS and type.static and type.elements == 1:
+        result = _REDUCTIONS[node.op_type](x)
+        return result if flat else np.reshape(result, type.dims)
+    if node.op_type in _VIEWS and type.static:
+        if flat:
+            return x if type.elements == 1 else None
+        return np.broadcast_to(x, type.dims) if node.op_type == "Expand" else np.reshape(x, type.dims)
+    if node.op_type == "Concat" and not flat:
+        return np.concatenate([np.asarray(each) for each in operands], axis=node.attributes["axis"])
+    return None
+
+
+class Scalars:
+    """The small values of the update for one choice of the scalar inputs.
+
+    What a full-shaped value is reduced to is ``reduced`` (0: no norm, nothing infinite) throughout; inputs that
+    are not in ``given`` get a fixed number between 0.2 and 0.8, a different one each.
+    """
+
+    def __init__(
+        self, trial: Trial, given: Mapping[str, float] | None = None, reduced: float = 0.0,
+        pinned: Mapping[str, bool] | None = None,
+    ) -> None:  # fmt: skip
+        self._trial = trial
+        self.values: Values = {}
+        given = given or {}
+        for place, name in enumerate(trial.inputs):
+            number = given.get(name, 0.2 + 0.6 * ((place + 1) * 0.6180339887498949 % 1.0))
+            self.values[name] = trial.typed(name, number)
+        pinned = pinned or {}
+        for node in trial.small:
+            leaf = any(name in trial.wide for name in node.reads)
+            for name in node.outputs:
+                if name in pinned:
+                    self.values[name] = np.asarray(pinned[name])
+                elif leaf:
+                    self.values[name] = trial.typed(name, reduced)
+                elif name == node.outputs[0]:
+                    operands = [self.get(operand) for operand in node.inputs]
+                    self.values[name] = run(node, operands, trial.graph.type_of(name), flat=False)
+
+    def get(self, name: str) -> Array | None:
+        """A small value or a constant; None when it is neither, or could not be computed."""
+        if name in self.values:
+            return self.values[name]
+        return self._trial.constant(name)
+
+    def number(self, name: str) -> float | None:
+        """A one-element value as a float."""
+        value = self.get(name)
+        return None if value is None or value.size != 1 else float(value.reshape(()))
+
+
+class Trial:
+    """What can be tried in a step's update: its small values, and the cones one at a time."""
+
+    def __init__(self, training: Training) -> None:
+        self.graph = graph = training.graph
+        self._constants: Values = {}
+        tensors = {state.tensor for state in training.states if not _one(graph.type_of(state.tensor))}
+        self.wide = tensors | set(training.gradients.values()) | {s.tensor for s in training.parameters}
+        self.inputs = [
+            name for name in (*training.hyper, *(state.tensor for state in training.states))
+            if name not in self.wide and _one(graph.type_of(name))
+        ]  # fmt: skip
+        self.small: list[Node] = []
+        self.owner: dict[str, str | None] = {}
+        """One-element values behind a reduction of one parameter's values -> that parameter; None: of several."""
+        of = {gradient: parameter for parameter, gradient in training.gradients.items()}
+        of |= {state.tensor: state.of or state.tensor for state in training.states if state.tensor in self.wide}
+        for node, phase in zip(graph.nodes, training.phases):
+            if phase is not Phase.UPDATE:
+                continue
+            owners = {of[name] for name in node.reads if name in of}
+            reads_wide = any(name in self.wide for name in node.reads)
+            behind = {self.owner[name] for name in node.reads if name in self.owner}
+            if reads_wide and not all(_one(graph.type_of(name)) for name in node.outputs if name):
+                self.wide.update(node.outputs)
+                of.update((name, next(iter(owners))) for name in node.outputs if owners)
+                continue
+            if not control_flow(node):
+                self.small.append(node)
+            if reads_wide:
+                behind = set(owners)
+            if behind:
+                only = next(iter(behind)) if len(behind) == 1 else None
+                self.owner.update(dict.fromkeys(node.outputs, only))
+        self.producer = {name: node for node, p in zip(graph.nodes, training.phases) if p is Phase.UPDATE for name in node.outputs}
+        self.position = {id(node): place for place, node in enumerate(graph.nodes)}
+
+    def constant(self, name: str) -> Array | None:
+        """A constant of few elements, or one that repeats a single value (as that value)."""
+        if name in self._constants:
+            return self._constants[name]
+        result = None
+        tensor = self.graph.initializers.get(name)
+        if tensor is not None and name not in self.graph.inputs and tensor.type.static and 0 < tensor.nbytes <= 1 << 24:
+            value = np.asarray(tensor.numpy())
+            if value.size > 64 and (value == value.flat[0]).all():
+                value = value.flat[0].reshape(())
+            if value.size <= 64 and value.dtype.kind != "O":
+                result = value if value.dtype.kind in "biu" else value.astype(np.float64)
+        elif tensor is not None and name not in self.graph.inputs and tensor.type.static and not tensor.type.elements:
+            result = np.zeros(0, np.int64)
+        self._constants[name] = result
+        return result
+
+    def is_constant(self, name: str) -> bool:
+        return name in self.graph.initializers and name not in self.graph.inputs
+
+    def typed(self, name: str, number: float) -> Array:
+        """The number in the shape and kind of a value; an integer becomes a small count."""
+        type = self.graph.type_of(name)
+        shape = type.dims if type.static else ()
+        if type.dtype == "bool":
+            return np.full(shape, bool(number))
+        if type.dtype in FLOATS or type.dtype == "undefined":
+            return np.full(shape, float(number))
+        return np.full(shape, int(number if number in (0, 1) or number > 1 else 1 + 10 * number))
+
+
+class Cell:
+    """One parameter's update as a function of short vectors: gradient and states in, new states out."""
+
+    def __init__(self, trial: Trial, gradient: str, states: Mapping[str, str]) -> None:
+        """``gradient``: the value to set; ``states``: input -> the value to read."""
+        self.trial, self.gradient, self.states = trial, gradient, dict(states)
+        self._given = {gradient, *states}
+        self._local: dict[str, bool] = {}
+        self.nodes = self._needed()
+
+    def _needed(self) -> list[Node]:
+        """The nodes between what is set and what is read, in order."""
+        trial, found = self.trial, {}
+        stack, seen = list(self.states.values()), set(self._given)
+        while stack:
+            name = stack.pop()
+            node = trial.producer.get(name)
+            if name in seen or node is None:
+                continue
+            seen.add(name)
+            if name in trial.owner and trial.owner[name] is None:
+                continue
+            found[id(node)] = node
+            stack.extend(node.reads)
+        return sorted(found.values(), key=lambda node: trial.position[id(node)])
+
+    def __call__(self, scalars: Scalars, gradient: Array, states: Sequence[Array]) -> dict[str, Array] | None:
+        """The new states by input name; None where the update cannot be tried."""
+        values: Values = dict(zip(self.states, states, strict=True))
+        values[self.gradient] = gradient
+        for node in self.nodes:
+            if not any(name in values for name in node.reads):
+                continue
+            operands = [self._operand(name, values, scalars) for name in node.inputs]
+            for name in node.outputs[:1]:
+                if name not in self._given:
+                    values[name] = run(node, operands, self.trial.graph.type_of(name), flat=True)
+        result: dict[str, Array] = {}
+        for tensor, output in self.states.items():
+            value = self._operand(output, values, scalars)
+            if value is None:
+                return None
+            result[tensor] = np.broadcast_to(value, gradient.shape).astype(np.float64)
+        return result
+
+    def _operand(self, name: str, values: Values, scalars: Scalars) -> Array | None:
+        if not name:
+            return None
+        if name in values:
+            return values[name]
+        value = scalars.get(name)
+        if value is None or value.size != 1:
+            return np.zeros(0, np.int64) if value is not None and not value.size else None
+        return value.reshape(())
+
+
+def _one(type: TensorType) -> bool:
+    return type.static and type.elements == 1
+
+
+def spread(names: Iterable[str], seed: int) -> dict[str, float]:
+    """Another choice of the scalar inputs: numbers between 0.2 and 0.8."""
+    rng = np.random.default_rng(seed)
+    return {name: float(rng.uniform(0.2, 0.8)) for name in names}

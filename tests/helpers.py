@@ -1,0 +1,245 @@
+"""What several tests share: small training steps written by hand, scrambled names, reading and editing rank files."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+ROOT = Path(__file__).parents[1]
+FIXTURES = ROOT / "fixtures"
+NAMES = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
+
+CODES = {"float32": 1, "int64": 7, "bool": 9, "float16": 10}
+
+
+class Builder:
+    """Writes an ONNX graph node by node. Every method returns the name of the value it makes."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.nodes: list[NodeProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.outputs: list[onnx.ValueInfoProto] = []
+        self.stored: list[TensorProto] = []
+        self.renamed: dict[str, str] = {}
+        self.generator = np.random.default_rng(seed)
+        self.extra_domains: list[str] = []
+
+    def op(self, op_type: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
+        """Add a node; its output's name, or the list of them."""
+        names = [f"v{len(self.nodes)}_{slot}" for slot in range(outputs)]
+        self.nodes.append(
+            helper.make_node(op_type, inputs, names, name=f"n{len(self.nodes)}", domain=domain, **attributes)
+        )
+        return names[0] if outputs == 1 else names
+
+    def const(self, value: Any, dtype: str = "float32") -> str:
+        name = f"c{len(self.stored)}"
+        self.stored.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def input(self, name: str, shape: Sequence[int | str], dtype: str = "float32") -> str:
+        self.inputs.append(helper.make_tensor_value_info(name, CODES[dtype], shape))
+        return name
+
+    def state(self, name: str, value: np.ndarray, *, stored: bool = True) -> str:
+        """An input that also has a value."""
+        value = np.asarray(value)
+        self.input(name, value.shape, str(value.dtype))
+        if stored:
+            self.stored.append(numpy_helper.from_array(value, name))
+        return name
+
+    def parameter(self, name: str, shape: Sequence[int]) -> str:
+        return self.state(name, (0.4 * self.generator.standard_normal(shape)).astype(np.float32))
+
+    def small(self, name: str, shape: Sequence[int]) -> str:
+        """An optimizer state: small and positive."""
+        return self.state(name, self.generator.uniform(1e-3, 1e-2, shape).astype(np.float32))
+
+    def output(self, name: str, value: str, shape: Sequence[int | str], dtype: str = "float32") -> str:
+        """Let ``value`` be a graph output of that name; a value that is one already goes through an Identity."""
+        if value in self.renamed or not any(value in node.output for node in self.nodes):
+            value = self.op("Identity", value)
+        self.renamed[value] = name
+        self.outputs.append(helper.make_tensor_value_info(name, CODES[dtype], shape))
+        return name
+
+    def model(self) -> ModelProto:
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                names[:] = [self.renamed.get(name, name) for name in names]
+        graph = helper.make_graph(self.nodes, "step", self.inputs, self.outputs, self.stored)
+        opsets = [helper.make_opsetid("", 20), *(helper.make_opsetid(domain, 1) for domain in self.extra_domains)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+    def save(self, path: Path) -> Path:
+        path.write_bytes(self.model().SerializeToString(deterministic=True))
+        return path
+
+
+@dataclass
+class Network:
+    """A multilayer perceptron with its backward, as far as the gradients."""
+
+    builder: Builder
+    params: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    gradients: dict[str, str] = field(default_factory=dict)
+    """Parameter -> the value that is its gradient, in float32 and without a loss scale."""
+    raw: dict[str, str] = field(default_factory=dict)
+    """Parameter -> its gradient as the backward makes it."""
+    loss: str = ""
+
+
+def perceptron(
+    b: Builder, widths: Sequence[int] = (3, 5, 2), *, batch: int = 4, bias: bool = True, tied: bool = False,
+    half: bool = False, scale: str = "",
+) -> Network:  # fmt: skip
+    """x → tanh(x W + b) … → mean squared error, with the backward written out.
+
+    ``tied``: neighbouring layers of equal shape share one weight. ``half``: forward and backward run in float16.
+    ``scale``: a scalar value by which the loss is multiplied before the backward.
+    """
+    net = Network(b)
+    compute = "float16" if half else "float32"
+
+    def narrow(name: str) -> str:
+        return b.op("Cast", name, to=CODES["float16"]) if half else name
+
+    def const(value: float) -> str:
+        return b.const(value, compute)
+
+    x = narrow(b.input("x", (batch, widths[0])))
+    y = narrow(b.input("y", (batch, widths[-1])))
+    layers: list[tuple[str, str, str, str]] = []
+    weights: dict[tuple[int, int], str] = {}
+    h = x
+    for place, (rows, columns) in enumerate(zip(widths, widths[1:])):
+        weight = weights.get((rows, columns)) if tied else None
+        if weight is None:
+            weight = weights[rows, columns] = b.parameter(f"w{place}", (rows, columns))
+            net.params[weight] = (rows, columns)
+        used = narrow(weight)
+        z = b.op("MatMul", h, used)
+        offset = ""
+        if bias:
+            offset = b.parameter(f"b{place}", (columns,))
+            net.params[offset] = (columns,)
+            z = b.op("Add", z, narrow(offset))
+        layers.append((weight, used, offset, h))
+        h = b.op("Tanh", z) if place < len(widths) - 2 else z
+    difference = b.op("Sub", h, y)
+    square = b.op("Mul", difference, difference)
+    loss = b.op("ReduceMean", square, keepdims=0)
+    net.loss = b.op("Cast", loss, to=1) if half else loss
+    count = 2.0 / (batch * widths[-1])
+    delta = b.op("Mul", difference, const(count))
+    if scale:
+        delta = b.op("Mul", delta, b.op("Cast", scale, to=CODES["float16"]) if half else scale)
+    found: dict[str, str] = {}
+    for weight, used, offset, h in reversed(layers):
+        if offset:
+            found[offset] = b.op("ReduceSum", delta, b.const([0], "int64"), keepdims=0)
+        own = b.op("MatMul", b.op("Transpose", h, perm=[1, 0]), delta)
+        found[weight] = b.op("Add", found[weight], own) if weight in found else own
+        if h != x:
+            back = b.op("MatMul", delta, b.op("Transpose", used, perm=[1, 0]))
+            delta = b.op("Mul", back, b.op("Sub", const(1.0), b.op("Mul", h, h)))
+    for name in net.params:
+        net.raw[name] = found[name]
+    for name in net.params:
+        gradient = b.op("Cast", found[name], to=1) if half else found[name]
+        net.gradients[name] = b.op("Div", gradient, scale) if scale else gradient
+    return net
+
+
+def sgd(b: Builder, net: Network, rate: float = 0.1, skip: Iterable[str] = ()) -> None:
+    """Loss and plain updates as outputs."""
+    b.output("loss", net.loss, ())
+    for name, shape in net.params.items():
+        if name not in set(skip):
+            new = b.op("Sub", name, b.op("Mul", net.gradients[name], b.const(rate)))
+            b.output(f"{name}_out", new, shape)
+
+
+# --- scrambling -----------------------------------------------------------------------------------------------------
+
+
+def scramble(model: ModelProto, seed: int = 0) -> tuple[ModelProto, dict[str, str]]:
+    """The same graph with every value and node renamed at random, and the map from old names to new ones."""
+    model = ModelProto.FromString(model.SerializeToString())
+    generator = random.Random(seed)
+    table: dict[str, str] = {"": ""}
+
+    def new(name: str) -> str:
+        if name not in table:
+            table[name] = f"q{generator.getrandbits(64):x}"
+        return table[name]
+
+    def graph(body: onnx.GraphProto) -> None:
+        for each in (*body.input, *body.output, *body.value_info, *body.initializer):
+            each.name = new(each.name)
+        for node in body.node:
+            node.name = new(f"node:{node.name}:{len(table)}")
+            node.input[:] = [new(name) for name in node.input]
+            node.output[:] = [new(name) for name in node.output]
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    graph(attribute.g)
+
+    graph(model.graph)
+    return model, table
+
+
+# --- rank files -----------------------------------------------------------------------------------------------------
+
+
+def rank_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank:04d}.onnx"
+
+
+def edit_rank(folder: Path, rank: int, edit: Callable[[ModelProto], object]) -> None:
+    """Change one rank's file in place; values stay in states.bin."""
+    path = rank_path(folder, rank)
+    model = onnx.load(str(path), load_external_data=False)
+    edit(model)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def edit_ranks(folder: Path, edit: Callable[[ModelProto], object]) -> None:
+    for path in sorted(folder.glob("rank_*.onnx")):
+        edit_rank(folder, int(path.stem.split("_")[1]), edit)
+
+
+def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "manifest.json"
+    record = json.loads(path.read_text())
+    edit(record)
+    path.write_text(json.dumps(record))
+
+
+def calls(model: ModelProto, *op_types: str) -> list[NodeProto]:
+    """The collectives of a rank file, in order."""
+    return [
+        node for node in model.graph.node
+        if node.domain == "gopt.comm" and (not op_types or node.op_type in op_types)
+    ]  # fmt: skip
+
+
+def op_counts(model: ModelProto) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for node in model.graph.node:
+        key = f"{node.domain}.{node.op_type}"
+        counts[key] = counts.get(key, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
