@@ -26,9 +26,7 @@ from .options import build_mesh, parse_ranks, read_config, role_map, role_option
 @click.option(
     "--partition",
     type=click.Choice(["flat", "rows", "whole"]),
-    default="flat",
-    show_default=True,
-    help="Where tensors may be cut.",
+    help="Where tensors may be cut.  [default: flat]",
 )
 @click.option(
     "--bucket-mb",
@@ -89,8 +87,6 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
     from gopt.passes import DEFAULT, PASSES, find
     from gopt.pipeline import build_pipeline, parse_pipeline
 
-    if given["partition"] != "flat":
-        raise UnsupportedError(f"--partition {given['partition']} is not supported yet", "use the default, flat")
     if given["stage"] == 3:
         raise UnsupportedError("--stage 3 is not supported yet", "use --stage 2")
     defaults: dict[str, dict[str, Any]] = {name: dict(table) for name, table in config.get("pass", {}).items()}
@@ -98,6 +94,7 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
         find(name)
     flags = {
         "stage": ("shard", "stage"),
+        "partition": ("shard", "partition"),
         "bucket_mb": ("shard", "bucket-mb"),
         "statistics": ("statistics", "statistics"),
     }

@@ -133,6 +133,7 @@ def shard(
     mesh: Mesh | int,
     *,
     stage: int = 2,
+    partition: str = "flat",
     bucket_mb: float | None = None,
     statistics: str = "mean",
     pipeline: Pipeline | None = None,
@@ -146,7 +147,7 @@ def shard(
     _check_mesh(mesh)
     if pipeline is None:
         pipeline = build_pipeline(
-            defaults={"shard": {"stage": stage, "bucket-mb": bucket_mb}, "statistics": {"statistics": statistics}}
+            defaults={"shard": {"stage": stage, "partition": partition, "bucket-mb": bucket_mb}, "statistics": {"statistics": statistics}}
         )
     step = Step.start(source.training, mesh)
     ran = pipeline.run(step)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 MIB = 1 << 20
+
+
+class Partition(str, Enum):
+    """Where a bucket of elementwise updates may be cut (contract section 1)."""
+
+    FLAT = "flat"
+    ROWS = "rows"
+    WHOLE = "whole"
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +91,28 @@ def offsets(sizes: Sequence[int]) -> list[int]:
     for size in sizes:
         result.append(result[-1] + size)
     return result
+
+
+def row_cuts(sizes: Sequence[int], rows: Sequence[int], ranks: int) -> list[int]:
+    """Cuts on row boundaries, each as near as possible to an equal share.
+
+    ``rows`` holds the elements of one row (a slice of the first axis) of each tensor. A shard is off an equal share by
+    at most one row at either end.
+    """
+    starts = offsets(sizes)
+    cuts = [0]
+    for rank in range(1, ranks):
+        wanted = starts[-1] * rank / ranks
+        place = max(bisect_right(starts, wanted) - 1, 0)
+        if place == len(sizes):
+            cuts.append(starts[-1])
+            continue
+        cut = starts[place] + round((wanted - starts[place]) / rows[place]) * rows[place]
+        cuts.append(max(cut, cuts[-1]))
+    return [*cuts, starts[-1]]
+
+
+def owner_cuts(sizes: Sequence[int], owners: Sequence[int], ranks: int) -> list[int]:
+    """Cuts on tensor boundaries for tensors that stand in the order of their owners."""
+    starts = offsets(sizes)
+    return [*(starts[bisect_left(owners, rank)] for rank in range(ranks)), starts[-1]]

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 
 from gopt.analysis.operators import control_flow
 from gopt.analysis.training import Phase, Training
-from gopt.graph.model import Node
-from gopt.graph.types import FLOATS, TensorType
+from gopt.graph.model import Node, Tensor
+from gopt.graph.types import FLOATS, TensorType, dtype_name
 
 Array = np.ndarray[Any, Any]
 Values = dict[str, Array | None]
@@ -134,6 +135,7 @@ class Trial:
     def __init__(self, training: Training) -> None:
         self.graph = graph = training.graph
         self._constants: Values = {}
+        self._tensors = {name: tensor for name, tensor in graph.initializers.items() if name not in graph.inputs}
         tensors = {state.tensor for state in training.states if not _one(graph.type_of(state.tensor))}
         self.wide = tensors | set(training.gradients.values()) | {s.tensor for s in training.parameters}
         self.inputs = [
@@ -143,47 +145,60 @@ class Trial:
         self.small: list[Node] = []
         self.owner: dict[str, str | None] = {}
         """One-element values behind a reduction of one parameter's values -> that parameter; None: of several."""
-        of = {gradient: parameter for parameter, gradient in training.gradients.items()}
-        of |= {state.tensor: state.of or state.tensor for state in training.states if state.tensor in self.wide}
-        for node, phase in zip(graph.nodes, training.phases):
-            if phase is not Phase.UPDATE:
-                continue
-            owners = {of[name] for name in node.reads if name in of}
-            reads_wide = any(name in self.wide for name in node.reads)
-            behind = {self.owner[name] for name in node.reads if name in self.owner}
-            if reads_wide and not all(_one(graph.type_of(name)) for name in node.outputs if name):
-                self.wide.update(node.outputs)
-                of.update((name, next(iter(owners))) for name in node.outputs if owners)
-                continue
-            if not control_flow(node):
-                self.small.append(node)
-            if reads_wide:
-                behind = set(owners)
-            if behind:
-                only = next(iter(behind)) if len(behind) == 1 else None
-                self.owner.update(dict.fromkeys(node.outputs, only))
-        self.producer = {name: node for node, p in zip(graph.nodes, training.phases) if p is Phase.UPDATE for name in node.outputs}
+        self.producer: dict[str, Node] = {}
         self.position = {id(node): place for place, node in enumerate(graph.nodes)}
+        self._of = {gradient: parameter for parameter, gradient in training.gradients.items()}
+        self._of |= {state.tensor: state.of or state.tensor for state in training.states if state.tensor in self.wide}
+        known = {*self.inputs, ""}
+        for node, phase in zip(graph.nodes, training.phases):
+            self._note_constant(node)
+            if phase is Phase.UPDATE:
+                self.producer.update((name, node) for name in node.outputs)
+                self._sort(node)
+            elif all(name in known or self.is_constant(name) for name in node.reads) and not control_flow(node):
+                self.producer.update((name, node) for name in node.outputs)
+                self.small.append(node)
+                known.update(node.outputs)
+
+    def _note_constant(self, node: Node) -> None:
+        if node.is_a("Constant") and isinstance(value := node.attributes.get("value"), onnx.TensorProto):
+            type = TensorType(dtype_name(value.data_type), tuple(value.dims))
+            self._tensors[node.outputs[0]] = Tensor(type, proto=value)
+
+    def _sort(self, node: Node) -> None:
+        """Whether a node of the update makes a full-shaped value, reduces one, or handles small ones."""
+        owners = {self._of[name] for name in node.reads if name in self._of}
+        reads_wide = any(name in self.wide for name in node.reads)
+        if reads_wide and not all(_one(self.graph.type_of(name)) for name in node.outputs if name):
+            self.wide.update(node.outputs)
+            self._of.update((name, next(iter(owners))) for name in node.outputs if owners)
+            return
+        if not control_flow(node):
+            self.small.append(node)
+        behind: set[str | None] = set(owners) if reads_wide else set()
+        if not reads_wide:
+            behind = {self.owner[name] for name in node.reads if name in self.owner}
+        if behind:
+            only = next(iter(behind)) if len(behind) == 1 else None
+            self.owner.update(dict.fromkeys(node.outputs, only))
 
     def constant(self, name: str) -> Array | None:
         """A constant of few elements, or one that repeats a single value (as that value)."""
         if name in self._constants:
             return self._constants[name]
         result = None
-        tensor = self.graph.initializers.get(name)
-        if tensor is not None and name not in self.graph.inputs and tensor.type.static and 0 < tensor.nbytes <= 1 << 24:
+        tensor = self._tensors.get(name)
+        if tensor is not None and tensor.type.static and tensor.nbytes <= 1 << 24 and tensor.type.dtype != "string":
             value = np.asarray(tensor.numpy())
             if value.size > 64 and (value == value.flat[0]).all():
-                value = value.flat[0].reshape(())
-            if value.size <= 64 and value.dtype.kind != "O":
+                value = value.reshape(-1)[:1].reshape(())
+            if value.size <= 64:
                 result = value if value.dtype.kind in "biu" else value.astype(np.float64)
-        elif tensor is not None and name not in self.graph.inputs and tensor.type.static and not tensor.type.elements:
-            result = np.zeros(0, np.int64)
         self._constants[name] = result
         return result
 
     def is_constant(self, name: str) -> bool:
-        return name in self.graph.initializers and name not in self.graph.inputs
+        return name in self._tensors
 
     def typed(self, name: str, number: float) -> Array:
         """The number in the shape and kind of a value; an integer becomes a small count."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from gopt.analysis.cones import Cone, Mode, find_updates
+from gopt.analysis.partition import Partition
 from gopt.analysis.spmd import Holding, Step
 from gopt.analysis.training import Phase
 from gopt.errors import OptionError
@@ -33,6 +34,7 @@ class Options:
     """How much is sharded, and how large a bucket may grow."""
 
     stage: Stage = Stage.GRADIENTS
+    partition: Partition = Partition.FLAT
     bucket_mb: float | None = None
 
 
@@ -59,7 +61,7 @@ def shard(step: Step, options: Options) -> Change:
     reduced: dict[str, str] = {}
     scalars = Scalars(draft, training.graph, updates, step.group, reduced)
     cap = None if options.bucket_mb is None else int(options.bucket_mb * (1 << 20))
-    plan = make_plan(training, updates, step.members, cap)
+    plan = make_plan(training, updates, step.members, cap, options.partition)
     holdings: dict[str, Holding] = {}
     layout: list[tuple[str, ...]] = []
     for bucket in plan.buckets:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import groupby
 
 from gopt.analysis.cones import Classes, Cone, Mode, Updates
 from gopt.analysis.partition import (
     Bucket,
     Item,
+    Partition,
     assign_largest_first,
     default_cap,
     offsets,
+    owner_cuts,
     plan_buckets,
-)  # fmt: skip
+    row_cuts,
+)
 from gopt.analysis.sweeps import Index
 from gopt.analysis.training import Training
 from gopt.collectives.layout import flat_cuts
@@ -72,13 +75,15 @@ class Plan:
     cap: int
 
 
-def make_plan(training: Training, updates: Updates, ranks: int, cap: int | None) -> Plan:
+def make_plan(
+    training: Training, updates: Updates, ranks: int, cap: int | None, partition: Partition = Partition.FLAT
+) -> Plan:
     """Place every parameter of a step on ``ranks`` members; ``cap`` in bytes, None for the default."""
     index, types = Index(training.graph), training.graph.types
     total = sum(types[gradient].nbytes for gradient in set(training.gradients.values()))
     cap = default_cap(total) if cap is None else cap
     cones = list(updates.cones.values())
-    owner = _owners(cones, types, ranks)
+    owner = _owners(cones, types, ranks, partition)
     items, seen = [], set()
     for cone in cones:
         if cone.gradient in seen:
@@ -95,7 +100,7 @@ def make_plan(training: Training, updates: Updates, ranks: int, cap: int | None)
         members = [updates.cones[item.name] for item in bucket.items]
         mode = members[0].mode
         if mode is Mode.SPLIT:
-            buckets.append(_split(name, bucket, members, classes, ranks))
+            buckets.append(_split(name, members, classes, _Cutter(partition, ranks, types, owner), bucket.why))
         elif mode is Mode.WHOLE:
             buckets.append(_whole(name, bucket, members, owner, ranks))
         else:
@@ -103,29 +108,52 @@ def make_plan(training: Training, updates: Updates, ranks: int, cap: int | None)
     return Plan(tuple(buckets), cap)
 
 
-def _owners(cones: list[Cone], types: dict[str, TensorType], ranks: int) -> dict[str, int]:
-    """Owners of the whole tensors, balanced over all buckets, largest first."""
-    whole = [cone.parameter.tensor for cone in cones if cone.mode is Mode.WHOLE]
+def _owners(cones: list[Cone], types: dict[str, TensorType], ranks: int, partition: Partition) -> dict[str, int]:
+    """Owners of the tensors that stay whole, balanced over all buckets, largest first."""
+    modes = {Mode.WHOLE, Mode.SPLIT} if partition is Partition.WHOLE else {Mode.WHOLE}
+    whole = [cone.parameter.tensor for cone in cones if cone.mode in modes]
     return dict(zip(whole, assign_largest_first([types[name].elements for name in whole], ranks)))
 
 
-def _split(name: str, bucket: Bucket, members: list[Cone], classes: Classes, ranks: int) -> SplitBucket:
-    sizes = {item.name: item.elements for item in bucket.items}
+@dataclass(frozen=True, slots=True)
+class _Cutter:
+    """Orders the tensors of a bucket and shares it out."""
+
+    partition: Partition
+    ranks: int
+    types: dict[str, TensorType]
+    owner: dict[str, int]
+
+    def order(self, cones: list[Cone]) -> list[Cone]:
+        if self.partition is Partition.WHOLE:
+            return sorted(cones, key=lambda cone: self.owner[cone.parameter.tensor])
+        return cones
+
+    def cuts(self, cones: list[Cone]) -> list[int]:
+        shapes = [self.types[cone.parameter.tensor] for cone in cones]
+        sizes = [shape.elements for shape in shapes]
+        if self.partition is Partition.WHOLE:
+            return owner_cuts(sizes, [self.owner[cone.parameter.tensor] for cone in cones], self.ranks)
+        if self.partition is Partition.ROWS:
+            return row_cuts(sizes, [shape.elements // max(shape.dims[0], 1) or 1 for shape in shapes], self.ranks)
+        return flat_cuts(sum(sizes), self.ranks)
+
+
+def _split(name: str, members: list[Cone], classes: Classes, cutter: _Cutter, why: str) -> SplitBucket:
+    numbers = {id(cone): classes.cone(cone) for cone in members}
     by_class: dict[int, list[Cone]] = {}
     for cone in members:
-        by_class.setdefault(classes.cone(cone), []).append(cone)
-    ordered = [cone for group in by_class.values() for cone in group]
-    starts = offsets([sizes[cone.parameter.tensor] for cone in ordered])
-    cuts = tuple(flat_cuts(starts[-1], ranks))
+        by_class.setdefault(numbers[id(cone)], []).append(cone)
+    ordered = cutter.order([cone for group in by_class.values() for cone in group])
+    starts = offsets([cutter.types[cone.parameter.tensor].elements for cone in ordered])
+    cuts = tuple(cutter.cuts(ordered))
     segments, place = [], 0
-    for group in by_class.values():
+    for _, run in groupby(ordered, key=lambda cone: numbers[id(cone)]):
+        group = tuple(run)
         stop = place + len(group)
-        span = Span(cuts, starts[place], starts[stop])
-        segments.append(Segment(tuple(group), tuple(starts[place:stop]), span))
+        segments.append(Segment(group, tuple(starts[place:stop]), Span(cuts, starts[place], starts[stop])))
         place = stop
-    return SplitBucket(
-        name, tuple(ordered), tuple(starts), cuts, tuple(segments), members[0].whole_gradient, bucket.why
-    )
+    return SplitBucket(name, tuple(ordered), tuple(starts), cuts, tuple(segments), members[0].whole_gradient, why)
 
 
 def _whole(name: str, bucket: Bucket, members: list[Cone], owner: dict[str, int], ranks: int) -> WholeBucket:
@@ -133,5 +161,5 @@ def _whole(name: str, bucket: Bucket, members: list[Cone], owner: dict[str, int]
     ordered = sorted(members, key=lambda cone: owner[cone.parameter.tensor])
     owners = [owner[cone.parameter.tensor] for cone in ordered]
     starts = offsets([sizes[cone.parameter.tensor] for cone in ordered])
-    cuts = [starts[bisect_left(owners, rank)] for rank in range(ranks)] + starts[-1:]
+    cuts = owner_cuts([sizes[cone.parameter.tensor] for cone in ordered], owners, ranks)
     return WholeBucket(name, tuple(ordered), tuple(owners), tuple(starts), tuple(cuts), bucket.why)
