@@ -117,7 +117,7 @@ def _kept(step: Step) -> int:
     """Every state of the source is held by exactly one holding."""
     held: dict[str, int] = {}
     for holding in step.holdings:
-        for part in holding.parts:
+        for part in holding.parts if not holding.copy else ():
             held[part.tensor] = held.get(part.tensor, 0) + part.elements
     for state in step.training.states:
         elements = step.training.graph.types[state.tensor].elements

@@ -38,12 +38,19 @@ class RankState:
     type: TensorType
     pieces: tuple[Piece, ...]
     local: bool = False
+    copy: bool = False
+
+    @property
+    def stored(self) -> str:
+        """The name under which its values are stored: its own for a copy, else its first piece's tensor."""
+        return self.input if self.copy else self.pieces[0].tensor
 
     def to_json(self) -> dict[str, object]:
         record: dict[str, object] = {
             "input": self.input, "output": self.output, "pieces": [piece.to_json() for piece in self.pieces],
         }  # fmt: skip
-        return record | ({"local": True} if self.local else {})
+        flags = {"local": self.local, "copy": self.copy}
+        return record | {name: True for name, held in flags.items() if held}
 
 
 @dataclass(slots=True)
@@ -72,7 +79,8 @@ def _state(step: Step, holding: Holding, member: int) -> RankState:
     if not isinstance(holding.place, Span):
         part = holding.parts[0]
         piece = Piece(part.tensor, 0, part.elements)
-        return RankState(holding.input, holding.output, types[part.tensor], (piece,), holding.local)
+        type = TensorType(holding.dtype, types[part.tensor].shape)
+        return RankState(holding.input, holding.output, type, (piece,), holding.local, holding.copy)
     start, stop = holding.place.part(member)
     pieces = tuple(
         Piece(part.tensor, max(start - part.offset, 0), min(stop - part.offset, part.elements))

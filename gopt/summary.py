@@ -132,7 +132,7 @@ def _removed(
         where = rank_ranges(gone)
         ops.append(OpRecord(node.label, node.op_type, owner, why, where))
         for name in node.outputs:
-            if name and name not in source.outputs:
+            if name and name not in source.outputs and name not in step.graph.inputs:
                 type = source.type_of(name)
                 variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, owner, why, where))
     for holding in step.holdings:

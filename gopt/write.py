@@ -132,6 +132,10 @@ def plan_values(step: Step) -> Values:
     for name, tensor in source.initializers.items():
         if name not in placed and (name in states or tensor.nbytes > INLINE):
             values.add([(name, tensor)])
+    for parameter, copy in step.copies().items():
+        if parameter in source.initializers:
+            type = TensorType(copy.dtype, source.types[parameter].shape)
+            values.add([(copy.input, Tensor(type, wide=source.initializers[parameter]))])
     return values
 
 
@@ -202,7 +206,7 @@ class _RankWriter:
 
     def _initial(self, state: RankState) -> TensorProto:
         piece = state.pieces[0]
-        start = self.values.offset[piece.tensor] + nbytes(state.type.dtype, piece.start)
+        start = self.values.offset[state.stored] + nbytes(state.type.dtype, piece.start)
         return external(state.input, state.type, start)
 
     def _node(self, node: Node) -> bytes:
@@ -218,7 +222,7 @@ class _RankWriter:
         for state in rank.states:
             own.input.append(value_info(state.input, state.type))
             own.output.append(value_info(state.output, state.type))
-            if state.pieces[0].tensor in self.values.offset:
+            if state.stored in self.values.offset:
                 own.initializer.append(self._initial(state))
         for name in sorted(rank.constants):
             own.initializer.append(onnx.numpy_helper.from_array(rank.constants[name], name))

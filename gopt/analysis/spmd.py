@@ -35,6 +35,8 @@ class Holding:
     parts: tuple[Part, ...]
     place: Place = EVERYWHERE
     local: bool = False
+    copy: bool = False
+    """A narrow replica of ``parts[0]``: always the wide state's cast."""
 
     @property
     def sharded(self) -> bool:
@@ -84,6 +86,10 @@ class Step:
     def group(self) -> str:
         """The sharding group."""
         return SHARD_AXIS
+
+    def copies(self) -> dict[str, Holding]:
+        """Narrow replicas by parameter."""
+        return {holding.parts[0].tensor: holding for holding in self.holdings if holding.copy}
 
     @property
     def outer(self) -> str | None:

@@ -63,6 +63,10 @@ class Draft:
         self._gone.add(id(self.own(source)))
         self.explain(source, why)
 
+    def discard(self, output: str) -> None:
+        """Remove the node of this graph that makes a value, which an earlier pass added."""
+        self._gone.add(id(self._makers[output]))
+
     def explain(self, source: Node, why: str) -> None:
         """Say why a source node is not on every rank."""
         self.reasons.setdefault(next(name for name in source.outputs if name), why)

@@ -138,6 +138,8 @@ class Tensor:
     array: np.ndarray | None = None
     path: str = ""
     offset: int = 0
+    wide: Tensor | None = None
+    """The tensor of which this one is the cast."""
 
     @property
     def nbytes(self) -> int:
@@ -151,6 +153,9 @@ class Tensor:
         """The value; a file is mapped, not read."""
         if self.array is not None:
             return self.array
+        if self.wide is not None:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype_code(self.type.dtype))
+            return np.asarray(self.wide.numpy()).astype(dtype)
         if self.path:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype_code(self.type.dtype))
             if not self.type.elements:

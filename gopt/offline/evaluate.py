@@ -147,8 +147,10 @@ class Trial:
         """One-element values behind a reduction of one parameter's values -> that parameter; None: of several."""
         self.producer: dict[str, Node] = {}
         self.position = {id(node): place for place, node in enumerate(graph.nodes)}
-        self._of = {gradient: parameter for parameter, gradient in training.gradients.items()}
-        self._of |= {state.tensor: state.of or state.tensor for state in training.states if state.tensor in self.wide}
+        self.of: dict[str, str] = {}
+        """Full-shaped value -> the parameter whose it is."""
+        self.of |= {gradient: parameter for parameter, gradient in training.gradients.items()}
+        self.of |= {state.tensor: state.of or state.tensor for state in training.states if state.tensor in self.wide}
         known = {*self.inputs, ""}
         for node, phase in zip(graph.nodes, training.phases):
             self._note_constant(node)
@@ -167,11 +169,11 @@ class Trial:
 
     def _sort(self, node: Node) -> None:
         """Whether a node of the update makes a full-shaped value, reduces one, or handles small ones."""
-        owners = {self._of[name] for name in node.reads if name in self._of}
+        owners = {self.of[name] for name in node.reads if name in self.of}
         reads_wide = any(name in self.wide for name in node.reads)
         if reads_wide and not all(_one(self.graph.type_of(name)) for name in node.outputs if name):
             self.wide.update(node.outputs)
-            self._of.update((name, next(iter(owners))) for name in node.outputs if owners)
+            self.of.update((name, next(iter(owners))) for name in node.outputs if owners)
             return
         if not control_flow(node):
             self.small.append(node)
@@ -208,6 +210,8 @@ class Trial:
             return np.full(shape, bool(number))
         if type.dtype in FLOATS or type.dtype == "undefined":
             return np.full(shape, float(number))
+        if not np.isfinite(number):
+            number = 1
         return np.full(shape, int(number if number in (0, 1) or number > 1 else 1 + 10 * number))
 
 

@@ -79,12 +79,17 @@ class Recogniser:
             for name in node.reads if name in self.trial.inputs
         }  # fmt: skip
         self._hypers = set(training.hyper)
+        self.unscaled: dict[str, None] = {}
+        """Scalar inputs that gradients were found to be divided by: loss scales."""
 
     def _carriers(self) -> set[str]:
         """Floating full-shaped values that reach a new parameter or optimizer state, reductions aside."""
         training = self.training
         targets = {s.updated for s in training.states if s.kind in (Kind.PARAMETER, Kind.OPTIMIZER_STATE)}
         for node, phase in zip(reversed(training.graph.nodes), reversed(training.phases)):
+            one = all(_single(self.trial, name) for name in node.outputs if name)
+            if one and not all(_single(self.trial, name) for name in node.reads):
+                continue
             if phase is Phase.UPDATE and any(name in targets for name in node.outputs):
                 targets.update(name for name in node.inputs if training.graph.type_of(name).dtype in FLOATS)
         return targets
@@ -134,7 +139,10 @@ class Recogniser:
         if scalar in self.trial.owner:
             return all(_close(each.number(scalar), 1.0) for each in self.trials)
         behind = self.inputs_behind(scalar)
-        return bool(behind) and behind <= self._in_backward
+        if not behind or not behind <= self._in_backward:
+            return False
+        self.unscaled.update(dict.fromkeys(sorted(behind)))
+        return True
 
     def rule(self, cone: Cone) -> Rule:
         """The rule of one cone."""
@@ -213,7 +221,7 @@ class Recogniser:
     def _source(self, cell: Cell, size: Sequence[float]) -> tuple[str, int]:
         """The scalar that is the step size in every trial, an input before a computed one."""
         names = dict.fromkeys(self._inputs_of(cell))
-        names.update(dict.fromkeys(x for node in cell.nodes for x in self._scalars_before(node.inputs)))
+        names.update(dict.fromkeys(x for node in cell.nodes for x in self.scalars_before(node.inputs)))
         ranked = sorted(names, key=lambda name: (name not in self._hypers, name not in self.trial.inputs))
         for name in ranked:
             values = [scalars.number(name) for scalars in self.trials]
@@ -221,7 +229,7 @@ class Recogniser:
                 return name, 3 if name in self._hypers else 2 if self.trial.is_constant(name) else 1
         return "", 0
 
-    def _scalars_before(self, names: Sequence[str]) -> list[str]:
+    def scalars_before(self, names: Sequence[str]) -> list[str]:
         """The small values that lead to these, constants included; nothing of full shape is crossed."""
         found: dict[str, None] = {}
         stack = [name for name in names if name and _single(self.trial, name)]

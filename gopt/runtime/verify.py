@@ -209,7 +209,7 @@ class Verifier:
             graph = load(self.folder / record["files"]["step"], own=True)
             for state in (*self.manifest["common"]["state"], *record["state"]):
                 tensor = graph.initializers.get(state["input"])
-                if tensor is None:
+                if tensor is None or state.get("copy"):
                     continue
                 value, place = np.asarray(tensor.numpy()).reshape(-1), 0
                 for piece in state["pieces"]:
@@ -307,15 +307,19 @@ class Verifier:
             programs = [_Varied(self, variant, number) for number in range(len(self.ranks))]
             outputs = run_ranks(programs, feeds, self.mesh)
             ledger = _Ledger(result, variant.name, step)
+            copies: list[tuple[int, Mapping[str, Any], np.ndarray]] = []
             for r, (rank, output) in enumerate(zip(self.ranks, outputs)):
                 loss = np.asarray(output[training.loss], np.float64)
                 ledger.whole(r, training.loss, "loss", loss, losses[which[r]], np.zeros_like(loss))
                 for state in rank.states:
                     value = np.asarray(output[state["output"]])
                     held[r][state["input"]] = value
-                    if not state.get("local"):
+                    if state.get("copy"):
+                        copies.append((r, state, value))
+                    elif not state.get("local"):
                         self._enter(ledger, r, state, value.reshape(-1), wanted, start)
             ledger.close(wanted, start)
+            self._check_copies(ledger, copies, outputs)
             if variant is not PLAIN:
                 # Blown-up gradients make training chaotic: each step is judged on its own, from equal states.
                 start, held = wanted, [self._feeds(each, wanted) for each in self.ranks]
@@ -337,11 +341,42 @@ class Verifier:
         if place != flat.size:
             ledger.result.note(Difference(ledger.variant, ledger.step, rank, state["input"], "size", float("inf")))
 
+    def _check_copies(
+        self, ledger: _Ledger, copies: Sequence[tuple[int, Mapping[str, Any], np.ndarray]], outputs: Sequence[Values]
+    ) -> None:
+        """A narrow copy must be exactly the cast of the wide state as the ranks now hold it."""
+        wide = self._gathered(outputs) if copies else {}
+        for rank, state, value in copies:
+            name = state["pieces"][0]["tensor"]
+            with np.errstate(over="ignore"):
+                wanted = wide[name].astype(value.dtype)
+            error = ratio(distance(value.reshape(-1), wanted), 0.0)
+            ledger.result.note(Difference(ledger.variant, ledger.step, rank, state["input"], "copy", error))
+
+    def _gathered(self, outputs: Sequence[Values]) -> Values:
+        """Every state, flat, put together from the ranks' own new values."""
+        types = self.training.graph.types
+        whole: Values = {}
+        for rank, output in zip(self.ranks, outputs):
+            for state in rank.states:
+                flat, place = np.asarray(output[state["output"]]).reshape(-1), 0
+                for piece in state["pieces"] if not state.get("copy") else ():
+                    low, high = piece["start"], piece["stop"]
+                    held = whole.setdefault(piece["tensor"], np.zeros(types[piece["tensor"]].elements, flat.dtype))
+                    held[low:high] = flat[place : place + high - low]
+                    place += high - low
+        return whole
+
     def _feeds(self, rank: Rank, start: Values) -> Values:
         feeds = {}
         for state in rank.states:
             parts = [start[p["tensor"]].reshape(-1)[p["start"] : p["stop"]] for p in state["pieces"]]
             value = np.concatenate(parts) if len(parts) != 1 else parts[0].copy()
+            if state.get("copy"):
+                dtype = rank.program.graph.inputs[state["input"]].dtype
+                shape = self.training.graph.types[state["pieces"][0]["tensor"]].dims
+                feeds[state["input"]] = value.astype(draws.numpy_dtype(dtype)).reshape(shape)
+                continue
             whole = self.training.graph.types[state["pieces"][0]["tensor"]] if len(parts) == 1 else None
             same = whole is not None and state["input"] == state["pieces"][0]["tensor"]
             feeds[state["input"]] = value.reshape(whole.dims) if same and whole is not None else value

@@ -61,7 +61,8 @@ def shard(step: Step, options: Options) -> Change:
     reduced: dict[str, str] = {}
     scalars = Scalars(draft, training.graph, updates, step.group, reduced)
     cap = None if options.bucket_mb is None else int(options.bucket_mb * (1 << 20))
-    plan = make_plan(training, updates, step.members, cap, options.partition)
+    copies = step.copies()
+    plan = make_plan(training, updates, step.members, cap, options.partition, copies)
     holdings: dict[str, Holding] = {}
     layout: list[tuple[str, ...]] = []
     for bucket in plan.buckets:
@@ -69,13 +70,13 @@ def shard(step: Step, options: Options) -> Change:
             emit_replicated(draft, bucket, groups, reduced)
             continue
         emit = emit_split if isinstance(bucket, SplitBucket) else emit_whole
-        emitted = emit(draft, bucket, groups, scalars, reduced)  # type: ignore[arg-type]
+        emitted = emit(draft, bucket, groups, scalars, reduced, copies)  # type: ignore[arg-type]
         holdings.update(emitted.holdings)
         layout.extend(emitted.layout)
     facts = scalars.finish()
     _read_reduced(step, draft, reduced)
     draft.finish()
-    step.hold(list(dict.fromkeys(holdings.get(h.parts[0].tensor, h) for h in step.holdings)))
+    step.hold(list(dict.fromkeys(holdings.get(h.input, h) for h in step.holdings)))
     step.layout = layout
     modes = Counter(cone.mode.value for cone in updates.cones.values())
     facts |= {"bucket_cap_bytes": plan.cap, "parameters": dict(sorted(modes.items()))}
@@ -109,4 +110,4 @@ def _describe(step: Step, bucket: object) -> dict[str, object]:
     return row
 
 
-PASS = Pass("shard", Options, shard)
+PASS = Pass("shard", Options, shard, after=("hoist-casts",))

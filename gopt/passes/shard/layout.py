@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gopt.analysis.cones import Cone
+from gopt.analysis.spmd import Holding
 from gopt.graph.edit import Draft
 from gopt.graph.model import COMM, SPMD
 from gopt.graph.place import Span
@@ -83,6 +85,24 @@ def all_gather(draft: Draft, group: str, source: str, cuts: Sequence[int], outpu
     shapes = [",".join(map(str, type.dims)) for type in types.values()]
     attributes = {"group": group, "cuts": list(cuts), "shapes": shapes}
     draft.add("AllGather", [source], types, domain=COMM, attributes=attributes)
+
+
+def gather_parameters(
+    draft: Draft,
+    groups: Groups,
+    source: str,
+    cuts: Sequence[int],
+    cones: Sequence[Cone],
+    copies: Mapping[str, Holding],
+) -> None:
+    """New parameters of a bucket on every rank: the wide ones, or their narrow copies where the cast was hoisted."""
+    outputs = []
+    for cone in cones:
+        copy = copies.get(cone.parameter.tensor)
+        if copy is not None:
+            draft.discard(copy.output)
+        outputs.append(cone.parameter.updated if copy is None else copy.output)
+    all_gather(draft, groups.shard, source, cuts, outputs)
 
 
 def all_reduce(draft: Draft, group: str, inputs: Sequence[str], outputs: Sequence[str], reduce: str) -> None:

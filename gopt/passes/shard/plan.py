@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -17,6 +18,7 @@ from gopt.analysis.partition import (
     plan_buckets,
     row_cuts,
 )
+from gopt.analysis.spmd import Holding
 from gopt.analysis.sweeps import Index
 from gopt.analysis.training import Training
 from gopt.collectives.layout import flat_cuts
@@ -76,7 +78,12 @@ class Plan:
 
 
 def make_plan(
-    training: Training, updates: Updates, ranks: int, cap: int | None, partition: Partition = Partition.FLAT
+    training: Training,
+    updates: Updates,
+    ranks: int,
+    cap: int | None,
+    partition: Partition,
+    copies: Mapping[str, Holding],
 ) -> Plan:
     """Place every parameter of a step on ``ranks`` members; ``cap`` in bytes, None for the default."""
     index, types = Index(training.graph), training.graph.types
@@ -90,7 +97,9 @@ def make_plan(
             continue  # shared gradients are replicated, and reduced once
         seen.add(cone.gradient)
         gradient, parameter = types[cone.gradient], types[cone.parameter.tensor]
-        key = (cone.mode.value, cone.whole_gradient, gradient.dtype, parameter.dtype)
+        copy = copies.get(cone.parameter.tensor)
+        travels = copy.dtype if copy is not None else parameter.dtype
+        key = (cone.mode.value, cone.whole_gradient, gradient.dtype, parameter.dtype, travels)
         place = index.made_at(cone.gradient)
         items.append(Item(cone.parameter.tensor, gradient.elements, gradient.nbytes, key, place))
     classes = Classes(training, updates)

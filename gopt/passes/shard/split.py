@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ from gopt.analysis.spmd import Holding, Part
 from gopt.errors import InvariantError
 from gopt.graph.edit import Draft
 from gopt.graph.model import Node
-from gopt.graph.types import TensorType
+from gopt.graph.types import TensorType, dtype_code
 from gopt.passes.shard import layout
 from gopt.passes.shard.plan import Segment, SplitBucket
 from gopt.passes.shard.scalars import Scalars
@@ -26,7 +27,12 @@ class Emitted:
 
 
 def emit_split(
-    draft: Draft, bucket: SplitBucket, groups: layout.Groups, scalars: Scalars, reduced: dict[str, str]
+    draft: Draft,
+    bucket: SplitBucket,
+    groups: layout.Groups,
+    scalars: Scalars,
+    reduced: dict[str, str],
+    copies: Mapping[str, Holding],
 ) -> Emitted:
     """Rewrite the updates of a split bucket. ``reduced`` maps gradients to the value the update reads."""
     types = draft.graph.types
@@ -40,16 +46,18 @@ def emit_split(
     else:
         layout.reduce_shard(draft, groups, gradients, bucket.cuts, shard)
     parts = []
+    copy = copies.get(bucket.cones[0].parameter.tensor)
+    narrow = copy.dtype if copy is not None else ""
     for number, segment in enumerate(bucket.segments):
-        emitter = _Run(draft, bucket, segment, f"{bucket.name}.c{number}", scalars)
+        emitter = _Run(draft, segment, f"{bucket.name}.c{number}", scalars, narrow)
         parts.append(emitter.run("" if bucket.whole_gradient else shard, alone=len(bucket.segments) == 1))
         out.holdings.update(emitter.holdings)
-    dtype = types[bucket.cones[0].parameter.tensor].dtype
+    dtype = narrow or types[bucket.cones[0].parameter.tensor].dtype
     joined = parts[0]
     if len(parts) > 1 or any(start == stop for start, stop in pairwise(bucket.cuts)):
         joined = layout.named(bucket.name, "parameters_out")
         layout.join(draft, parts, joined, dtype)
-    layout.all_gather(draft, groups.shard, joined, bucket.cuts, [cone.parameter.updated for cone in bucket.cones])
+    layout.gather_parameters(draft, groups, joined, bucket.cuts, bucket.cones, copies)
     slots = max(len(cone.states) for cone in bucket.cones)
     out.layout.append(tuple(cone.parameter.tensor for cone in bucket.cones))
     for slot in range(1, slots):
@@ -66,8 +74,10 @@ def emit_split(
 class _Run:
     """One class of a bucket: its first cone, written over 1-D runs in place of the tensors."""
 
-    def __init__(self, draft: Draft, bucket: SplitBucket, segment: Segment, name: str, scalars: Scalars) -> None:
-        self.draft, self.bucket, self.segment, self.name, self.scalars = draft, bucket, segment, name, scalars
+    def __init__(self, draft: Draft, segment: Segment, name: str, scalars: Scalars, narrow: str) -> None:
+        self.draft, self.segment, self.name, self.scalars = draft, segment, name, scalars
+        self.narrow = narrow
+        """The type in which the new parameters travel when it is not their own, else ''."""
         self.cone: Cone = segment.cones[0]
         self.local: dict[str, str] = {}
         self.results = {state.updated: f"state{slot}_out" for slot, state in enumerate(self.cone.states)}
@@ -87,20 +97,30 @@ class _Run:
             self.local[cone.gradient] = self._named("gradient")
             layout.segment(draft, shard, span, self._named("gradient"), types[cone.gradient].dtype)
         parameter = self._named("parameter")
-        sources = [each.parameter.tensor for each in self.segment.cones]
-        layout.local_part(draft, sources, self.segment.starts, span, parameter, types[sources[0]].dtype)
         self.local[cone.parameter.tensor] = parameter
+        if self.narrow:
+            # The wide master is a state like the others: it lives as the rank's run alone.
+            types[parameter] = layout.flat(types[cone.parameter.tensor].dtype)
+        else:
+            sources = [each.parameter.tensor for each in self.segment.cones]
+            layout.local_part(draft, sources, self.segment.starts, span, parameter, types[sources[0]].dtype)
         for slot in range(1, len(cone.states)):
             self.local[cone.states[slot].tensor] = self._named(f"state{slot}")
             types[self._named(f"state{slot}")] = layout.flat(types[cone.states[slot].tensor].dtype)
         for place, node in enumerate(cone.nodes):
             self._emit(place, node)
         self._hold()
-        return self.local[cone.parameter.updated]
+        updated = self.local[cone.parameter.updated]
+        if not self.narrow:
+            return updated
+        narrow = self._named("parameter_narrow")
+        attributes = {"to": dtype_code(self.narrow)}
+        draft.add("Cast", [updated], {narrow: layout.flat(self.narrow)}, attributes=attributes, place=span)
+        return narrow
 
     def _hold(self) -> None:
         types = self.draft.graph.types
-        for slot in range(1, len(self.cone.states)):
+        for slot in range(0 if self.narrow else 1, len(self.cone.states)):
             parts = tuple(
                 Part(cone.states[slot].tensor, start, types[cone.states[slot].tensor].elements)
                 for cone, start in zip(self.segment.cones, self.segment.starts)

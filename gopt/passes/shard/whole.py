@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gopt.analysis.cones import Cone
 from gopt.analysis.spmd import Holding, Part
 from gopt.graph.edit import Draft
 from gopt.graph.place import Owner, Span
-from gopt.graph.types import TensorType
+from gopt.graph.types import TensorType, dtype_code
 from gopt.passes.shard import layout
 from gopt.passes.shard.plan import ReplicatedBucket, WholeBucket
 from gopt.passes.shard.scalars import Scalars
@@ -22,7 +24,12 @@ def emit_replicated(draft: Draft, bucket: ReplicatedBucket, groups: layout.Group
 
 
 def emit_whole(
-    draft: Draft, bucket: WholeBucket, groups: layout.Groups, scalars: Scalars, reduced: dict[str, str]
+    draft: Draft,
+    bucket: WholeBucket,
+    groups: layout.Groups,
+    scalars: Scalars,
+    reduced: dict[str, str],
+    copies: Mapping[str, Holding],
 ) -> Emitted:
     """Scatter whole gradients to their owners, run each update there, gather the new parameters."""
     types = draft.graph.types
@@ -40,16 +47,18 @@ def emit_whole(
         span = Span(bucket.cuts, bucket.offsets[place], bucket.offsets[place + 1])
         if cone.gradient not in reduced:
             reduced[cone.gradient] = _unpack(draft, bucket, place, cone, shard, span, scalars)
-        flat_parts.append(_place(draft, bucket, place, cone, owner, span, scalars))
-        for state in cone.states[1:]:
+        copy = copies.get(cone.parameter.tensor)
+        narrow = copy.dtype if copy is not None else ""
+        flat_parts.append(_place(draft, bucket, place, cone, owner, scalars, narrow))
+        for state in cone.states[0 if narrow else 1 :]:
             part = Part(state.tensor, 0, types[state.tensor].elements)
             out.holdings[state.tensor] = Holding(
                 state.tensor, state.updated, types[state.tensor].dtype, (part,), Owner(owner)
             )
             out.layout.append((state.tensor,))
     joined = layout.named(bucket.name, "parameters_out")
-    layout.join(draft, flat_parts, joined, types[bucket.cones[0].parameter.tensor].dtype)
-    layout.all_gather(draft, groups.shard, joined, bucket.cuts, [cone.parameter.updated for cone in bucket.cones])
+    layout.join(draft, flat_parts, joined, types[flat_parts[0]].dtype)
+    layout.gather_parameters(draft, groups, joined, bucket.cuts, bucket.cones, copies)
     out.layout.insert(0, tuple(cone.parameter.tensor for cone in bucket.cones))
     return out
 
@@ -64,7 +73,7 @@ def _unpack(draft: Draft, bucket: WholeBucket, place: int, cone: Cone, shard: st
     return whole
 
 
-def _place(draft: Draft, bucket: WholeBucket, place: int, cone: Cone, owner: int, span: Span, scalars: Scalars) -> str:
+def _place(draft: Draft, bucket: WholeBucket, place: int, cone: Cone, owner: int, scalars: Scalars, narrow: str) -> str:
     """Put the source's own nodes on the owner; returns the flat new parameter."""
     for node in cone.nodes:
         draft.own(node).place = Owner(owner)
@@ -72,9 +81,7 @@ def _place(draft: Draft, bucket: WholeBucket, place: int, cone: Cone, owner: int
     for number, node in enumerate(cone.reductions):
         name = node.outputs[0]
         share = layout.named(bucket.name, f"share{place}_{number}")
-        draft.rename_output(draft.own(node), name, share)
-        for reader in cone.nodes:
-            draft.rewire(draft.own(reader), name, share)
+        _rename(draft, cone, name, share)
         if draft.graph.types[share].dims:
             scalar = f"{share}.scalar"
             empty = scalars.constant("shape", [])
@@ -83,13 +90,24 @@ def _place(draft: Draft, bucket: WholeBucket, place: int, cone: Cone, owner: int
             )
             share = scalar
         scalars.share([name], share, "")
-    updated = layout.named(bucket.name, f"parameter{place}_out")
     type = draft.graph.types[cone.parameter.updated]
-    maker = next(node for node in cone.nodes if cone.parameter.updated in node.outputs)
-    draft.rename_output(draft.own(maker), cone.parameter.updated, updated)
-    for reader in cone.nodes:
-        draft.rewire(draft.own(reader), cone.parameter.updated, updated)
+    travels = layout.named(bucket.name, f"parameter{place}_out")
+    if narrow:
+        # The owner keeps the wide master under its own name; its cast is what the others get.
+        made = {travels: TensorType(narrow, type.shape)}
+        draft.add("Cast", [cone.parameter.updated], made, attributes={"to": dtype_code(narrow)}, place=Owner(owner))
+    else:
+        _rename(draft, cone, cone.parameter.updated, travels)
     flat = layout.named(bucket.name, f"parameter{place}_flat")
     one = scalars.constant("one", [-1])
-    draft.add("Reshape", [updated, one], {flat: TensorType(type.dtype, (None,))}, place=Owner(owner))
+    made = {flat: TensorType(narrow or type.dtype, (None,))}
+    draft.add("Reshape", [travels, one], made, place=Owner(owner))
     return flat
+
+
+def _rename(draft: Draft, cone: Cone, old: str, new: str) -> None:
+    """Give a value that a cone makes another name, inside the cone."""
+    for node in map(draft.own, cone.nodes):
+        if old in node.outputs:
+            draft.rename_output(node, old, new)
+        draft.rewire(node, old, new)

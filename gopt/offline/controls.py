@@ -1,0 +1,263 @@
+"""What steers an update from outside its rule: learning rate and schedule, clip, finite check, loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gopt.analysis.training import Kind, State
+from gopt.graph.types import FLOATS
+from gopt.offline.evaluate import Scalars, spread
+from gopt.offline.optimizer import TRIALS, Recogniser, Rule, tidy, ungated
+
+_COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRate:
+    """``input``: the input it is fed through, '' if it is a constant or none was found. ``effective``: the scalar that the update uses;
+    ``schedule``: the nodes in between; ``follows``: the states that the schedule reads."""
+
+    input: str
+    effective: str
+    value: float | None
+    schedule: tuple[str, ...]
+    follows: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A global-norm clip: the coefficient, the norm's value, the largest norm, how many gradients it looks at."""
+
+    coefficient: str
+    norm: str
+    max_norm: float | None
+    gradients: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class FiniteCheck:
+    """A condition on the gradients that lets states keep their old values."""
+
+    condition: str
+    states: int
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """The scalar that gradients are divided by; the factors are None where none was found (or it never changes)."""
+
+    input: str
+    dynamic: bool
+    growth: float | None
+    backoff: float | None
+    interval: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """Gradients are summed in states; the other states move every so many steps."""
+
+    condition: str
+    accumulators: int
+    every: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    learning_rate: LearningRate | None
+    clip: Clip | None
+    finite_check: FiniteCheck | None
+    loss_scale: LossScale | None
+    accumulation: Accumulation | None
+
+
+def find_controls(recogniser: Recogniser, rules: Iterable[Rule]) -> Controls:
+    """All controls of a step; ``rules`` are those of its cones."""
+    gates = _gates(recogniser)
+    finite = _finite_check(recogniser, gates)
+    return Controls(
+        _learning_rate(recogniser, rules), _clip(recogniser), finite, _loss_scale(recogniser, finite),
+        _accumulation(recogniser, gates),
+    )  # fmt: skip
+
+
+def _gates(recogniser: Recogniser) -> dict[str, list[tuple[State, bool]]]:
+    """Condition -> the states it gates, and the value for which they advance."""
+    found: dict[str, list[tuple[State, bool]]] = {}
+    for state in recogniser.training.states:
+        if state.kind in (Kind.PARAMETER, Kind.OPTIMIZER_STATE):
+            for gate in ungated(recogniser.trial, state)[1]:
+                found.setdefault(gate.condition, []).append((state, gate.advances))
+    return found
+
+
+def _learning_rate(recogniser: Recogniser, rules: Iterable[Rule]) -> LearningRate | None:
+    sources = dict.fromkeys(rule.step_size for rule in rules if rule.recognised)
+    hypers = set(recogniser.training.hyper)
+    if len(sources) == 1 and (source := next(iter(sources))):
+        trial = recogniser.trial
+        if trial.is_constant(source):
+            value = recogniser.trials[0].number(source)
+            return LearningRate("", source, None if value is None else tidy(value), (), ())
+        behind = recogniser.inputs_behind(source)
+        name = _proportional(recogniser, source, [name for name in trial.inputs if name in behind & hypers])
+        if source == name:
+            return LearningRate(name, name, None, (), ())
+        between = [x for x in recogniser.scalars_before([source]) if x in trial.producer]
+        order = trial.position
+        between.sort(key=lambda x: order[id(trial.producer[x])])
+        follows = tuple(x for x in trial.inputs if x in behind and x not in hypers)
+        return LearningRate(name, source, None, tuple(between), follows)
+    common = _reaching_all(recogniser)
+    return LearningRate(common[0], "", None, (), ()) if len(common) == 1 else None
+
+
+def _proportional(recogniser: Recogniser, value: str, names: Sequence[str]) -> str:
+    """The one of the inputs that the value is proportional to; '' when there is not exactly one."""
+    found = []
+    for name in names:
+        given = spread(recogniser.trial.inputs, 0)
+        doubled = Scalars(recogniser.trial, given | {name: 2 * given[name]}).number(value)
+        before = recogniser.trials[0].number(value)
+        if doubled is not None and before and abs(doubled - 2 * before) <= 1e-9 * abs(before):
+            found.append(name)
+    return found[0] if len(found) == 1 else ""
+
+
+def _reaching_all(recogniser: Recogniser) -> list[str]:
+    """One-element hyper-parameter inputs that every parameter's new value depends on."""
+    training, trial = recogniser.training, recogniser.trial
+    wanted = [state.updated for state in training.parameters if state.tensor in training.gradients]
+    found = []
+    for name in training.hyper:
+        if name not in trial.inputs:
+            continue
+        behind = {name}
+        for node in training.graph.nodes:
+            if any(operand in behind for operand in node.reads):
+                behind.update(node.outputs)
+        if wanted and all(output in behind for output in wanted):
+            found.append(name)
+    return found
+
+
+def _clip(recogniser: Recogniser) -> Clip | None:
+    """A scalar that is 1 while the gradients are small, and constant / norm when they are large."""
+    trial = recogniser.trial
+    asleep = recogniser.trials[0]
+    awake = [Scalars(trial, spread(trial.inputs, seed), 10.0**power) for seed in range(TRIALS) for power in (10, 14)]
+    for node in trial.small:
+        name = node.outputs[0]
+        if name not in trial.owner or trial.graph.type_of(name).dtype not in FLOATS or asleep.number(name) != 1.0:
+            continue
+        values = [each.number(name) for each in awake]
+        if any(value is None or not 0 < value < 1 for value in values):
+            continue
+        behind = _behind_reductions(recogniser, name)
+        gradients = set(recogniser.training.gradients)
+        covered = len(behind.owners & gradients)
+        if covered < len(gradients) and covered < 2:
+            continue
+        for candidate in behind.values:
+            norms = [each.number(candidate) for each in awake]
+            if any(norm is None or not np.isfinite(norm) or norm <= 1 for norm in norms):
+                continue
+            products = [float(a or 0) * float(b or 0) for a, b in zip(values, norms)]
+            if all(abs(first - last) <= 1e-3 * last for first, last in zip(products[::2], products[1::2])):
+                ends = products[1::2]
+                constant = all(abs(end - ends[0]) <= 1e-6 * ends[0] for end in ends)
+                return Clip(name, candidate, tidy(ends[0]) if constant else None, covered, len(gradients))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    values: tuple[str, ...]
+    owners: frozenset[str]
+
+
+def _behind_reductions(recogniser: Recogniser, name: str) -> _Behind:
+    """Small values behind reductions that lead to a value, in order, and the parameters whose values were reduced."""
+    trial = recogniser.trial
+    stack, seen, owners = [name], {name}, set()
+    while stack:
+        node = trial.producer.get(stack.pop())
+        if node is None:
+            continue
+        for operand in node.reads:
+            if operand in trial.wide:
+                owners.update([trial.of[operand]] if operand in trial.of else [])
+            elif operand not in seen and operand in trial.owner:
+                seen.add(operand)
+                stack.append(operand)
+    order = sorted(seen, key=lambda value: trial.position[id(trial.producer[value])])
+    return _Behind(tuple(order), frozenset(owners))
+
+
+def _finite_check(
+    recogniser: Recogniser, gates: dict[str, list[tuple[State, bool]]]
+) -> FiniteCheck | None:
+    """The gate on the gradients that an infinite one changes."""
+    trial = recogniser.trial
+    given = spread(trial.inputs, 0)
+    runs = [Scalars(trial, given, reduced) for reduced in (0.0, float("inf"))]
+    for condition, states in gates.items():
+        if condition in trial.owner:
+            values = [each.number(condition) for each in runs]
+            if None not in values and values[0] != values[1]:
+                return FiniteCheck(condition, len(states))
+    return None
+
+
+def _loss_scale(recogniser: Recogniser, finite: FiniteCheck | None) -> LossScale | None:
+    if not recogniser.unscaled:
+        return None
+    name = next(iter(recogniser.unscaled))
+    trial, states = recogniser.trial, recogniser.training.state_of()
+    if name not in states or states[name].updated == name:
+        return LossScale(name, False, None, None, None)
+    updated = states[name].updated
+    if finite is None:
+        return LossScale(name, True, None, None, None)
+    good = [flag for state, flag in _gates(recogniser)[finite.condition]][0]
+    interval, counter = _threshold(recogniser, updated)
+    given = {other: 1.0 for other in trial.inputs} | {name: 1.0}
+    backoff = Scalars(trial, given, pinned={finite.condition: not good}).number(updated)
+    growth = None
+    if interval is not None:
+        given[counter] = 2 * interval
+        growth = Scalars(trial, given, pinned={finite.condition: good}).number(updated)
+    return LossScale(
+        name, True, None if growth is None or growth <= 1 else tidy(growth),
+        None if backoff is None or backoff >= 1 else tidy(backoff), interval,
+    )  # fmt: skip
+
+
+def _threshold(recogniser: Recogniser, value: str) -> tuple[float | None, str]:
+    """The one constant that a counter is compared with before ``value``, and the counter's input."""
+    trial = recogniser.trial
+    found: dict[tuple[float, str], None] = {}
+    for name in recogniser.scalars_before([value]):
+        node = trial.producer.get(name)
+        if node is None or not node.is_a(*_COMPARISONS) or name in trial.owner:
+            continue
+        for place, operand in enumerate(node.inputs):
+            number, counters = recogniser.trials[0].number(operand), recogniser.inputs_behind(node.inputs[1 - place])
+            if trial.is_constant(operand) and number is not None and len(counters) == 1:
+                found[tidy(number), next(iter(counters))] = None
+    return next(iter(found)) if len(found) == 1 else (None, "")
+
+
+def _accumulation(
+    recogniser: Recogniser, gates: dict[str, list[tuple[State, bool]]]
+) -> Accumulation | None:
+    accumulators = sum(state.kind is Kind.ACCUMULATOR for state in recogniser.training.states)
+    if not accumulators:
+        return None
+    condition = next((name for name in gates if name not in recogniser.trial.owner), "")
+    every, _ = _threshold(recogniser, condition) if condition else (None, "")
+    return Accumulation(condition, accumulators, every)

@@ -1,0 +1,349 @@
+"""What a model or an output folder is, as records: roles, the rule behind each update, controls, casts, bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gopt.analysis.cones import Cone, find_updates
+from gopt.analysis.training import Kind, Phase, Training
+from gopt.errors import InputError, UnsupportedError
+from gopt.graph.types import HALVES, TensorType
+from gopt.offline.controls import Controls, find_controls
+from gopt.offline.optimizer import Hyper, Recogniser, Rule
+
+if TYPE_CHECKING:
+    from gopt.api import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A value of the graph: an input, or a state that belongs to no parameter."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...] | None
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """An optimizer state of a parameter; ``role`` is what the rule makes of it ('' when it is not known)."""
+
+    name: str
+    kind: str
+    role: str
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter; a frozen one has no gradient and no update."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...] | None
+    bytes: int
+    gradient: str | None
+    gradient_dtype: str | None
+    states: tuple[HeldState, ...]
+    mode: str
+    why: str
+    optimizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """A rule, its constants (None: not found in the graph), and the parameters it updates."""
+
+    name: str
+    recognised: bool
+    hyper: Mapping[str, Hyper]
+    states: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCount:
+    """The nodes of one phase, and how many of each operator, most frequent first."""
+
+    phase: str
+    nodes: int
+    operators: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Casts:
+    """Low precision: casts of parameters down, and of gradients up; ``gradients``: how many gradients are narrow."""
+
+    parameters: int
+    gradients: int
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a training step is."""
+
+    file: str
+    sha256: str
+    file_bytes: int
+    opsets: Mapping[str, int]
+    loss: str
+    phases: tuple[PhaseCount, ...]
+    parameters: tuple[Parameter, ...]
+    optimizers: tuple[Optimizer, ...]
+    controls: Controls
+    casts: Casts
+    batch: tuple[Named, ...]
+    hyper: tuple[Named, ...]
+    statistics: tuple[Named, ...]
+    scalars: tuple[Named, ...]
+    metrics: tuple[Named, ...]
+    bytes: Mapping[str, int]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        record: dict[str, Any] = {"format": "gopt-inspection/1", "what": "model"}
+        return record | asdict(self)
+
+
+def inspect_model(source: Source) -> Inspection:
+    """What the step of a source is; nothing is changed."""
+    training = source.training
+    graph, notes = training.graph, list(training.notes)
+    recogniser = Recogniser(training)
+    cones: dict[str, Cone] = {}
+    try:
+        cones = find_updates(training, whole_accumulators=False).cones
+    except UnsupportedError as error:
+        notes.append(f"it cannot be sharded: {error.message}")
+    rules = {name: recogniser.rule(cone) for name, cone in cones.items()}
+    for name, tensor in graph.initializers.items():
+        if tensor.external:
+            notes.append(f"values in external data, {name} first")
+            break
+    return Inspection(
+        file=source.name,
+        sha256=source.sha256,
+        file_bytes=source.nbytes,
+        opsets={entry.domain or "ai.onnx": entry.version for entry in graph.header.opset_import},
+        loss=training.loss,
+        phases=_phases(training),
+        parameters=_parameters(training, cones, rules),
+        optimizers=_optimizers(rules),
+        controls=find_controls(recogniser, rules.values()),
+        casts=_casts(training),
+        batch=_named(training, training.batch),
+        hyper=_named(training, training.hyper),
+        statistics=_named(training, [s.tensor for s in training.states if s.kind is Kind.STATISTIC]),
+        scalars=_named(training, [s.tensor for s in training.states if s.kind is Kind.SCALAR]),
+        metrics=_named(training, training.metrics),
+        bytes=_bytes(training),
+        notes=tuple(notes),
+    )
+
+
+def _typed(type: TensorType) -> tuple[str, tuple[int | str | None, ...] | None, int]:
+    return type.dtype, type.shape, type.nbytes
+
+
+def _named(training: Training, names: Sequence[str]) -> tuple[Named, ...]:
+    return tuple(Named(name, *_typed(training.graph.type_of(name))) for name in names)
+
+
+def _phases(training: Training) -> tuple[PhaseCount, ...]:
+    counts: dict[Phase, dict[str, int]] = {phase: {} for phase in Phase}
+    for node, phase in zip(training.graph.nodes, training.phases):
+        operators = counts[phase]
+        operators[node.op_type] = operators.get(node.op_type, 0) + 1
+    return tuple(
+        PhaseCount(phase.value, sum(ops.values()), dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))))
+        for phase, ops in counts.items()
+    )
+
+
+def _parameters(training: Training, cones: Mapping[str, Cone], rules: Mapping[str, Rule]) -> tuple[Parameter, ...]:
+    types = training.graph.types
+    owned: dict[str, list[tuple[str, Kind]]] = {}
+    for state in training.states:
+        if state.of is not None and state.kind is not Kind.PARAMETER:
+            owned.setdefault(state.of, []).append((state.tensor, state.kind))
+    result = []
+    for state in training.parameters:
+        name = state.tensor
+        gradient, cone, rule = training.gradients.get(name), cones.get(name), rules.get(name)
+        roles = iter(rule.roles if rule else ())
+        held = tuple(
+            HeldState(
+                other, kind.value, next(roles, "") if kind is Kind.OPTIMIZER_STATE else "summed gradient",
+                types[other].dtype, types[other].nbytes,
+            )
+            for other, kind in owned.get(name, ())
+        )  # fmt: skip
+        mode, why = ("", "frozen: no gradient") if gradient is None else ("", "")
+        if cone is not None:
+            mode, why = cone.mode.value, cone.why
+        result.append(
+            Parameter(
+                name, *_typed(types[name]), gradient, training.graph.type_of(gradient).dtype if gradient else None,
+                held, mode, why, rule.name if rule else "",
+            )
+        )  # fmt: skip
+    return tuple(result)
+
+
+def _optimizers(rules: Mapping[str, Rule]) -> tuple[Optimizer, ...]:
+    groups: dict[str, list[str]] = {}
+    kept: dict[str, Rule] = {}
+    for name, rule in rules.items():
+        key = repr((rule.name, dict(rule.hyper), rule.roles))
+        groups.setdefault(key, []).append(name)
+        kept.setdefault(key, rule)
+    return tuple(
+        Optimizer(rule.name, rule.recognised, dict(rule.hyper), rule.roles, tuple(groups[key]))
+        for key, rule in kept.items()
+    )
+
+
+def _casts(training: Training) -> Casts:
+    graph = training.graph
+    parameters = {state.tensor for state in training.parameters}
+    gradients = set(training.gradients.values())
+    down: dict[str, str] = {}
+    up: dict[str, str] = {}
+    for node in graph.nodes:
+        if not node.is_a("Cast"):
+            continue
+        source, made = node.inputs[0], graph.type_of(node.outputs[0]).dtype
+        if source in parameters and made in HALVES:
+            down[source] = made
+        elif source in gradients and graph.type_of(source).dtype in HALVES:
+            up[source] = graph.type_of(source).dtype
+    return Casts(len(down), len(up), tuple(sorted({*down.values(), *up.values()})))
+
+
+def _bytes(training: Training) -> dict[str, int]:
+    graph = training.graph
+    total = {kind.value: 0 for kind in Kind}
+    for state in training.states:
+        total[state.kind.value] += graph.types[state.tensor].nbytes
+    states = {state.tensor for state in training.states}
+    total["gradient"] = sum(graph.type_of(name).nbytes for name in set(training.gradients.values()))
+    total["batch"] = sum(graph.type_of(name).nbytes for name in training.batch)
+    total["constant"] = sum(t.nbytes for name, t in graph.initializers.items() if name not in states)
+    return total
+
+
+# --- folders --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankHeld:
+    """What a rank holds and sends."""
+
+    rank: int
+    parameters: int
+    optimizer_states: int
+    gradients: int
+    calls: Mapping[str, int]
+    bytes_sent: int
+    file: str
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FolderInspection:
+    """What an output folder is, by its own manifest and report."""
+
+    folder: str
+    mesh: tuple[tuple[str, int], ...]
+    ranks: int
+    source: Mapping[str, Any]
+    loss: str
+    states: Mapping[str, int]
+    """Kind -> how many of the source's states."""
+    sharded: int
+    """States of the source that no rank holds whole."""
+    replicated: int
+    pipeline: tuple[Mapping[str, Any], ...]
+    per_rank: tuple[RankHeld, ...]
+    balance: Mapping[str, float]
+    removed_ops: int
+    added_ops: int
+    checks: tuple[Mapping[str, Any], ...]
+    values_bytes: int
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        record: dict[str, Any] = {"format": "gopt-inspection/1", "what": "folder"}
+        return record | asdict(self)
+
+
+def inspect_folder(path: str | os.PathLike[str]) -> FolderInspection:
+    """What is in an output folder; raises InputError where its manifest or report is missing or broken."""
+    folder = Path(path)
+    manifest, report = read_record(folder, "manifest"), read_record(folder, "report")
+    try:
+        return _folder(folder, manifest, report)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise InputError(f"{folder}: the manifest or the report is damaged ({type(error).__name__}: {error})") from None
+
+
+def read_record(folder: Path, name: str) -> dict[str, Any]:
+    """``manifest.json`` or ``report.json`` of an output folder."""
+    path = folder / f"{name}.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{folder} is no output folder: it has no {path.name}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}") from None
+    if not isinstance(record, dict) or record.get("format") != f"gopt-{name}/1":
+        raise InputError(f"{path} is not a gopt-{name}/1")
+    return record
+
+
+def _folder(folder: Path, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> FolderInspection:
+    kinds: dict[str, int] = {}
+    for state in manifest["states"]:
+        kinds[state["kind"]] = kinds.get(state["kind"], 0) + 1
+    common = {piece["tensor"] for state in manifest["common"]["state"] for piece in state["pieces"]}
+    files = {each["rank"]: each["files"]["step"] for each in manifest["ranks"]}
+    held = [
+        RankHeld(
+            row["rank"], row["bytes"]["parameters"], row["bytes"]["optimizer_states"], row["bytes"]["gradients"],
+            {f"{call['op']} {call['group']}": call["calls"] for call in row["communication"]},
+            sum(call["bytes_sent"] for call in row["communication"]), files[row["rank"]], _size(folder / files[row["rank"]]),
+        )
+        for row in report["ranks"]
+    ]  # fmt: skip
+    return FolderInspection(
+        folder=folder.name,
+        mesh=tuple((name, size) for name, size in manifest["mesh"]["axes"]),
+        ranks=manifest["mesh"]["ranks"],
+        source=report["source"],
+        loss=manifest["loss"],
+        states=kinds,
+        sharded=len(manifest["states"]) - len(common),
+        replicated=len(common),
+        pipeline=tuple(report["pipeline"]),
+        per_rank=tuple(held),
+        balance=report["balance"],
+        removed_ops=len(report["removed_ops"]),
+        added_ops=len(report["added_ops"]),
+        checks=tuple(report["checks"]),
+        values_bytes=_size(folder / "states.bin"),
+        notes=tuple(report.get("notes", ())),
+    )
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0

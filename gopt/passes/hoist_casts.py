@@ -1,0 +1,85 @@
+"""Move the cast of a parameter from the head of the step behind its update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gopt.analysis.spmd import Holding, Part, Step
+from gopt.analysis.training import Phase, State
+from gopt.graph.edit import Draft
+from gopt.graph.model import Node
+from gopt.graph.types import HALVES, dtype_code
+from gopt.passes.base import Pass
+from gopt.report import Change
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Nothing to choose."""
+
+
+def hoist_casts(step: Step, options: Options) -> Change:
+    """Cast each parameter once behind its update, and carry the narrow copy from step to step.
+
+    Requires: to run before shard, which then leaves the wide master with its owner and gathers the narrow copy.
+    Guarantees: a parameter that forward and backward read through casts alone has no cast in either; the copy is always
+    the wide state's cast. A parameter that is read wide as well is left alone. On the wire: nothing by itself; behind
+    shard the gathered bytes shrink to the narrow type's.
+    """
+    data = step.mesh.data_group
+    if data is None or step.mesh.size(data) == 1:
+        return Change(note="one rank: the cast stays where it is")
+    reads, readers = _reads(step), step.graph.readers()
+    draft = Draft(step.graph, "hoist-casts")
+    copies: list[Holding] = []
+    removed = 0
+    for state in step.training.parameters:
+        casts = reads.get(state.tensor, [])
+        if state.tensor in step.training.gradients and _narrow_only(step, casts):
+            copies.append(_hoist(draft, readers, state, casts, len(copies)))
+            removed += len(casts)
+    if not copies:
+        return Change(note="no parameter is read through casts alone")
+    draft.finish()
+    step.hold([*step.holdings, *copies])
+    return Change(removed=draft.reasons, facts={"parameters": len(copies), "casts_removed": removed})
+
+
+def _reads(step: Step) -> dict[str, list[Node]]:
+    """Parameter -> its readers in forward and backward."""
+    names = {state.tensor for state in step.training.parameters}
+    found: dict[str, list[Node]] = {}
+    for node, phase in zip(step.training.graph.nodes, step.training.phases):
+        if phase is not Phase.UPDATE:
+            for name in dict.fromkeys(node.reads):
+                if name in names:
+                    found.setdefault(name, []).append(node)
+    return found
+
+
+def _narrow_only(step: Step, nodes: list[Node]) -> bool:
+    """Whether all readers are casts to one narrow type whose results stay inside the step."""
+    types, outputs = step.training.graph.types, step.training.graph.outputs
+    return (
+        bool(nodes)
+        and all(node.is_a("Cast") and node.outputs[0] not in outputs for node in nodes)
+        and len({types[node.outputs[0]].dtype for node in nodes}) == 1
+        and types[nodes[0].outputs[0]].dtype in HALVES
+        and types[nodes[0].inputs[0]].dtype not in HALVES
+    )
+
+
+def _hoist(draft: Draft, readers: dict[str, list[Node]], state: State, casts: list[Node], number: int) -> Holding:
+    """Turn the first cast's result into a state; every other cast's readers read that one."""
+    name = casts[0].outputs[0]
+    for cast in casts:
+        draft.remove(cast, f"{state.tensor} is cast once, behind its update")
+        for reader in readers.get(cast.outputs[0], ()) if cast is not casts[0] else ():
+            draft.rewire(reader, cast.outputs[0], name)
+    type = draft.graph.types[name]
+    output = f"gopt.hoist-casts.{number}.copy_out"
+    draft.add("Cast", [state.updated], {output: type}, attributes={"to": dtype_code(type.dtype)})
+    return Holding(name, output, type.dtype, (Part(state.tensor, 0, type.elements),), copy=True)
+
+
+PASS = Pass("hoist-casts", Options, hoist_casts)
