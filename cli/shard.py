@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gopt.errors import OptionError, UnsupportedError
+from gopt.errors import OptionError
 
 from .options import build_mesh, parse_ranks, read_config, role_map, role_options
 
@@ -87,8 +87,6 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
     from gopt.passes import DEFAULT, PASSES, find
     from gopt.pipeline import build_pipeline, parse_pipeline
 
-    if given["stage"] == 3:
-        raise UnsupportedError("--stage 3 is not supported yet", "use --stage 2")
     defaults: dict[str, dict[str, Any]] = {name: dict(table) for name, table in config.get("pass", {}).items()}
     for name in defaults:
         find(name)

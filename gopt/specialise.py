@@ -102,6 +102,7 @@ class _Specialiser:
         for holding in self.step.holdings:
             if holding.sharded and holding.place.covers(self.member):
                 self.out.states.append(_state(self.step, holding, self.member))
+                self.present.add(holding.input)
         for node in self.step.graph.nodes:
             if node.domain == SPMD:
                 if node.place.covers(self.member):

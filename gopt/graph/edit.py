@@ -35,9 +35,11 @@ class Draft:
         attributes: Mapping[str, Any] | None = None,
         place: Place = EVERYWHERE,
         after: Node | None = None,
+        before: Node | None = None,
         like: Node | None = None,
     ) -> Node:
-        """Add a node that makes ``outputs``; ``like`` lends operator and attributes; ``after`` where it is due."""
+        """Add a node that makes ``outputs``; ``like`` lends operator and attributes; ``after``, ``before``: where it
+        is due."""
         if like is not None:
             node = Node(like.op_type, inputs, list(outputs), domain=like.domain, proto=None, place=place)
             node._attributes = dict(like.attributes)
@@ -46,13 +48,21 @@ class Draft:
         node.made_by = self.pass_name
         self.graph.types.update(outputs)
         self._added.append(node)
-        self._priority[id(node)] = self._priority[id(after)] + 0.5 if after is not None else float("inf")
+        self._priority[id(node)] = float("inf")
+        if after is not None:
+            self._priority[id(node)] = self._priority[id(after)] + 0.5
+        elif before is not None:
+            self._priority[id(node)] = self._priority[id(before)] - 0.25
         return node
 
     def latest(self, values: Sequence[str]) -> Node | None:
         """The node of the graph that completes the last of the values; None when this pass makes one of them."""
         makers = [self._makers[name] for name in values if name in self._makers]
         return max(makers, key=lambda node: self._priority[id(node)]) if len(makers) == len(values) else None
+
+    def earliest(self, nodes: Sequence[Node]) -> Node | None:
+        """The first of some nodes of the graph, None of none."""
+        return min(nodes, key=lambda node: self._priority[id(node)], default=None)
 
     def own(self, source: Node) -> Node:
         """This graph's copy of a node of the source graph."""
@@ -72,9 +82,9 @@ class Draft:
         self.reasons.setdefault(next(name for name in source.outputs if name), why)
 
     def kept(self, source: Node) -> Node | None:
-        """This graph's copy of a source node, None when it was removed."""
-        node = self.own(source)
-        return None if id(node) in self._gone else node
+        """This graph's copy of a source node, None when this pass or one before it removed it."""
+        node = self._makers.get(next(name for name in source.outputs if name))
+        return None if node is None or id(node) in self._gone else node
 
     def rewire(self, node: Node, old: str, new: str) -> None:
         """Let ``node`` read ``new`` where it read ``old``."""

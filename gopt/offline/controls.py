@@ -17,8 +17,8 @@ _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """``input``: the input it is fed through, '' if it is a constant or none was found. ``effective``: the scalar that the update uses;
-    ``schedule``: the nodes in between; ``follows``: the states that the schedule reads."""
+    """``input``: the input it is fed through, '' if it is a constant or none was found; ``effective``: the scalar
+    that the update uses; ``schedule``: the nodes in between; ``follows``: the states that the schedule reads."""
 
     input: str
     effective: str
@@ -198,9 +198,7 @@ def _behind_reductions(recogniser: Recogniser, name: str) -> _Behind:
     return _Behind(tuple(order), frozenset(owners))
 
 
-def _finite_check(
-    recogniser: Recogniser, gates: dict[str, list[tuple[State, bool]]]
-) -> FiniteCheck | None:
+def _finite_check(recogniser: Recogniser, gates: dict[str, list[tuple[State, bool]]]) -> FiniteCheck | None:
     """The gate on the gradients that an infinite one changes."""
     trial = recogniser.trial
     given = spread(trial.inputs, 0)
@@ -223,9 +221,9 @@ def _loss_scale(recogniser: Recogniser, finite: FiniteCheck | None) -> LossScale
     updated = states[name].updated
     if finite is None:
         return LossScale(name, True, None, None, None)
-    good = [flag for state, flag in _gates(recogniser)[finite.condition]][0]
+    good = next(flag for _, flag in _gates(recogniser)[finite.condition])
     interval, counter = _threshold(recogniser, updated)
-    given = {other: 1.0 for other in trial.inputs} | {name: 1.0}
+    given = dict.fromkeys(trial.inputs, 1.0)
     backoff = Scalars(trial, given, pinned={finite.condition: not good}).number(updated)
     growth = None
     if interval is not None:
@@ -252,9 +250,7 @@ def _threshold(recogniser: Recogniser, value: str) -> tuple[float | None, str]:
     return next(iter(found)) if len(found) == 1 else (None, "")
 
 
-def _accumulation(
-    recogniser: Recogniser, gates: dict[str, list[tuple[State, bool]]]
-) -> Accumulation | None:
+def _accumulation(recogniser: Recogniser, gates: dict[str, list[tuple[State, bool]]]) -> Accumulation | None:
     accumulators = sum(state.kind is Kind.ACCUMULATOR for state in recogniser.training.states)
     if not accumulators:
         return None

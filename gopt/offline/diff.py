@@ -94,7 +94,9 @@ def diff_graphs(a: Graph, b: Graph, *, states: bool = False) -> Diff:
 
 def _diff_graphs(name_a: str, a: Graph, name_b: str, b: Graph, *, states: bool) -> Diff:
     notes: list[str] = []
-    trainings = [_training(graph, name, notes) for graph, name in ((a, name_a), (b, name_b))] if states else [None, None]
+    trainings: list[Training | None] = [None, None]
+    if states:
+        trainings = [_training(a, name_a, notes), _training(b, name_b, notes)]
     pairing = _Pairing(a, b)
     pairing.match()
     lines = [*_model_lines(a, b), *_interface_lines(a, b, *trainings), *pairing.lines()]
@@ -135,7 +137,8 @@ def _model_lines(a: Graph, b: Graph) -> Iterator[Line]:
     ]
     for key in sorted({*functions[0], *functions[1]}):
         if functions[0].get(key) != functions[1].get(key):
-            word = "changed" if key in functions[0] and key in functions[1] else "added" if key in functions[1] else "removed"
+            both = key in functions[0] and key in functions[1]
+            word = "changed" if both else "added" if key in functions[1] else "removed"
             yield Line("model", f"function {key[0]}.{key[1]} {word}")
 
 
@@ -151,7 +154,8 @@ def _interface_lines(a: Graph, b: Graph, first: Training | None, second: Trainin
         yield from _byte_lines(first, second)
         if first.loss != second.loss:
             yield Line("output", f"loss: {ref(first.loss)} -> {ref(second.loss)}")
-    for kind, old, new, told in (("input", a.inputs, b.inputs, told_inputs), ("output", a.outputs, b.outputs, told_outputs)):
+    sides = ("input", a.inputs, b.inputs, told_inputs), ("output", a.outputs, b.outputs, told_outputs)
+    for kind, old, new, told in sides:
         for name, before, after in _joined(old, new):
             if name in told:
                 continue
@@ -174,9 +178,8 @@ def _state_lines(name: str, state: State | None, other: State | None, a: Graph, 
         each, graph = (state, a) if state is not None else (other, b)
         assert each is not None
         owner = f" of {ref(each.of)}" if each.of else ""
-        yield Line(
-            "state", f"{ref(name)} {'added' if state is None else 'removed'}: {graph.types[name]} {each.kind.value}{owner}"
-        )
+        word = "added" if state is None else "removed"
+        yield Line("state", f"{ref(name)} {word}: {graph.types[name]} {each.kind.value}{owner}")
         return
     if a.types[name] != b.types[name]:
         yield Line("state", f"{ref(name)}: {a.types[name]} -> {b.types[name]}")
@@ -341,10 +344,11 @@ class _Pairing:
             if other is None or id(node) in self._equal:
                 continue
             for name, new in zip(node.inputs, other.inputs):
-                if name in self.a.constants and new in self.b.constants and name not in self.changed:
-                    if self.a.constant(name) != self.b.constant(new) and (new not in taken or name == new):
-                        self.changed[name] = new
-                        taken.add(new)
+                if name not in self.a.constants or new not in self.b.constants or name in self.changed:
+                    continue
+                if self.a.constant(name) != self.b.constant(new) and (new not in taken or name == new):
+                    self.changed[name] = new
+                    taken.add(new)
         for name in self.a.constants:
             unread = name in self.b.constants and name not in self.changed and name not in taken
             if unread and self.a.constant(name) != self.b.constant(name) and self._same_readers(name):
@@ -369,7 +373,8 @@ class _Pairing:
     def lines(self) -> Iterator[Line]:
         for name, new in self.changed.items():
             shown = ref(name) if name == new else f"{ref(name)} (now {ref(new)})"
-            yield Line("value", f"{shown}: {tensor_text(self.a.constants[name])} -> {tensor_text(self.b.constants[new])}")
+            old = tensor_text(self.a.constants[name])
+            yield Line("value", f"{shown}: {old} -> {tensor_text(self.b.constants[new])}")
         for node in self.a.graph.nodes:
             other = self.mate.get(id(node))
             if other is None:
@@ -396,7 +401,8 @@ class _Pairing:
         for place in range(max(len(node.inputs), len(other.inputs))):
             old, new = (n.inputs[place] if place < len(n.inputs) else "" for n in (node, other))
             if not self._same(old, new):
-                yield Line("rewired", f"{label}: input {place} {self._shown(old, self.a)} -> {self._shown(new, self.b)}")
+                texts = [self._shown(old, self.a), self._shown(new, self.b)]
+                yield Line("rewired", f"{label}: input {place} {texts[0]} -> {texts[1]}")
         if len(node.outputs) != len(other.outputs):
             yield Line("op", f"{label}: {len(node.outputs)} outputs -> {len(other.outputs)}")
 
@@ -508,6 +514,8 @@ def _same_bytes(a: Path, b: Path) -> bool:
 
 _KEYS = ("tensor", "input", "rank", "op", "name")
 """What tells the entries of a list apart, the first that does."""
+_LONG = ("removed_ops", "removed_vars", "added_ops", "added_vars")
+"""Lists of a report that are as long as the graph, and that the ranks' own lines explain: counted, not listed."""
 
 
 def _records(a: Any, b: Any, path: str) -> Iterable[str]:
@@ -521,7 +529,7 @@ def _records(a: Any, b: Any, path: str) -> Iterable[str]:
                 yield f"{inner} {'added' if key not in a else 'removed'}: {_short(b[key] if key in b else a[key])}"
             else:
                 yield from _records(a[key], b[key], inner)
-    elif isinstance(a, list) and isinstance(b, list) and (key := _list_key(a, b)):
+    elif isinstance(a, list) and isinstance(b, list) and path not in _LONG and (key := _list_key(a, b)):
         first, second = ({str(each[key]): each for each in side} for side in (a, b))
         for name in dict.fromkeys((*first, *second)):
             inner = f"{path}[{name}]"
@@ -541,9 +549,9 @@ def _records(a: Any, b: Any, path: str) -> Iterable[str]:
 
 def _list_key(a: Sequence[Any], b: Sequence[Any]) -> str:
     for key in _KEYS:
-        if all(isinstance(each, dict) and isinstance(each.get(key), (str, int)) for each in (*a, *b)):
-            if all(len({str(each[key]) for each in side}) == len(side) for side in (a, b)):
-                return key
+        has = all(isinstance(each, dict) and isinstance(each.get(key), (str, int)) for each in (*a, *b))
+        if has and all(len({str(each[key]) for each in side}) == len(side) for side in (a, b)):
+            return key
     return ""
 
 

@@ -50,7 +50,8 @@ def _fold(function: Callable[[Any, Any], Any], operands: Sequence[Any]) -> Any:
 
 def run(node: Node, operands: Sequence[Array | None], type: TensorType, *, flat: bool) -> Array | None:
     """The first output of a node; ``flat``: full-shaped operands are vectors and one-element ones have no shape."""
-    if any(operand is None for operand, name in zip(operands, node.inputs) if name) or node.domain not in ("", "ai.onnx"):
+    missing = any(operand is None for operand, name in zip(operands, node.inputs) if name)
+    if missing or node.domain not in ("", "ai.onnx"):
         return None
     with np.errstate(all="ignore"):
         try:

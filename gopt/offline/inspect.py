@@ -319,12 +319,17 @@ def _folder(folder: Path, manifest: Mapping[str, Any], report: Mapping[str, Any]
     files = {each["rank"]: each["files"]["step"] for each in manifest["ranks"]}
     held = [
         RankHeld(
-            row["rank"], row["bytes"]["parameters"], row["bytes"]["optimizer_states"], row["bytes"]["gradients"],
-            {f"{call['op']} {call['group']}": call["calls"] for call in row["communication"]},
-            sum(call["bytes_sent"] for call in row["communication"]), files[row["rank"]], _size(folder / files[row["rank"]]),
+            rank=row["rank"],
+            parameters=row["bytes"]["parameters"],
+            optimizer_states=row["bytes"]["optimizer_states"],
+            gradients=row["bytes"]["gradients"],
+            calls={f"{call['op']} {call['group']}": call["calls"] for call in row["communication"]},
+            bytes_sent=sum(call["bytes_sent"] for call in row["communication"]),
+            file=files[row["rank"]],
+            file_bytes=_size(folder / files[row["rank"]]),
         )
         for row in report["ranks"]
-    ]  # fmt: skip
+    ]
     return FolderInspection(
         folder=folder.name,
         mesh=tuple((name, size) for name, size in manifest["mesh"]["axes"]),

@@ -65,7 +65,7 @@ def _single(trial: Trial, name: str) -> bool:
 
 
 class Recogniser:
-    """Recognises the rules of one step; cones that look alike share the work."""
+    """Recognises the rules of one step, cone by cone; what the cones share is tried once."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -153,7 +153,7 @@ class Recogniser:
         floats = all(self.training.graph.type_of(s.tensor).dtype in FLOATS for s in states)
         if not floats or len(states) > 4 or not cell.nodes:
             return fallback
-        fits = []
+        fits: list[_Fit] = []
         for scalars in self.trials:
             fit = _fit(cell, scalars, len(states))
             if fit is None or (fits and fit.kind != fits[0].kind):
@@ -362,7 +362,7 @@ class _Probe:
         result = self.cell(self.scalars, g, states)
         return None if result is None else list(result.values())
 
-    def at(self, **columns: Sequence[float]) -> list[Array] | None:
+    def at(self, **columns: Sequence[float] | Array) -> list[Array] | None:
         """New values at points; a column that is not named is 0."""
         length = len(next(iter(columns.values())))
         names = ["g", "p", "s1", "s2", "s3"][: self.count + 1]
@@ -437,7 +437,7 @@ def _momentum(probe: _Probe, truth: list[Array], forms: Sequence[_Form]) -> _Fit
     if new is None:
         return None
     slope, direct, kept = -new[0][0], -new[0][1], new[0][2]
-    g, p, s = probe.random
+    g, p, _ = probe.random
     value = g + w * p
     if not _agree(kept * p - slope * truth[1] - direct * value, truth[0]):
         return None
@@ -498,7 +498,9 @@ def _scaled(probe: _Probe, truth: list[Array], forms: Sequence[_Form]) -> _Fit |
         if not _agree(kept * p - size * (g + w * p) / _root(truth[1], eps, inside), truth[0]):
             continue
         if b == 1 and _close(q, 1.0):
-            return _Fit(kind="Adagrad", roles=("sum of squares",), size=size, kept=kept, coupled=w, eps=eps, inside=inside)
+            return _Fit(
+                kind="Adagrad", roles=("sum of squares",), size=size, kept=kept, coupled=w, eps=eps, inside=inside
+            )
         if _close(q, 1 - b, 1e-3):
             return _Fit(
                 kind="RMSProp", roles=("second moment",), hyper={"alpha": b}, size=size, kept=kept, coupled=w,
@@ -549,7 +551,7 @@ def _adam(probe: _Probe, truth: list[Array], forms: Sequence[_Form]) -> _Fit | N
     first, second = forms[m - 1], forms[v - 1]
     w = first.decay
     # new first moment 1 over root 0, the same over root 1, gradient alone over root 1, parameter alone
-    columns = {
+    columns: dict[str, Sequence[float]] = {
         "g": [0, 0, 1, -w], "p": [0, 0, 0, 1],
         f"s{m}": [1 / first.keep, 1 / first.keep, -first.take / first.keep, 0],
         f"s{v}": [0, 1 / second.keep, (1 - second.take) / second.keep, 1 / second.keep],
@@ -584,7 +586,7 @@ def _adamax(probe: _Probe, truth: list[Array], forms: Sequence[_Form]) -> _Fit |
     m, u, _ = places
     first, peak = forms[m - 1], forms[u - 1]
     w = first.decay
-    columns = {
+    columns: dict[str, Sequence[float]] = {
         "g": [0, 0, -w], "p": [0, 0, 1], f"s{m}": [1 / first.keep, 1 / first.keep, 0],
         f"s{u}": [0, 1 / peak.keep, 1 / peak.keep],
     }  # fmt: skip
@@ -611,7 +613,7 @@ def _lamb(probe: _Probe, truth: list[Array], forms: Sequence[_Form]) -> _Fit | N
         return None
     m, v, _ = places
     first, second = forms[m - 1], forms[v - 1]
-    columns = {
+    columns: dict[str, Sequence[float]] = {
         "p": [1, 0, 0], "g": [0, 0, 0], f"s{m}": [0, 1 / first.keep, 1 / first.keep],
         f"s{v}": [1 / second.keep, 0, 1 / second.keep],
     }  # fmt: skip

@@ -372,14 +372,9 @@ class Verifier:
         for state in rank.states:
             parts = [start[p["tensor"]].reshape(-1)[p["start"] : p["stop"]] for p in state["pieces"]]
             value = np.concatenate(parts) if len(parts) != 1 else parts[0].copy()
-            if state.get("copy"):
-                dtype = rank.program.graph.inputs[state["input"]].dtype
-                shape = self.training.graph.types[state["pieces"][0]["tensor"]].dims
-                feeds[state["input"]] = value.astype(draws.numpy_dtype(dtype)).reshape(shape)
-                continue
-            whole = self.training.graph.types[state["pieces"][0]["tensor"]] if len(parts) == 1 else None
-            same = whole is not None and state["input"] == state["pieces"][0]["tensor"]
-            feeds[state["input"]] = value.reshape(whole.dims) if same and whole is not None else value
+            type = rank.program.graph.inputs[state["input"]]
+            with np.errstate(over="ignore"):
+                feeds[state["input"]] = value.astype(draws.numpy_dtype(type.dtype), copy=False).reshape(type.dims)
         return feeds
 
     def _reference(

@@ -1,4 +1,4 @@
-"""Shard the optimizer states, gradients and updates of a step (ZeRO stages 0, 1 and 2)."""
+"""Shard the optimizer states, gradients, updates and parameters of a step (ZeRO stages 0 to 3)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gopt.analysis.training import Phase
 from gopt.errors import OptionError
 from gopt.graph.edit import Draft
 from gopt.passes.base import Pass
+from gopt.passes.shard.delivery import Delivery
 from gopt.passes.shard.layout import Groups
 from gopt.passes.shard.plan import ReplicatedBucket, SplitBucket, make_plan
 from gopt.passes.shard.scalars import Scalars
@@ -27,6 +28,7 @@ class Stage(IntEnum):
     NONE = 0
     STATES = 1
     GRADIENTS = 2
+    PARAMETERS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class Options:
     stage: Stage = Stage.GRADIENTS
     partition: Partition = Partition.FLAT
     bucket_mb: float | None = None
+    reshard_after_forward: bool = True
 
 
 def shard(step: Step, options: Options) -> Change:
@@ -43,7 +46,8 @@ def shard(step: Step, options: Options) -> Change:
 
     Requires: roles recovered, no sharding yet. Guarantees: each element is updated by exactly one member of the
     group, or by all from equal inputs. On the wire, per rank and step, B bytes of gradients and P of parameters:
-    stage 0 sends 2(N-1)/N·B; stages 1 and 2 send (N-1)/N·(B + P), and one scalar call per dependency level.
+    stage 0 sends 2(N-1)/N·B; stages 1 and 2 send (N-1)/N·(B + P), and one scalar call per dependency level; stage 3
+    sends (N-1)/N·(B + 2P), or (B + P) when the backward reads what the forward gathered.
     """
     data = step.mesh.data_group
     if data is None or step.mesh.size(data) == 1:
@@ -61,8 +65,9 @@ def shard(step: Step, options: Options) -> Change:
     reduced: dict[str, str] = {}
     scalars = Scalars(draft, training.graph, updates, step.group, reduced)
     cap = None if options.bucket_mb is None else int(options.bucket_mb * (1 << 20))
-    copies = step.copies()
-    plan = make_plan(training, updates, step.members, cap, options.partition, copies)
+    stage3 = options.stage is Stage.PARAMETERS
+    delivery = Delivery(step, draft, groups, stage3, options.reshard_after_forward)
+    plan = make_plan(training, updates, step.members, cap, options.partition, delivery.copies)
     holdings: dict[str, Holding] = {}
     layout: list[tuple[str, ...]] = []
     for bucket in plan.buckets:
@@ -70,13 +75,14 @@ def shard(step: Step, options: Options) -> Change:
             emit_replicated(draft, bucket, groups, reduced)
             continue
         emit = emit_split if isinstance(bucket, SplitBucket) else emit_whole
-        emitted = emit(draft, bucket, groups, scalars, reduced, copies)  # type: ignore[arg-type]
+        emitted = emit(draft, bucket, groups, scalars, reduced, delivery)  # type: ignore[arg-type]
         holdings.update(emitted.holdings)
         layout.extend(emitted.layout)
     facts = scalars.finish()
     _read_reduced(step, draft, reduced)
     draft.finish()
-    step.hold(list(dict.fromkeys(holdings.get(h.input, h) for h in step.holdings)))
+    kept = (holdings.get(h.input, h) for h in step.holdings if h.input not in delivery.dropped)
+    step.hold(list(dict.fromkeys(kept)))
     step.layout = layout
     modes = Counter(cone.mode.value for cone in updates.cones.values())
     facts |= {"bucket_cap_bytes": plan.cap, "parameters": dict(sorted(modes.items()))}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gopt.analysis.cones import Cone
-from gopt.analysis.spmd import Holding
 from gopt.graph.edit import Draft
-from gopt.graph.model import COMM, SPMD
+from gopt.graph.model import COMM, SPMD, Node
 from gopt.graph.place import Span
 from gopt.graph.types import TensorType
 
@@ -46,9 +44,9 @@ def segment(draft: Draft, source: str, span: Span, output: str, dtype: str) -> N
     draft.add("Segment", [source], {output: flat(dtype)}, domain=SPMD, place=span)
 
 
-def join(draft: Draft, sources: Sequence[str], output: str, dtype: str) -> None:
+def join(draft: Draft, sources: Sequence[str], output: str, dtype: str, before: Node | None = None) -> None:
     """The rank's parts of several spans, one after the other; spans the rank has not are left out."""
-    draft.add("Join", sources, {output: flat(dtype)}, domain=SPMD)
+    draft.add("Join", sources, {output: flat(dtype)}, domain=SPMD, before=before)
 
 
 def guard(draft: Draft, source: str, output: str, fill: float) -> None:
@@ -79,30 +77,19 @@ def reduce_shard(draft: Draft, groups: Groups, gradients: Sequence[str], cuts: S
     all_reduce(draft, groups.outer, [inner], [output], "mean")
 
 
-def all_gather(draft: Draft, group: str, source: str, cuts: Sequence[int], outputs: Sequence[str]) -> None:
+def all_gather(
+    draft: Draft,
+    group: str,
+    source: str,
+    cuts: Sequence[int],
+    outputs: Sequence[str],
+    before: Node | None = None,
+) -> None:
     """All members' parts of a bucket, as whole tensors."""
     types = {name: draft.graph.types[name] for name in outputs}
     shapes = [",".join(map(str, type.dims)) for type in types.values()]
     attributes = {"group": group, "cuts": list(cuts), "shapes": shapes}
-    draft.add("AllGather", [source], types, domain=COMM, attributes=attributes)
-
-
-def gather_parameters(
-    draft: Draft,
-    groups: Groups,
-    source: str,
-    cuts: Sequence[int],
-    cones: Sequence[Cone],
-    copies: Mapping[str, Holding],
-) -> None:
-    """New parameters of a bucket on every rank: the wide ones, or their narrow copies where the cast was hoisted."""
-    outputs = []
-    for cone in cones:
-        copy = copies.get(cone.parameter.tensor)
-        if copy is not None:
-            draft.discard(copy.output)
-        outputs.append(cone.parameter.updated if copy is None else copy.output)
-    all_gather(draft, groups.shard, source, cuts, outputs)
+    draft.add("AllGather", [source], types, domain=COMM, attributes=attributes, before=before)
 
 
 def all_reduce(draft: Draft, group: str, inputs: Sequence[str], outputs: Sequence[str], reduce: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from gopt.analysis.cones import Cone
 from gopt.analysis.operators import elementwise
@@ -12,8 +10,10 @@ from gopt.analysis.spmd import Holding, Part
 from gopt.errors import InvariantError
 from gopt.graph.edit import Draft
 from gopt.graph.model import Node
-from gopt.graph.types import TensorType, dtype_code
+from gopt.graph.types import TensorType
 from gopt.passes.shard import layout
+from gopt.passes.shard.delivery import Delivery
+from gopt.passes.shard.delivery import Part as Delivered
 from gopt.passes.shard.plan import Segment, SplitBucket
 from gopt.passes.shard.scalars import Scalars
 
@@ -32,10 +32,9 @@ def emit_split(
     groups: layout.Groups,
     scalars: Scalars,
     reduced: dict[str, str],
-    copies: Mapping[str, Holding],
+    delivery: Delivery,
 ) -> Emitted:
     """Rewrite the updates of a split bucket. ``reduced`` maps gradients to the value the update reads."""
-    types = draft.graph.types
     out = Emitted()
     gradients = [cone.gradient for cone in bucket.cones]
     shard = layout.named(bucket.name, "gradient")
@@ -46,18 +45,11 @@ def emit_split(
     else:
         layout.reduce_shard(draft, groups, gradients, bucket.cuts, shard)
     parts = []
-    copy = copies.get(bucket.cones[0].parameter.tensor)
-    narrow = copy.dtype if copy is not None else ""
     for number, segment in enumerate(bucket.segments):
-        emitter = _Run(draft, segment, f"{bucket.name}.c{number}", scalars, narrow)
+        emitter = _Run(draft, segment, f"{bucket.name}.c{number}", scalars, delivery.owned(bucket.cones[0]))
         parts.append(emitter.run("" if bucket.whole_gradient else shard, alone=len(bucket.segments) == 1))
         out.holdings.update(emitter.holdings)
-    dtype = narrow or types[bucket.cones[0].parameter.tensor].dtype
-    joined = parts[0]
-    if len(parts) > 1 or any(start == stop for start, stop in pairwise(bucket.cuts)):
-        joined = layout.named(bucket.name, "parameters_out")
-        layout.join(draft, parts, joined, dtype)
-    layout.gather_parameters(draft, groups, joined, bucket.cuts, bucket.cones, copies)
+    delivery.deliver(bucket.name, bucket.cuts, bucket.cones, parts)
     slots = max(len(cone.states) for cone in bucket.cones)
     out.layout.append(tuple(cone.parameter.tensor for cone in bucket.cones))
     for slot in range(1, slots):
@@ -74,10 +66,10 @@ def emit_split(
 class _Run:
     """One class of a bucket: its first cone, written over 1-D runs in place of the tensors."""
 
-    def __init__(self, draft: Draft, segment: Segment, name: str, scalars: Scalars, narrow: str) -> None:
+    def __init__(self, draft: Draft, segment: Segment, name: str, scalars: Scalars, owned: bool) -> None:
         self.draft, self.segment, self.name, self.scalars = draft, segment, name, scalars
-        self.narrow = narrow
-        """The type in which the new parameters travel when it is not their own, else ''."""
+        self.owned = owned
+        """Whether the wide parameter is held as the rank's run alone, as the other states are."""
         self.cone: Cone = segment.cones[0]
         self.local: dict[str, str] = {}
         self.results = {state.updated: f"state{slot}_out" for slot, state in enumerate(self.cone.states)}
@@ -87,8 +79,8 @@ class _Run:
     def _named(self, role: str) -> str:
         return layout.named(self.name, role)
 
-    def run(self, shard: str, *, alone: bool) -> str:
-        """Emit the class; returns the name of its part of the new parameters."""
+    def run(self, shard: str, *, alone: bool) -> Delivered:
+        """Emit the class; returns its part of the parameters, before and after the update."""
         draft, cone, span = self.draft, self.cone, self.segment.span
         types = draft.graph.types
         if shard and alone:
@@ -98,8 +90,7 @@ class _Run:
             layout.segment(draft, shard, span, self._named("gradient"), types[cone.gradient].dtype)
         parameter = self._named("parameter")
         self.local[cone.parameter.tensor] = parameter
-        if self.narrow:
-            # The wide master is a state like the others: it lives as the rank's run alone.
+        if self.owned:
             types[parameter] = layout.flat(types[cone.parameter.tensor].dtype)
         else:
             sources = [each.parameter.tensor for each in self.segment.cones]
@@ -110,17 +101,11 @@ class _Run:
         for place, node in enumerate(cone.nodes):
             self._emit(place, node)
         self._hold()
-        updated = self.local[cone.parameter.updated]
-        if not self.narrow:
-            return updated
-        narrow = self._named("parameter_narrow")
-        attributes = {"to": dtype_code(self.narrow)}
-        draft.add("Cast", [updated], {narrow: layout.flat(self.narrow)}, attributes=attributes, place=span)
-        return narrow
+        return Delivered(parameter, self.local[cone.parameter.updated], span)
 
     def _hold(self) -> None:
         types = self.draft.graph.types
-        for slot in range(0 if self.narrow else 1, len(self.cone.states)):
+        for slot in range(0 if self.owned else 1, len(self.cone.states)):
             parts = tuple(
                 Part(cone.states[slot].tensor, start, types[cone.states[slot].tensor].elements)
                 for cone, start in zip(self.segment.cones, self.segment.starts)

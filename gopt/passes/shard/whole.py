@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from gopt.analysis.cones import Cone
 from gopt.analysis.spmd import Holding, Part
 from gopt.graph.edit import Draft
 from gopt.graph.place import Owner, Span
-from gopt.graph.types import TensorType, dtype_code
+from gopt.graph.types import TensorType
 from gopt.passes.shard import layout
+from gopt.passes.shard.delivery import Delivery
+from gopt.passes.shard.delivery import Part as Delivered
 from gopt.passes.shard.plan import ReplicatedBucket, WholeBucket
 from gopt.passes.shard.scalars import Scalars
 from gopt.passes.shard.split import Emitted
@@ -29,7 +29,7 @@ def emit_whole(
     groups: layout.Groups,
     scalars: Scalars,
     reduced: dict[str, str],
-    copies: Mapping[str, Holding],
+    delivery: Delivery,
 ) -> Emitted:
     """Scatter whole gradients to their owners, run each update there, gather the new parameters."""
     types = draft.graph.types
@@ -42,24 +42,22 @@ def emit_whole(
         reduced.update(zip(gradients, names))
     else:
         layout.reduce_shard(draft, groups, gradients, bucket.cuts, shard)
-    flat_parts = []
+    parts = []
     for place, (cone, owner) in enumerate(zip(bucket.cones, bucket.owners)):
         span = Span(bucket.cuts, bucket.offsets[place], bucket.offsets[place + 1])
         if cone.gradient not in reduced:
             reduced[cone.gradient] = _unpack(draft, bucket, place, cone, shard, span, scalars)
-        copy = copies.get(cone.parameter.tensor)
-        narrow = copy.dtype if copy is not None else ""
-        flat_parts.append(_place(draft, bucket, place, cone, owner, scalars, narrow))
-        for state in cone.states[0 if narrow else 1 :]:
-            part = Part(state.tensor, 0, types[state.tensor].elements)
-            out.holdings[state.tensor] = Holding(
-                state.tensor, state.updated, types[state.tensor].dtype, (part,), Owner(owner)
-            )
+        owned = delivery.owned(cone)
+        part, parameter = _place(draft, bucket, place, cone, owner, scalars, owned)
+        parts.append(part)
+        for state in cone.states[0 if owned else 1 :]:
+            input = parameter if state is cone.parameter else state.tensor
+            held = Part(state.tensor, 0, types[state.tensor].elements)
+            out.holdings[state.tensor] = Holding(input, state.updated, types[state.tensor].dtype, (held,), Owner(owner))
             out.layout.append((state.tensor,))
-    joined = layout.named(bucket.name, "parameters_out")
-    layout.join(draft, flat_parts, joined, types[flat_parts[0]].dtype)
-    layout.gather_parameters(draft, groups, joined, bucket.cuts, bucket.cones, copies)
-    out.layout.insert(0, tuple(cone.parameter.tensor for cone in bucket.cones))
+    delivery.deliver(bucket.name, bucket.cuts, bucket.cones, parts)
+    if not delivery.owned(bucket.cones[0]):
+        out.layout.insert(0, tuple(cone.parameter.tensor for cone in bucket.cones))
     return out
 
 
@@ -73,7 +71,9 @@ def _unpack(draft: Draft, bucket: WholeBucket, place: int, cone: Cone, shard: st
     return whole
 
 
-def _place(draft: Draft, bucket: WholeBucket, place: int, cone: Cone, owner: int, scalars: Scalars, narrow: str) -> str:
+def _place(
+    draft: Draft, bucket: WholeBucket, place: int, cone: Cone, owner: int, scalars: Scalars, owned: bool
+) -> tuple[Delivered, str]:
     """Put the source's own nodes on the owner; returns the flat new parameter."""
     for node in cone.nodes:
         draft.own(node).place = Owner(owner)
@@ -91,18 +91,21 @@ def _place(draft: Draft, bucket: WholeBucket, place: int, cone: Cone, owner: int
             share = scalar
         scalars.share([name], share, "")
     type = draft.graph.types[cone.parameter.updated]
-    travels = layout.named(bucket.name, f"parameter{place}_out")
-    if narrow:
-        # The owner keeps the wide master under its own name; its cast is what the others get.
-        made = {travels: TensorType(narrow, type.shape)}
-        draft.add("Cast", [cone.parameter.updated], made, attributes={"to": dtype_code(narrow)}, place=Owner(owner))
+    parameter, updated = cone.parameter.tensor, cone.parameter.updated
+    if owned:
+        # The owner's master has a name of its own: the source's name is what every rank gathers.
+        parameter = layout.named(bucket.name, f"parameter{place}")
+        draft.graph.types[parameter] = type
+        for node in map(draft.own, cone.nodes):
+            draft.rewire(node, cone.parameter.tensor, parameter)
     else:
-        _rename(draft, cone, cone.parameter.updated, travels)
-    flat = layout.named(bucket.name, f"parameter{place}_flat")
+        updated = layout.named(bucket.name, f"parameter{place}_out")
+        _rename(draft, cone, cone.parameter.updated, updated)
     one = scalars.constant("one", [-1])
-    made = {flat: TensorType(narrow or type.dtype, (None,))}
-    draft.add("Reshape", [travels, one], made, place=Owner(owner))
-    return flat
+    names = [layout.named(bucket.name, f"{role}{place}_flat") for role in ("parameter", "updated")]
+    for source, name in zip((parameter, updated), names):
+        draft.add("Reshape", [source, one], {name: layout.flat(type.dtype)}, place=Owner(owner))
+    return Delivered(names[0], names[1], Owner(owner)), parameter
 
 
 def _rename(draft: Draft, cone: Cone, old: str, new: str) -> None:

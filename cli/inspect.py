@@ -1,0 +1,82 @@
+"""``gopt inspect``: what a model or an output folder is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from gopt.cli.options import read_config, role_map, role_options
+
+
+@click.command("inspect")
+@click.argument("path", metavar="MODEL|DIR", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--text", "as_text", is_flag=True, help="Print the canonical text of the graph, made for golden files.")
+@click.option("--config", metavar="FILE", help="A gopt.toml; its [roles] are read.")
+@role_options
+def command(path: str, as_json: bool, as_text: bool, config: str | None, **given: Any) -> None:
+    """Show what a training step is: parameters, the optimizer and its constants, what steers it, casts, bytes.
+
+    The optimizer is recognised by what the update computes, never by a name. For an output folder: the mesh and what
+    each rank holds and sends. --text prints one node a line, the same for two equal graphs; of a folder, every rank's.
+
+    \b
+    Example:
+      gopt inspect step.onnx
+      gopt inspect step.onnx --text > tests/golden/step.txt
+      gopt inspect step.ranks
+    """
+    from gopt.errors import OptionError
+
+    if as_json and as_text:
+        raise OptionError("--json and --text exclude each other")
+    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], read_config(config))
+    folder = Path(path)
+    if as_text:
+        _print_text(folder, roles)
+    elif folder.is_dir():
+        from gopt.offline.inspect import inspect_folder
+
+        found = inspect_folder(folder)
+        if as_json:
+            click.echo(json.dumps(found.to_json(), indent=1, ensure_ascii=False))
+        else:
+            from gopt.cli.render_inspect import render_folder
+
+            render_folder(found)
+    else:
+        from gopt import api
+        from gopt.offline.inspect import inspect_model
+
+        inspection = inspect_model(api.load(path, roles=roles))
+        if as_json:
+            click.echo(json.dumps(inspection.to_json(), indent=1, ensure_ascii=False))
+        else:
+            from gopt.cli.render_inspect import render_inspection
+
+            render_inspection(inspection)
+
+
+def _print_text(path: Path, roles: Any) -> None:
+    """The text of a model, with roles where there are any; of a folder, rank after rank."""
+    from gopt.analysis.roles import recover
+    from gopt.errors import GoptError
+    from gopt.graph.load import load
+    from gopt.offline.inspect import read_record
+    from gopt.offline.text import canonical_text
+
+    if path.is_dir():
+        for rank in read_record(path, "manifest")["ranks"]:
+            click.echo(f"; rank {rank['rank']}")
+            click.echo(canonical_text(load(path / Path(rank["files"]["step"]).name, own=True)))
+        return
+    graph = load(path, own=True)
+    training = None
+    if "gopt.rank" not in graph.metadata:
+        try:
+            training = recover(graph, roles)
+        except GoptError as error:
+            click.echo(f"note: printed without roles: {error.message}", err=True)
+    click.echo(canonical_text(graph, training), nl=False)

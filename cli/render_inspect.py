@@ -1,0 +1,153 @@
+"""What ``gopt inspect`` and ``gopt diff`` show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gopt.cli.render import console, size, table
+from rich.markup import escape
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from gopt.offline.controls import Controls
+    from gopt.offline.diff import Diff
+    from gopt.offline.inspect import FolderInspection, Inspection, Named, Optimizer, Parameter
+
+MOST = 24
+"""Rows of a table before it is cut short; --json has them all."""
+_COLOURS = {"added": "green", "removed": "red"}
+
+
+def render_inspection(found: Inspection) -> None:
+    """A training step."""
+    out = console()
+    opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items())
+    head = f"{size(found.file_bytes)}, opset {opsets}, loss {found.loss}"
+    out.print(f"[bold]{escape(found.file)}[/]  {escape(head)}")
+    rows: list[Sequence[Any]] = [
+        (each.phase, each.nodes, ", ".join(f"{count} {op}" for op, count in list(each.operators.items())[:6]))
+        for each in found.phases
+    ]
+    out.print(table("Phases", ("phase", "nodes", "most frequent"), rows, (1,)))
+    for line in (*map(_optimizer, found.optimizers), *_controls(found.controls)):
+        out.print(line, soft_wrap=True)
+    casts = found.casts
+    if casts.parameters or casts.gradients:
+        narrow = ", ".join(casts.dtypes)
+        out.print(f"low precision: {casts.parameters} parameters cast to {narrow}, {casts.gradients} gradients back")
+    rows = [_parameter(each) for each in found.parameters[:MOST]]
+    out.print(table("Parameters", ("name", "type", "size", "gradient", "states", "update"), rows, (2,)))
+    if len(found.parameters) > MOST:
+        out.print(f"… and {len(found.parameters) - MOST} more: see --json")
+    for title, named in (("batch", found.batch), ("hyper-parameters", found.hyper), ("statistics", found.statistics),
+                         ("scalars", found.scalars), ("metrics", found.metrics)):  # fmt: skip
+        if named:
+            more = f" and {len(named) - 8} more" if len(named) > 8 else ""
+            out.print(Text(f"{title}: {', '.join(map(_named, named[:8]))}{more}"), soft_wrap=True)
+    held = ", ".join(f"{kind.replace('_', ' ')} {size(n)}" for kind, n in found.bytes.items() if n)
+    out.print(f"bytes: {held}", soft_wrap=True)
+    for note in found.notes:
+        out.print(Text(f"note: {note}"), soft_wrap=True)
+
+
+def _optimizer(optimizer: Optimizer) -> Text:
+    constants = [
+        key.replace("_", " ") + ("" if value is True else f" {_value(value)}")
+        for key, value in optimizer.hyper.items()
+        if value is not False
+    ]
+    count = len(optimizer.parameters)
+    text = (
+        Text("optimizer: ").append(optimizer.name, "bold").append(f" for {count} parameter{'' if count == 1 else 's'}")
+    )
+    text.append(f"; {', '.join(constants)}" if constants else "")
+    return text.append(f"; states: {', '.join(optimizer.states)}" if optimizer.states else "")
+
+
+def _value(value: float | bool | None) -> str:
+    return "not found" if value is None else f"{value:g}"
+
+
+def _parameter(each: Parameter) -> Sequence[str]:
+    shape = "?" if each.shape is None else ",".join(map(str, each.shape))
+    gradient = "none" if each.gradient is None else f"{escape(each.gradient)} {each.gradient_dtype}"
+    states = ", ".join(escape(state.role or state.name) for state in each.states)
+    why = "" if each.mode == "split" else f": {escape(each.why)}"
+    return escape(each.name), f"{each.dtype}\\[{shape}]", size(each.bytes), gradient, states, f"{each.mode}{why}"
+
+
+def _named(each: Named) -> str:
+    shape = "?" if each.shape is None else ",".join("?" if n is None else str(n) for n in each.shape)
+    return f"{each.name} {each.dtype}[{shape}]"
+
+
+def _controls(controls: Controls) -> Iterator[Text]:
+    rate, clip, check = controls.learning_rate, controls.clip, controls.finite_check
+    scale, summed = controls.loss_scale, controls.accumulation
+    if rate is None:
+        yield Text("learning rate: not found")
+    elif rate.schedule:
+        states = f", following {', '.join(rate.follows)}" if rate.follows else ""
+        yield Text(f"learning rate: {rate.input or 'a constant'}, scheduled in the graph as {rate.effective} "
+                   f"({len(rate.schedule)} nodes{states})")  # fmt: skip
+    else:
+        yield Text(f"learning rate: {rate.input or f'the constant {_value(rate.value)}'}")
+    if clip is not None:
+        yield Text(f"global-norm clip: max norm {_value(clip.max_norm)}, over {clip.gradients} of {clip.of} gradients, "
+                   f"norm {clip.norm}, coefficient {clip.coefficient}")  # fmt: skip
+    if check is not None:
+        yield Text(f"finite check: {check.condition} holds {check.states} states back")
+    if scale is not None:
+        how = "static"
+        if scale.dynamic:
+            how = f"× {_value(scale.growth)} after {_value(scale.interval)} good steps"
+            how += f", × {_value(scale.backoff)} after a bad one"
+        yield Text(f"loss scale: {scale.input}, {how}")
+    if summed is not None:
+        yield Text(f"accumulation: {summed.accumulators} gradients summed over {_value(summed.every)} steps")
+
+
+def render_folder(found: FolderInspection) -> None:
+    """An output folder."""
+    out = console()
+    mesh = ", ".join(f"{name}={count}" for name, count in found.mesh)
+    source = escape(str(found.source.get("file", "?")))
+    out.print(f"[bold]{escape(found.folder)}[/]  mesh {escape(mesh)}, {found.ranks} ranks, from {source}")
+    kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in found.states.items())
+    where = f"{found.sharded} sharded, {found.replicated} on every rank"
+    out.print(f"states: {kinds}; {where}; values {size(found.values_bytes)}", soft_wrap=True)
+    rows: list[Sequence[Any]] = []
+    for each in found.pipeline:
+        options = ", ".join(f"{key}={value}" for key, value in each["options"].items() if value is not None)
+        rows.append((escape(each["name"]), escape(options), escape(str(each.get("note", "")))))
+    out.print(table("Pipeline", ("pass", "options", "note"), rows))
+    groups = {call.split(" ", 1)[-1] for each in found.per_rank for call in each.calls}
+    rows = []
+    for rank in found.per_rank[:MOST]:
+        named = {call.split(" ", 1)[0] if len(groups) == 1 else call: count for call, count in rank.calls.items()}
+        calls = ", ".join(f"{count} {call}" for call, count in named.items()) or "none"
+        held = [size(count) for count in (rank.parameters, rank.optimizer_states, rank.gradients)]
+        rows.append((rank.rank, *held, escape(calls), size(rank.bytes_sent), size(rank.file_bytes)))
+    columns = ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step", "file")
+    out.print(table("Ranks", columns, rows, (1, 2, 3, 5, 6)))
+    if len(found.per_rank) > MOST:
+        out.print(f"… and {len(found.per_rank) - MOST} more: see --json")
+    balance = ", ".join(f"{kind.replace('_', ' ')} {value:g}" for kind, value in found.balance.items())
+    counts = f"{found.removed_ops} ops removed, {found.added_ops} added"
+    out.print(f"balance (max / mean): {balance}; {counts}", soft_wrap=True)
+    for note in found.notes:
+        out.print(Text(f"note: {note}"), soft_wrap=True)
+
+
+def render_diff(found: Diff) -> None:
+    """Every difference on a line of its own, never wrapped."""
+    out = console()
+    for line in found.lines:
+        out.print(Text(str(line), style=_COLOURS.get(line.kind, "")), soft_wrap=True)
+    for note in found.notes:
+        out.print(Text(f"note: {note}"), soft_wrap=True)
+    if found.renamed:
+        out.print(f"{found.renamed} inner values have other names, which is no difference")
+    count = len(found.lines)
+    out.print("equal" if found.equal else f"{count} difference{'' if count == 1 else 's'}")
