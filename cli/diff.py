@@ -28,7 +28,7 @@ def command(a: str, b: str, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(result.to_json(), indent=1, ensure_ascii=False))
     else:
-        from gopt.cli.render_inspect import render_diff
+        from .render_inspect import render_diff
 
         render_diff(result)
     return result.exit_code

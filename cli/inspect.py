@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from gopt.cli.options import read_config, role_map, role_options
+
+from .options import read_config, role_map, role_options
 
 
 @click.command("inspect")
@@ -43,7 +44,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
         if as_json:
             click.echo(json.dumps(found.to_json(), indent=1, ensure_ascii=False))
         else:
-            from gopt.cli.render_inspect import render_folder
+            from .render_inspect import render_folder
 
             render_folder(found)
     else:
@@ -54,7 +55,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
         if as_json:
             click.echo(json.dumps(inspection.to_json(), indent=1, ensure_ascii=False))
         else:
-            from gopt.cli.render_inspect import render_inspection
+            from .render_inspect import render_inspection
 
             render_inspection(inspection)
 

@@ -148,3 +148,47 @@ def render_verification(record: Mapping[str, Any]) -> None:
         out.print(f"note: {note}")
     verdict = "[green]equal[/]" if record["equal"] else "[bold red]NOT equal[/]"
     out.print(f"{verdict}: {record['compared']} comparisons")
+
+
+def render_plan(mesh: str, memory: int | None, rows: Sequence[Mapping[str, Any]], *, timed: bool) -> None:
+    """What ``gopt plan`` shows: choices, best first, and why the first is first."""
+    out = console()
+    lines = []
+    for row in rows:
+        held, traffic = row["bytes"], row["traffic"]
+        lines.append(
+            (
+                row["stage"],
+                row["partition"],
+                *(size(held[kind]) for kind in ("parameters", "optimizer_states", "live", "total")),
+                size(traffic["sent"]),
+                f"{traffic['ratio']:.3f}",
+                row["calls"],
+                f"{row['balance']:.3f}",
+                f"{row['seconds'] * 1e3:.3f} ms" if timed else "",
+                "" if row["fits"] else "too large",
+            )
+        )
+    columns = (
+        "stage",
+        "cut",
+        "parameters",
+        "states",
+        "live",
+        "total",
+        "sent",
+        "× bound",
+        "calls",
+        "balance",
+        "time",
+        "",
+    )
+    out.print(table(f"Choices for {mesh}, best first (largest rank)", columns, lines, tuple(range(2, 11))))
+    if rows:
+        best = rows[0]
+        limit = f"of those within {size(memory)} a rank, " if memory is not None and best["fits"] else ""
+        what = "takes the least time on the link" if timed else "sends the fewest bytes"
+        if memory is not None and not best["fits"]:
+            out.print(f"nothing fits in {size(memory)}: more ranks, or a smaller step")
+        else:
+            out.print(f"best: stage {best['stage']}, {best['partition']}: {limit}it {what}, then holds the least")

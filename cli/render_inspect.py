@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gopt.cli.render import console, size, table
 from rich.markup import escape
 from rich.text import Text
+
+from .render import console, size, table
 
 if TYPE_CHECKING:
     from gopt.offline.controls import Controls
@@ -148,6 +149,6 @@ def render_diff(found: Diff) -> None:
     for note in found.notes:
         out.print(Text(f"note: {note}"), soft_wrap=True)
     if found.renamed:
-        out.print(f"{found.renamed} inner values have other names, which is no difference")
+        out.print(f"{found.renamed} inner values have other names, which is no difference", soft_wrap=True)
     count = len(found.lines)
     out.print("equal" if found.equal else f"{count} difference{'' if count == 1 else 's'}")

@@ -122,13 +122,26 @@ class Recogniser:
             others = [x for x in node.inputs if x and x != name]
             if node.is_a("Add") and len(others) == 1 and others[0] in accumulators:
                 averaging = True
-            elif not node.is_a("Cast", "Identity") and not self._scaled(node, name, others, averaging):
+            elif not node.is_a("Cast", "Identity") and not self._scaled(parameter, node, name, averaging):
                 return name
             name = node.outputs[0]
 
-    def _scaled(self, node: Node, name: str, others: Sequence[str], averaging: bool) -> bool:
+    def _scaled(self, parameter: str, node: Node, name: str, averaging: bool) -> bool:
+        """Whether a node multiplies the gradient by a scalar that is no part of the rule."""
         over = node.is_a("Div") and node.inputs[0] == name
-        return (over or node.is_a("Mul")) and len(others) == 1 and self._scales(others[0], averaging)
+        others = [x for x in node.inputs if x != name]
+        if not (over or node.is_a("Mul")) or len(others) != 1:
+            return False
+        return self._scales(others[0], averaging or self._read_by_rule(parameter, node.outputs[0]))
+
+    def _read_by_rule(self, parameter: str, name: str) -> bool:
+        """Whether a scaled gradient is used more than once, or joined by weight decay: then its constant is a scale
+        of the loss (the backward of a mean), and not, say, a dampening."""
+        onward = [n for n in self._readers.get(name, ()) if any(x in self._carries for x in n.outputs)]
+        if len(onward) != 1:
+            return len(onward) > 1
+        makers = [self.trial.producer.get(x) for x in onward[0].inputs if x != name]
+        return onward[0].is_a("Add") and any(m is not None and m.is_a("Mul") and parameter in m.inputs for m in makers)
 
     def _scales(self, scalar: str, averaging: bool) -> bool:
         """Whether a scalar undoes the loss scale, clips, or averages what was accumulated: no learning rate."""
@@ -251,7 +264,7 @@ class Recogniser:
             return _agreed([fit.pull / correction.gain(place) for place, fit in enumerate(fits)]), False
         coupled = [fit.coupled for fit in fits]
         lost = [1 - fit.kept for fit in fits]
-        if any(abs(value) > 1e-12 for value in coupled):
+        if any(not abs(value) <= 1e-12 for value in coupled):
             return (_agreed(coupled), True) if all(abs(value) < 1e-12 for value in lost) else (None, True)
         if all(abs(value) < 1e-12 for value in lost):
             return 0.0, False
@@ -314,7 +327,7 @@ class _Fit:
 
     kind: str
     roles: tuple[str, ...] = ()
-    hyper: Mapping[str, float | bool] = field(default_factory=dict)
+    hyper: Mapping[str, Hyper] = field(default_factory=dict)
     size: float
     kept: float = 1.0
     """What remains of the parameter where gradient and moments are 0."""
@@ -381,12 +394,14 @@ def _fit(cell: Cell, scalars: Scalars, count: int) -> _Fit | None:
     if truth is None or not all(np.isfinite(value).all() for value in truth):
         return None
     with np.errstate(all="ignore"):
-        forms: list[_Form] = []
-        for place in range(1, count):
-            form = _form(probe, truth, place, forms)
-            if form is None:
-                return None
-            forms.append(form)
+        found: dict[int, _Form] = {}
+        for place in (*range(1, count), *range(1, count)):  # twice: a maximum is known after what it is a maximum of
+            form = found.get(place) or _form(probe, truth, place, found)
+            if form is not None:
+                found[place] = form
+        if len(found) != count - 1:
+            return None
+        forms = [found[place] for place in sorted(found)]
         # Moments may come in any order; the rules want the mean first, then the square.
         kinds = tuple(sorted(form.kind for form in forms))
         rule = _RULES.get(kinds)
@@ -397,23 +412,26 @@ def _fit(cell: Cell, scalars: Scalars, count: int) -> _Fit | None:
     return None
 
 
-def _form(probe: _Probe, truth: list[Array], place: int, before: Sequence[_Form]) -> _Form | None:
-    own = f"s{place}"
-    new = probe.at(**{own: [0, 1, 0, 0, 0], "g": [0, 0, 1, 0, 2], "p": [0, 0, 0, 1, 0]})
+def _form(probe: _Probe, truth: list[Array], place: int, known: Mapping[int, _Form]) -> _Form | None:
+    """What the state at ``place`` becomes, if it is one of the forms."""
+    new = probe.at(**{f"s{place}": [0, 1, 0, 0, 0], "g": [0, 0, 1, 0, 2], "p": [0, 0, 0, 1, 0]})
     if new is None:
         return None
-    nothing, keep, take, decay, double = new[place]
+    nothing, keep, take, decay, double = map(float, new[place])
     g, p, s = probe.random[0], probe.random[1], probe.random[place + 1]
+    forms = []
     if nothing == 0 and take and abs(double - 2 * take) < 1e-9 * abs(take):
-        form = _Form("mean", keep, take, decay / take)
-    elif nothing == 0 and take > 0 and decay >= 0 and abs(double - 4 * take) < 1e-9 * take:
-        form = _Form("square", keep, take, float(np.sqrt(decay / take)))
-    elif nothing == 0 and keep == 1 and take > 0 and any(f.kind == "square" for f in before):
-        square = next(i for i, f in enumerate(before) if f.kind == "square") + 1
-        return _Form("maximum", 1.0, 0.0) if _agree(np.maximum(s, truth[square]), truth[place]) else None
-    else:
-        form = _Form("peak", keep, 1.0, decay - nothing, nothing)
-    return form if _agree(form.new(s, g, p), truth[place]) else None
+        forms.append(_Form("mean", keep, take, decay / take))
+    if nothing == 0 and take > 0 and decay >= 0 and abs(double - 4 * take) < 1e-9 * take:
+        forms.append(_Form("square", keep, take, float(np.sqrt(decay / take))))
+    forms.append(_Form("peak", keep, 1.0, decay - nothing, nothing))
+    for form in forms:
+        if _agree(form.new(s, g, p), truth[place]):
+            return form
+    squares = [other for other, form in known.items() if form.kind == "square"]
+    if any(_agree(np.maximum(s, truth[other]), truth[place]) for other in squares):
+        return _Form("maximum", 1.0, 0.0)
+    return None
 
 
 def _sgd(probe: _Probe, truth: list[Array], forms: Sequence[_Form]) -> _Fit | None:
@@ -445,15 +463,17 @@ def _momentum(probe: _Probe, truth: list[Array], forms: Sequence[_Form]) -> _Fit
     nesterov = bool(abs(direct) > 1e-12)
     if nesterov and not _close(total / direct, b, _ABOUT):
         return None
-    hyper: dict[str, float | bool] = {"momentum": b, "nesterov": nesterov}
-    if slope > 0 and not nesterov:
-        hyper["dampening"] = 1 - q
-        return _Fit(kind="momentum", roles=("momentum",), hyper=hyper, size=slope, kept=kept, coupled=w)
-    # the learning rate is folded into the buffer (or the buffer enters the step scaled by the momentum)
-    hyper["dampening"] = 1 - q if nesterov and slope > 0 and q > 0 else 0.0
-    return _Fit(
-        kind="momentum", roles=("momentum",), hyper=hyper, size=direct if nesterov else total, kept=kept, coupled=w
-    )
+    hyper: dict[str, Hyper] = {"momentum": b, "nesterov": nesterov}
+    if slope < 0:  # the learning rate is folded into the buffer
+        hyper["dampening"] = 0.0
+        size = direct if nesterov else total
+    else:
+        # Any other factor of the gradient may as well be a scale of the loss.
+        hyper["dampening"] = 0.0 if _close(q, 1.0) else b if _close(q, 1 - b, 1e-3) else None
+        size = slope / b if nesterov else slope
+    if hyper["dampening"] is None and w:
+        w = float("nan")
+    return _Fit(kind="momentum", roles=("momentum",), hyper=hyper, size=size, kept=kept, coupled=w)
 
 
 def _lion(probe: _Probe, truth: list[Array], forms: Sequence[_Form]) -> _Fit | None:
@@ -568,7 +588,7 @@ def _adam(probe: _Probe, truth: list[Array], forms: Sequence[_Form]) -> _Fit | N
         step = (size * truth[m] + gain * (g + w * p)) / _root(truth[top or v], eps, inside)
         if not _agree(kept * p - step, truth[0]):
             continue
-        hyper: dict[str, float | bool] = {"beta1": first.keep, "beta2": second.keep}
+        hyper: dict[str, Hyper] = {"beta1": first.keep, "beta2": second.keep}
         if top:
             hyper["amsgrad"] = True
         nadam = bool(abs(gain) > 1e-12)

@@ -164,10 +164,10 @@ def number_text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, (bytes, str)):
         return json.dumps(value.decode("utf-8", "replace") if isinstance(value, bytes) else value, ensure_ascii=False)
-    if isinstance(value, np.floating):
-        return np.format_float_positional(value, trim="0") if 1e-4 <= abs(value) < 1e7 or value == 0 else (
-            str(value) if not np.isfinite(value) else np.format_float_scientific(value, trim="0", exp_digits=1)
-        )  # fmt: skip
+    if isinstance(value, np.floating) and np.isfinite(value):
+        if value == 0 or 1e-4 <= abs(float(value)) < 1e7:
+            return np.format_float_positional(value, trim="0")
+        return np.format_float_scientific(value, trim="0", exp_digits=1)
     return str(value)
 
 

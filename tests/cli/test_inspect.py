@@ -1,0 +1,73 @@
+"""``gopt inspect``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gopt.cli.main import main
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+def test_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["inspect", str(FIXTURES / "mlp_adamw_fp16_scaler.onnx")]) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "optimizer: AdamW for 4 parameters; beta1 0.9, beta2 0.999, eps 1e-06, weight decay 0.01",
+        "finite check: logical_not_9 holds 12 states back",
+        "loss scale: loss_scale, × 2 after 2000 good steps, × 0.5 after a bad one",
+        "low precision: 4 parameters cast to float16, 4 gradients back",
+        "float32[64,32]",
+    ):
+        assert words in shown
+
+
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.onnx")), ids=lambda path: path.stem)
+def test_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(path), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["format"], record["what"], record["file"]) == ("gopt-inspection/1", "model", path.name)
+    assert record["optimizers"] and record["parameters"]
+
+
+def test_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(FIXTURES / "mlp_sgd.onnx"), "--text"]) == 0
+    golden = Path(__file__).parents[1] / "offline" / "golden" / "mlp_sgd.txt"
+    assert capsys.readouterr().out == golden.read_text(encoding="utf-8")
+
+
+def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    out = str(tmp_path / "out")
+    assert main(["shard", str(FIXTURES / "mlp_adamw.onnx"), "--ranks", "3", "-o", out, "--json"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", out]) == 0
+    shown = capsys.readouterr().out
+    assert "mesh shard=3, 3 ranks, from mlp_adamw.onnx" in shown and "ReduceScatter" in shown
+    assert main(["inspect", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ranks"] == 3
+    assert main(["inspect", out, "--text"]) == 0
+    assert capsys.readouterr().out.count("gopt text 1\n") == 3
+
+
+def test_roles(capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(FIXTURES / "mlp_sgd.onnx")
+    assert main(["inspect", model, "--loss", "loss", "--params", "fc1.bias=view_1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] == "loss"
+    assert main(["inspect", model, "--loss", "nothing"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["missing.onnx"], 3), (["."], 3), (["--json", "--text", "x.onnx"], 2), ([], 2), (["--what", "x.onnx"], 2)],
+)
+def test_refusals(
+    arguments: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", *arguments]) == code
+    shown = capsys.readouterr()
+    assert shown.err.startswith("gopt: error:") and not shown.out
