@@ -304,5 +304,22 @@ def source_model(step: Step, values: Values, roles: str) -> bytes:
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Stable JSON: sorted by construction, one trailing newline."""
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Stable JSON that reads and diffs well: one line a key, and one line a record in a list of records."""
+    path.write_text(_pretty(record) + "\n", encoding="utf-8")
+
+
+def _pretty(record: Mapping[str, Any]) -> str:
+    lines = []
+    for key, value in record.items():
+        if isinstance(value, dict):
+            text = _pretty(value) if any(isinstance(each, list) and each for each in value.values()) else _line(value)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n" + ",\n".join(map(_line, value)) + "\n]"
+        else:
+            text = _line(value)
+        lines.append(f"{_line(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -84,9 +84,9 @@ def _pair_tensors(index: Index, roles: RoleMap) -> dict[str, str]:
     """Update pairs of more than rank 0, output -> input, the user's first."""
     graph = index.graph
     pairs = {output: name for name, output in roles.states.items()}
-    taken = set(pairs.values()) | set(roles.batch)
+    free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
     reach = {
-        output: reachable_states(index, output, set(graph.inputs) - taken)
+        output: reachable_states(index, output, free)
         for output, type in graph.outputs.items()
         if output not in pairs and type.shape != ()
     }
@@ -114,7 +114,8 @@ def _loss_candidates(index: Index, pairs: Mapping[str, str]) -> list[str]:
     for node in graph.nodes:
         if any(name in smooth for name in node.inputs) and not node.is_a("ArgMax", "Sign", "Round", "Floor", "Ceil"):
             smooth.update(name for name in node.outputs if graph.type_of(name).dtype in (*FLOATS, "undefined"))
-    moving = descendants(index, (name for name in graph.inputs if name not in set(pairs.values())))
+    paired = set(pairs.values())
+    moving = descendants(index, [name for name in graph.inputs if name not in paired])
     outputs = [
         name
         for name, type in graph.outputs.items()

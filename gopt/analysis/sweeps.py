@@ -24,7 +24,7 @@ class Index:
     def one_element(self, name: str) -> bool:
         """Whether the value has a static shape of exactly one element."""
         type = self.graph.types.get(name)
-        return type is not None and type.static and type.elements == 1
+        return type is not None and type.elements == 1
 
 
 def ancestors(index: Index, values: Iterable[str]) -> tuple[set[int], set[str]]:

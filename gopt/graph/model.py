@@ -6,7 +6,7 @@ user's exporter put there is lost, and 100,000 nodes load in well under a second
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,10 +73,10 @@ class Node:
         return self._attributes
 
     @property
-    def reads(self) -> Iterator[str]:
+    def reads(self) -> list[str]:
         """Every value the node reads, captured ones included."""
-        yield from (name for name in self.inputs if name)
-        yield from self.captures
+        reads = [name for name in self.inputs if name] if "" in self.inputs else self.inputs
+        return [*reads, *self.captures] if self.captures else reads
 
     @property
     def label(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _TABLE: dict[str, tuple[int, float]] = {
     "float32": (1, 4), "uint8": (2, 1), "int8": (3, 1), "uint16": (4, 2), "int16": (5, 2), "int32": (6, 4),
@@ -39,28 +39,32 @@ def nbytes(dtype: str, elements: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Element type and shape; a dimension that is not a number is its symbol or None; no rank known: shape None."""
+    """Element type and shape; a dimension that is not a number is its symbol or None; no rank known: shape None.
+
+    ``static``: every dimension is a number; ``elements``: their product, 0 when not static.
+    """
 
     dtype: str
     shape: tuple[int | str | None, ...] | None
+    static: bool = field(init=False, repr=False, compare=False)
+    elements: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def static(self) -> bool:
-        return self.shape is not None and all(isinstance(size, int) for size in self.shape)
+    def __post_init__(self) -> None:
+        # Asked for in every sweep, so settled once.
+        sizes = [size for size in self.shape or () if isinstance(size, int)]
+        static = self.shape is not None and len(sizes) == len(self.shape)
+        object.__setattr__(self, "static", static)
+        object.__setattr__(self, "elements", math.prod(sizes) if static else 0)
 
     @property
     def dims(self) -> tuple[int, ...]:
         """The shape, which must be static."""
-        assert self.shape is not None
-        return tuple(size for size in self.shape if isinstance(size, int))
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.dims)
+        assert self.static
+        return self.shape  # type: ignore[return-value]
 
     @property
     def nbytes(self) -> int:
-        return nbytes(self.dtype, self.elements) if self.static else 0
+        return nbytes(self.dtype, self.elements)
 
     def __str__(self) -> str:
         if self.shape is None:

@@ -82,7 +82,7 @@ def shard(step: Step, options: Options) -> Change:
     _read_reduced(step, draft, reduced)
     draft.finish()
     kept = (holdings.get(h.input, h) for h in step.holdings if h.input not in delivery.dropped)
-    step.hold(list(dict.fromkeys(kept)))
+    step.hold(list({id(holding): holding for holding in kept}.values()))  # one of a class stands for many states
     step.layout = layout
     modes = Counter(cone.mode.value for cone in updates.cones.values())
     facts |= {"bucket_cap_bytes": plan.cap, "parameters": dict(sorted(modes.items()))}
