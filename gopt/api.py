@@ -147,7 +147,10 @@ def shard(
     _check_mesh(mesh)
     if pipeline is None:
         pipeline = build_pipeline(
-            defaults={"shard": {"stage": stage, "partition": partition, "bucket-mb": bucket_mb}, "statistics": {"statistics": statistics}}
+            defaults={
+                "shard": {"stage": stage, "partition": partition, "bucket-mb": bucket_mb},
+                "statistics": {"statistics": statistics},
+            }
         )
     step = Step.start(source.training, mesh)
     ran = pipeline.run(step)

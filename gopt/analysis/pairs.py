@@ -95,7 +95,7 @@ def _groups(open_: dict[str, dict[str, int]]) -> Iterable[list[str]]:
             output = stack.pop()
             group.append(output)
             for name in open_[output]:
-                for other in by_input[name]:
+                for other in by_input.pop(name, ()):
                     if other not in seen:
                         seen.add(other)
                         stack.append(other)
@@ -130,7 +130,8 @@ def refuse_dynamic(index: Index, pairs: dict[str, str]) -> None:
 def refuse_open(unsettled: dict[str, list[str]]) -> None:
     """Raise when an output could replace several inputs; names it and the option that settles it."""
     for output, names in unsettled.items():
+        shown = ", ".join(map(repr, names[:6])) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
         raise UnsupportedError(
-            f"output {output!r} may replace any of {', '.join(map(repr, names))}: the data flow does not say which",
+            f"output {output!r} may replace any of {shown}: the data flow does not say which",
             f"name the pair: --states {names[0]}={output}",
         )

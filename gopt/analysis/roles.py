@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gopt.analysis.gradients import Facts, find_gradient, rawness
 from gopt.analysis.operators import random
 from gopt.analysis.pairs import match, reachable_states, refuse_dynamic, refuse_open
-from gopt.analysis.sweeps import Index, ancestors, descendants
+from gopt.analysis.sweeps import Index, ancestors, depth, descendants
 from gopt.analysis.training import Kind, Phase, State, Training
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.graph.model import Graph, Node
@@ -108,7 +108,7 @@ def _pair_tensors(index: Index, roles: RoleMap) -> dict[str, str]:
 
 
 def _loss_candidates(index: Index, pairs: Mapping[str, str]) -> list[str]:
-    """One-element floating outputs with a differentiable path from a state; fewest ancestors first."""
+    """One-element floating outputs with a differentiable path from a state; the shallowest first."""
     graph = index.graph
     smooth = set(pairs.values())
     for node in graph.nodes:
@@ -122,8 +122,8 @@ def _loss_candidates(index: Index, pairs: Mapping[str, str]) -> list[str]:
         if name not in pairs and name in smooth and name in moving and index.one_element(name) and type.dtype in FLOATS
     ]
     if len(outputs) > 1:
-        size = {name: len(ancestors(index, [name])[0]) for name in outputs}
-        outputs.sort(key=lambda name: size[name])
+        steps = depth(index)
+        outputs.sort(key=lambda name: steps.get(name, 0))
     return outputs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gopt.graph.model import Graph, Node
+from gopt.graph.model import Graph
 
 
 class Index:
@@ -53,5 +53,10 @@ def descendants(index: Index, sources: Iterable[str]) -> set[str]:
     return tainted
 
 
-def node_ids(nodes: Iterable[Node]) -> set[int]:
-    return {id(node) for node in nodes}
+def depth(index: Index) -> dict[str, int]:
+    """Nodes on the longest path to each value; 0 is left out. One sweep in order."""
+    steps: dict[str, int] = {}
+    for node in index.graph.nodes:
+        below = max((steps.get(name, 0) for name in node.reads), default=0)
+        steps.update((name, below + 1) for name in node.outputs)
+    return steps

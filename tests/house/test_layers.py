@@ -1,0 +1,121 @@
+"""Who may import whom: read from the sources, nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from helpers import ROOT
+
+LAYERS = (
+    {"gopt.errors", "gopt.mesh"},
+    {"gopt.report"},
+    {"gopt.collectives"},
+    {"gopt.graph"},
+    {"gopt.analysis"},
+    {"gopt.passes"},
+    {"gopt.pipeline"},
+    {"gopt.specialise", "gopt.check", "gopt.write", "gopt.summary", "gopt.api"},
+    {"gopt.runtime", "gopt.offline"},
+    {"gopt.cli"},
+)
+"""Each may import those above it and its own."""
+ONLY = {
+    "rich": lambda module: module.startswith("gopt.cli.render"),
+    "click": lambda module: module.startswith("gopt.cli."),
+    "onnxruntime": lambda module: module == "gopt.runtime.session",
+}
+"""A package -> the modules that may import it."""
+
+
+def sources() -> dict[str, str]:
+    """Module -> its text."""
+    found = {}
+    for top, folder in (("gopt", ROOT / "gopt"), ("gopt.cli", ROOT / "cli")):
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            found[".".join([top, *parts]).removesuffix(".__init__")] = path.read_text(encoding="utf-8")
+    return found
+
+
+def imports(module: str, text: str, package: bool, modules: set[str]) -> Iterator[str]:
+    """Every module that a text imports, type-checking imports left out."""
+    for node in ast.walk(_without_typing(ast.parse(text))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".") if package else module.split(".")[:-1]
+                base = ".".join([*parts[: len(parts) - node.level + 1], *([base] if base else [])])
+            whole = [f"{base}.{name.name}" for name in node.names]
+            yield from (name if name in modules else base for name in whole)
+
+
+def _without_typing(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    return tree
+
+
+def layer(module: str) -> int | None:
+    """The number of a module's layer; None for the package itself, which loads its verbs lazily."""
+    parts = module.split(".")
+    name = ".".join(parts[:2])
+    return next((number for number, names in enumerate(LAYERS) if name in names), None)
+
+
+def room(module: str) -> str:
+    """``gopt.passes.shard.plan`` -> ``shard``: what inside a folder of passes belongs together."""
+    return module.split(".")[2] if module.count(".") >= 2 else ""
+
+
+def faults(texts: dict[str, str]) -> list[str]:
+    packages = {module for module in texts if any(other.startswith(f"{module}.") for other in texts)}
+    found = []
+    for module, text in texts.items():
+        mine = layer(module)
+        for name in imports(module, text, module in packages, set(texts)):
+            allowed = ONLY.get(name.split(".")[0])
+            if allowed is not None and not allowed(module):
+                found.append(f"{module} imports {name}")
+            theirs = layer(name) if name.split(".")[0] == "gopt" else None
+            if mine is not None and theirs is not None and theirs > mine:
+                found.append(f"{module} imports {name}, which is above it")
+            both = module.startswith("gopt.passes.") and name.startswith("gopt.passes.")
+            if both and room(module) != room(name) and room(name) != "base":
+                found.append(f"pass {module} imports pass {name}")
+    return found
+
+
+def test_layers():
+    assert faults(sources()) == []
+
+
+def test_every_module_has_a_layer():
+    assert [module for module in sources() if layer(module) is None] == ["gopt"]
+
+
+def test_planted_imports_are_caught():
+    texts = sources()
+    plants = {
+        "gopt.analysis.cones": "from gopt.passes import shard",
+        "gopt.graph.types": "def late():\n    import gopt.runtime.session",
+        "gopt.passes.prune": "from gopt.passes.shard.plan import make_plan",
+        "gopt.passes.statistics": "from . import prune",
+        "gopt.pipeline": "import rich.table",
+        "gopt.api": "from click import echo",
+        "gopt.runtime.verify": "import onnxruntime as ort",
+        "gopt.cli.shard": "from rich.console import Console",
+        "gopt.mesh": "from .report import Change",
+    }
+    for module, line in plants.items():
+        assert len(faults(texts | {module: f"{texts[module]}\n{line}\n"})) == 1, line
+
+
+def test_lines_are_where_a_reader_looks():
+    """Nothing but the two packages holds Python that is installed."""
+    assert {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()} == {"gopt", "cli"}
+    assert not (Path(ROOT) / "setup.py").exists()
