@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -121,7 +122,7 @@ def perceptron(
     layers: list[tuple[str, str, str, str]] = []
     weights: dict[tuple[int, int], str] = {}
     h = x
-    for place, (rows, columns) in enumerate(zip(widths, widths[1:])):
+    for place, (rows, columns) in enumerate(itertools.pairwise(widths)):
         weight = weights.get((rows, columns)) if tied else None
         if weight is None:
             weight = weights[rows, columns] = b.parameter(f"w{place}", (rows, columns))

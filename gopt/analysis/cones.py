@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gopt.analysis.operators import COMBINERS, control_flow, elementwise
-from gopt.analysis.sweeps import Index
+from gopt.analysis.sweeps import Index, ancestors
 from gopt.analysis.training import Kind, Phase, State, Training
 from gopt.errors import UnsupportedError
 from gopt.graph.model import Node
@@ -22,6 +22,10 @@ REDUCTIONS = {
     "ReduceMax": "max", "ReduceMin": "min",
 }  # fmt: skip
 """Full reductions that can be taken piece by piece -> how the pieces' results are joined."""
+
+
+FLATTENING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
+"""Layout operators through which a full reduction may look."""
 
 
 class Mode(str, Enum):
@@ -96,6 +100,10 @@ class _Finder:
         self.cones: dict[str, Cone] = {}
         self.owner: dict[str, str] = {}
         self.reduced: dict[str, str] = {}
+        self.flattened: set[str] = set()
+        """Values that hold a parameter-shaped one in another shape, for a full reduction alone."""
+        self.first: dict[str, str] = {}
+        """Gradient -> the first parameter that has it."""
         for state in training.parameters:
             if state.tensor in training.gradients:
                 self._open(state, whole_accumulators)
@@ -116,8 +124,8 @@ class _Finder:
         )
         if self.graph.types[name].elements == 1:
             cone.demote(Mode.REPLICATED, "it has one element")
-        if gradient in self.owner:
-            first = self.cones[self.owner[gradient]]
+        if self.first.setdefault(gradient, name) != name:
+            first = self.cones[self.first[gradient]]
             for each in (cone, first):
                 each.demote(Mode.REPLICATED, f"it shares its gradient {gradient}")
         elif not cone.whole_gradient:
@@ -125,9 +133,11 @@ class _Finder:
 
     def collect(self) -> None:
         """Give every node of the update to the parameter whose full-shaped values it handles."""
+        needed = ancestors(self.index, (state.updated for state in self.training.states))[0]
         for node in self.nodes:
             owners = dict.fromkeys(self.owner[name] for name in node.reads if self._owned(name))
-            self._refuse_unknown(node, bool(owners))
+            if owners or id(node) in needed:
+                self._refuse_unknown(node)
             if not owners:
                 continue
             if len(owners) > 1:
@@ -147,7 +157,7 @@ class _Finder:
         of = self.owner.get(name)
         return of is not None and not (self.index.one_element(name) and self.graph.types[of].elements > 1)
 
-    def _refuse_unknown(self, node: Node, owned: bool) -> None:
+    def _refuse_unknown(self, node: Node) -> None:
         if control_flow(node):
             raise UnsupportedError(
                 f"control flow around a parameter: {node.op_type} {node.label!r} stands in the update",
@@ -165,15 +175,35 @@ class _Finder:
             if name in self.graph.outputs and name not in self.reachable and not self.index.one_element(name):
                 cone.demote(Mode.REPLICATED, f"output {name} shows its update")
         full = [name for name in node.inputs if name and not self.index.one_element(name)]
-        alike = all(name in types and types[name].shape == shape for name in full)
+        data = node.inputs[:1] if node.is_a(*FLATTENING) else full
+        alike = all(name in types and types[name].shape == shape for name in data)
         outputs = [name for name in node.outputs if name]
         if elementwise(node) and alike and all(types.get(n) and types[n].shape == shape for n in outputs):
             return
-        whole = node.inputs[0] in full and types[node.inputs[0]].shape == shape
+        if node.is_a(*FLATTENING) and alike and self._only_reduced(node):
+            self.flattened.add(node.outputs[0])
+            return
+        source = node.inputs[0]
+        whole = source in full and (types[source].shape == shape or source in self.flattened)
         if node.is_a(*REDUCTIONS) and whole and all(map(self.index.one_element, outputs)):
             cone.reductions.append(node)
             return
         cone.demote(Mode.WHOLE, f"{node.op_type} {node.label} is not elementwise")
+
+    def _only_reduced(self, node: Node) -> bool:
+        """Whether all that reads a node's result reduces it to one element."""
+        name = node.outputs[0]
+        readers = self.index.readers.get(name, [])
+        return (
+            bool(readers)
+            and name not in self.graph.outputs
+            and all(
+                reader.is_a(*REDUCTIONS)
+                and reader.inputs[0] == name
+                and all(map(self.index.one_element, reader.outputs))
+                for reader in readers
+            )
+        )
 
     def settle(self) -> None:
         """A state whose new value is not computed in the cone cannot be cut with it."""
@@ -324,6 +354,8 @@ class Classes:
         for place, node in enumerate(cone.nodes):
             operands = tuple(self._operand(name, local) for name in node.inputs)
             local.update((name, ("node", place, slot)) for slot, name in enumerate(node.outputs))
+            if node.is_a("ReduceMean"):
+                operands = (*operands, types[node.inputs[0]].elements)  # each divides by a count of its own
             into = tuple(self.updates.tree_of.get(name, "") for name in node.outputs)
             keys.append((signature(node), operands, into))
         keys.append(tuple(local.get(state.updated) for state in cone.states))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from gopt.analysis.operators import LAYOUT, LINEAR, elementwise
+from gopt.analysis.operators import LAYOUT, LINEAR, elementwise, random
 from gopt.analysis.sweeps import Index
 from gopt.graph.model import Node
 
@@ -27,6 +27,8 @@ class Facts:
     forward: set[int]
     barrier: set[int] = field(default_factory=set)
     """Nodes known to belong to the backward although they look like update."""
+    update_only: set[str] = field(default_factory=set)
+    """Values that depend on optimizer states or hyper-parameters: what reads them is update."""
     clean: set[str] = field(default_factory=set)
     """Values that depend on other parameters' gradients: not followed when the parameter has one element."""
 
@@ -83,12 +85,14 @@ def _candidates(facts: Facts, updated: str) -> list[Candidate]:
             pure, linear = True, True
         if id(node) in facts.barrier or facts.starts_in_forward(node):
             break
-        pure = pure and elementwise(node) and all(_fits(index, operand, shape) for operand in node.inputs)
+        pure = pure and elementwise(node) and not _scales(facts, node)
+        pure = pure and all(_fits(index, operand, shape) for operand in node.inputs)
         linear = linear and _linear(facts, node)
-        for operand in node.reads:
-            if operand not in facts.tainted or operand in queued:
-                continue
-            if operand in facts.clean if single else index.one_element(operand):
+        tainted = [operand for operand in node.reads if operand in facts.tainted]
+        # With one element, a clip coefficient looks like a gradient: it is the operand that knows other gradients.
+        local = single and any(operand not in facts.clean for operand in tainted)
+        for operand in tainted:
+            if operand in queued or (local and operand in facts.clean) or (not single and index.one_element(operand)):
                 continue
             queued.add(operand)
             heapq.heappush(heap, (-index.made_at(operand), operand))
@@ -100,9 +104,19 @@ def _fits(index: Index, operand: str, shape: object) -> bool:
     return not operand or index.one_element(operand) or (type is not None and type.shape == shape)
 
 
+def _scales(facts: Facts, node: Node) -> bool:
+    """Whether the node multiplies or masks by a full-shaped value that no optimizer made: a step of the backward."""
+    others = [name for name in node.inputs if name and name not in facts.tainted]
+    return node.is_a("Mul", "Div", "Where") and any(
+        name not in facts.update_only and not facts.index.one_element(name) for name in others
+    )
+
+
 def _linear(facts: Facts, node: Node) -> bool:
     """Whether the node is affine in the one operand of it that depends on the batch."""
     tainted = [name for name in node.inputs if name in facts.tainted]
+    if any(name in facts.update_only for name in node.inputs if name not in facts.tainted):
+        return False
     return len(tainted) == 1 and (
         node.is_a(*LAYOUT, *LINEAR)
         or (node.is_a("Div", "Gather", "GatherND", "GatherElements") and node.inputs[0] in facts.tainted)
@@ -130,7 +144,7 @@ def rawness(facts: Facts, gradients: set[str], backward: set[int]) -> Rawness:
     for node in facts.index.graph.nodes:
         if id(node) in facts.forward or id(node) in backward:
             continue
-        holds_raw = holds_reduced = False
+        holds_raw, holds_reduced = random(node), False
         for name in node.reads:
             if name in gradients or name in reduced:
                 holds_reduced = True

@@ -18,7 +18,6 @@ class Partition(str, Enum):
     WHOLE = "whole"
 
 
-
 @dataclass(frozen=True, slots=True)
 class Item:
     """A tensor to place: ``key`` says with which others it may share a bucket, ``ready`` when it is complete."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gopt.analysis.gradients import Facts, find_gradient, rawness
+from gopt.analysis.gradients import Facts, Rawness, find_gradient, rawness
 from gopt.analysis.operators import random
 from gopt.analysis.pairs import match, reachable_states, refuse_dynamic, refuse_open
 from gopt.analysis.sweeps import Index, ancestors, depth, descendants
@@ -17,7 +17,7 @@ from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.graph.model import Graph, Node
 from gopt.graph.types import FLOATS
 
-ROUNDS = 4
+ROUNDS = 8
 """How often a gradient may be moved towards the update after a value of one rank was found in it."""
 
 
@@ -178,16 +178,29 @@ class _Step:
 
     def find_gradients(self) -> _Found:
         facts = Facts(self.index, self.tainted, self.forward)
+        own = [name for name in self.updated if name not in self.forward_values]
+        settings = [name for name in self.index.graph.inputs if name not in self.updated and name not in self.batch]
+        facts.update_only = descendants(self.index, [*own, *(n for n in settings if n not in self.forward_values)])
         wanted = self._parameter_candidates()
         for _ in range(ROUNDS):
             gradients = self._walk(facts, wanted)
             backward = ancestors(self.index, gradients.values())[0] - self.forward
             check = rawness(facts, set(gradients.values()), backward)
             bad = self._reaching_states(check.mixed)
-            fresh = {id(node) for node in bad} - facts.barrier
+            local = [name for name in gradients if not self._reads_reduced(name, check)]
+            fresh = {id(node) for node in bad}
+            if local:
+                # What stands between a gradient and another parameter's belongs to the backward.
+                fresh |= self._behind(gradients, backward)
+            fresh -= facts.barrier
             if not fresh:
                 break
             facts.barrier |= fresh
+        if local:
+            raise UnsupportedError(
+                f"the update of {local[0]!r} reads a local gradient: {gradients[local[0]]!r} also feeds other gradients",
+                f"name its gradient: --params {local[0]}=VALUE",
+            )
         if bad:
             raise UnsupportedError(
                 f"the update reads {self._culprit(bad[0].inputs, check.raw)!r}, a value of one rank's own batch, "
@@ -195,6 +208,20 @@ class _Step:
                 "an update may depend on the batch through gradients alone",
             )
         return _Found(facts, gradients, backward)
+
+    def _reads_reduced(self, name: str, check: Rawness) -> bool:
+        """Whether a parameter's new value holds its gradient as reduced, and nothing of one rank alone."""
+        updated = self.updated[name]
+        return updated in check.reduced and updated not in check.raw
+
+    def _behind(self, gradients: Mapping[str, str], backward: set[int]) -> set[int]:
+        """Nodes of the backward that depend on a value chosen as a gradient."""
+        behind, found = set(gradients.values()), set()
+        for node in self.index.graph.nodes:
+            if id(node) in backward and any(name in behind for name in node.reads):
+                behind.update(node.outputs)
+                found.add(id(node))
+        return found
 
     def _culprit(self, inputs: Sequence[str], raw: set[str]) -> str:
         return next((name for name in inputs if name in raw), None) or next(
@@ -253,6 +280,7 @@ class _Step:
         paired = set(self.updated.values())
         metrics = [name for name in graph.outputs if name not in paired and name != self.loss]
         training = Training(graph, self.loss, states, found.gradients, self.batch, hyper, metrics, phases, self.random)
+        self._refuse_dropped_states(training, found, check.reduced)
         training.notes = self._notes(training)
         if not found.gradients:
             raise InputError(
@@ -260,6 +288,25 @@ class _Step:
                 "name parameters with --params INPUT",
             )
         return training
+
+    def _refuse_dropped_states(self, training: Training, found: _Found, reduced: set[str]) -> None:
+        """An output that looks like a state whose old value its update does not read must not pass as a metric."""
+        types = self.index.graph.types
+        free: dict[object, str] = {}
+        for name in (*training.hyper, *training.batch):
+            if not self.index.one_element(name):
+                free.setdefault((types[name], name in training.batch), name)
+        for output in training.metrics:
+            type = types.get(output)
+            if type is None or self.index.one_element(output) or output in self.roles.states.values():
+                continue
+            rival = free.get((type, False)) if output in reduced or output not in self.tainted else None
+            rival = rival or (free.get((type, True)) if output not in self.tainted else None)
+            if rival is not None:
+                raise UnsupportedError(
+                    f"output {output!r} may be the new value of input {rival!r}, whose old value it does not read",
+                    f"name the pair with --states {rival}={output}, or drop the output from the step",
+                )
 
     def _state(self, name: str, found: _Found, raw: set[str], reduced: set[str]) -> State:
         graph = self.index.graph

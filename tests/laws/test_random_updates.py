@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 import gopt
 from gopt.errors import GoptError, UnsupportedError
+from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.runtime.verify import Verifier
 
@@ -210,9 +212,7 @@ class Writer:
             return b.op("Min", one, b.op("Div", bound, b.op("Add", norm, tiny)))
 
         if way == "per-tensor":
-            return {
-                name: b.op("Mul", g, coefficient(b.op("ReduceL2", g, keepdims=0))) for name, g in gradients.items()
-            }
+            return {name: b.op("Mul", g, coefficient(b.op("ReduceL2", g, keepdims=0))) for name, g in gradients.items()}
         if way == "sumsquare-chain":
             norm = b.op("Sqrt", chain([b.op("ReduceSumSquare", g, keepdims=0) for g in values], b.const(0.0)))
         elif way == "mulsum-sum":
@@ -351,7 +351,7 @@ def build(recipe: Recipe) -> onnx.ModelProto:
     return b.model()
 
 
-def shard_and_compare(recipe: Recipe, ranks: int, stage: int, **options: Any) -> str:
+def shard_and_compare(recipe: Recipe, ranks: int | Mesh, stage: int, **options: Any) -> str:
     """'equal' or why gopt refused; anything else raises."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "step.onnx")
@@ -441,7 +441,14 @@ def test_odd_shapes_and_parts(what, stage):
     assert shard_and_compare(ODD[what], 3, stage) == "equal"
 
 
-# --- what is the same, and what stays ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("mesh", ["dp=3", "dp=2,shard=2", "shard=2,dp=2"])
+@pytest.mark.parametrize("what", ODD)
+def test_meshes(what, mesh):
+    for stage in (0, 1, 2, 3):
+        assert shard_and_compare(ODD[what], Mesh.parse(mesh), stage) == "equal"
+
+
+# --- what is the same, and what stays -------------------------------------------------------------------------------
 
 
 def written(recipe: Recipe, folder: Path, count: int, **options: Any) -> Path:
@@ -529,10 +536,10 @@ def test_pieces_tile_every_sharded_state(recipe, count, stage):
     for tensor, ranges in held.items():
         ends = sorted(ranges)
         assert ends[0][0] == 0 and ends[-1][1] == shapes[tensor]
-        assert all(left[1] == right[0] for left, right in zip(ends, ends[1:]))
+        assert all(left[1] == right[0] for left, right in itertools.pairwise(ends))
 
 
-# --- known defects ------------------------------------------------------------------------------------------------------
+# --- known defects --------------------------------------------------------------------------------------------------
 
 KNOWN = {
     "one element under a clip": Recipe(widths=(2, 1, 2), direction=("gradient",), norm="sumsquare-chain"),
@@ -543,7 +550,9 @@ KNOWN = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="known defect: drop this mark, and the exceptions made for it above, once mended")
+@pytest.mark.xfail(
+    strict=True, reason="known defect: drop this mark, and the exceptions made for it above, once mended"
+)
 @pytest.mark.parametrize("what", KNOWN)
 def test_known_defects(what):
     assert shard_and_compare(KNOWN[what], 3, 2) == "equal"

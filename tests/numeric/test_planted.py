@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from gopt.cli.main import main
 from helpers import FIXTURES, Builder, calls, edit_manifest, edit_rank, edit_ranks, perceptron, rank_path, sgd
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 import gopt
-from gopt.cli.main import main
 from gopt.errors import RunError
 from gopt.pipeline import build_pipeline
 from gopt.runtime.verify import INFINITE, PLAIN, Verifier
@@ -275,9 +275,7 @@ def test_a_local_finite_check(tmp_path):
 @pytest.mark.parametrize("stage", [0, 2])
 def test_moments_are_swapped(tmp_path, stage):
     out = sharded(tmp_path, "mlp_adamw", 2, stage=stage)
-    pair = (
-        ("fc1.weight.exp_avg", "fc1.weight.exp_avg_sq") if stage == 0 else _state_inputs(out)
-    )
+    pair = ("fc1.weight.exp_avg", "fc1.weight.exp_avg_sq") if stage == 0 else _state_inputs(out)
 
     def plant(model: ModelProto) -> None:
         table = {pair[0]: pair[1], pair[1]: pair[0]}
@@ -335,7 +333,7 @@ def test_a_reduced_gradient_in_the_backward(tmp_path):
             table.update({old: new for old, new in zip(node.input, node.output) if old in shared})
         # One more call of its own, so that the value is there before the backward reads it.
         nodes = list(model.graph.node)
-        group = [each for each in gradient_calls(model)[0].attribute]
+        group = list(gradient_calls(model)[0].attribute)
         fresh = []
         for name in table:
             declare(model, f"planted.{name}", source.graph.types[name].dims)

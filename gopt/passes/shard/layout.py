@@ -49,9 +49,9 @@ def join(draft: Draft, sources: Sequence[str], output: str, dtype: str, before: 
     draft.add("Join", sources, {output: flat(dtype)}, domain=SPMD, before=before)
 
 
-def guard(draft: Draft, source: str, output: str, fill: float) -> None:
+def guard(draft: Draft, source: str, output: str, fill: float | int) -> None:
     """A value where it exists, ``fill`` on every other rank."""
-    draft.add("Guard", [source], {output: draft.graph.types[source]}, domain=SPMD, attributes={"fill": float(fill)})
+    draft.add("Guard", [source], {output: draft.graph.types[source]}, domain=SPMD, attributes={"fill": fill})
 
 
 def reduce_scatter(draft: Draft, group: str, gradients: Sequence[str], cuts: Sequence[int], output: str) -> None:

@@ -6,6 +6,8 @@ call, everything else after it; calls of one dependency level, dtype and kind ar
 
 from __future__ import annotations
 
+import numpy as np
+
 from gopt.analysis.cones import Tree, Updates
 from gopt.errors import UnsupportedError
 from gopt.graph.edit import Draft
@@ -14,7 +16,6 @@ from gopt.graph.types import FLOATS, TensorType
 from gopt.passes.shard import layout
 
 FILL = {"sum": 0.0, "l2": 0.0, "max": float("-inf"), "min": float("inf"), "any": 0.0, "all": 1.0}
-LIMITS = {"int32": 2**31 - 1, "int64": 2**53, "uint8": 255, "int8": 127}
 
 
 class Scalars:
@@ -22,7 +23,6 @@ class Scalars:
 
     def __init__(self, draft: Draft, source: Graph, updates: Updates, group: str, reduced: dict[str, str]) -> None:
         self.draft, self.source, self.updates, self.group, self.reduced = draft, source, updates, group, reduced
-        self._producer = source.producers()
         self._shares: dict[str, list[str]] = {}
         self._flat: dict[str, str] = {}
 
@@ -43,31 +43,16 @@ class Scalars:
             self.draft.add("Constant", [], made, attributes={"value_ints": value})
         return name
 
-    def share(self, sources: list[str], value: str, op_type: str) -> None:
+    def share(self, sources: list[str], value: str) -> None:
         """Note ``value`` as this rank's share of the reductions ``sources``, which all feed one tree."""
         tree = self.updates.trees[self.updates.tree_of[sources[0]]]
-        if op_type == "ReduceMean":
-            value = self._scaled(value, sources[0])
         guarded = f"{value}.everywhere"
         fill = FILL[tree.kind]
         dtype = self.draft.graph.types[value].dtype
         if abs(fill) == float("inf") and dtype not in FLOATS:
-            fill = LIMITS.get(dtype, 0) * (1 if fill > 0 else -1) if dtype[0] == "i" else 0
+            fill = int(np.iinfo(dtype).max if fill > 0 else np.iinfo(dtype).min)
         layout.guard(self.draft, value, guarded, fill)
         self._shares.setdefault(tree.root, []).append(guarded)
-
-    def _scaled(self, value: str, source: str) -> str:
-        """A mean is a sum of x/N."""
-        node = self._producer[source]
-        dtype = self.draft.graph.types[value].dtype
-        count = f"{value}.count"
-        self.draft.add(
-            "Constant", [], {f"{count}64": TensorType("float32", ())},
-            attributes={"value_float": float(self.draft.graph.types[node.inputs[0]].elements)},
-        )  # fmt: skip
-        self.draft.add("CastLike", [f"{count}64", value], {count: TensorType(dtype, ())})
-        self.draft.add("Div", [value, count], {f"{value}.mean": TensorType(dtype, ())})
-        return f"{value}.mean"
 
     def finish(self) -> dict[str, object]:
         """Write joins and calls; returns figures for the report."""

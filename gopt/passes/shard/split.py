@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gopt.analysis.cones import Cone
-from gopt.analysis.operators import elementwise
+from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.spmd import Holding, Part
 from gopt.errors import InvariantError
 from gopt.graph.edit import Draft
 from gopt.graph.model import Node
-from gopt.graph.types import TensorType
+from gopt.graph.types import TensorType, dtype_code
 from gopt.passes.shard import layout
 from gopt.passes.shard.delivery import Delivery
 from gopt.passes.shard.delivery import Part as Delivered
@@ -121,6 +121,10 @@ class _Run:
         if node in self.cone.reductions:
             self._reduce(place, node)
             return
+        if node.is_a(*LAYOUT):
+            # Only a full reduction reads it (``cones``), and that does not mind the order of elements.
+            self.local[node.outputs[0]] = self._operand(node.inputs[0], place, 0)
+            return
         if not elementwise(node):
             raise InvariantError(f"{node.op_type} {node.label!r} cannot run on a piece of a tensor")
         operands = [self._operand(name, place, slot) for slot, name in enumerate(node.inputs)]
@@ -156,6 +160,23 @@ class _Run:
         dtype = draft.graph.types[source].dtype
         op_type = {"ReduceL2": "ReduceSumSquare", "ReduceMean": "ReduceSum"}.get(node.op_type, node.op_type)
         share = self._named(f"share{place}")
-        draft.add(op_type, [value], {share: TensorType(dtype, ())}, attributes={"keepdims": 0}, place=self.segment.span)
-        twins = [cone.nodes[place].outputs[0] for cone in self.segment.cones]
-        self.scalars.share(twins, share, node.op_type)
+        if node.is_a("ReduceMean"):
+            self._mean(value, share, self.draft.graph.types[node.inputs[0]].elements, dtype)
+        else:
+            self._add(op_type, [value], share, TensorType(dtype, ()), keepdims=0)
+        self.scalars.share([cone.nodes[place].outputs[0] for cone in self.segment.cones], share)
+
+    def _mean(self, value: str, share: str, elements: int, dtype: str) -> None:
+        """A mean is a sum of x/N, taken in float32 at least: N may be beyond the range of a half."""
+        wide = "float64" if dtype == "float64" else "float32"
+        scalar = TensorType(wide, ())
+        self._add("Cast", [value], f"{share}.wide", layout.flat(wide), to=dtype_code(wide))
+        self._add("ReduceSum", [f"{share}.wide"], f"{share}.sum", scalar, keepdims=0)
+        self._add("Constant", [], f"{share}.count32", TensorType("float32", ()), value_float=float(elements))
+        self._add("Cast", [f"{share}.count32"], f"{share}.count", scalar, to=dtype_code(wide))
+        self._add("Div", [f"{share}.sum", f"{share}.count"], f"{share}.mean", scalar)
+        self._add("Cast", [f"{share}.mean"], share, TensorType(dtype, ()), to=dtype_code(dtype))
+
+    def _add(self, op_type: str, inputs: list[str], output: str, type: TensorType, **attributes: object) -> None:
+        """A node that exists where the run does."""
+        self.draft.add(op_type, inputs, {output: type}, attributes=attributes, place=self.segment.span)

@@ -89,7 +89,7 @@ def _place(
                 "Reshape", [share, empty], {scalar: TensorType(draft.graph.types[share].dtype, ())}, place=Owner(owner)
             )
             share = scalar
-        scalars.share([name], share, "")
+        scalars.share([name], share)
     type = draft.graph.types[cone.parameter.updated]
     parameter, updated = cone.parameter.tensor, cone.parameter.updated
     if owned:

@@ -1,0 +1,194 @@
+"""``gopt shard`` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+from gopt.cli.main import main
+from helpers import FIXTURES, ROOT, Builder, folder_bytes, perceptron, sgd
+
+MODEL = str(FIXTURES / "mlp_adamw.onnx")
+SCALED = str(FIXTURES / "mlp_adamw_fp16_scaler.onnx")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_folder(capsys):
+    assert main(["shard", MODEL, "--ranks", "3"]) == 0
+    out = Path("mlp_adamw.ranks")
+    assert sorted(path.name for path in out.iterdir()) == [
+        "manifest.json", "rank_0000.onnx", "rank_0001.onnx", "rank_0002.onnx", "report.json", "source.onnx",
+        "states.bin",
+    ]  # fmt: skip
+    said = capsys.readouterr()
+    assert "mlp_adamw.onnx" in said.out and "mlp_adamw.ranks" in said.out
+    assert said.err == ""
+    assert [path.name for path in Path().iterdir()] == ["mlp_adamw.ranks"]
+
+
+@pytest.mark.parametrize("name", ["manifest", "report"])
+def test_records_follow_their_schemas(name):
+    assert main(["shard", SCALED, "--ranks", "3", "-o", "out"]) == 0
+    schema = json.loads((ROOT / f"gopt/schemas/{name}.schema.json").read_text())
+    jsonschema.validate(json.loads(Path("out", f"{name}.json").read_text()), schema)
+
+
+def test_no_path_and_no_time_in_the_files():
+    assert main(["shard", MODEL, "--ranks", "2", "-o", "a"]) == 0
+    time.sleep(0.01)
+    Path("elsewhere").mkdir()
+    assert main(["shard", MODEL, "--ranks", "2", "-o", "elsewhere/b"]) == 0
+    assert folder_bytes(Path("a")) == folder_bytes(Path("elsewhere/b"))
+    for data in folder_bytes(Path("a")).values():
+        assert str(FIXTURES).encode() not in data
+
+
+def test_dry_run_writes_nothing(capsys):
+    assert main(["shard", MODEL, "--ranks", "2", "--dry-run"]) == 0
+    assert not list(Path().iterdir())
+    assert "dry" in capsys.readouterr().out
+
+
+def test_dry_run_looks_past_an_existing_folder():
+    Path("mlp_adamw.ranks").mkdir()
+    assert main(["shard", MODEL, "--ranks", "2", "--dry-run"]) == 0
+    assert not list(Path("mlp_adamw.ranks").iterdir())
+
+
+def test_json_is_the_report(capsys):
+    assert main(["shard", MODEL, "--ranks", "2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["format"] == "gopt-report/1"
+    assert report == json.loads(Path("mlp_adamw.ranks/report.json").read_text())
+
+
+def test_force_replaces_the_folder_whole():
+    assert main(["shard", MODEL, "--ranks", "3", "-o", "out"]) == 0
+    Path("out", "left over").write_text("")
+    assert main(["shard", MODEL, "--ranks", "2", "-o", "out", "--force"]) == 0
+    names = {path.name for path in Path("out").iterdir()}
+    assert "rank_0002.onnx" not in names and "left over" not in names
+    assert [path.name for path in Path().iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(("text", "ranks"), [("0-1", [0, 1]), ("2", [2]), ("0,2", [0, 2])])
+def test_only_some_ranks(text, ranks):
+    assert main(["shard", MODEL, "--ranks", "3", "-o", "all"]) == 0
+    assert main(["shard", MODEL, "--ranks", "3", "--only-ranks", text, "-o", "some"]) == 0
+    whole, part = folder_bytes(Path("all")), folder_bytes(Path("some"))
+    files = [f"rank_{rank:04d}.onnx" for rank in ranks]
+    assert [name for name in part if name.startswith("rank_")] == files
+    assert all(part[name] == whole[name] for name in (*files, "states.bin", "source.onnx"))
+    assert [rank["rank"] for rank in json.loads(part["manifest.json"])["ranks"]] == ranks
+
+
+def test_print_after_every_pass():
+    assert main(["shard", MODEL, "--ranks", "2", "--dry-run", "--print-after", "all", "--print-dir", "texts"]) == 0
+    report = ["shard", MODEL, "--ranks", "2", "--dry-run", "--json"]
+    assert main(report) == 0
+    files = sorted(path.name for path in Path("texts").iterdir())
+    passes = [name.split("_", 1)[1].removesuffix(".txt") for name in files]
+    assert passes[-1] == "prune" and "shard" in passes
+    assert [int(name.split("_")[0]) for name in files] == list(range(1, len(files) + 1))
+    text = Path("texts", files[passes.index("shard")]).read_text()
+    assert "ReduceScatter" in text and "AllGather" in text
+
+
+def test_print_after_one_pass_goes_to_stderr(capsys):
+    assert main(["shard", MODEL, "--ranks", "2", "--dry-run", "--json", "--print-after", "shard"]) == 0
+    said = capsys.readouterr()
+    assert "ReduceScatter" in said.err
+    json.loads(said.out)
+
+
+def test_config():
+    Path("gopt.toml").write_text(
+        '[mesh]\nshard = 3\n[pipeline]\npasses = ["shard", "statistics", "prune"]\n[pass.shard]\nstage = 1\n'
+        "bucket-mb = 0.5\n"
+    )
+    assert main(["shard", MODEL, "--config", "gopt.toml"]) == 0
+    report = json.loads(Path("mlp_adamw.ranks/report.json").read_text())
+    assert report["mesh"]["ranks"] == 3
+    options = {each["name"]: each["options"] for each in report["pipeline"]}
+    assert list(options) == ["shard", "statistics", "prune"]
+    assert options["shard"]["stage"] == 1 and options["shard"]["bucket_mb"] == 0.5
+
+
+def test_options_go_before_the_configuration(capsys):
+    Path("gopt.toml").write_text("[mesh]\nshard = 3\n[pass.shard]\nstage = 1\n")
+    arguments = ["shard", MODEL, "--config", "gopt.toml", "--ranks", "2", "--stage", "0", "--dry-run", "--json"]
+    assert main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["mesh"]["ranks"] == 2
+    assert {each["name"]: each["options"] for each in report["pipeline"]}["shard"]["stage"] == 0
+
+
+def test_a_pipeline_as_text(capsys):
+    text = "shard{stage=1, bucket-mb=0}, statistics, prune"
+    assert main(["shard", MODEL, "--ranks", "2", "--pipeline", text, "--dry-run", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["pipeline"][0]
+    assert first["name"] == "shard" and first["options"]["stage"] == 1
+    assert len(first["facts"]["buckets"]) == 4
+
+
+def test_verify_each_and_verbs_chain():
+    assert main(["shard", MODEL, "--mesh", "shard=2", "--verify-each", "-o", "out"]) == 0
+    assert main(["verify", "out", "--steps", "1", "--no-confirm", "--json"]) == 0
+    assert main(["verify", MODEL, "out", "--steps", "1", "--no-confirm"]) == 0
+
+
+def test_state_values_from_a_file():
+    import numpy as np
+
+    from gopt.graph.load import load
+
+    model = FIXTURES / "mlp_rmsprop.onnx"
+    graph = load(model)
+    states = {name: np.ones(type.dims, type.dtype) for name, type in graph.inputs.items() if "." in name}
+    np.savez("values.npz", **states)
+    assert main(["shard", str(model), "--ranks", "2", "--state", "values.npz", "-o", "out"]) == 0
+    assert Path("out/states.bin").stat().st_size >= sum(value.nbytes for value in states.values())
+    assert main(["verify", "out", "--steps", "1", "--no-confirm"]) == 0
+
+
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_more_ranks_than_elements_has_a_note(stage, capsys):
+    b = Builder()
+    sgd(b, perceptron(b, (3, 2), bias=False))
+    b.save(Path("m.onnx"))
+    assert main(["shard", "m.onnx", "--ranks", "9", "--stage", stage, "--json", "-o", "out"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert any("ranks" in note for note in notes), notes
+    assert main(["verify", "out", "--no-confirm"]) == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["passes", "--help"], ["shard", "--help"]])
+def test_help_is_quick_and_imports_little(arguments):
+    code = (
+        "import sys, time; start = time.perf_counter()\n"
+        "from gopt.cli.main import main\n"
+        f"assert main({arguments!r}) == 0\n"
+        "print(time.perf_counter() - start, sorted({'onnx', 'numpy', 'onnxruntime', 'rich'} & set(sys.modules)))"
+    )
+    runs = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        runs.append(time.perf_counter() - start)
+        assert done.stdout.rstrip().endswith(" []"), done.stdout.splitlines()[-1]
+    assert min(runs) < 0.5, runs
+
+
+def test_progress_is_not_drawn_into_a_pipe():
+    command = [sys.executable, "-m", "gopt.cli", "shard", MODEL, "--ranks", "2", "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == "" and "\x1b" not in done.stdout
