@@ -198,7 +198,7 @@ class _Step:
             facts.barrier |= fresh
         if local:
             raise UnsupportedError(
-                f"the update of {local[0]!r} reads a local gradient: {gradients[local[0]]!r} also feeds other gradients",
+                f"the update of {local[0]!r} reads a local gradient: {gradients[local[0]]!r} feeds other gradients too",
                 f"name its gradient: --params {local[0]}=VALUE",
             )
         if bad:
@@ -293,14 +293,15 @@ class _Step:
         """An output that looks like a state whose old value its update does not read must not pass as a metric."""
         types = self.index.graph.types
         free: dict[object, str] = {}
-        for name in (*training.hyper, *training.batch):
+        for name in (each for each in self.index.graph.inputs if each not in self.updated):
             if not self.index.one_element(name):
                 free.setdefault((types[name], name in training.batch), name)
         for output in training.metrics:
             type = types.get(output)
             if type is None or self.index.one_element(output) or output in self.roles.states.values():
                 continue
-            rival = free.get((type, False)) if output in reduced or output not in self.tainted else None
+            follows = output in reduced or output in found.gradients.values() or output not in self.tainted
+            rival = free.get((type, False)) if follows else None
             rival = rival or (free.get((type, True)) if output not in self.tainted else None)
             if rival is not None:
                 raise UnsupportedError(

@@ -20,6 +20,7 @@ from gopt.graph.types import HALVES
 from gopt.runtime.reference import local_graph, no_call, widened
 from gopt.runtime.session import Program, SessionCache
 
+Values = dict[str, np.ndarray]
 DIRECTIONS = 3
 
 
@@ -52,46 +53,60 @@ class Confirmation:
         }  # fmt: skip
 
 
-def confirm_gradients(training: Training, feeds: dict[str, np.ndarray], seed: int) -> list[Confirmation]:
-    """Check every gradient at the given inputs; the work is 2·DIRECTIONS runs of the forward a parameter."""
+def confirm_gradients(training: Training, batches: Sequence[Values], seed: int) -> list[Confirmation]:
+    """Check every gradient between two batches; the work is 4·DIRECTIONS runs of the forward a parameter.
+
+    Only the *difference* of the batches is compared: what does not depend on the batch (a penalty on the weights in
+    the loss, which an update may add after the gradient was reduced) is the same on all ranks and cannot be wrong.
+    """
     graph, precision = _runnable(local_graph(training))
-    wide = {
-        name: np.asarray(value, precision.dtype) if training.graph.types[name].dtype in ("float32", *HALVES) else value
-        for name, value in feeds.items()
-        if name in graph.inputs
-    }
+    types = training.graph.types
+    given = [
+        {
+            name: np.asarray(value, precision.dtype) if types[name].dtype in ("float32", *HALVES) else value
+            for name, value in batch.items()
+            if name in graph.inputs
+        }
+        for batch in batches
+    ]
     gradients = dict.fromkeys(training.gradients.values())
-    base = _evaluator(graph, [training.loss, *gradients])(wide)
+    evaluate = _evaluator(graph, [training.loss, *gradients])
+    base = [evaluate(wide) for wide in given]
     loss = _evaluator(graph, [training.loss])
     generator = np.random.default_rng(seed + 3)
+
+    def slope(wide: Values, parameter: str, direction: np.ndarray) -> float:
+        move = (precision.epsilon * direction).astype(wide[parameter].dtype)
+        ends = [
+            float(loss({**wide, parameter: wide[parameter] + sign * move})[training.loss].reshape(()))
+            for sign in (1, -1)
+        ]
+        return (ends[0] - ends[1]) / (2 * precision.epsilon)
+
     found = []
     for parameter, gradient in training.gradients.items():
-        if parameter not in wide:
+        if parameter not in given[0]:
             continue
+        difference = np.asarray(base[0][gradient], np.float64) - np.asarray(base[1][gradient], np.float64)
         pairs: list[tuple[float, float]] = []
-        scale = float(np.linalg.norm(base[gradient]))
         for _ in range(DIRECTIONS):
-            direction = generator.standard_normal(wide[parameter].shape)
+            direction = generator.standard_normal(given[0][parameter].shape)
+            # An entry whose gradient is always zero may be masked (a padding row): it says nothing of the rest.
+            direction[difference == 0] = 0
             direction *= 1 / max(float(np.linalg.norm(direction)), 1e-30)
-            move = (precision.epsilon * direction).astype(wide[parameter].dtype)
-            ends = [
-                float(loss({**wide, parameter: wide[parameter] + sign * move})[training.loss].reshape(()))
-                for sign in (1, -1)
-            ]
-            slope = (ends[0] - ends[1]) / (2 * precision.epsilon)
-            along = float(np.vdot(base[gradient], direction))
-            pairs.append((along, slope))
-        holds, shown = _proportional(pairs, scale, precision)
+            rise = slope(given[0], parameter, direction) - slope(given[1], parameter, direction)
+            pairs.append((float(np.vdot(difference, direction)), rise))
+        holds, shown = _proportional(pairs, float(np.linalg.norm(difference)), precision)
         found.append(Confirmation(parameter, gradient, shown, holds))
     return found
 
 
-def _evaluator(graph: Graph, outputs: Sequence[str]) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+def _evaluator(graph: Graph, outputs: Sequence[str]) -> Callable[[Values], Values]:
     """A function from inputs to some of the values of a graph without collectives."""
     cut = replace(graph, outputs={name: graph.types[name] for name in outputs})
     program = Program(cut, SessionCache())
 
-    def run(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(feeds: Values) -> Values:
         return program.run({name: feeds[name] for name in graph.inputs if name in feeds}, no_call)
 
     return run

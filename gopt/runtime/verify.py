@@ -244,8 +244,10 @@ class Verifier:
             self._compare(result, variant, steps, seed, start, settings, tamper)
         if confirm:
             advance("confirming gradients by finite differences")
-            batch = draws.draw_batch(self.training, np.random.default_rng(seed), draws.index_bounds(self.training))
-            result.gradients = confirm_gradients(self.training, {**start, **settings, **batch}, seed)
+            generator, bounds = np.random.default_rng(seed), draws.index_bounds(self.training)
+            batches = [draws.draw_batch(self.training, generator, bounds) for _ in range(2)]
+            feeds = [{**start, **settings, **batch} for batch in batches]
+            result.gradients = confirm_gradients(self.training, feeds, seed)
         return result
 
     def _drawn(self) -> bool:
