@@ -29,6 +29,8 @@ class Facts:
     """Nodes known to belong to the backward although they look like update."""
     update_only: set[str] = field(default_factory=set)
     """Values that depend on optimizer states or hyper-parameters: what reads them is update."""
+    model: set[str] = field(default_factory=set)
+    """What the forward reads or makes, and all that depends on parameters: a factor of it is no optimizer's mask."""
     clean: set[str] = field(default_factory=set)
     """Values that depend on other parameters' gradients: not followed when the parameter has one element."""
 
@@ -89,6 +91,8 @@ def _candidates(facts: Facts, updated: str) -> list[Candidate]:
         pure = pure and all(_fits(index, operand, shape) for operand in node.inputs)
         linear = linear and _linear(facts, node)
         tainted = [operand for operand in node.reads if operand in facts.tainted]
+        if single:  # a flag over all gradients is no gradient
+            tainted = [operand for operand in tainted if index.graph.type_of(operand).dtype != "bool"]
         # With one element, a clip coefficient looks like a gradient: it is the operand that knows other gradients.
         local = single and any(operand not in facts.clean for operand in tainted)
         for operand in tainted:
@@ -105,10 +109,10 @@ def _fits(index: Index, operand: str, shape: object) -> bool:
 
 
 def _scales(facts: Facts, node: Node) -> bool:
-    """Whether the node multiplies or masks by a full-shaped value that no optimizer made: a step of the backward."""
+    """Whether the node multiplies or masks by a full-shaped value of the model itself: a step of the backward."""
     others = [name for name in node.inputs if name and name not in facts.tainted]
     return node.is_a("Mul", "Div", "Where") and any(
-        name not in facts.update_only and not facts.index.one_element(name) for name in others
+        name in facts.model and name not in facts.update_only and not facts.index.one_element(name) for name in others
     )
 
 

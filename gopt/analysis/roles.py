@@ -15,7 +15,7 @@ from gopt.analysis.sweeps import Index, ancestors, depth, descendants
 from gopt.analysis.training import Kind, Phase, State, Training
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.graph.model import Graph, Node
-from gopt.graph.types import FLOATS
+from gopt.graph.types import FLOATS, TensorType
 
 ROUNDS = 8
 """How often a gradient may be moved towards the update after a value of one rank was found in it."""
@@ -178,9 +178,12 @@ class _Step:
 
     def find_gradients(self) -> _Found:
         facts = Facts(self.index, self.tainted, self.forward)
-        own = [name for name in self.updated if name not in self.forward_values]
-        settings = [name for name in self.index.graph.inputs if name not in self.updated and name not in self.batch]
-        facts.update_only = descendants(self.index, [*own, *(n for n in settings if n not in self.forward_values)])
+        read = [name for name in self.updated if name in self.forward_values]
+        facts.model = self.forward_values | descendants(self.index, read)
+        # One-element states and settings are left out: a loss scale is in every gradient.
+        wide = [name for name in self.index.graph.inputs if not self.index.one_element(name)]
+        made = [name for name in wide if name not in self.forward_values and name not in self.batch]
+        facts.update_only = descendants(self.index, made)
         wanted = self._parameter_candidates()
         for _ in range(ROUNDS):
             gradients = self._walk(facts, wanted)
@@ -231,6 +234,9 @@ class _Step:
     def _parameter_candidates(self) -> list[str]:
         """Floating states that the loss depends on and whose new value depends on the batch; scalars last."""
         types = self.index.graph.types
+        lost = [name for name in self.roles.params if name not in self.updated]
+        if lost:
+            raise OptionError(f"{lost[0]!r} is no state: no output replaces it", f"name one: --states {lost[0]}=OUTPUT")
         named = [name for name in self.updated if name in self.roles.params]
         found = [
             name
@@ -250,10 +256,30 @@ class _Step:
             if types[name].elements == 1 and not facts.clean and gradients:
                 facts.clean = descendants(self.index, gradients.values()) - set(gradients.values())
             given = self.roles.params.get(name, "")
+            if given:
+                self._check_given(facts, name, given)
             gradient = given or find_gradient(facts, self.updated[name])
-            if gradient is not None:
-                gradients[name] = gradient
+            single = types[name].elements == 1 and not given
+            if gradient is None or (single and (gradient in facts.clean or gradient in gradients.values())):
+                continue
+            gradients[name] = gradient
         return gradients
+
+    def _check_given(self, facts: Facts, name: str, gradient: str) -> None:
+        """Whether a value the user calls a gradient can be one at all."""
+        types = self.index.graph.types
+        maker = self.index.producer.get(gradient)
+        if maker is None or gradient not in types:
+            why = "no node makes it"
+        elif types[gradient].shape != types[name].shape:
+            why = f"it is {types[gradient]}, the parameter {types[name]}"
+        elif gradient not in self.tainted or id(maker) in self.forward:
+            why = "it does not come from the backward"
+        elif gradient in facts.update_only or gradient in self.updated.values():
+            why = "it is a part of the update"
+        else:
+            return
+        raise OptionError(f"{gradient!r} cannot be the gradient of {name!r}: {why}")
 
     def _reaching_states(self, nodes: list[Node]) -> list[Node]:
         """Those of the nodes that a state's new value depends on."""
@@ -290,23 +316,25 @@ class _Step:
         return training
 
     def _refuse_dropped_states(self, training: Training, found: _Found, reduced: set[str]) -> None:
-        """An output that looks like a state whose old value its update does not read must not pass as a metric."""
-        types = self.index.graph.types
-        free: dict[object, str] = {}
-        for name in (each for each in self.index.graph.inputs if each not in self.updated):
-            if not self.index.one_element(name):
-                free.setdefault((types[name], name in training.batch), name)
+        """An output that may be a state whose old value its update does not read must not pass as a metric."""
+        types, batch = self.index.graph.types, set(training.batch)
+        free: dict[tuple[TensorType, bool], str] = {}
+        for name in self.index.graph.inputs:
+            if name not in self.updated and name not in self.roles.batch and not self.index.one_element(name):
+                free.setdefault((types[name], name in batch), name)
         for output in training.metrics:
             type = types.get(output)
-            if type is None or self.index.one_element(output) or output in self.roles.states.values():
+            if type is None or self.index.one_element(output):
                 continue
-            follows = output in reduced or output in found.gradients.values() or output not in self.tainted
-            rival = free.get((type, False)) if follows else None
-            rival = rival or (free.get((type, True)) if output not in self.tainted else None)
+            updates = output in reduced or output not in self.tainted
+            shown = output in found.gradients.values()
+            rival = (free.get((type, False)) if updates or shown else None) or (
+                free.get((type, True)) if updates else None
+            )
             if rival is not None:
                 raise UnsupportedError(
-                    f"output {output!r} may be the new value of input {rival!r}, whose old value it does not read",
-                    f"name the pair with --states {rival}={output}, or drop the output from the step",
+                    f"output {output!r} may be the new value of input {rival!r}: the data flow does not say",
+                    f"name the pair with --states {rival}={output}, or say --batch {rival}",
                 )
 
     def _state(self, name: str, found: _Found, raw: set[str], reduced: set[str]) -> State:
