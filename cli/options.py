@@ -74,7 +74,28 @@ def read_config(path: str | None) -> dict[str, Any]:
     unknown = set(config) - {"mesh", "pipeline", "pass", "roles"}
     if unknown:
         raise OptionError(f"{path} has a table [{sorted(unknown)[0]}]", "it may have mesh, pipeline, pass and roles")
+    _check_tables(path, config)
     return config
+
+
+def _check_tables(path: str, config: dict[str, Any]) -> None:
+    """Refuse a value where a table or a list belongs."""
+    tables = {name: config[name] for name in config}
+    tables |= (
+        {f"pass.{name}": table for name, table in config.get("pass", {}).items()} if _table(config, "pass") else {}
+    )
+    if _table(config, "roles") and "states" in config["roles"]:
+        tables["roles.states"] = config["roles"]["states"]
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise OptionError(f"{path}: {name} must be a table, not {table!r}", f"write it as [{name}]")
+    passes = config.get("pipeline", {}).get("passes", [])
+    if not isinstance(passes, list):
+        raise OptionError(f"{path}: passes must be a list of names, not {passes!r}")
+
+
+def _table(config: dict[str, Any], name: str) -> bool:
+    return isinstance(config.get(name), dict)
 
 
 def build_mesh(ranks: int | None, text: str | None, config: dict[str, Any]) -> Mesh:

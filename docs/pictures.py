@@ -7,10 +7,9 @@ import re
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-
 from gopt.cli import render
 from gopt.cli.main import main
+from rich.console import Console
 
 HERE = Path(__file__).parent
 

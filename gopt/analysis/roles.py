@@ -326,7 +326,9 @@ class _Step:
             type = types.get(output)
             if type is None or self.index.one_element(output):
                 continue
-            updates = output in reduced or output not in self.tainted
+            maker = self.index.producer.get(output)
+            inside = maker is not None and (id(maker) in self.forward or id(maker) in found.backward)
+            updates = output in reduced or output not in self.tainted or not inside
             shown = output in found.gradients.values()
             rival = (free.get((type, False)) if updates or shown else None) or (
                 free.get((type, True)) if updates else None
@@ -432,6 +434,9 @@ def _accumulates(index: Index, state: State, gradient: str) -> bool:
                 scaled = maker.is_a("Div", "Mul") and any(map(index.one_element, maker.inputs))
                 if not scaled and not maker.is_a("Cast", "Identity"):
                     return False
-                other = next(x for x in maker.inputs if not scaled or not index.one_element(x))
+                rest = [x for x in maker.inputs if not scaled or not index.one_element(x)]
+                if len(rest) != 1:
+                    return False
+                other = rest[0]
             return other == gradient
     return False

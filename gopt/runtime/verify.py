@@ -198,6 +198,11 @@ class Verifier:
             raise InputError(f"rank {record['rank']} has no file {path}")
         graph = load(path, own=True)
         states = [*self.manifest["common"]["state"], *record["state"]]
+        for state in states:
+            held = sum(piece["stop"] - piece["start"] for piece in state["pieces"])
+            type = graph.inputs.get(state["input"])
+            if type is None or type.elements != held or state["output"] not in graph.outputs:
+                raise InputError(f"{path} and the manifest disagree about state {state['input']!r}")
         return Rank(Program(lower_halves(graph), cache), states)
 
     def _stored(self) -> Values:

@@ -210,7 +210,6 @@ def test_constants_do_not_taint(tmp_path):
     assert {state.kind for state in training.states} == {Kind.PARAMETER}
 
 
-@pytest.mark.xfail(strict=True, reason="known defect: the scale is taken for a parameter since df31eea")
 def test_a_loss_is_not_the_successor_of_a_scale(tmp_path):
     """Correction 4: loss = scaled / scale looks like the scale's successor."""
     b = Builder()
@@ -342,7 +341,6 @@ def test_a_map_with_a_gradient_that_cannot_be_is_refused(tmp_path, gradient):
         gopt.shard(gopt.load(b.save(tmp_path / "step.onnx"), roles=RoleMap(params={"w0": gradient})), 2)
 
 
-@pytest.mark.xfail(strict=True, reason="known defect: the name is passed over without a word")
 def test_a_map_with_a_parameter_that_is_no_state_is_refused(tmp_path):
     b, net = step(3, 2, bias=False)
     sgd(b, net)
@@ -415,7 +413,6 @@ def test_control_flow_in_an_update(tmp_path):
         gopt.shard(gopt.load(path, roles=roles), 2)
 
 
-@pytest.mark.xfail(strict=True, reason="known defect: its new value passes as a metric since df31eea")
 def test_control_flow_without_a_map_is_refused_too(tmp_path):
     b, net = step(3, 2)
     b.output("loss", net.loss, ())

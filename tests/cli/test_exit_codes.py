@@ -139,7 +139,6 @@ def test_2_a_configuration_that_cannot_be(text, word, capsys):
     says(capsys, ["shard", MODEL, "--config", "gopt.toml", "--dry-run"], 2, word)
 
 
-@pytest.mark.xfail(strict=True, reason="known defect: a value where a table belongs ends in a traceback")
 @pytest.mark.parametrize(
     ("text", "word"),
     [

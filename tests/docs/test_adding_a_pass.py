@@ -30,8 +30,9 @@ def test_it_removes_identities_and_the_ranks_stay_equal(tmp_path):
     sharded = gopt.shard(source, 3, pipeline=with_example())
     record = next(ran.record for ran in sharded.ran if ran.record.name == "drop-identities")
     assert record.facts["identities"] >= 1
-    assert not any(node.is_a("Identity") and node.outputs[0] not in sharded.step.graph.outputs
-                   for node in sharded.step.graph.nodes)
+    assert not any(
+        node.is_a("Identity") and node.outputs[0] not in sharded.step.graph.outputs for node in sharded.step.graph.nodes
+    )
     sharded.write(tmp_path / "out")
     assert Verifier(tmp_path / "out").run(confirm=False).equal
 

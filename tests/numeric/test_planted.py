@@ -226,7 +226,6 @@ def test_a_piece_is_shifted(tmp_path, by):
     assert not equal(out)
 
 
-@pytest.mark.xfail(strict=True, reason="known defect: a manifest that contradicts a rank file ends in a ValueError")
 def test_a_manifest_that_contradicts_a_rank_file(tmp_path):
     out = sharded(tmp_path, "mlp_adamw", 2)
 
