@@ -1,0 +1,40 @@
+"""Steps that an adversary once broke gopt with; each was sharded wrongly, refused or not confirmed before it was mended.
+
+The files were exported from PyTorch (``h_``: written as ONNX text) by throw-away scripts, metadata stripped.
+"""
+
+from pathlib import Path
+
+import pytest
+
+import gopt
+from gopt.errors import UnsupportedError
+from gopt.runtime.verify import Verifier
+
+HERE = Path(__file__).parent / "adversary"
+REFUSED = {"dynamic_lr_gnorm": "w1.g"}
+"""A state whose update does not read its old value -> the input that the refusal names."""
+EQUAL = sorted(path.stem for path in HERE.glob("*.onnx") if path.stem not in REFUSED)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", EQUAL)
+def test_the_ranks_are_equal(name, stage, tmp_path):
+    gopt.shard(gopt.load(HERE / f"{name}.onnx"), 3, stage=stage).write(tmp_path / "out")
+    result = Verifier(tmp_path / "out").run(confirm=stage == 0)
+    assert result.equal, result.to_json()
+    assert result.compared > 0
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_state_that_would_be_dropped_is_refused(name):
+    with pytest.raises(UnsupportedError, match=REFUSED[name]) as caught:
+        gopt.load(HERE / f"{name}.onnx")
+    assert any("--states" in hint for hint in caught.value.hints)
+
+
+def test_norms_of_flattened_gradients_are_split():
+    """``clip_grad_norm_`` exports Reshape + ReduceL2: a full reduction does not mind."""
+    report = gopt.shard(gopt.load(HERE / "clip_stack.onnx"), 3).report()
+    shard = next(each for each in report["pipeline"] if each["name"] == "shard")
+    assert shard["facts"]["parameters"] == {"split": 4}
