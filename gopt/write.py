@@ -173,12 +173,17 @@ class _RankWriter:
         body = onnx.GraphProto(name=graph.name)
         given = [*step.training.batch, *step.training.hyper]
         frozen = [name for name in step.training.graph.inputs if name in graph.initializers]
-        for name in (*given, *frozen):
-            body.input.append(value_info(name, types[name]))
-        body.input.extend(value_info(state.input, state.type) for state in common)
-        for name in (step.training.loss, *step.training.metrics):
-            body.output.append(value_info(name, types[name]))
-        body.output.extend(value_info(state.output, state.type) for state in common)
+        inputs = {name: types[name] for name in (*given, *frozen)} | {state.input: state.type for state in common}
+        shown = (step.training.loss, *step.training.metrics)
+        outputs = {name: types[name] for name in shown} | {state.output: state.type for state in common}
+        for names, table, border in (
+            (step.training.graph.inputs, inputs, body.input),
+            (step.training.graph.outputs, outputs, body.output),
+        ):
+            # What the source has keeps the source's order; what a pass made comes behind it.
+            order = {name: place for place, name in enumerate(names)}
+            for name in sorted(table, key=lambda name: order.get(name, len(order))):
+                border.append(value_info(name, table[name]))
         used = {name for node in graph.nodes for name in node.reads} | set(given) | set(frozen)
         used.update(graph.outputs)
         for name, tensor in graph.initializers.items():

@@ -1,4 +1,4 @@
-"""Steps that an adversary once broke gopt with; each was sharded wrongly, refused or not confirmed before it was mended.
+"""Steps that an adversary once broke gopt with: sharded wrongly, refused, or not confirmed before they were mended.
 
 The files were exported from PyTorch (``h_``: written as ONNX text) by throw-away scripts, metadata stripped.
 """
