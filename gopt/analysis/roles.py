@@ -61,6 +61,12 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> Training:
     pairs = _pair_tensors(index, roles)
     losses = [roles.loss] if roles.loss else _loss_candidates(index, pairs)
     if not losses:
+        if not pairs and graph.header.functions:
+            name = graph.header.functions[0].name
+            raise UnsupportedError(
+                f"no state found, and the step calls functions of its own ({name!r}): gopt does not look inside them",
+                "inline them first: onnx.inliner.inline_local_functions(model)",
+            )
         if not pairs:
             raise InputError(
                 "this is no training step: no output replaces an input, and no output is a loss",

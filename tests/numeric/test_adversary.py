@@ -5,6 +5,8 @@ The files were exported from PyTorch (``h_``: written as ONNX text) by throw-awa
 
 from pathlib import Path
 
+import onnx
+import onnx.parser
 import pytest
 
 import gopt
@@ -38,3 +40,17 @@ def test_norms_of_flattened_gradients_are_split():
     report = gopt.shard(gopt.load(HERE / "clip_stack.onnx"), 3).report()
     shard = next(each for each in report["pipeline"] if each["name"] == "shard")
     assert shard["facts"]["parameters"] == {"split": 4}
+
+
+def test_an_update_inside_a_function_is_refused_by_name(tmp_path):
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18, "own" : 1]>
+        step (float[4] x, float[4] w) => (float loss, float[4] w1)
+        { d = Mul(x, w)  loss = ReduceSum<keepdims=0>(d)  w1 = own.update(w, x) }
+        <domain: "own", opset_import: ["" : 18]>
+        update (w, g) => (w1) { w1 = Sub(w, g) }"""
+    )
+    onnx.save(model, tmp_path / "step.onnx")
+    with pytest.raises(UnsupportedError, match="update") as caught:
+        gopt.load(tmp_path / "step.onnx")
+    assert "inline" in caught.value.hints[0]
