@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gopt.analysis.roles import recover
-from gopt.analysis.training import Kind, Training
+from gopt.analysis.training import Kind, Phase, Training
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.load import load
 from gopt.graph.model import Graph, Node
@@ -26,7 +26,6 @@ from gopt.mesh import DATA_AXES, Mesh
 from gopt.runtime import draws
 from gopt.runtime.compare import Difference, Ledger, Verification, distance, ratio, tolerance_of
 from gopt.runtime.confirm import confirm_gradients
-from gopt.runtime.lower import lower_halves
 from gopt.runtime.reference import local_graph, no_call, update_graph
 from gopt.runtime.session import Program, SessionCache
 from gopt.runtime.threads import run_ranks
@@ -56,6 +55,8 @@ class Rank:
 
     program: Program
     states: list[dict[str, Any]]
+    values: Values
+    """Stored values by input name; what is large is mapped, not read."""
 
 
 class Verifier:
@@ -72,10 +73,13 @@ class Verifier:
         if len(self.manifest["ranks"]) != self.mesh.ranks:
             raise InputError(f"{self.folder} holds {len(self.manifest['ranks'])} of {self.mesh.ranks} ranks")
         cache = SessionCache()
-        self.local = Program(lower_halves(local_graph(self.training)), cache)
-        self.update = Program(lower_halves(update_graph(self.training)), cache)
+        self.local = Program(local_graph(self.training), cache)
+        self.update = Program(update_graph(self.training), cache)
         self.ranks = [self._rank(record, cache) for record in self.manifest["ranks"]]
-        self.stored = self._stored()
+        stored = self._joined("input", [rank.values for rank in self.ranks])
+        types = self.training.graph.types
+        self.stored = {name: flat.reshape(types[name].dims) for name, flat in stored.items()}
+        self.which = self._data_ranks()
         self.kinds = {state.tensor: state.kind for state in self.training.states}
         self.local_names = set(self.training.gradients.values())
 
@@ -90,30 +94,27 @@ class Verifier:
             type = graph.inputs.get(state["input"])
             if type is None or type.elements != held or state["output"] not in graph.outputs:
                 raise InputError(f"{path} and the manifest disagree about state {state['input']!r}")
-        return Rank(Program(lower_halves(graph), cache), states)
+        stored = {name: t.numpy() for name, t in graph.initializers.items() if name in graph.inputs}
+        return Rank(Program(graph, cache), states, stored)
 
-    def _stored(self) -> Values:
-        """State values as the rank files hold them, put back together."""
+    def _joined(self, key: str, values: Sequence[Values]) -> Values:
+        """Tensors put together from what every rank holds: ``values`` by rank, named as ``key`` of a state names them.
+
+        Flat arrays; a tensor of which an element is missing is left out, and so are narrow copies.
+        """
         types = self.training.graph.types
-        parts: dict[str, Values] = {}
-        whole: Values = {}
-        for record in self.manifest["ranks"]:
-            graph = load(self.folder / record["files"]["step"], own=True)
-            for state in (*self.manifest["common"]["state"], *record["state"]):
-                tensor = graph.initializers.get(state["input"])
-                if tensor is None or state.get("copy"):
+        parts: dict[str, dict[int, np.ndarray]] = {}
+        for rank, held in zip(self.ranks, values):
+            for state in rank.states:
+                if state[key] not in held or state.get("copy"):
                     continue
-                value, place = np.asarray(tensor.numpy()).reshape(-1), 0
+                flat, place = np.asarray(held[state[key]]).reshape(-1), 0
                 for piece in state["pieces"]:
                     length = piece["stop"] - piece["start"]
-                    held = parts.setdefault(piece["tensor"], {})
-                    held[str(piece["start"])] = value[place : place + length]
+                    parts.setdefault(piece["tensor"], {})[piece["start"]] = flat[place : place + length]
                     place += length
-        for name, held in parts.items():
-            flat = np.concatenate([held[key] for key in sorted(held, key=int)]) if held else np.zeros(0)
-            if flat.size == types[name].elements:
-                whole[name] = flat.reshape(types[name].dims)
-        return whole
+        whole = {name: np.concatenate([held[start] for start in sorted(held)]) for name, held in parts.items()}
+        return {name: flat for name, flat in whole.items() if flat.size == types[name].elements}
 
     def run(
         self,
@@ -173,7 +174,7 @@ class Verifier:
             for name in self.training.hyper
         }
 
-    def data_ranks(self) -> list[int]:
+    def _data_ranks(self) -> list[int]:
         """For every rank, which batch it sees: ranks that differ along data axes alone see different ones."""
         seen: dict[tuple[int, ...], int] = {}
         return [
@@ -188,7 +189,7 @@ class Verifier:
         training = self.training
         bounds = draws.index_bounds(training)
         generator = np.random.default_rng(seed + 2)
-        which = self.data_ranks()
+        which = self.which
         wanted = dict(start)
         held = [self._feeds(each, start) for each in self.ranks]
         for step in range(1, steps + 1):
@@ -239,27 +240,13 @@ class Verifier:
         self, ledger: Ledger, copies: Sequence[tuple[int, Mapping[str, Any], np.ndarray]], outputs: Sequence[Values]
     ) -> None:
         """A narrow copy must be exactly the cast of the wide state as the ranks now hold it."""
-        wide = self._gathered(outputs) if copies else {}
+        wide = self._joined("output", outputs) if copies else {}
         for rank, state, value in copies:
             name = state["pieces"][0]["tensor"]
             with np.errstate(over="ignore"):
                 wanted = wide[name].astype(value.dtype)
             error = ratio(distance(value.reshape(-1), wanted), 0.0)
             ledger.result.note(Difference(ledger.variant, ledger.step, rank, state["input"], "copy", error))
-
-    def _gathered(self, outputs: Sequence[Values]) -> Values:
-        """Every state, flat, put together from the ranks' own new values."""
-        types = self.training.graph.types
-        whole: Values = {}
-        for rank, output in zip(self.ranks, outputs):
-            for state in rank.states:
-                flat, place = np.asarray(output[state["output"]]).reshape(-1), 0
-                for piece in state["pieces"] if not state.get("copy") else ():
-                    low, high = piece["start"], piece["stop"]
-                    held = whole.setdefault(piece["tensor"], np.zeros(types[piece["tensor"]].elements, flat.dtype))
-                    held[low:high] = flat[place : place + high - low]
-                    place += high - low
-        return whole
 
     def _feeds(self, rank: Rank, start: Values) -> Values:
         feeds = {}
@@ -315,8 +302,7 @@ class _Varied:
 
     def run(self, feeds: Values, call: Call) -> Values:
         verifier = self.verifier
-        which = verifier.data_ranks()
-        last = which[self.rank] == max(which)
+        last = verifier.which[self.rank] == max(verifier.which)
 
         def varied(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
             given = [
@@ -335,8 +321,6 @@ def _alone(program: Program, values: Values) -> Values:
 
 def has_finite_check(training: Training) -> bool:
     """Whether an update looks for infinities: a test on gradients whose result gates a state."""
-    from gopt.analysis.training import Phase
-
     tests = {"IsInf", "IsNaN"}
     gradient_values = set(training.gradients.values())
     behind = set(gradient_values)

@@ -77,6 +77,13 @@ def reduce_shard(draft: Draft, groups: Groups, gradients: Sequence[str], cuts: S
     all_reduce(draft, groups.outer, [inner], [output], "mean")
 
 
+def reduce_whole(draft: Draft, groups: Groups, bucket: str, gradients: Sequence[str]) -> dict[str, str]:
+    """The mean of the gradients on every rank; returns gradient -> its reduced value."""
+    reduced = {name: named(bucket, f"gradient{place}") for place, name in enumerate(gradients)}
+    all_reduce(draft, groups.data, gradients, list(reduced.values()), "mean")
+    return reduced
+
+
 def all_gather(
     draft: Draft,
     group: str,

@@ -39,9 +39,7 @@ def emit_split(
     gradients = [cone.gradient for cone in bucket.cones]
     shard = layout.named(bucket.name, "gradient")
     if bucket.whole_gradient:
-        names = [layout.named(bucket.name, f"gradient{place}") for place in range(len(gradients))]
-        layout.all_reduce(draft, groups.data, gradients, names, "mean")
-        reduced.update(zip(gradients, names))
+        reduced.update(layout.reduce_whole(draft, groups, bucket.name, gradients))
     else:
         layout.reduce_shard(draft, groups, gradients, bucket.cuts, shard)
     parts = []
@@ -158,7 +156,7 @@ class _Run:
         value = self._operand(node.inputs[0], place, 0)
         source = node.outputs[0]
         dtype = draft.graph.types[source].dtype
-        op_type = {"ReduceL2": "ReduceSumSquare", "ReduceMean": "ReduceSum"}.get(node.op_type, node.op_type)
+        op_type = "ReduceSumSquare" if node.is_a("ReduceL2") else node.op_type
         share = self._named(f"share{place}")
         if node.is_a("ReduceMean"):
             self._mean(value, share, self.draft.graph.types[node.inputs[0]].elements, dtype)

@@ -18,9 +18,7 @@ from gopt.passes.shard.split import Emitted
 def emit_replicated(draft: Draft, bucket: ReplicatedBucket, groups: layout.Groups, reduced: dict[str, str]) -> None:
     """Reduce the gradients of a bucket on every rank; the updates stay as they are."""
     gradients = [cone.gradient for cone in bucket.cones]
-    names = [layout.named(bucket.name, f"gradient{place}") for place in range(len(gradients))]
-    layout.all_reduce(draft, groups.data, gradients, names, "mean")
-    reduced.update(zip(gradients, names))
+    reduced.update(layout.reduce_whole(draft, groups, bucket.name, gradients))
 
 
 def emit_whole(
@@ -37,9 +35,7 @@ def emit_whole(
     gradients = [cone.gradient for cone in bucket.cones]
     shard = layout.named(bucket.name, "gradient")
     if any(cone.whole_gradient for cone in bucket.cones):
-        names = [layout.named(bucket.name, f"gradient{place}") for place in range(len(gradients))]
-        layout.all_reduce(draft, groups.data, gradients, names, "mean")
-        reduced.update(zip(gradients, names))
+        reduced.update(layout.reduce_whole(draft, groups, bucket.name, gradients))
     else:
         layout.reduce_shard(draft, groups, gradients, bucket.cuts, shard)
     parts = []
