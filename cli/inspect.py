@@ -70,8 +70,9 @@ def _print_text(path: Path, roles: Any) -> None:
 
     if path.is_dir():
         for rank in read_record(path, "manifest")["ranks"]:
-            click.echo(f"; rank {rank['rank']}")
-            click.echo(canonical_text(load(path / Path(rank["files"]["step"]).name, own=True)))
+            for phase, name in rank["files"].items():
+                click.echo(f"; rank {rank['rank']}" + ("" if phase == "step" else f", {phase}"))
+                click.echo(canonical_text(load(path / Path(name).name, own=True)))
         return
     graph = load(path, own=True)
     training = None

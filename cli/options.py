@@ -71,16 +71,19 @@ def read_config(path: str | None) -> dict[str, Any]:
         raise OptionError(f"there is no configuration file {path}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise OptionError(f"cannot read the configuration {path}: {error}") from None
-    unknown = set(config) - {"mesh", "pipeline", "pass", "roles"}
+    unknown = set(config) - {"accumulate", "mesh", "pipeline", "pass", "roles"}
     if unknown:
-        raise OptionError(f"{path} has a table [{sorted(unknown)[0]}]", "it may have mesh, pipeline, pass and roles")
+        hint = "it may have mesh, pipeline, pass and roles, and accumulate"
+        raise OptionError(f"{path} has a table [{sorted(unknown)[0]}]", hint)
+    if not isinstance(config.get("accumulate", 1), int):
+        raise OptionError(f"{path}: accumulate must be a whole number of micro-steps, not {config['accumulate']!r}")
     _check_tables(path, config)
     return config
 
 
 def _check_tables(path: str, config: dict[str, Any]) -> None:
     """Refuse a value where a table or a list belongs."""
-    tables = {name: config[name] for name in config}
+    tables = {name: config[name] for name in config if name != "accumulate"}
     tables |= (
         {f"pass.{name}": table for name, table in config.get("pass", {}).items()} if _table(config, "pass") else {}
     )

@@ -38,9 +38,23 @@ from .options import build_mesh, parse_ranks, read_config, role_map, role_option
     help="Cap of a bucket in MiB; 0 is one tensor a call.  [default: total/8, 1 to 25]",
 )
 @click.option(
+    "--accumulate",
+    type=click.IntRange(1),
+    metavar="K",
+    help="Micro-steps of one update: two files per rank, micro and update.  [default: 1]",
+)
+@click.option(
     "--statistics",
     type=click.Choice(["mean", "local"]),
     help="BatchNorm statistics: averaged over the ranks, or left apart.  [default: mean]",
+)
+@click.option(
+    "-O",
+    "--option",
+    "options",
+    multiple=True,
+    metavar="PASS.NAME=VALUE",
+    help="An option of a pass, e.g. shard.style=broadcast; gopt passes lists them. May be repeated.",
 )
 @click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [pipeline], [pass.NAME], [roles].")
 @click.option("--pipeline", metavar="PASSES", help='Passes in order: "shard{stage=1},statistics,prune".')
@@ -60,12 +74,15 @@ def command(model: str, **given: Any) -> None:
     Example:
       gopt shard step.onnx --ranks 8
       gopt shard step.onnx --ranks 8 --stage 1 --bucket-mb 4 -o out
+      gopt shard step.onnx --mesh dp=2,shard=4 --stage 3 --accumulate 4
+      gopt shard step.onnx --ranks 4 --partition whole -O shard.style=broadcast
     """
     from gopt import api
 
     config = read_config(given["config"])
     mesh = build_mesh(given["ranks"], given["mesh"], config)
     pipeline = _pipeline(given, config)
+    accumulate = given["accumulate"] or config.get("accumulate", 1)
     wanted = parse_ranks(given["only_ranks"])
     output = Path(given["output"] or f"{Path(model).stem}.ranks")
     if output.exists() and not given["force"] and not given["dry_run"]:
@@ -77,7 +94,7 @@ def command(model: str, **given: Any) -> None:
         advance("reading")
         source = api.load(model, roles=roles, state=given["state"])
         advance("sharding")
-        sharded = api.shard(source, mesh, pipeline=pipeline, only_ranks=wanted)
+        sharded = api.shard(source, mesh, accumulate=accumulate, pipeline=pipeline, only_ranks=wanted)
         advance("checking and writing")
         report = sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"])
     if given["as_json"]:
@@ -114,6 +131,10 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
     for flag, (owner, option) in flags.items():
         if given[flag] is not None:
             defaults.setdefault(owner, {})[option] = given[flag]
+    for owner, option, value in map(_option, given["options"]):
+        if any(given[flag] is not None and where == (owner, option) for flag, where in flags.items()):
+            raise OptionError(f"option {option} of pass {owner} is given twice")
+        defaults.setdefault(owner, {})[option] = value
     items = None
     if given["pipeline"] is not None:
         items = parse_pipeline(given["pipeline"])
@@ -132,6 +153,18 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
             raise OptionError(f"options are given for pass {name}, which is not in the pipeline")
     after = _printer(given["print_after"], given["print_dir"], PASSES)
     return build_pipeline(items, defaults, verify_each=given["verify_each"], after_each=after)
+
+
+def _option(text: str) -> tuple[str, str, str]:
+    """``shard.style=broadcast`` -> pass, option, value."""
+    from gopt.passes import find
+
+    name, equals, value = text.partition("=")
+    owner, dot, option = name.strip().partition(".")
+    if not equals or not dot:
+        raise OptionError(f"cannot read {text!r} as an option of a pass", "write it as -O shard.style=broadcast")
+    find(owner)
+    return owner, option.replace("_", "-"), value.strip()
 
 
 def _printer(name: str | None, folder: str | None, passes: dict[str, Any]) -> Any:

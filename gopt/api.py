@@ -18,6 +18,7 @@ from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.graph.external import load_state
 from gopt.graph.load import load as load_graph
 from gopt.mesh import Mesh
+from gopt.phases import phases
 from gopt.pipeline import Pipeline, Ran, build_pipeline
 from gopt.specialise import RankGraph, RankState, common_states, specialise
 
@@ -75,7 +76,7 @@ def _supply(training: Training, path: Path) -> None:
 
 @dataclass(slots=True)
 class Sharded:
-    """A sharded step, checked: the rank-independent graph and the ranks made from it."""
+    """A sharded step, checked: the rank-independent graph, and each phase of each rank made from it."""
 
     source: Source
     step: Step
@@ -136,12 +137,14 @@ def shard(
     partition: str = "flat",
     bucket_mb: float | None = None,
     statistics: str = "mean",
+    accumulate: int = 1,
     pipeline: Pipeline | None = None,
     only_ranks: Sequence[int] | None = None,
 ) -> Sharded:
     """Shard a step for every rank of a mesh and check the result; nothing is written.
 
-    An int for ``mesh`` means that many ranks along ``shard``. ``pipeline`` replaces the default one and its options.
+    An int for ``mesh`` means that many ranks along ``shard``; ``accumulate`` micro-steps make one update. ``pipeline``
+    replaces the default one and its options.
     """
     mesh = Mesh((("shard", mesh),)) if isinstance(mesh, int) else mesh
     _check_mesh(mesh)
@@ -152,12 +155,15 @@ def shard(
                 "statistics": {"statistics": statistics},
             }
         )
-    step = Step.start(source.training, mesh)
+    if accumulate < 1:
+        raise OptionError(f"--accumulate cannot be {accumulate}", "it is the number of micro-steps of one update")
+    step = Step.start(source.training, mesh, accumulate)
     ran = pipeline.run(step)
     wanted = range(mesh.ranks) if only_ranks is None else only_ranks
     if any(not 0 <= rank < mesh.ranks for rank in wanted):
         raise OptionError(f"--only-ranks names rank {max(wanted)}, the mesh has {mesh.ranks} ranks")
-    ranks = [specialise(step, rank) for rank in wanted]
+    parts = phases(step)
+    ranks = [specialise(step, phase, rank) for rank in wanted for phase in parts]
     common = common_states(step)
     return Sharded(source, step, ran, ranks, common, check_ranks(step, ranks, common))
 

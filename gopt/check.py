@@ -27,11 +27,12 @@ class Check:
 def check_ranks(step: Step, ranks: Sequence[RankGraph], common: Sequence[RankState]) -> list[Check]:
     """Raise InvariantError when a rank graph could go wrong; returns what was asserted."""
     reads = sum(_closed(step, rank, common) for rank in ranks)
+    firsts = list({rank.rank: rank for rank in ranks}.values())
     return [
         Check("reads", "every value a rank reads is made or given on that rank", reads),
-        Check("calls", "all ranks issue the same calls in the same order with the same layout", _calls(ranks)),
+        Check("calls", "all ranks of a group issue the same calls in the same order", _calls(step, ranks)),
         Check(
-            "pieces", "the pieces of every sharded state tile its tensor: disjoint and covering", _tiles(step, ranks)
+            "pieces", "the pieces of every sharded state tile its tensor: disjoint and covering", _tiles(step, firsts)
         ),
         Check("outputs", "loss and metrics keep name and type", _outputs(step)),
         Check(
@@ -42,10 +43,10 @@ def check_ranks(step: Step, ranks: Sequence[RankGraph], common: Sequence[RankSta
 
 
 def _closed(step: Step, rank: RankGraph, common: Sequence[RankState]) -> int:
-    graph = step.graph
+    graph = rank.phase.graph
     known = {*step.training.batch, *step.training.hyper, *graph.initializers, *rank.constants}
-    known.update(state.input for state in common)
-    known.update(state.input for state in rank.states)
+    held = [*common, *rank.own]
+    known.update(state.input for state in held if state.input in graph.inputs)
     reads = 0
     for node in rank.nodes:
         if node.domain == SPMD:
@@ -60,24 +61,40 @@ def _closed(step: Step, rank: RankGraph, common: Sequence[RankState]) -> int:
                 raise InvariantError(f"rank {rank.rank}: {node.op_type} {node.label!r} captures {name!r}")
         reads += len(node.inputs)
         known.update(node.outputs)
-    for name in (step.training.loss, *step.training.metrics, *(s.output for s in (*common, *rank.states))):
-        if name not in known:
+    for name in (step.training.loss, *step.training.metrics, *(state.output for state in held)):
+        if name in graph.outputs and name not in known:
             raise InvariantError(f"rank {rank.rank} does not compute {name!r}")
     return reads
 
 
-def _calls(ranks: Sequence[RankGraph]) -> int:
-    def calls(rank: RankGraph) -> list[Node]:
-        return [node for node in rank.nodes if node.domain == COMM]
+def _calls(step: Step, ranks: Sequence[RankGraph]) -> int:
+    """Group by group and phase by phase: what each member calls over it, against the first member that was made."""
+    made = {rank.rank for rank in ranks}
+    groups: dict[tuple[str, str, tuple[int, ...]], dict[int, list[Node]]] = {}
+    count = 0
+    for rank in ranks:
+        members: dict[str, tuple[int, ...]] = {}
+        for node in rank.nodes:
+            if node.domain == COMM:
+                group = str(node.attributes["group"])
+                if group not in members:
+                    members[group] = step.mesh.members(group, rank.rank)
+                groups.setdefault((rank.phase.name, group, members[group]), {}).setdefault(rank.rank, []).append(node)
+                count += 1
+    for (_, group, all_members), calls in groups.items():
+        first = min(calls)
+        for rank_number in made.intersection(all_members):
+            _same_calls(group, (first, calls[first]), (rank_number, calls.get(rank_number, [])))
+    return count
 
-    if not ranks:
-        return 0
-    first = calls(ranks[0])
-    for rank in ranks[1:]:
-        for mine, theirs in zip(calls(rank), first, strict=True):
-            if mine is not theirs and (mine.op_type, mine.attributes) != (theirs.op_type, theirs.attributes):
-                raise InvariantError(f"ranks {ranks[0].rank} and {rank.rank} differ in a call: {theirs!r} and {mine!r}")
-    return len(first)
+
+def _same_calls(group: str, mine: tuple[int, list[Node]], theirs: tuple[int, list[Node]]) -> None:
+    ranks = f"ranks {mine[0]} and {theirs[0]}"
+    if len(mine[1]) != len(theirs[1]):
+        raise InvariantError(f"{ranks} make {len(mine[1])} and {len(theirs[1])} calls over {group}")
+    for one, other in zip(mine[1], theirs[1]):
+        if one is not other and (one.op_type, one.attributes) != (other.op_type, other.attributes):
+            raise InvariantError(f"{ranks} differ in a call: {one!r} and {other!r}")
 
 
 def _tiles(step: Step, ranks: Iterable[RankGraph]) -> int:

@@ -15,6 +15,7 @@ from gopt.analysis.spmd import Holding, Step
 from gopt.graph.model import COMM, SPMD, Node
 from gopt.graph.place import EVERYWHERE, Span
 from gopt.graph.types import TensorType
+from gopt.phases import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,35 @@ class RankState:
         return record | {name: True for name, held in flags.items() if held}
 
 
+@dataclass(frozen=True, slots=True)
+class RankSum:
+    """An accumulator as one rank holds it: zero before the first micro-step."""
+
+    input: str
+    output: str
+    type: TensorType
+
+    def to_json(self) -> dict[str, object]:
+        return {"input": self.input, "output": self.output, "dtype": self.type.dtype, "shape": list(self.type.dims)}
+
+
 @dataclass(slots=True)
 class RankGraph:
-    """One rank's step. ``states`` are its own ones, beside those that all ranks have."""
+    """One phase of one rank's step. ``states`` are all that the rank has of its own, beside those that all ranks have;
+    ``sums`` its accumulators. A phase reads and writes those that its graph has as inputs and outputs."""
 
     rank: int
+    phase: Phase
     nodes: list[Node]
     states: list[RankState]
+    sums: list[RankSum] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
+
+    @property
+    def own(self) -> list[RankState | RankSum]:
+        """All that the rank carries from file to file beside what all ranks have."""
+        return [*self.states, *self.sums]
 
 
 def common_states(step: Step) -> list[RankState]:
@@ -69,9 +90,9 @@ def common_states(step: Step) -> list[RankState]:
     return [_state(step, holding, 0) for holding in step.holdings if not holding.sharded]
 
 
-def specialise(step: Step, rank: int) -> RankGraph:
-    """The graph of one rank of the mesh."""
-    return _Specialiser(step, rank).run()
+def specialise(step: Step, phase: Phase, rank: int) -> RankGraph:
+    """The graph of one rank of the mesh in one phase."""
+    return _Specialiser(step, phase, rank).run()
 
 
 def _state(step: Step, holding: Holding, member: int) -> RankState:
@@ -91,10 +112,10 @@ def _state(step: Step, holding: Holding, member: int) -> RankState:
 
 
 class _Specialiser:
-    def __init__(self, step: Step, rank: int) -> None:
+    def __init__(self, step: Step, phase: Phase, rank: int) -> None:
         self.step = step
         self.member = step.mesh.index(step.group, rank) if step.sharding else 0
-        self.out = RankGraph(rank, [], [])
+        self.out = RankGraph(rank, phase, [], [])
         self.alias: dict[str, str] = {}
         self.present: set[str] = set()
 
@@ -103,29 +124,45 @@ class _Specialiser:
             if holding.sharded and holding.place.covers(self.member):
                 self.out.states.append(_state(self.step, holding, self.member))
                 self.present.add(holding.input)
-        for node in self.step.graph.nodes:
+        for held in self.step.accumulators:
+            if held.place.covers(self.member):
+                type = held.type(self.member)
+                self.out.sums.append(RankSum(held.input, held.output, type))
+                self.out.types[held.input] = type
+        for node in self.out.phase.graph.nodes:
             if node.domain == SPMD:
                 if node.place.covers(self.member):
                     self.out.nodes.extend(getattr(self, f"_{node.op_type.lower()}")(node))
                     self.present.update(node.outputs)
             elif node.place == EVERYWHERE:
-                self.out.nodes.append(node)
-                if node.domain == COMM:
-                    self._length(node)
+                self.out.nodes.append(self._received(node) if node.op_type == "Broadcast" else node)
+                self._length(node)
             elif node.place.covers(self.member):
                 self.out.nodes.append(self._placed(node))
                 self.present.update(node.outputs)
         return self.out
 
+    def _received(self, node: Node) -> Node:
+        """A broadcast of this dialect as the rank sees it: members other than the root give nothing."""
+        if node.domain != COMM or node.attributes["root"] == self.member:
+            return node
+        return Node(
+            node.op_type, [], node.outputs, domain=node.domain, name=node.name, attributes=node.attributes,
+            made_by=node.made_by,
+        )  # fmt: skip
+
     def _length(self, node: Node) -> None:
-        """Note the types of a call's outputs where they are the rank's own."""
-        if node.op_type == "ReduceScatter":
+        """Note types that are the rank's own: of parts of buckets, and of what passes make of them."""
+        if node.domain == COMM and node.op_type == "ReduceScatter" and "cuts" in node.attributes:
             cuts = node.attributes["cuts"]
             dtype = self.step.graph.types[node.outputs[0]].dtype
             self.out.types[node.outputs[0]] = TensorType(dtype, (cuts[self.member + 1] - cuts[self.member],))
-        elif node.op_type == "AllReduce":
-            pairs = zip(node.inputs, node.outputs)
-            self.out.types.update((new, self.out.types[old]) for old, new in pairs if old in self.out.types)
+        elif node.made_by and node.inputs and node.inputs[0] in self.out.types:
+            for place, name in enumerate(node.outputs):
+                whole = self.out.phase.graph.types[name]
+                length = self.out.types.get(node.inputs[min(place, len(node.inputs) - 1)])
+                if whole.shape == (None,) and length is not None:
+                    self.out.types[name] = TensorType(whole.dtype, length.shape)
 
     def _placed(self, node: Node) -> Node:
         if not any(name in self.alias for name in node.inputs):

@@ -30,8 +30,15 @@ def manifest(step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]
     training = step.training
     types = training.graph.types
     inputs = [(name, "batch") for name in training.batch] + [(name, "hyper") for name in training.hyper]
+    by_rank = _by_rank(ranks)
+    several: dict[str, Any] = {}
+    if step.micro_steps > 1:
+        parts = next(iter(by_rank.values()))
+        several["accumulate"] = step.micro_steps
+        several["phases"] = [{"name": part.phase.name, "times": part.phase.times} for part in parts]
     return {
         "format": MANIFEST,
+        **several,
         "mesh": mesh_record(step),
         "source": SOURCE,
         "loss": training.loss,
@@ -44,16 +51,27 @@ def manifest(step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]
             "outputs": [{"name": name, **_typed(types[name])} for name in (training.loss, *training.metrics)],
             "state": [state.to_json() for state in common],
         },
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "role": "trainer",
-                "files": {"step": rank_file(rank.rank)},
-                "state": [state.to_json() for state in rank.states],
-            }
-            for rank in ranks
-        ],
+        "ranks": [_rank_record(parts) for parts in by_rank.values()],
     }
+
+
+def _by_rank(ranks: Sequence[RankGraph]) -> dict[int, list[RankGraph]]:
+    """The phases of every rank."""
+    found: dict[int, list[RankGraph]] = {}
+    for part in ranks:
+        found.setdefault(part.rank, []).append(part)
+    return found
+
+
+def _rank_record(parts: Sequence[RankGraph]) -> dict[str, Any]:
+    record = {
+        "rank": parts[0].rank,
+        "role": "trainer",
+        "files": {part.phase.name: rank_file(part.rank, part.phase) for part in parts},
+        "state": [state.to_json() for state in parts[0].states],
+    }
+    sums = [held.to_json() for held in parts[0].sums]
+    return record | ({"accumulators": sums} if sums else {})
 
 
 def _typed(type: TensorType) -> dict[str, Any]:
@@ -72,7 +90,8 @@ def report(
     reasons = {key: (each.record.name, why) for each in ran for key, why in each.change.removed.items()}
     removed_ops, removed_vars = _removed(step, reasons, ranks)
     added_ops, added_vars = _added(step, common, ranks)
-    rows = [_rank_row(step, common, rank) for rank in ranks]
+    reducible = _reducible(step)
+    rows = [_rank_row(step, common, parts, reducible) for parts in _by_rank(ranks).values()]
     return {
         "format": REPORT,
         "source": dict(source),
@@ -115,7 +134,7 @@ def _removed(
     step: Step, reasons: Mapping[str, tuple[str, str]], ranks: Sequence[RankGraph]
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     source = step.training.graph
-    every = [rank.rank for rank in ranks]
+    every = list(_by_rank(ranks))
     members = {rank.rank: step.mesh.index(step.group, rank.rank) if step.sharding else 0 for rank in ranks}
     left = {id(node.proto): node for node in step.graph.nodes if node.proto is not None}
     ops: list[OpRecord] = []
@@ -159,27 +178,28 @@ def _removed(
 def _added(
     step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]
 ) -> tuple[list[OpRecord], list[VarRecord]]:
-    where: dict[tuple[str, str], list[int]] = {}
+    where: dict[tuple[str, str], dict[int, None]] = {}
     nodes: dict[tuple[str, str], Node] = {}
     shared = [node for node in step.graph.nodes if node.place == EVERYWHERE and node.made_by and _real(node)]
-    every = [rank.rank for rank in ranks]
+    every = list(_by_rank(ranks))
     known = set(map(id, shared))
     for node in shared:
         key = (node.label, node.op_type)
-        where[key], nodes[key] = every, node
-    states: dict[str, list[int]] = {}
+        where[key], nodes[key] = dict.fromkeys(every), node
+    states: dict[str, dict[int, None]] = {}
     for rank in ranks:
         for node in rank.nodes:
             if node.made_by and id(node) not in known:
                 key = (node.label, node.op_type)
-                where.setdefault(key, []).append(rank.rank)
+                where.setdefault(key, {})[rank.rank] = None
                 nodes.setdefault(key, node)
-        for state in rank.states:
+        for state in rank.own:
             if state.input not in step.training.graph.types:
-                states.setdefault(state.input, []).append(rank.rank)
+                states.setdefault(state.input, {})[rank.rank] = None
+    sums = {held.input for held in step.accumulators}
     ops, variables = [], []
     for key, held in where.items():
-        node, places = nodes[key], rank_ranges(held)
+        node, places = nodes[key], rank_ranges(list(held))
         ops.append(OpRecord(key[0], _full_name(node), node.made_by, _purpose(node), places))
         for name in node.outputs:
             if name not in step.training.graph.types:
@@ -189,11 +209,8 @@ def _added(
                 )
     for name, held in states.items():
         type = step.graph.types[name]
-        variables.append(
-            VarRecord(
-                name, type.dtype, type.shape, 0, "shard", "the rank's run of a bucket's states", rank_ranges(held)
-            )
-        )
+        why = "the rank's sum of gradients" if name in sums else "the rank's run of a bucket's states"
+        variables.append(VarRecord(name, type.dtype, type.shape, 0, "shard", why, rank_ranges(list(held))))
     return ops, variables
 
 
@@ -211,28 +228,43 @@ def _purpose(node: Node) -> str:
     return "update on the rank's shard, or its layout"
 
 
-def _rank_row(step: Step, common: Sequence[RankState], rank: RankGraph) -> dict[str, Any]:
+def _rank_row(
+    step: Step, common: Sequence[RankState], parts: Sequence[RankGraph], reducible: set[str]
+) -> dict[str, Any]:
+    """What one rank holds, and what it sends in one update: all its micro-steps included."""
     kinds = {state.tensor: state.kind for state in step.training.states}
     held = {"parameters": 0, "optimizer_states": 0, "gradients": 0}
-    for state in (*common, *rank.states):
+    for state in (*common, *parts[0].states):
         kind = kinds[state.pieces[0].tensor] if state.pieces else None
         if kind is Kind.PARAMETER:
             held["parameters"] += state.type.nbytes
         elif kind in (Kind.OPTIMIZER_STATE, Kind.ACCUMULATOR):
             held["optimizer_states"] += state.type.nbytes
+    held["gradients"] = sum(each.type.nbytes for each in parts[0].sums)
     calls: dict[tuple[str, str], dict[str, Any]] = {}
-    local = set(step.training.gradients.values())
-    for node in rank.nodes:
-        if node.domain != COMM:
-            continue
+    for part, node in [(each, node) for each in parts for node in each.nodes if node.domain == COMM]:
         group = str(node.attributes["group"])
-        sent = call_bytes(step, rank, node)
         row = calls.setdefault((node.op_type, group), {"op": node.op_type, "group": group, "calls": 0, "bytes_sent": 0})
-        row["calls"] += 1
-        row["bytes_sent"] += sent
-        if any(name in local for name in node.inputs):
-            held["gradients"] += sum(rank.types.get(name, step.graph.type_of(name)).nbytes for name in node.outputs)
-    return {"rank": rank.rank, "bytes": held, "communication": list(calls.values())}
+        row["calls"] += part.phase.times
+        row["bytes_sent"] += part.phase.times * call_bytes(step, part, node)
+        if any(name in reducible for name in node.inputs) and _defined(step, part, node):
+            held["gradients"] += sum(part.types.get(name, step.graph.type_of(name)).nbytes for name in node.outputs)
+    return {"rank": parts[0].rank, "bytes": held, "communication": list(calls.values())}
+
+
+def _reducible(step: Step) -> set[str]:
+    """Local gradients, and what passes make of them on their way into a call."""
+    found = set(step.training.gradients.values())
+    for node in step.graph.nodes:
+        if node.made_by and node.domain != COMM and node.is_a("Cast") and node.inputs[0] in found:
+            found.update(node.outputs)
+    return found
+
+
+def _defined(step: Step, part: RankGraph, node: Node) -> bool:
+    """Whether the rank gets the results of a call."""
+    root = node.attributes.get("root")
+    return root is None or root == step.mesh.index(str(node.attributes["group"]), part.rank)
 
 
 def call_bytes(step: Step, rank: RankGraph, node: Node) -> int:
@@ -242,6 +274,10 @@ def call_bytes(step: Step, rank: RankGraph, node: Node) -> int:
     if node.op_type == "AllGather":
         dtype, cuts = step.graph.types[node.outputs[0]].dtype, node.attributes["cuts"]
         types: list[tuple[str, tuple[int, ...]]] = [(dtype, (cuts[index + 1] - cuts[index],))]
+    elif node.op_type == "Broadcast":
+        # What a member gets: the root's inputs have the same types.
+        held = [step.graph.types[name] for name in node.outputs]
+        types = [(type.dtype, type.dims) for type in held] if node.inputs else []
     else:
         held = [rank.types.get(name, step.graph.types[name]) for name in node.inputs]
         types = [(type.dtype, type.dims) for type in held]

@@ -19,6 +19,7 @@ from gopt.analysis.spmd import Step
 from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.model import COMM, Graph, Node, Tensor, value_info
 from gopt.graph.types import TensorType, dtype_code, nbytes
+from gopt.phases import STEP, Phase
 from gopt.specialise import RankGraph, RankState
 
 VALUES = "states.bin"
@@ -141,41 +142,46 @@ def plan_values(step: Step) -> Values:
 
 def write_ranks(
     folder: Path, step: Step, values: Values, common: Sequence[RankState], ranks: Iterable[RankGraph]
-) -> dict[int, int]:
-    """Write one file per rank; returns bytes by rank. What all ranks share is turned into bytes once."""
-    writer = _RankWriter(step, values, common)
+) -> dict[str, int]:
+    """Write one file per rank and phase; returns bytes by file. What all ranks share is turned into bytes once."""
+    writers: dict[str, _RankWriter] = {}
     sizes = {}
     for rank in ranks:
-        data = writer.model(rank)
-        (folder / rank_file(rank.rank)).write_bytes(data)
-        sizes[rank.rank] = len(data)
+        if rank.phase.name not in writers:
+            writers[rank.phase.name] = _RankWriter(step, rank.phase, values, common)
+        data = writers[rank.phase.name].model(rank)
+        name = rank_file(rank.rank, rank.phase)
+        (folder / name).write_bytes(data)
+        sizes[name] = len(data)
     return sizes
 
 
-def rank_file(rank: int) -> str:
-    return f"rank_{rank:04d}.onnx"
+def rank_file(rank: int, phase: Phase) -> str:
+    return f"rank_{rank:04d}.onnx" if phase.name == STEP else f"rank_{rank:04d}.{phase.name}.onnx"
 
 
 class _RankWriter:
     """Builds rank files from parts that are serialised once: a protobuf message is the sum of its fields."""
 
-    def __init__(self, step: Step, values: Values, common: Sequence[RankState]) -> None:
-        self.step, self.values = step, values
+    def __init__(self, step: Step, phase: Phase, values: Values, common: Sequence[RankState]) -> None:
+        self.step, self.values, self.graph = step, values, phase.graph
         self._nodes: dict[int, bytes] = {}
-        self._spmd = {id(node) for node in step.graph.nodes}
+        graph, types = phase.graph, step.training.graph.types
+        self._spmd = {id(node) for node in graph.nodes}
         header = onnx.ModelProto()
-        header.CopyFrom(step.graph.header)
+        header.CopyFrom(graph.header)
         header.ClearField("graph")
         if not any(opset.domain == COMM for opset in header.opset_import):
             header.opset_import.append(onnx.helper.make_opsetid(COMM, 1))
         self._header = header
-        graph, types = step.graph, step.training.graph.types
         body = onnx.GraphProto(name=graph.name)
-        given = [*step.training.batch, *step.training.hyper]
+        held = {state.input: state.type for state in common if state.input in graph.inputs}
+        given = [name for name in (*step.training.batch, *step.training.hyper) if name in graph.inputs]
         frozen = [name for name in step.training.graph.inputs if name in graph.initializers]
-        inputs = {name: types[name] for name in (*given, *frozen)} | {state.input: state.type for state in common}
-        shown = (step.training.loss, *step.training.metrics)
-        outputs = {name: types[name] for name in shown} | {state.output: state.type for state in common}
+        inputs = {name: types[name] for name in (*given, *frozen)} | held
+        shown = [name for name in (step.training.loss, *step.training.metrics) if name in graph.outputs]
+        outputs = {name: types[name] for name in shown}
+        outputs |= {state.output: state.type for state in common if state.output in graph.outputs}
         for names, table, border in (
             (step.training.graph.inputs, inputs, body.input),
             (step.training.graph.outputs, outputs, body.output),
@@ -190,18 +196,18 @@ class _RankWriter:
             if name in used:
                 body.initializer.append(self._constant(name, tensor))
         for state in common:
-            if state.pieces[0].tensor in values.offset:
+            if state.input in held and state.pieces[0].tensor in values.offset:
                 body.initializer.append(self._initial(state))
         body.value_info.extend(self._opaque())
         self._body = body.SerializeToString(deterministic=True)
 
     def _opaque(self) -> Iterator[ValueInfoProto]:
         """Types that no standard rule can infer: what calls and unknown operators make."""
-        types = self.step.graph.types
-        for node in self.step.graph.nodes:
+        types = self.graph.types
+        for node in self.graph.nodes:
             if node.domain not in ("", "ai.onnx"):
                 for name in node.outputs:
-                    if name in types and types[name].static and name not in self.step.graph.outputs:
+                    if name in types and types[name].static and name not in self.graph.outputs:
                         yield value_info(name, types[name])
 
     def _constant(self, name: str, tensor: Tensor) -> TensorProto:
@@ -224,15 +230,19 @@ class _RankWriter:
 
     def model(self, rank: RankGraph) -> bytes:
         own = onnx.GraphProto()
-        for state in rank.states:
-            own.input.append(value_info(state.input, state.type))
-            own.output.append(value_info(state.output, state.type))
-            if state.stored in self.values.offset:
-                own.initializer.append(self._initial(state))
+        for state in rank.own:
+            if state.input in self.graph.inputs:
+                own.input.append(value_info(state.input, state.type))
+            if state.output in self.graph.outputs:
+                own.output.append(value_info(state.output, state.type))
+        for held in rank.states:
+            if held.input in self.graph.inputs and held.stored in self.values.offset:
+                own.initializer.append(self._initial(held))
         for name in sorted(rank.constants):
             own.initializer.append(onnx.numpy_helper.from_array(rank.constants[name], name))
+        borders = {name for each in rank.sums for name in (each.input, each.output)}
         for name in sorted(rank.types):
-            if name not in rank.constants:
+            if name not in rank.constants and name not in borders:
                 own.value_info.append(value_info(name, rank.types[name]))
         nodes = b"".join(map(self._node, rank.nodes))
         graph = nodes + self._body + own.SerializeToString(deterministic=True)

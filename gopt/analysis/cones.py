@@ -77,15 +77,18 @@ class Updates:
     """Reduction output -> root of its tree."""
 
 
-def find_updates(training: Training, *, whole_accumulators: bool) -> Updates:
+def find_updates(training: Training, *, whole_accumulators: bool, uncut: bool = False) -> Updates:
     """The update of every parameter with a gradient.
 
     ``whole_accumulators``: gradient accumulators stay whole on every rank (stage 1), what they hold included.
+    ``uncut``: no tensor is to be cut, also where its update would allow it.
     Raises UnsupportedError for an operator that gopt does not know inside an update.
     """
     finder = _Finder(training, whole_accumulators)
     finder.collect()
     finder.settle()
+    for cone in finder.cones.values() if uncut else ():
+        cone.demote(Mode.WHOLE, "its owner updates it whole")
     finder.localise()
     return Updates(finder.cones, *finder.trees())
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gopt.analysis.training import Training
 from gopt.graph.model import Graph
 from gopt.graph.place import EVERYWHERE, Owner, Place, Span
+from gopt.graph.types import TensorType
 from gopt.mesh import DATA_AXES, Mesh
 
 SHARD_AXIS = "shard"
@@ -43,11 +44,37 @@ class Holding:
         return isinstance(self.place, (Span, Owner))
 
 
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """A sum of gradients that a rank carries through the micro-steps of an update: zero before the first of them.
+
+    ``input`` -> ``output`` in both phases: ``added`` is its value after a micro-step, ``output`` itself the zeros that
+    the update leaves. ``cuts``: each member holds its part of a bucket, 1-D; None: the whole tensor, where ``place``
+    says.
+    """
+
+    input: str
+    output: str
+    added: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    cuts: tuple[int, ...] | None = None
+    place: Place = EVERYWHERE
+
+    def type(self, member: int) -> TensorType:
+        """Its type on a member of the sharding group."""
+        if self.cuts is None:
+            return TensorType(self.dtype, self.shape)
+        return TensorType(self.dtype, (self.cuts[member + 1] - self.cuts[member],))
+
+
 @dataclass(slots=True)
 class Step:
     """What the passes work on: the source's roles, the graph they rewrite, and the mesh.
 
     ``holdings`` are in the order of the source's states; ``layout`` lists the sequences in which values are stored.
+    ``micro_steps`` forwards and backwards make one update; when there are several, ``accumulators`` carry the
+    gradients, and ``carried`` names what a micro-step makes of a state that it changes (a statistic): input -> value.
     """
 
     training: Training
@@ -56,16 +83,19 @@ class Step:
     holdings: list[Holding]
     layout: list[tuple[str, ...]] = field(default_factory=list)
     applied: list[str] = field(default_factory=list)
+    micro_steps: int = 1
+    accumulators: list[Accumulator] = field(default_factory=list)
+    carried: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, training: Training, mesh: Mesh) -> Step:
+    def start(cls, training: Training, mesh: Mesh, micro_steps: int = 1) -> Step:
         """Every state whole on every rank, the graph a copy of the source."""
         types = training.graph.types
         holdings = [
             Holding(s.tensor, s.updated, types[s.tensor].dtype, (Part(s.tensor, 0, types[s.tensor].elements),))
             for s in training.states
         ]
-        step = cls(training, training.graph.copy(), mesh, [])
+        step = cls(training, training.graph.copy(), mesh, [], micro_steps=micro_steps)
         step.hold(holdings)
         return step
 
@@ -80,7 +110,16 @@ class Step:
         for holding in holdings:
             self.graph.inputs[holding.input] = types[holding.input]
             self.graph.outputs[holding.output] = types[holding.output]
+        for held in self.accumulators:
+            self.graph.inputs[held.input] = types[held.input]
+            self.graph.outputs[held.output] = types[held.output]
         self.graph.initializers = {name: tensor for name, tensor in source.initializers.items() if name not in states}
+
+    def results(self) -> set[str]:
+        """Every value that leaves the step, or goes from one of its phases into the next."""
+        names = {self.training.loss, *self.training.metrics, *self.carried.values()}
+        names.update(holding.output for holding in self.holdings)
+        return names.union(*((held.output, held.added) for held in self.accumulators))
 
     @property
     def group(self) -> str:

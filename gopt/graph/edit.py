@@ -11,6 +11,9 @@ from gopt.graph.model import Graph, Node
 from gopt.graph.place import EVERYWHERE, Place
 from gopt.graph.types import TensorType
 
+_BEHIND = 1e-3
+"""How far behind its forerunner a node is due, where one node of the source is 1: chains stay in front of the next."""
+
 
 class Draft:
     """A batch of changes to one graph by one pass. Nothing is reordered until ``finish``."""
@@ -24,6 +27,8 @@ class Draft:
         self._priority = {id(node): float(place) for place, node in enumerate(graph.nodes)}
         self._added: list[Node] = []
         self._makers = graph.producers()
+        self._made: dict[str, Node] = {}
+        """What this pass makes -> the node that does."""
 
     def add(
         self,
@@ -48,17 +53,19 @@ class Draft:
         node.made_by = self.pass_name
         self.graph.types.update(outputs)
         self._added.append(node)
+        self._made.update(dict.fromkeys(node.outputs, node))
         self._priority[id(node)] = float("inf")
         if after is not None:
-            self._priority[id(node)] = self._priority[id(after)] + 0.5
+            self._priority[id(node)] = self._priority[id(after)] + _BEHIND
         elif before is not None:
             self._priority[id(node)] = self._priority[id(before)] - 0.25
         return node
 
     def latest(self, values: Sequence[str]) -> Node | None:
-        """The node of the graph that completes the last of the values; None when this pass makes one of them."""
-        makers = [self._makers[name] for name in values if name in self._makers]
-        return max(makers, key=lambda node: self._priority[id(node)]) if len(makers) == len(values) else None
+        """The node that completes the last of the values; None when one of them is an input."""
+        makers = [self._made.get(name) or self._makers.get(name) for name in values]
+        known = [node for node in makers if node is not None]
+        return max(known, key=lambda node: self._priority[id(node)]) if len(known) == len(makers) else None
 
     def earliest(self, nodes: Sequence[Node]) -> Node | None:
         """The first of some nodes of the graph, None of none."""

@@ -462,9 +462,9 @@ def diff_folders(a: Path, b: Path) -> Diff:
     if (a / "source.onnx").is_file() and (b / "source.onnx").is_file():
         _file_lines(both, "source.onnx", same_values)
     files = [_files(manifest, folder) for manifest, folder in zip(manifests, (a, b))]
-    found: dict[tuple[str, str], list[int]] = {}
-    for rank in sorted({*files[0], *files[1]}):
-        names = files[0].get(rank), files[1].get(rank)
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for rank, phase in sorted({*files[0], *files[1]}):
+        names = files[0].get((rank, phase)), files[1].get((rank, phase))
         if names[0] is None or names[1] is None:
             continue  # the manifests' lines say so
         if same_values and names[0] == names[1] and _same_bytes(a / names[0], b / names[1]):
@@ -472,15 +472,23 @@ def diff_folders(a: Path, b: Path) -> Diff:
         result = _diff_graphs("", load(a / names[0], own=True), "", load(b / names[1], own=True), states=False)
         both.renamed += result.renamed
         for line in result.lines:
-            found.setdefault((line.kind, line.text), []).append(rank)
-    both.lines += [Line(kind, text, f"rank {rank_ranges(ranks)}") for (kind, text), ranks in found.items()]
+            where = "" if phase == "step" else f", {phase}"
+            found.setdefault((line.kind, line.text, where), []).append(rank)
+    both.lines += [
+        Line(kind, text, f"rank {rank_ranges(ranks)}{where}") for (kind, text, where), ranks in found.items()
+    ]
     return Diff(str(a), str(b), tuple(both.lines), both.renamed, tuple(both.notes))
 
 
-def _files(manifest: Mapping[str, Any], folder: Path) -> dict[int, str]:
+def _files(manifest: Mapping[str, Any], folder: Path) -> dict[tuple[int, str], str]:
+    """The file of every rank and phase."""
     try:
-        files = {int(each["rank"]): str(each["files"]["step"]) for each in manifest["ranks"]}
-    except (KeyError, TypeError, ValueError) as error:
+        files = {
+            (int(each["rank"]), str(phase)): str(name)
+            for each in manifest["ranks"]
+            for phase, name in each["files"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder}: the manifest is damaged ({type(error).__name__}: {error})") from None
     for name in files.values():
         if Path(name).name != name:

@@ -316,7 +316,7 @@ def _folder(folder: Path, manifest: Mapping[str, Any], report: Mapping[str, Any]
     for state in manifest["states"]:
         kinds[state["kind"]] = kinds.get(state["kind"], 0) + 1
     common = {piece["tensor"] for state in manifest["common"]["state"] for piece in state["pieces"]}
-    files = {each["rank"]: each["files"]["step"] for each in manifest["ranks"]}
+    files = {each["rank"]: list(each["files"].values()) for each in manifest["ranks"]}
     held = [
         RankHeld(
             rank=row["rank"],
@@ -325,8 +325,8 @@ def _folder(folder: Path, manifest: Mapping[str, Any], report: Mapping[str, Any]
             gradients=row["bytes"]["gradients"],
             calls={f"{call['op']} {call['group']}": call["calls"] for call in row["communication"]},
             bytes_sent=sum(call["bytes_sent"] for call in row["communication"]),
-            file=files[row["rank"]],
-            file_bytes=_size(folder / files[row["rank"]]),
+            file=", ".join(files[row["rank"]]),
+            file_bytes=sum(_size(folder / name) for name in files[row["rank"]]),
         )
         for row in report["ranks"]
     ]

@@ -69,6 +69,8 @@ def _convert(owner: str, key: str, value: Any, hint: Any) -> Any:
     try:
         if isinstance(hint, type) and issubclass(hint, Enum):
             return hint(type(next(iter(hint)).value)(value))
+        if hint is str and isinstance(value, Mapping):  # a table of a configuration file
+            return ";".join(f"{name}:{each}" for name, each in value.items())
         if hint is bool:
             return {"true": True, "false": False}[str(value).lower()]
         return hint(value)

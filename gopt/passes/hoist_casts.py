@@ -27,7 +27,7 @@ def hoist_casts(step: Step, options: Options) -> Change:
     shard the gathered bytes shrink to the narrow type's.
     """
     data = step.mesh.data_group
-    if data is None or step.mesh.size(data) == 1:
+    if (data is None or step.mesh.size(data) == 1) and step.micro_steps == 1:
         return Change(note="one rank: the cast stays where it is")
     reads, readers = _reads(step), step.graph.readers()
     draft = Draft(step.graph, "hoist-casts")

@@ -21,8 +21,7 @@ def prune(step: Step, options: Options) -> Change:
     Guarantees: every value that is left is an output or has a reader. On the wire: nothing.
     """
     graph = step.graph
-    kept = {holding.output for holding in step.holdings}
-    needed = kept | {step.training.loss, *step.training.metrics}
+    needed = step.results()
     draft = Draft(graph, "prune")
     count = 0
     for node in reversed(graph.nodes):

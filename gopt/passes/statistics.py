@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gopt.analysis.spmd import Step
-from gopt.analysis.training import Kind
+from gopt.analysis.training import Kind, State
 from gopt.graph.edit import Draft
 from gopt.graph.model import COMM
 from gopt.passes.base import Pass
@@ -42,19 +42,21 @@ def statistics(step: Step, options: Options) -> Change:
         step.hold([replace(h, local=True) if h.input in names else h for h in step.holdings])
         return Change(facts={"local": len(states)})
     draft = Draft(step.graph, "statistics")
-    makers, readers = step.graph.producers(), step.graph.readers()
-    by_dtype: dict[str, list[str]] = {}
+    by_dtype: dict[str, list[State]] = {}
     for state in states:
-        by_dtype.setdefault(step.graph.types[state.updated].dtype, []).append(state.updated)
-    for number, outputs in enumerate(by_dtype.values()):
+        by_dtype.setdefault(step.graph.types[state.updated].dtype, []).append(state)
+    makers, readers = step.graph.producers(), step.graph.readers()
+    for number, held in enumerate(by_dtype.values()):
         inputs = []
-        for place, name in enumerate(outputs):
-            local = f"gopt.statistics.b{number}.local{place}"
+        for place, state in enumerate(held):
+            name, local = state.updated, f"gopt.statistics.b{number}.local{place}"
             draft.rename_output(makers[name], name, local)
             for reader in readers.get(name, ()):
                 draft.rewire(reader, name, local)
-            inputs.append(local)
-        types = {name: step.graph.types[name] for name in outputs}
+            if step.micro_steps > 1:
+                step.carried[state.tensor] = local  # the mean is taken of what the last micro-step left
+            inputs.append(state.tensor if step.micro_steps > 1 else local)
+        types = {state.updated: step.graph.types[state.updated] for state in held}
         draft.add("AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": "mean"})
     draft.finish()
     return Change(facts={"averaged": len(states), "calls": len(by_dtype)})

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import onnx
 
 from gopt.analysis.training import Kind, Phase, Training
 from gopt.errors import UnsupportedError
-from gopt.graph.model import Graph, Node, Tensor, clone, make_attribute
+from gopt.graph.model import COMM, Graph, Node, Tensor, clone, make_attribute
 from gopt.graph.types import HALVES, TensorType, dtype_code
 
 
@@ -32,6 +33,32 @@ def update_graph(training: Training) -> Graph:
         if phase is Phase.UPDATE or not stops.intersection(node.outputs)
     ]  # fmt: skip
     return _cut(training.graph, nodes, dict.fromkeys(wanted), stops)
+
+
+PROBE = "Probe"
+"""A call that a rank answers itself: where ``verify`` can reach a local gradient that no real call takes."""
+
+
+def probed(graph: Graph, gradients: set[str]) -> Graph:
+    """A rank's graph with a probe in front of every node of a pass that reads a local gradient and is no call."""
+    readers = [
+        node for node in graph.nodes if node.made_by and node.domain != COMM and gradients.intersection(node.inputs)
+    ]
+    if not readers:
+        return graph
+    probed = {name for node in readers for name in node.inputs if name in gradients}
+    within = {id(node) for node in readers}
+    nodes: list[Node] = []
+    types = dict(graph.types)
+    for node in graph.nodes:
+        if id(node) in within:
+            node = clone(node)
+            node.inputs = [f"{name}.probed" if name in probed else name for name in node.inputs]
+        nodes.append(node)
+        for name in probed.intersection(node.outputs):
+            types[f"{name}.probed"] = types[name]
+            nodes.append(Node(PROBE, [name], [f"{name}.probed"], domain=COMM))
+    return replace(graph, nodes=nodes, types=types)
 
 
 def _cut(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iterable[str]) -> Graph:

@@ -21,12 +21,12 @@ from gopt.analysis.training import Kind, Phase, Training
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.load import load
 from gopt.graph.model import Graph, Node
-from gopt.graph.types import FLOATS
+from gopt.graph.types import FLOATS, TensorType
 from gopt.mesh import DATA_AXES, Mesh
 from gopt.runtime import draws
 from gopt.runtime.compare import Difference, Ledger, Verification, distance, ratio, tolerance_of
 from gopt.runtime.confirm import confirm_gradients
-from gopt.runtime.reference import local_graph, no_call, update_graph
+from gopt.runtime.reference import PROBE, local_graph, no_call, probed, update_graph
 from gopt.runtime.session import Program, SessionCache
 from gopt.runtime.threads import run_ranks
 
@@ -51,12 +51,23 @@ INFINITE = Variant("one infinite gradient", infinite=True)
 
 @dataclass(slots=True)
 class Rank:
-    """One rank's program, and which of its inputs hold which pieces."""
+    """One rank's programs by phase, which of its inputs hold which pieces, and its accumulators."""
 
-    program: Program
+    programs: dict[str, Program]
     states: list[dict[str, Any]]
+    sums: list[dict[str, Any]]
     values: Values
     """Stored values by input name; what is large is mapped, not read."""
+
+    def type_of(self, input: str) -> TensorType:
+        """The type of a state as the rank's files have it."""
+        return next(p.graph.inputs[input] for p in self.programs.values() if input in p.graph.inputs)
+
+    def carry(self, held: Values, outputs: Values) -> None:
+        """Put what a phase made of states and accumulators in their place."""
+        for each in (*self.states, *self.sums):
+            if each["output"] in outputs:
+                held[each["input"]] = np.asarray(outputs[each["output"]])
 
 
 class Verifier:
@@ -66,6 +77,9 @@ class Verifier:
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
         self.mesh = Mesh(tuple((name, size) for name, size in self.manifest["mesh"]["axes"]))
+        self.phases = {
+            each["name"]: each["times"] for each in self.manifest.get("phases", [{"name": "step", "times": 1}])
+        }
         self.training = _training(self.folder, model)
         if self.training.random:
             names = ", ".join(node.label for node in self.training.random)
@@ -75,27 +89,32 @@ class Verifier:
         cache = SessionCache()
         self.local = Program(local_graph(self.training), cache)
         self.update = Program(update_graph(self.training), cache)
+        self.local_names = set(self.training.gradients.values())
         self.ranks = [self._rank(record, cache) for record in self.manifest["ranks"]]
         stored = self._joined("input", [rank.values for rank in self.ranks])
         types = self.training.graph.types
         self.stored = {name: flat.reshape(types[name].dims) for name, flat in stored.items()}
         self.which = self._data_ranks()
         self.kinds = {state.tensor: state.kind for state in self.training.states}
-        self.local_names = set(self.training.gradients.values())
 
     def _rank(self, record: Mapping[str, Any], cache: SessionCache) -> Rank:
-        path = self.folder / record["files"]["step"]
-        if not path.is_file():
-            raise InputError(f"rank {record['rank']} has no file {path}")
-        graph = load(path, own=True)
         states = [*self.manifest["common"]["state"], *record["state"]]
+        graphs, stored = {}, {}
+        for phase in self.phases:
+            path = self.folder / record["files"].get(phase, "")
+            if not path.is_file():
+                raise InputError(f"rank {record['rank']} has no file {path}")
+            graph = load(path, own=True)
+            stored.update({name: t.numpy() for name, t in graph.initializers.items() if name in graph.inputs})
+            graphs[phase] = graph
         for state in states:
             held = sum(piece["stop"] - piece["start"] for piece in state["pieces"])
-            type = graph.inputs.get(state["input"])
-            if type is None or type.elements != held or state["output"] not in graph.outputs:
-                raise InputError(f"{path} and the manifest disagree about state {state['input']!r}")
-        stored = {name: t.numpy() for name, t in graph.initializers.items() if name in graph.inputs}
-        return Rank(Program(graph, cache), states, stored)
+            types = [graph.inputs[state["input"]] for graph in graphs.values() if state["input"] in graph.inputs]
+            made = any(state["output"] in graph.outputs for graph in graphs.values())
+            if not types or any(type.elements != held for type in types) or not made:
+                raise InputError(f"rank {record['rank']}: its files and the manifest disagree on {state['input']!r}")
+        programs = {phase: Program(probed(graph, self.local_names), cache) for phase, graph in graphs.items()}
+        return Rank(programs, states, record.get("accumulators", []), stored)
 
     def _joined(self, key: str, values: Sequence[Values]) -> Values:
         """Tensors put together from what every rank holds: ``values`` by rank, named as ``key`` of a state names them.
@@ -128,7 +147,7 @@ class Verifier:
         advance: Callable[[str], None] = lambda _: None,
     ) -> Verification:
         """Run ``steps`` steps of every variant and compare. ``tamper`` may change a rank's feeds: for tests."""
-        result = Verification(tolerance_of(self.training.graph), steps, self.mesh.ranks)
+        result = Verification(self._tolerance(), steps, self.mesh.ranks)
         result.notes.append("states with no stored value were drawn from the seed") if self._drawn() else None
         start = self._start(seed)
         settings = self._hyper(hyper or {})
@@ -142,6 +161,11 @@ class Verifier:
             feeds = [{**start, **settings, **batch} for batch in batches]
             result.gradients = confirm_gradients(self.training, feeds, seed)
         return result
+
+    def _tolerance(self) -> float:
+        """By the narrowest type that takes part, in the source or on the wire."""
+        graphs = [program.graph for program in self.ranks[0].programs.values()]
+        return max(tolerance_of(graph) for graph in (self.training.graph, *graphs))
 
     def _drawn(self) -> bool:
         return any(state.tensor not in self.stored for state in self.training.states)
@@ -186,29 +210,22 @@ class Verifier:
         self, result: Verification, variant: Variant, steps: int, seed: int, start: Values, settings: Values,
         tamper: Callable[[int, Values], None] | None,
     ) -> None:  # fmt: skip
-        training = self.training
-        bounds = draws.index_bounds(training)
+        bounds = draws.index_bounds(self.training)
         generator = np.random.default_rng(seed + 2)
-        which = self.which
         wanted = dict(start)
         held = [self._feeds(each, start) for each in self.ranks]
         for step in range(1, steps + 1):
-            batches = [draws.draw_batch(training, generator, bounds) for _ in range(max(which) + 1)]
+            batches = [
+                [draws.draw_batch(self.training, generator, bounds) for _ in range(max(self.which) + 1)]
+                for _ in range(max(self.phases.values()))
+            ]
             wanted, losses = self._reference(variant, wanted, settings, batches)
-            feeds = [{**held[r], **settings, **batches[which[r]]} for r in range(len(self.ranks))]
-            if tamper is not None:
-                for number, feed in enumerate(feeds):
-                    tamper(number, feed)
-            programs = [_Varied(self, variant, number) for number in range(len(self.ranks))]
-            outputs = run_ranks(programs, feeds, self.mesh)
             ledger = Ledger(result, variant.name, step)
+            outputs = self._run_phases(variant, held, settings, batches, losses, ledger, tamper)
             copies: list[tuple[int, Mapping[str, Any], np.ndarray]] = []
-            for r, (rank, output) in enumerate(zip(self.ranks, outputs)):
-                loss = np.asarray(output[training.loss], np.float64)
-                ledger.whole(r, training.loss, "loss", loss, losses[which[r]], np.zeros_like(loss))
+            for r, rank in enumerate(self.ranks):
                 for state in rank.states:
-                    value = np.asarray(output[state["output"]])
-                    held[r][state["input"]] = value
+                    value = np.asarray(outputs[r][state["output"]])
                     if state.get("copy"):
                         copies.append((r, state, value))
                     elif not state.get("local"):
@@ -218,6 +235,31 @@ class Verifier:
             if variant is not PLAIN:
                 # Blown-up gradients make training chaotic: each step is judged on its own, from equal states.
                 start, held = wanted, [self._feeds(each, wanted) for each in self.ranks]
+
+    def _run_phases(
+        self, variant: Variant, held: Sequence[Values], settings: Values, batches: Sequence[Sequence[Values]],
+        losses: Sequence[Sequence[np.ndarray]], ledger: Ledger, tamper: Callable[[int, Values], None] | None,
+    ) -> list[Values]:  # fmt: skip
+        """One step of all ranks: every phase as often as it is due; ``held`` follows. Returns what was made last."""
+        loss, made = self.training.loss, [Values() for _ in self.ranks]
+        for phase, times in self.phases.items():
+            for turn in range(times):
+                given = [{**held[r], **settings, **batches[turn][self.which[r]]} for r in range(len(self.ranks))]
+                programs = [rank.programs[phase] for rank in self.ranks]
+                feeds = [
+                    {k: v for k, v in values.items() if k in program.graph.inputs}
+                    for program, values in zip(programs, given)
+                ]
+                for number, feed in enumerate(feeds if tamper is not None else ()):
+                    tamper(number, feed)  # type: ignore[misc]
+                varied = [_Varied(self, variant, number, program) for number, program in enumerate(programs)]
+                for r, output in enumerate(run_ranks(varied, feeds, self.mesh)):
+                    self.ranks[r].carry(held[r], output)
+                    made[r].update(output)
+                    if loss in output:
+                        value, wanted = np.asarray(output[loss], np.float64), losses[turn][self.which[r]]
+                        ledger.whole(r, loss, "loss", value, wanted, np.zeros_like(value))
+        return made
 
     def _enter(
         self, ledger: Ledger, rank: int, state: Mapping[str, Any], flat: np.ndarray, wanted: Values, start: Values
@@ -253,34 +295,38 @@ class Verifier:
         for state in rank.states:
             parts = [start[p["tensor"]].reshape(-1)[p["start"] : p["stop"]] for p in state["pieces"]]
             value = np.concatenate(parts) if len(parts) != 1 else parts[0].copy()
-            type = rank.program.graph.inputs[state["input"]]
+            type = rank.type_of(state["input"])
             with np.errstate(over="ignore"):
                 feeds[state["input"]] = value.astype(draws.numpy_dtype(type.dtype), copy=False).reshape(type.dims)
+        for each in rank.sums:
+            feeds[each["input"]] = np.zeros(each["shape"], draws.numpy_dtype(each["dtype"]))
         return feeds
 
     def _reference(
-        self, variant: Variant, states: Values, settings: Values, batches: Sequence[Values]
-    ) -> tuple[Values, list[np.ndarray]]:
-        """One step of the source on the mean gradient of all batches."""
+        self, variant: Variant, states: Values, settings: Values, batches: Sequence[Sequence[Values]]
+    ) -> tuple[Values, list[list[np.ndarray]]]:
+        """One step of the source on the mean gradient of all batches: ``batches`` and losses by micro-step and rank."""
         training = self.training
-        outputs = [_alone(self.local, {**states, **settings, **batch}) for batch in batches]
-        means: Values = {}
-        for name in dict.fromkeys(training.gradients.values()):
-            local = [
-                self.vary(variant, name, np.asarray(out[name]), r == len(batches) - 1) for r, out in enumerate(outputs)
-            ]
-            dtype = local[0].dtype
-            with np.errstate(all="ignore"):
-                means[name] = np.mean([each.astype(np.float64) for each in local], axis=0).astype(dtype)
+        statistics = [state for state in training.states if state.kind is Kind.STATISTIC]
+        held = [dict(states) for _ in batches[0]]
+        local: dict[str, list[np.ndarray]] = {name: [] for name in training.gradients.values()}
+        losses = []
+        for turn in batches:
+            outputs = [_alone(self.local, {**own, **settings, **batch}) for own, batch in zip(held, turn)]
+            losses.append([np.asarray(out[training.loss], np.float64) for out in outputs])
+            for r, out in enumerate(outputs):
+                held[r].update({state.tensor: np.asarray(out[state.updated]) for state in statistics})
+                for name, found in local.items():
+                    found.append(self.vary(variant, name, np.asarray(out[name]), r == len(turn) - 1))
+        means = {name: _mean(found) for name, found in local.items()}
         updated = _alone(self.update, {**states, **settings, **means})
         new = {}
         for state in training.states:
             if state.kind is Kind.STATISTIC:
-                values = [np.asarray(out[state.updated]) for out in outputs]
-                new[state.tensor] = np.mean([v.astype(np.float64) for v in values], axis=0).astype(values[0].dtype)
+                new[state.tensor] = _mean([own[state.tensor] for own in held])
             else:
                 new[state.tensor] = np.asarray(updated[state.updated])
-        return new, [np.asarray(out[training.loss], np.float64) for out in outputs]
+        return new, losses
 
     def vary(self, variant: Variant, name: str, value: np.ndarray, last: bool) -> np.ndarray:
         """A local gradient as the variant wants it."""
@@ -299,6 +345,7 @@ class _Varied:
     verifier: Verifier
     variant: Variant
     rank: int
+    program: Program
 
     def run(self, feeds: Values, call: Call) -> Values:
         verifier = self.verifier
@@ -309,9 +356,15 @@ class _Varied:
                 verifier.vary(self.variant, name, value, last) if name in verifier.local_names else value
                 for name, value in zip(node.inputs, inputs)
             ]
-            return call(index, node, given)
+            return given if node.op_type == PROBE else call(index, node, given)
 
-        return verifier.ranks[self.rank].program.run(feeds, varied)
+        return self.program.run(feeds, varied)
+
+
+def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        mean: np.ndarray = np.mean([each.astype(np.float64) for each in values], axis=0).astype(values[0].dtype)
+    return mean
 
 
 def _alone(program: Program, values: Values) -> Values:

@@ -8,11 +8,24 @@ import pytest
 from helpers import FIXTURES, NAMES
 
 import gopt
+from gopt.analysis.training import Kind
 from gopt.api import Source
+from gopt.mesh import Mesh
+from gopt.pipeline import build_pipeline
 from gopt.runtime.verify import Verifier
 
-STAGES = (0, 1, 2)
+STAGES = (0, 1, 2, 3)
 RANKS = (1, 2, 3, 8)
+WAYS = {
+    "rows at stage 3 of a hybrid mesh": ("dp=2,shard=2", 1, {"stage": 3, "partition": "rows", "bucket_mb": 0}),
+    "whole tensors, some cut": ("shard=3", 1, {"stage": 2, "partition": "whole", "override": "*weight:flat"}),
+    "broadcast over three axes": ("dp=2,shard=2,tp=2", 1, {"stage": 3, "partition": "whole", "style": "broadcast"}),
+    "the servers' slices": ("shard=4", 1, {"stage": 2, "partition": "rows", "rule": "ceil", "min_piece": 16}),
+    "two micro-steps at stage 1": ("shard=2", 2, {"stage": 1}),
+    "three micro-steps at stage 3": ("dp=2,shard=2", 3, {"stage": 3, "bucket_mb": 0, "persist": 20}),
+    "micro-steps on one rank": ("shard=1", 2, {"stage": 2}),
+    "micro-steps without shards": ("dp=3", 2, {"stage": 0}),
+}
 
 
 @functools.cache
@@ -29,6 +42,22 @@ def test_ranks_equal_the_source(name, stage, ranks, tmp_path):
     assert result.equal, {variant: each for variant, each in result.worst.items() if not each.error <= 1}
     assert result.compared > 0
     assert len(result.worst) >= (3 if ranks > 1 else 1), "clips are to be seen asleep and awake"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_way_equals_the_source(name, way, tmp_path):
+    mesh, micro_steps, options = WAYS[way]
+    held = source(name).training.states
+    if any(state.kind is Kind.ACCUMULATOR for state in held) and micro_steps > 1:
+        pytest.skip("it accumulates itself")
+    given = {key.replace("_", "-"): value for key, value in options.items()}
+    if not any(state.tensor.endswith("weight") for state in held if state.kind is Kind.PARAMETER):
+        given.pop("override", None)
+    pipeline = build_pipeline(defaults={"shard": given}, verify_each=True)
+    gopt.shard(source(name), Mesh.parse(mesh), accumulate=micro_steps, pipeline=pipeline).write(tmp_path / "out")
+    result = Verifier(tmp_path / "out").run(steps=2, confirm=False)
+    assert result.equal, {variant: each for variant, each in result.worst.items() if not each.error <= 1}
 
 
 @pytest.mark.parametrize("name", NAMES)

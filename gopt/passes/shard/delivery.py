@@ -2,11 +2,12 @@
 
 Behind the update (stages 1 and 2): every rank holds whole parameters, or their narrow copies, and the new ones are
 gathered at the end. Before the use (stage 3): a rank holds its shard alone; each bucket is gathered before its first
-reader in the forward and once more for the backward.
+reader in the forward and once more for the backward, unless nothing else is gathered in between.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,7 +17,7 @@ from gopt.analysis.spmd import Holding, Step
 from gopt.analysis.training import Phase
 from gopt.graph.edit import Draft
 from gopt.graph.model import Node
-from gopt.graph.place import Place
+from gopt.graph.place import Owner, Place
 from gopt.graph.types import TensorType, dtype_code
 from gopt.passes.shard import layout
 
@@ -30,109 +31,164 @@ class Part:
     place: Place
 
 
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A bucket's parameters on their way: ``cuts`` for a gather, None where each is broadcast by its owner."""
+
+    bucket: str
+    cones: tuple[Cone, ...]
+    parts: tuple[Part, ...]
+    cuts: tuple[int, ...] | None
+
+
+@dataclass(slots=True)
+class _Readers:
+    """Nodes that read a bucket's parameters, in the order of the file: in the forward and in the backward."""
+
+    forward: list[Node]
+    backward: list[Node]
+
+
 @dataclass(slots=True)
 class Delivery:
-    """Settled once per pass: ``sharded`` is stage 3, ``again`` whether the backward gathers anew."""
+    """Settled once per pass: ``sharded`` is stage 3, but for parameters of fewer than ``persist`` elements; ``again``
+    whether the backward gathers anew."""
 
     step: Step
     draft: Draft
-    groups: layout.Groups
+    group: str
     sharded: bool
     again: bool
+    persist: int = 0
     copies: dict[str, Holding] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
     """Narrow copies that no rank keeps between steps."""
-    _readers: dict[str, tuple[list[Node], list[Node]]] = field(default_factory=dict)
+    _waiting: list[Parcel] = field(default_factory=list)
+    _readers: dict[str, _Readers] = field(default_factory=dict)
+    _place: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.copies = self.step.copies()
-        if self.sharded:
-            names = {state.tensor for state in self.step.training.parameters}
-            names |= {copy.input for copy in self.copies.values()}
-            for node, phase in zip(self.step.training.graph.nodes, self.step.training.phases):
-                for name in dict.fromkeys(node.reads) if phase is not Phase.UPDATE else ():
-                    if name in names and (kept := self.draft.kept(node)) is not None:
-                        self._readers.setdefault(name, ([], []))[phase is Phase.BACKWARD].append(kept)
+        if not self.sharded:
+            return
+        names = {state.tensor for state in self.step.training.parameters}
+        names |= {copy.input for copy in self.copies.values()}
+        for place, (node, phase) in enumerate(zip(self.step.training.graph.nodes, self.step.training.phases)):
+            for name in dict.fromkeys(node.reads) if phase is not Phase.UPDATE else ():
+                kept = self.draft.kept(node) if name in names else None
+                if kept is not None:
+                    readers = self._readers.setdefault(name, _Readers([], []))
+                    (readers.backward if phase is Phase.BACKWARD else readers.forward).append(kept)
+                    self._place[id(kept)] = place
 
     def narrow(self, cone: Cone) -> str:
         """The type in which a parameter travels when it is not its own, else ''."""
         copy = self.copies.get(cone.parameter.tensor)
         return copy.dtype if copy is not None else ""
 
+    def before_use(self, cone: Cone) -> bool:
+        """Whether a parameter is gathered where it is read, and not behind its update."""
+        return self.sharded and self.draft.graph.types[cone.parameter.tensor].elements >= self.persist
+
     def owned(self, cone: Cone) -> bool:
         """Whether the wide parameter is held by its owner alone, as the other states are."""
-        return self.sharded or bool(self.narrow(cone))
+        return self.before_use(cone) or bool(self.narrow(cone))
 
-    def deliver(self, bucket: str, cuts: Sequence[int], cones: Sequence[Cone], parts: Sequence[Part]) -> None:
-        """Gather a bucket's parameters where they are due."""
-        if self.sharded:
-            self._before_use(bucket, cuts, cones, parts)
-        else:
-            self._behind_update(bucket, cuts, cones, parts)
-
-    def _behind_update(self, bucket: str, cuts: Sequence[int], cones: Sequence[Cone], parts: Sequence[Part]) -> None:
-        outputs = []
-        for cone in cones:
+    def deliver(self, parcel: Parcel) -> None:
+        """Bring a bucket's parameters where they are due: at once behind the update, else in ``finish``."""
+        for cone in parcel.cones:
             copy = self.copies.get(cone.parameter.tensor)
             if copy is not None:
                 self.draft.discard(copy.output)
-            outputs.append(cone.parameter.updated if copy is None else copy.output)
-        source = self._joined(bucket, cuts, cones, [(part.updated, part.place) for part in parts], None)
-        layout.all_gather(self.draft, self.groups.shard, source, cuts, outputs)
-
-    def _before_use(self, bucket: str, cuts: Sequence[int], cones: Sequence[Cone], parts: Sequence[Part]) -> None:
-        names = []
-        for cone in cones:
-            copy = self.copies.get(cone.parameter.tensor)
-            if copy is not None:
-                self.draft.discard(copy.output)
-                self.dropped.add(copy.input)
-            names.append(cone.parameter.tensor if copy is None else copy.input)
-        self._state_shapes(names)
-        forward = [node for name in names for node in self._readers.get(name, ([], []))[0]]
-        backward = [node for name in names for node in self._readers.get(name, ([], []))[1]]
-        first = self.draft.earliest(forward or backward)
-        source = self._joined(bucket, cuts, cones, [(part.current, part.place) for part in parts], first)
-        layout.all_gather(self.draft, self.groups.shard, source, cuts, names, before=first)
-        if not (self.again and forward and backward):
+        if self.before_use(parcel.cones[0]):
+            self.dropped.update(self.copies[c.parameter.tensor].input for c in parcel.cones if self.narrow(c))
+            self._waiting.append(parcel)
             return
-        again = [layout.named(bucket, f"again{place}") for place in range(len(names))]
-        for old, new in zip(names, again):
+        outputs = [
+            self.copies[cone.parameter.tensor].output if self.narrow(cone) else cone.parameter.updated
+            for cone in parcel.cones
+        ]
+        self._send(parcel, self._packed(parcel, [part.updated for part in parcel.parts], None), outputs, None)
+
+    def finish(self) -> dict[str, object]:
+        """Write what is brought before its use; returns figures for the report."""
+        windows = []
+        for parcel in self._waiting:
+            names = [self._read_as(cone) for cone in parcel.cones]
+            self._state_shapes(names)
+            held = [self._readers[name] for name in names if name in self._readers]
+            nodes = _Readers([n for each in held for n in each.forward], [n for each in held for n in each.backward])
+            windows.append((parcel, names, nodes))
+        starts = sorted(
+            self._at(nodes)[0] for _, _, each in windows for nodes in (each.forward, each.backward) if nodes
+        )
+        kept = 0
+        for parcel, names, nodes in windows:
+            first = self.draft.earliest(nodes.forward or nodes.backward)
+            packed = self._packed(parcel, [part.current for part in parcel.parts], first)
+            self._send(parcel, packed, names, first)
+            if not (self.again and nodes.forward and nodes.backward):
+                continue
+            end, start = self._at(nodes.forward)[1], self._at(nodes.backward)[0]
+            if bisect_left(starts, start) <= bisect_right(starts, end):
+                kept += 1  # nothing else is gathered in between: dropping it would free nothing in time
+                continue
+            self._send_again(parcel, packed, names, nodes.backward)
+        return {"gathered_before_use": len(windows), "kept_for_backward": kept} if self.sharded else {}
+
+    def _at(self, nodes: Sequence[Node]) -> tuple[int, int]:
+        places = [self._place[id(node)] for node in nodes]
+        return min(places), max(places)
+
+    def _read_as(self, cone: Cone) -> str:
+        """The name under which forward and backward read a parameter."""
+        copy = self.copies.get(cone.parameter.tensor)
+        return cone.parameter.tensor if copy is None else copy.input
+
+    def _send_again(
+        self, parcel: Parcel, packed: Sequence[str], names: Sequence[str], backward: Sequence[Node]
+    ) -> None:
+        again = {name: layout.named(parcel.bucket, f"again{place}") for place, name in enumerate(names)}
+        for old, new in again.items():
             self.draft.graph.types[new] = self.draft.graph.types[old]
-            for node in self._readers.get(old, ([], []))[1]:
+            for node in self._readers[old].backward if old in self._readers else ():
                 self.draft.rewire(node, old, new)
-        layout.all_gather(self.draft, self.groups.shard, source, cuts, again, before=self.draft.earliest(backward))
+        self._send(parcel, packed, list(again.values()), self.draft.earliest(backward))
+
+    def _send(self, parcel: Parcel, packed: Sequence[str], outputs: Sequence[str], before: Node | None) -> None:
+        """The call, or one call per owner, that turns owned values into whole ones under the names ``outputs``."""
+        if parcel.cuts is not None:
+            layout.all_gather(self.draft, self.group, packed[0], parcel.cuts, outputs, before=before)
+            return
+        for part, source, output in zip(parcel.parts, packed, outputs):
+            assert isinstance(part.place, Owner)
+            layout.broadcast(self.draft, self.group, part.place.member, source, output, before=before)
 
     def _state_shapes(self, names: Sequence[str]) -> None:
         """A reader of a shape alone needs no gather: it becomes a constant."""
         for name in names:
-            for readers in self._readers.get(name, ()):
-                for node in [each for each in readers if each.is_a("Shape") and not each.attributes]:
-                    readers.remove(node)
+            readers = self._readers.get(name, _Readers([], []))
+            for held in (readers.forward, readers.backward):
+                for node in [each for each in held if each.is_a("Shape") and not each.attributes]:
+                    held.remove(node)
                     output, dims = node.outputs[0], list(self.draft.graph.types[name].dims)
                     self.draft.remove(node, f"the shape of {name} is known")
                     made = {output: TensorType("int64", (len(dims),))}
                     self.draft.add("Constant", [], made, attributes={"value_ints": dims}, before=node)
 
-    def _joined(
-        self,
-        bucket: str,
-        cuts: Sequence[int],
-        cones: Sequence[Cone],
-        parts: Sequence[tuple[str, Place]],
-        before: Node | None,
-    ) -> str:
-        """The rank's part of the bucket as it travels: narrow where it may be, present on every rank."""
-        narrow, names = self.narrow(cones[0]), []
-        for name, place in parts:
+    def _packed(self, parcel: Parcel, values: Sequence[str], before: Node | None) -> list[str]:
+        """The owned values as they travel: narrow where they may be; for a gather as the rank's one part of the bucket,
+        present on every rank."""
+        narrow, names = self.narrow(parcel.cones[0]), []
+        for name, part in zip(values, parcel.parts):
             if narrow:
-                made = {f"{name}.narrow": layout.flat(narrow)}
+                made = {f"{name}.narrow": TensorType(narrow, self.draft.graph.types[name].shape)}
                 attributes = {"to": dtype_code(narrow)}
-                self.draft.add("Cast", [name], made, attributes=attributes, place=place, before=before)
+                self.draft.add("Cast", [name], made, attributes=attributes, place=part.place, before=before)
             names.append(f"{name}.narrow" if narrow else name)
-        if len(names) == 1 and all(start < stop for start, stop in pairwise(cuts)):
-            return names[0]
-        joined = layout.named(bucket, "parameters")
-        dtype = narrow or self.draft.graph.types[cones[0].parameter.tensor].dtype
+        if parcel.cuts is None or (len(names) == 1 and all(start < stop for start, stop in pairwise(parcel.cuts))):
+            return names
+        joined = layout.named(parcel.bucket, "parameters")
+        dtype = narrow or self.draft.graph.types[parcel.cones[0].parameter.tensor].dtype
         layout.join(self.draft, names, joined, dtype, before=before)
-        return joined
+        return [joined]

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 
 from gopt.graph.edit import Draft
 from gopt.graph.model import COMM, SPMD, Node
-from gopt.graph.place import Span
+from gopt.graph.place import EVERYWHERE, Place, Span
 from gopt.graph.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Who talks to whom: ``shard`` splits the states, ``outer`` holds equal shards, ``data`` is both together."""
+    """Who talks to whom: ``shard`` splits the states, ``outer`` holds equal shards, ``data`` is both together.
+
+    None is a group of one.
+    """
 
     shard: str
     outer: str | None
-    data: str
+    data: str | None
 
 
 def named(bucket: str, role: str) -> str:
@@ -64,24 +67,11 @@ def reduce_scatter(draft: Draft, group: str, gradients: Sequence[str], cuts: Seq
     )  # fmt: skip
 
 
-def reduce_shard(draft: Draft, groups: Groups, gradients: Sequence[str], cuts: Sequence[int], output: str) -> None:
-    """The mean of the gradients over all ranks that see different data, as the member's part of the bucket.
-
-    Scattered inside the sharding group first; what is left travels over the outer one.
-    """
-    if groups.outer is None:
-        reduce_scatter(draft, groups.shard, gradients, cuts, output)
-        return
-    inner = f"{output}.inner"
-    reduce_scatter(draft, groups.shard, gradients, cuts, inner)
-    all_reduce(draft, groups.outer, [inner], [output], "mean")
-
-
-def reduce_whole(draft: Draft, groups: Groups, bucket: str, gradients: Sequence[str]) -> dict[str, str]:
-    """The mean of the gradients on every rank; returns gradient -> its reduced value."""
-    reduced = {name: named(bucket, f"gradient{place}") for place, name in enumerate(gradients)}
-    all_reduce(draft, groups.data, gradients, list(reduced.values()), "mean")
-    return reduced
+def reduce(draft: Draft, group: str, root: int, gradient: str, output: str) -> None:
+    """The mean of one gradient over the group, on its ``root`` member alone."""
+    attributes = {"group": group, "reduce": "mean", "root": root}
+    made = {output: draft.graph.types[gradient]}
+    draft.add("Reduce", [gradient], made, domain=COMM, attributes=attributes, after=draft.latest([gradient]))
 
 
 def all_gather(
@@ -99,10 +89,20 @@ def all_gather(
     draft.add("AllGather", [source], types, domain=COMM, attributes=attributes, before=before)
 
 
-def all_reduce(draft: Draft, group: str, inputs: Sequence[str], outputs: Sequence[str], reduce: str) -> None:
+def broadcast(draft: Draft, group: str, root: int, source: str, output: str, before: Node | None = None) -> None:
+    """The ``root`` member's tensor on every member; ``specialise`` takes the input from the others."""
+    type = draft.graph.types[output]
+    shapes = [",".join(map(str, type.dims))]
+    attributes = {"group": group, "root": root, "dtype": type.dtype, "shapes": shapes}
+    draft.add("Broadcast", [source], {output: type}, domain=COMM, attributes=attributes, before=before)
+
+
+def all_reduce(
+    draft: Draft, group: str, inputs: Sequence[str], outputs: Sequence[str], reduce: str, place: Place = EVERYWHERE
+) -> None:
     """One packed call over tensors of one dtype."""
     types = {new: draft.graph.types[old] for old, new in zip(inputs, outputs)}
     draft.add(
-        "AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": reduce},
+        "AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": reduce}, place=place,
         after=draft.latest(inputs),
     )  # fmt: skip

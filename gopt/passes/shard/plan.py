@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from fnmatch import fnmatchcase
 from itertools import groupby
 
 from gopt.analysis.cones import Classes, Cone, Mode, Updates
 from gopt.analysis.partition import (
+    LEAST_PIECE,
     Bucket,
     Item,
+    Owners,
     Partition,
-    assign_largest_first,
+    Rule,
+    assign,
+    ceil_pieces,
     default_cap,
+    lightest_window,
     offsets,
     owner_cuts,
     plan_buckets,
     row_cuts,
+    window_cuts,
 )
 from gopt.analysis.spmd import Holding
 from gopt.analysis.sweeps import Index
-from gopt.analysis.training import Training
+from gopt.analysis.training import Phase, Training
 from gopt.collectives.layout import flat_cuts
+from gopt.errors import OptionError
 from gopt.graph.place import Span
 from gopt.graph.types import TensorType
+
+
+class Style(str, Enum):
+    """How whole tensors travel: a bucket at once, unevenly scattered and gathered, or each to and from its owner."""
+
+    GATHER = "gather"
+    BROADCAST = "broadcast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,31 +93,50 @@ class Plan:
     cap: int
 
 
-def make_plan(
-    training: Training,
-    updates: Updates,
-    ranks: int,
-    cap: int | None,
-    partition: Partition,
-    copies: Mapping[str, Holding],
-) -> Plan:
-    """Place every parameter of a step on ``ranks`` members; ``cap`` in bytes, None for the default."""
-    index, types = Index(training.graph), training.graph.types
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a step's tensors are placed on ``ranks`` members. ``overrides``: (pattern of parameter names, partition), the
+    first that fits counts; ``least`` elements of the smallest piece; ``cap`` in bytes, None for the default."""
+
+    ranks: int
+    partition: Partition = Partition.FLAT
+    owners: Owners = Owners.LARGEST_FIRST
+    rule: Rule = Rule.BALANCED
+    least: int | None = None
+    overrides: tuple[tuple[str, Partition], ...] = ()
+    cap: int | None = None
+    by_use: bool = False
+    """Whether buckets follow the order in which parameters are used, not that in which gradients are complete."""
+    persist: int = 0
+    """Parameters of fewer elements are a kind of their own."""
+
+    def of(self, name: str) -> Partition:
+        """The partition asked for a parameter."""
+        return next((kind for pattern, kind in self.overrides if fnmatchcase(name, pattern)), self.partition)
+
+    @property
+    def least_piece(self) -> int:
+        return self.least if self.least is not None else LEAST_PIECE if self.rule is Rule.CEIL else 1
+
+
+def parse_overrides(text: str) -> tuple[tuple[str, Partition], ...]:
+    """``embed*:rows;*.bias:whole`` -> patterns with their partitions; raises OptionError."""
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        pattern, colon, kind = part.rpartition(":")
+        if not colon or kind not in {each.value for each in Partition}:
+            raise OptionError(f"cannot read {part!r} as a partition of some parameters", "write it as 'embed*:rows'")
+        found.append((pattern, Partition(kind)))
+    return tuple(found)
+
+
+def make_plan(training: Training, updates: Updates, layout: Layout, copies: Mapping[str, Holding]) -> Plan:
+    """Place every parameter of a step."""
+    types = training.graph.types
     total = sum(types[gradient].nbytes for gradient in set(training.gradients.values()))
-    cap = default_cap(total) if cap is None else cap
-    cones = list(updates.cones.values())
-    owner = _owners(cones, types, ranks, partition)
-    items, seen = [], set()
-    for cone in cones:
-        if cone.gradient in seen:
-            continue  # shared gradients are replicated, and reduced once
-        seen.add(cone.gradient)
-        gradient, parameter = types[cone.gradient], types[cone.parameter.tensor]
-        copy = copies.get(cone.parameter.tensor)
-        travels = copy.dtype if copy is not None else parameter.dtype
-        key = (cone.mode.value, cone.whole_gradient, gradient.dtype, parameter.dtype, travels)
-        place = index.made_at(cone.gradient)
-        items.append(Item(cone.parameter.tensor, gradient.elements, gradient.nbytes, key, place))
+    cap = default_cap(total) if layout.cap is None else layout.cap
+    placer = _Placer(layout, types, updates)
+    items = _items(training, updates, layout, placer, copies)
     classes = Classes(training, updates)
     buckets: list[SplitBucket | WholeBucket | ReplicatedBucket] = []
     for number, bucket in enumerate(plan_buckets(items, cap)):
@@ -109,53 +144,113 @@ def make_plan(
         members = [updates.cones[item.name] for item in bucket.items]
         mode = members[0].mode
         if mode is Mode.SPLIT:
-            buckets.append(_split(name, members, classes, _Cutter(partition, ranks, types, owner), bucket.why))
+            buckets.append(_split(name, members, classes, placer, bucket.why))
         elif mode is Mode.WHOLE:
-            buckets.append(_whole(name, bucket, members, owner, ranks))
+            buckets.append(_whole(name, bucket, members, placer))
         else:
             buckets.append(ReplicatedBucket(name, tuple(members), bucket.why))
     return Plan(tuple(buckets), cap)
 
 
-def _owners(cones: list[Cone], types: dict[str, TensorType], ranks: int, partition: Partition) -> dict[str, int]:
-    """Owners of the tensors that stay whole, balanced over all buckets, largest first."""
-    modes = {Mode.WHOLE, Mode.SPLIT} if partition is Partition.WHOLE else {Mode.WHOLE}
-    whole = [cone.parameter.tensor for cone in cones if cone.mode in modes]
-    return dict(zip(whole, assign_largest_first([types[name].elements for name in whole], ranks)))
+def _items(
+    training: Training, updates: Updates, layout: Layout, placer: _Placer, copies: Mapping[str, Holding]
+) -> list[Item]:
+    index, types = Index(training.graph), training.graph.types
+    used = _first_uses(training) if layout.by_use else {}
+    items, seen = [], set()
+    for cone in updates.cones.values():
+        if cone.gradient in seen:
+            continue  # shared gradients are replicated, and reduced once
+        seen.add(cone.gradient)
+        name = cone.parameter.tensor
+        gradient, parameter = types[cone.gradient], types[name]
+        travels = copies[name].dtype if name in copies else parameter.dtype
+        kept = parameter.elements < layout.persist
+        key = (cone.mode.value, placer.kind(name), cone.whole_gradient, gradient.dtype, parameter.dtype, travels, kept)
+        ready = index.made_at(cone.gradient)
+        # Last used, first packed: as gradients are ready, whatever a tied tensor waits for.
+        order = -used.get(name, -1) if layout.by_use else ready
+        alone = name in placer.sliced and cone.mode is Mode.SPLIT
+        items.append(Item(name, gradient.elements, gradient.nbytes, key, ready, order, alone))
+    return items
 
 
-@dataclass(frozen=True, slots=True)
-class _Cutter:
-    """Orders the tensors of a bucket and shares it out."""
+def _first_uses(training: Training) -> dict[str, int]:
+    """Parameter -> place of its first reader in the forward, or in the backward where it has none."""
+    names = {state.tensor for state in training.parameters}
+    found: dict[str, int] = {}
+    for place, (node, phase) in enumerate(zip(training.graph.nodes, training.phases)):
+        for name in node.reads if phase is not Phase.UPDATE else ():
+            if name in names:
+                found.setdefault(name, place)
+    return found
 
-    partition: Partition
-    ranks: int
+
+@dataclass(slots=True)
+class _Placer:
+    """Settled once: who owns what stays whole, what is sliced by itself; then orders a bucket and shares it out."""
+
+    layout: Layout
     types: dict[str, TensorType]
-    owner: dict[str, int]
+    updates: Updates
+    owner: dict[str, int] = field(default_factory=dict)
+    sliced: dict[str, list[int]] = field(default_factory=dict)
+    """Parameter -> the cuts of its own that the ``ceil`` rule gives it."""
 
-    def order(self, cones: list[Cone]) -> list[Cone]:
-        if self.partition is Partition.WHOLE:
+    def __post_init__(self) -> None:
+        load = [0] * self.layout.ranks
+        whole = []
+        for name, cone in self.updates.cones.items():
+            pieces = self._pieces(name) if cone.mode is Mode.SPLIT else []
+            if len(pieces) > 1:
+                first = lightest_window(load, len(pieces))
+                self.sliced[name] = window_cuts(pieces, first, self.layout.ranks)
+                for place, piece in enumerate(pieces):
+                    load[first + place] += piece
+            elif cone.mode is Mode.WHOLE or (cone.mode is Mode.SPLIT and self.kind(name) is Partition.WHOLE):
+                whole.append(name)
+        sizes = [self.types[name].elements for name in whole]
+        self.owner = dict(zip(whole, assign(whole, sizes, load, self.layout.owners)))
+
+    def _pieces(self, name: str) -> list[int]:
+        if self.layout.rule is not Rule.CEIL or self.layout.of(name) is not Partition.ROWS:
+            return []
+        return ceil_pieces(self.types[name].dims, self.layout.ranks, self.layout.least_piece)
+
+    def kind(self, name: str) -> Partition:
+        """How a tensor that may be cut is cut; under the ``ceil`` rule what is one piece is whole."""
+        asked = self.layout.of(name)
+        by_itself = asked is Partition.ROWS and self.layout.rule is Rule.CEIL
+        return Partition.WHOLE if by_itself and name not in self.sliced else asked
+
+    def order(self, cones: Sequence[Cone]) -> list[Cone]:
+        if self.kind(cones[0].parameter.tensor) is Partition.WHOLE:
             return sorted(cones, key=lambda cone: self.owner[cone.parameter.tensor])
-        return cones
+        return list(cones)
 
-    def cuts(self, cones: list[Cone]) -> list[int]:
-        shapes = [self.types[cone.parameter.tensor] for cone in cones]
-        sizes = [shape.elements for shape in shapes]
-        if self.partition is Partition.WHOLE:
-            return owner_cuts(sizes, [self.owner[cone.parameter.tensor] for cone in cones], self.ranks)
-        if self.partition is Partition.ROWS:
-            return row_cuts(sizes, [shape.elements // max(shape.dims[0], 1) or 1 for shape in shapes], self.ranks)
-        return flat_cuts(sum(sizes), self.ranks)
+    def cuts(self, cones: Sequence[Cone]) -> list[int]:
+        names = [cone.parameter.tensor for cone in cones]
+        if names[0] in self.sliced:
+            return self.sliced[names[0]]
+        shapes = [self.types[name] for name in names]
+        sizes, ranks = [shape.elements for shape in shapes], self.layout.ranks
+        kind = self.kind(names[0])
+        if kind is Partition.WHOLE:
+            return owner_cuts(sizes, [self.owner[name] for name in names], ranks)
+        if kind is Partition.ROWS:
+            rows = [shape.elements // max(shape.dims[0], 1) or 1 for shape in shapes]
+            return row_cuts(sizes, rows, ranks, self.layout.least_piece)
+        return flat_cuts(sum(sizes), ranks)
 
 
-def _split(name: str, members: list[Cone], classes: Classes, cutter: _Cutter, why: str) -> SplitBucket:
+def _split(name: str, members: list[Cone], classes: Classes, placer: _Placer, why: str) -> SplitBucket:
     numbers = {id(cone): classes.cone(cone) for cone in members}
     by_class: dict[int, list[Cone]] = {}
     for cone in members:
         by_class.setdefault(numbers[id(cone)], []).append(cone)
-    ordered = cutter.order([cone for group in by_class.values() for cone in group])
-    starts = offsets([cutter.types[cone.parameter.tensor].elements for cone in ordered])
-    cuts = tuple(cutter.cuts(ordered))
+    ordered = placer.order([cone for group in by_class.values() for cone in group])
+    starts = offsets([placer.types[cone.parameter.tensor].elements for cone in ordered])
+    cuts = tuple(placer.cuts(ordered))
     segments, place = [], 0
     for _, run in groupby(ordered, key=lambda cone: numbers[id(cone)]):
         group = tuple(run)
@@ -165,10 +260,10 @@ def _split(name: str, members: list[Cone], classes: Classes, cutter: _Cutter, wh
     return SplitBucket(name, tuple(ordered), tuple(starts), cuts, tuple(segments), members[0].whole_gradient, why)
 
 
-def _whole(name: str, bucket: Bucket, members: list[Cone], owner: dict[str, int], ranks: int) -> WholeBucket:
+def _whole(name: str, bucket: Bucket, members: list[Cone], placer: _Placer) -> WholeBucket:
     sizes = {item.name: item.elements for item in bucket.items}
-    ordered = sorted(members, key=lambda cone: owner[cone.parameter.tensor])
-    owners = [owner[cone.parameter.tensor] for cone in ordered]
+    ordered = sorted(members, key=lambda cone: placer.owner[cone.parameter.tensor])
+    owners = [placer.owner[cone.parameter.tensor] for cone in ordered]
     starts = offsets([sizes[cone.parameter.tensor] for cone in ordered])
-    cuts = owner_cuts([sizes[cone.parameter.tensor] for cone in ordered], owners, ranks)
+    cuts = owner_cuts([sizes[cone.parameter.tensor] for cone in ordered], owners, placer.layout.ranks)
     return WholeBucket(name, tuple(ordered), tuple(owners), tuple(starts), tuple(cuts), bucket.why)

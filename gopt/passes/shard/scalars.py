@@ -21,8 +21,8 @@ FILL = {"sum": 0.0, "l2": 0.0, "max": float("-inf"), "min": float("inf"), "any":
 class Scalars:
     """Collects the shares of every tree while buckets are emitted, then writes the calls."""
 
-    def __init__(self, draft: Draft, source: Graph, updates: Updates, group: str, reduced: dict[str, str]) -> None:
-        self.draft, self.source, self.updates, self.group, self.reduced = draft, source, updates, group, reduced
+    def __init__(self, draft: Draft, source: Graph, updates: Updates, group: str) -> None:
+        self.draft, self.source, self.updates, self.group = draft, source, updates, group
         self._shares: dict[str, list[str]] = {}
         self._flat: dict[str, str] = {}
 

@@ -12,9 +12,10 @@ from gopt.graph.edit import Draft
 from gopt.graph.model import Node
 from gopt.graph.types import TensorType, dtype_code
 from gopt.passes.shard import layout
-from gopt.passes.shard.delivery import Delivery
+from gopt.passes.shard.delivery import Delivery, Parcel
 from gopt.passes.shard.delivery import Part as Delivered
 from gopt.passes.shard.plan import Segment, SplitBucket
+from gopt.passes.shard.reduction import Reduction
 from gopt.passes.shard.scalars import Scalars
 
 
@@ -27,27 +28,23 @@ class Emitted:
 
 
 def emit_split(
-    draft: Draft,
-    bucket: SplitBucket,
-    groups: layout.Groups,
-    scalars: Scalars,
-    reduced: dict[str, str],
-    delivery: Delivery,
+    draft: Draft, bucket: SplitBucket, scalars: Scalars, reduction: Reduction, delivery: Delivery
 ) -> Emitted:
-    """Rewrite the updates of a split bucket. ``reduced`` maps gradients to the value the update reads."""
+    """Rewrite the updates of a split bucket."""
     out = Emitted()
     gradients = [cone.gradient for cone in bucket.cones]
-    shard = layout.named(bucket.name, "gradient")
+    shard = ""
     if bucket.whole_gradient:
-        reduced.update(layout.reduce_whole(draft, groups, bucket.name, gradients))
+        reduction.everywhere(bucket.name, gradients)
     else:
-        layout.reduce_shard(draft, groups, gradients, bucket.cuts, shard)
+        shard = reduction.to_shard(bucket.name, gradients, bucket.cuts)
     parts = []
     for number, segment in enumerate(bucket.segments):
-        emitter = _Run(draft, segment, f"{bucket.name}.c{number}", scalars, delivery.owned(bucket.cones[0]))
-        parts.append(emitter.run("" if bucket.whole_gradient else shard, alone=len(bucket.segments) == 1))
+        name = f"{bucket.name}.c{number}"
+        emitter = _Run(draft, segment, name, scalars, reduction, delivery.owned(bucket.cones[0]))
+        parts.append(emitter.run(shard, alone=len(bucket.segments) == 1))
         out.holdings.update(emitter.holdings)
-    delivery.deliver(bucket.name, bucket.cuts, bucket.cones, parts)
+    delivery.deliver(Parcel(bucket.name, bucket.cones, tuple(parts), bucket.cuts))
     slots = max(len(cone.states) for cone in bucket.cones)
     out.layout.append(tuple(cone.parameter.tensor for cone in bucket.cones))
     for slot in range(1, slots):
@@ -64,12 +61,16 @@ def emit_split(
 class _Run:
     """One class of a bucket: its first cone, written over 1-D runs in place of the tensors."""
 
-    def __init__(self, draft: Draft, segment: Segment, name: str, scalars: Scalars, owned: bool) -> None:
-        self.draft, self.segment, self.name, self.scalars = draft, segment, name, scalars
+    def __init__(
+        self, draft: Draft, segment: Segment, name: str, scalars: Scalars, reduction: Reduction, owned: bool
+    ) -> None:
+        self.draft, self.segment, self.name, self.scalars, self.reduction = draft, segment, name, scalars, reduction
         self.owned = owned
         """Whether the wide parameter is held as the rank's run alone, as the other states are."""
         self.cone: Cone = segment.cones[0]
         self.local: dict[str, str] = {}
+        self.exact = ""
+        """The run of the gradient before it was cast to its own type, where it was."""
         self.results = {state.updated: f"state{slot}_out" for slot, state in enumerate(self.cone.states)}
         self.results[self.cone.parameter.updated] = "parameter_out"
         self.holdings: dict[str, Holding] = {}
@@ -81,11 +82,10 @@ class _Run:
         """Emit the class; returns its part of the parameters, before and after the update."""
         draft, cone, span = self.draft, self.cone, self.segment.span
         types = draft.graph.types
-        if shard and alone:
-            self.local[cone.gradient] = shard
-        elif shard:
-            self.local[cone.gradient] = self._named("gradient")
-            layout.segment(draft, shard, span, self._named("gradient"), types[cone.gradient].dtype)
+        if shard:
+            self.local[cone.gradient] = shard if alone else self._segment(shard, "gradient")
+            exact = self.reduction.exact.get(shard, "")
+            self.exact = exact if alone or not exact else self._segment(exact, "exact")
         parameter = self._named("parameter")
         self.local[cone.parameter.tensor] = parameter
         if self.owned:
@@ -100,6 +100,12 @@ class _Run:
             self._emit(place, node)
         self._hold()
         return Delivered(parameter, self.local[cone.parameter.updated], span)
+
+    def _segment(self, shard: str, role: str) -> str:
+        """The rank's run of this class, out of its shard of the bucket."""
+        name = self._named(role)
+        layout.segment(self.draft, shard, self.segment.span, name, self.draft.graph.types[shard].dtype)
+        return name
 
     def _hold(self) -> None:
         types = self.draft.graph.types
@@ -126,6 +132,8 @@ class _Run:
         if not elementwise(node):
             raise InvariantError(f"{node.op_type} {node.label!r} cannot run on a piece of a tensor")
         operands = [self._operand(name, place, slot) for slot, name in enumerate(node.inputs)]
+        if self.exact and node.is_a("Cast") and node.inputs[0] == self.cone.gradient:
+            operands = [self.exact]  # not rounded in between
         outputs: dict[str, TensorType] = {}
         for slot, name in enumerate(node.outputs):
             if name:
@@ -148,7 +156,7 @@ class _Run:
 
     def _twin(self, cone: Cone, place: int, slot: int) -> str:
         name = cone.nodes[place].inputs[slot]
-        return self.scalars.reduced.get(name, name)
+        return self.reduction.reduced.get(name, name)
 
     def _reduce(self, place: int, node: Node) -> None:
         """A reduction of the run, as this class's share of the scalar."""

@@ -1,0 +1,138 @@
+"""How local gradients become what the update reads: cast for the wire, reduced, summed over micro-steps.
+
+With one micro-step: gradient -> wire type -> call -> gradient type. With several, whole accumulators hold local sums
+and the call waits for the update (stages 0 and 1); or each micro-step reduces inside the sharding group, accumulators
+hold the owners' shards, and only what is left over the outer data axes waits (stage 2 and up).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from gopt.analysis.spmd import Accumulator, Step
+from gopt.graph.edit import Draft
+from gopt.graph.place import EVERYWHERE, Owner, Place
+from gopt.graph.types import TensorType, dtype_code
+from gopt.passes.shard import layout
+
+
+@dataclass(slots=True)
+class Reduction:
+    """Settled once per pass: ``wire`` is the type in which gradients travel ('' for their own), ``scattered`` says that
+    accumulators hold shards."""
+
+    step: Step
+    draft: Draft
+    groups: layout.Groups
+    wire: str
+    scattered: bool
+    reduced: dict[str, str] = field(default_factory=dict)
+    """Gradient -> the value that readers in the update see in its place, where that has its shape."""
+    exact: dict[str, str] = field(default_factory=dict)
+    """A value cast back to its gradient's type -> the same before that cast: for readers that would widen it again."""
+
+    @property
+    def micro(self) -> bool:
+        """Whether gradients are summed over micro-steps."""
+        return self.step.micro_steps > 1
+
+    def to_shard(self, bucket: str, gradients: Sequence[str], cuts: Sequence[int]) -> str:
+        """The mean gradient of a bucket, each member its part; returns the 1-D value."""
+        dtype = self._dtype(gradients[0])
+        shard = layout.named(bucket, "gradient")
+        given = [self._given(bucket, place, name) for place, name in enumerate(gradients)]
+        scattered = layout.named(bucket, "scattered")
+        layout.reduce_scatter(self.draft, self.groups.shard, given, cuts, scattered)
+        value = scattered
+        if self.micro and self.scattered:
+            value = self._sum(shard, value, layout.flat(_wide(dtype)), EVERYWHERE, cuts)
+        return self._finish(value, shard, dtype, self.groups.outer, EVERYWHERE)
+
+    def everywhere(self, bucket: str, gradients: Sequence[str]) -> None:
+        """The mean gradients on every rank, one call each: nothing cuts them, so that they can still be packed."""
+        for place, name in enumerate(gradients):
+            given = self._given(bucket, place, name, local=True)
+            result = layout.named(bucket, f"gradient{place}")
+            self.reduced[name] = self._finish(given, result, self._dtype(name), self.groups.data, EVERYWHERE)
+
+    def to_owners(self, bucket: str, gradients: Sequence[str], owners: Sequence[int]) -> None:
+        """The mean of each gradient on its owner alone, one call each."""
+        for place, (name, owner) in enumerate(zip(gradients, owners)):
+            given = self._given(bucket, place, name)
+            value, result = layout.named(bucket, f"owned{place}"), layout.named(bucket, f"gradient{place}")
+            layout.reduce(self.draft, self.groups.shard, owner, given, value)
+            if self.micro and self.scattered:
+                type = TensorType(_wide(self._dtype(name)), self.draft.graph.types[name].shape)
+                value = self._sum(result, value, type, Owner(owner))
+            self.reduced[name] = self._finish(value, result, self._dtype(name), self.groups.outer, Owner(owner))
+
+    def _given(self, bucket: str, place: int, name: str, *, local: bool = False) -> str:
+        """What a rank gives to the call for a gradient: itself, or its mean over the micro-steps."""
+        root, value = layout.named(bucket, f"local{place}"), name
+        if self.micro and (local or not self.scattered):
+            type = self.draft.graph.types[name]
+            value = self._sum(root, name, TensorType(_wide(type.dtype), type.shape), EVERYWHERE)
+        return self._on_wire(value, f"{root}_wire", EVERYWHERE)
+
+    def _finish(self, value: str, result: str, dtype: str, group: str | None, place: Place) -> str:
+        """Reduce what is left over ``group``, and give the gradient's type back."""
+        if group is not None:
+            whole = f"{result}_mean"
+            given = self._on_wire(value, f"{result}_wire", place)
+            layout.all_reduce(self.draft, group, [given], [whole], "mean", place)
+            value = whole
+        back = self._as(value, dtype, result, place)
+        if back != value:
+            self.exact[back] = value
+        return back
+
+    def _on_wire(self, value: str, name: str, place: Place) -> str:
+        return self._as(value, self.wire or self._dtype(value), name, place)
+
+    def _sum(self, root: str, value: str, type: TensorType, place: Place, cuts: Sequence[int] | None = None) -> str:
+        """Add a micro-step's gradient to an accumulator of ``type``; returns its mean, which the update reads."""
+        draft = self.draft
+        shape = () if cuts is not None else type.dims
+        names = (f"{root}_sum", f"{root}_sum_out", f"{root}_sum_next")
+        held = Accumulator(*names, type.dtype, shape, None if cuts is None else tuple(cuts), place)
+        draft.graph.types[held.input] = type
+        term = self._as(value, type.dtype, f"{root}_term", place)
+        draft.add("Add", [held.input, term], {held.added: type}, place=place)
+        sizes = {f"{root}_sizes": TensorType("int64", (len(type.shape or ()),))}
+        draft.add("Shape", [held.input], sizes, place=place)
+        zero = onnx.numpy_helper.from_array(np.zeros(1, onnx.helper.tensor_dtype_to_np_dtype(dtype_code(type.dtype))))
+        draft.add("ConstantOfShape", list(sizes), {held.output: type}, attributes={"value": zero}, place=place)
+        self.step.accumulators.append(held)
+        draft.add("Div", [held.input, self._count(type.dtype)], {f"{root}_each": type}, place=place)
+        return f"{root}_each"
+
+    def _count(self, dtype: str) -> str:
+        """The number of micro-steps, as a scalar of a type."""
+        draft, name = self.draft, f"gopt.shard.micro_steps.{dtype}"
+        if name not in draft.graph.types:
+            count = {f"{name}.count": TensorType("float32", ())}
+            draft.add("Constant", [], count, attributes={"value_float": float(self.step.micro_steps)})
+            draft.add("Cast", list(count), {name: TensorType(dtype, ())}, attributes={"to": dtype_code(dtype)})
+        return name
+
+    def _as(self, value: str, dtype: str, name: str, place: Place) -> str:
+        """A value in another type; itself when it has it."""
+        type = self.draft.graph.types[value]
+        if type.dtype == dtype:
+            return value
+        made = {name: TensorType(dtype, type.shape)}
+        makers = self.draft.latest([value])
+        self.draft.add("Cast", [value], made, attributes={"to": dtype_code(dtype)}, place=place, after=makers)
+        return name
+
+    def _dtype(self, name: str) -> str:
+        return self.draft.graph.types[name].dtype
+
+
+def _wide(dtype: str) -> str:
+    """The type of an accumulator: float32, or float64 for gradients that are."""
+    return "float64" if dtype == "float64" else "float32"

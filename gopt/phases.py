@@ -1,0 +1,102 @@
+"""A step in phases: one, or a micro-step that is run several times and the update behind it. No pass, no rank.
+
+Each phase is what computes its results, out of the one rank-independent graph; what both need is in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gopt.analysis.spmd import Step
+from gopt.analysis.training import Kind
+from gopt.errors import UnsupportedError
+from gopt.graph.model import Graph, Node, clone
+
+STEP, MICRO, UPDATE = "step", "micro", "update"
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One file of every rank: how often it runs in a step, and the graph that it is."""
+
+    name: str
+    times: int
+    graph: Graph
+
+
+def phases(step: Step) -> list[Phase]:
+    """The phases of a step in the order in which they run.
+
+    Raises UnsupportedError when the update depends on a batch by another way than gradients and statistics.
+    """
+    if step.micro_steps == 1:
+        return [Phase(STEP, 1, step.graph)]
+    summed = _behind(step, {held.input for held in step.accumulators})
+    shown = [step.training.loss, *step.training.metrics]
+    micro = {held.output: held.added for held in step.accumulators}
+    update = {held.output: held.output for held in step.accumulators}
+    statistics = {state.tensor for state in step.training.states if state.kind is Kind.STATISTIC}
+    for holding in step.holdings:
+        if holding.input in step.carried:
+            micro[holding.output] = step.carried[holding.input]
+        alone = holding.input in statistics and holding.input not in step.carried  # nobody averages it
+        (micro if alone else update)[holding.output] = holding.output
+    micro.update({name: name for name in shown if name not in summed})
+    update.update({name: name for name in shown if name in summed})
+    return [_phase(step, MICRO, step.micro_steps, micro), _phase(step, UPDATE, 1, update)]
+
+
+def _behind(step: Step, sources: set[str]) -> set[str]:
+    """All values that depend on one of the sources."""
+    found = set(sources)
+    for node in step.graph.nodes:
+        if any(name in found for name in node.reads):
+            found.update(node.outputs)
+    return found
+
+
+def _phase(step: Step, name: str, times: int, results: Mapping[str, str]) -> Phase:
+    """The part of the step's graph that makes ``results`` (output -> the value that it is)."""
+    graph = step.graph
+    needed = set(results.values())
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if any(value in needed for value in node.outputs):
+            needed.update(node.reads)
+            nodes.append(node)
+    if name == UPDATE:
+        _refuse_batch(step, needed, nodes)
+    named = {value: output for output, value in results.items() if output != value}
+    nodes = list(_renamed(reversed(nodes), named)) if named else nodes[::-1]
+    types = graph.types | {output: graph.types[value] for output, value in results.items()}
+    return Phase(
+        name,
+        times,
+        Graph(
+            graph.name, nodes, {each: type for each, type in graph.inputs.items() if each in needed},
+            {output: types[output] for output in results},
+            {each: tensor for each, tensor in graph.initializers.items() if each in needed},
+            types, graph.header, dict(graph.metadata),
+        ),
+    )  # fmt: skip
+
+
+def _renamed(nodes: Iterable[Node], named: Mapping[str, str]) -> Iterable[Node]:
+    """The nodes with values under their final names; a node that has none of them stays the same object."""
+    for node in nodes:
+        if any(value in named for value in (*node.inputs, *node.outputs)):
+            node = clone(node)
+            node.inputs = [named.get(value, value) for value in node.inputs]
+            node.outputs = [named.get(value, value) for value in node.outputs]
+        yield node
+
+
+def _refuse_batch(step: Step, needed: set[str], nodes: Iterable[Node]) -> None:
+    given = next((name for name in step.training.batch if name in needed), None)
+    if given is not None:
+        node = next(node for node in nodes if given in node.reads)
+        raise UnsupportedError(
+            f"--accumulate: the update reads the batch {given!r} beside the gradients, at {node.label!r}",
+            "its value differs from micro-step to micro-step",
+        )
