@@ -14,6 +14,8 @@ COMMANDS = {
     "plan": "Weigh every stage and partition without writing anything.",
     "inspect": "Show what a model or an output folder is.",
     "diff": "Compare two models or two output folders by structure.",
+    "merge": "Put ranks or a checkpoint back together as one model.",
+    "reshard": "Make other ranks from the values that ranks or a checkpoint hold.",
     "passes": "List every pass with its options and defaults.",
 }
 

@@ -138,3 +138,15 @@ def parse_ranks(text: str | None) -> list[int] | None:
             raise OptionError(f"cannot read {text!r} as ranks", "write --only-ranks 0-3 or 0,2,5")
         ranks.update(range(int(first), int(last or first) + 1))
     return sorted(ranks)
+
+
+def pass_option(text: str) -> tuple[str, str, str]:
+    """``shard.style=broadcast`` -> pass, option, value."""
+    from gopt.passes import find
+
+    name, equals, value = text.partition("=")
+    owner, dot, option = name.strip().partition(".")
+    if not equals or not dot:
+        raise OptionError(f"cannot read {text!r} as an option of a pass", "write it as -O shard.style=broadcast")
+    find(owner)
+    return owner, option.replace("_", "-"), value.strip()

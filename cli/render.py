@@ -109,6 +109,16 @@ def _few(rows: Sequence[Any], most: int = 12) -> Sequence[Any]:
     return rows[:most]
 
 
+def render_merged(merged: Mapping[str, Any]) -> None:
+    """What ``gopt merge`` shows."""
+    out = console()
+    beside = f", values in {merged['data']}" if merged["data"] else ""
+    out.print(f"{merged['states']} states, {size(merged['bytes'])}: written to {merged['model']}{beside}")
+    if merged["missing"]:
+        shown = ", ".join(merged["missing"][:4]) + (", …" if len(merged["missing"]) > 4 else "")
+        out.print(f"note: {len(merged['missing'])} states have no value: {shown}")
+
+
 def render_passes(rows: Sequence[Mapping[str, Any]]) -> None:
     """What ``gopt passes`` shows."""
     out = console()

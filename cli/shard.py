@@ -13,7 +13,7 @@ import click
 
 from gopt.errors import OptionError
 
-from .options import build_mesh, parse_ranks, read_config, role_map, role_options
+from .options import build_mesh, parse_ranks, pass_option, read_config, role_map, role_options
 
 
 @click.command("shard")
@@ -131,7 +131,7 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
     for flag, (owner, option) in flags.items():
         if given[flag] is not None:
             defaults.setdefault(owner, {})[option] = given[flag]
-    for owner, option, value in map(_option, given["options"]):
+    for owner, option, value in map(pass_option, given["options"]):
         if any(given[flag] is not None and where == (owner, option) for flag, where in flags.items()):
             raise OptionError(f"option {option} of pass {owner} is given twice")
         defaults.setdefault(owner, {})[option] = value
@@ -153,18 +153,6 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
             raise OptionError(f"options are given for pass {name}, which is not in the pipeline")
     after = _printer(given["print_after"], given["print_dir"], PASSES)
     return build_pipeline(items, defaults, verify_each=given["verify_each"], after_each=after)
-
-
-def _option(text: str) -> tuple[str, str, str]:
-    """``shard.style=broadcast`` -> pass, option, value."""
-    from gopt.passes import find
-
-    name, equals, value = text.partition("=")
-    owner, dot, option = name.strip().partition(".")
-    if not equals or not dot:
-        raise OptionError(f"cannot read {text!r} as an option of a pass", "write it as -O shard.style=broadcast")
-    find(owner)
-    return owner, option.replace("_", "-"), value.strip()
 
 
 def _printer(name: str | None, folder: str | None, passes: dict[str, Any]) -> Any:

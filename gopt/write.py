@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,10 @@ class Values:
 
 
 def _chunks(tensor: Tensor) -> Iterator[bytes | memoryview]:
-    if tensor.path and tensor.nbytes:
+    if tensor.parts:
+        for part in tensor.parts:
+            yield from _chunks(part)
+    elif tensor.path and tensor.nbytes:
         with open(tensor.path, "rb") as file:
             file.seek(tensor.offset)
             left = tensor.nbytes
@@ -270,11 +274,11 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def external(name: str, type: TensorType, offset: int) -> TensorProto:
-    """A tensor whose bytes lie in ``states.bin``."""
+def external(name: str, type: TensorType, offset: int, location: str = VALUES) -> TensorProto:
+    """A tensor whose bytes lie in a file beside the model."""
     tensor = TensorProto(name=name, data_type=dtype_code(type.dtype), dims=type.dims)
     tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", VALUES), ("offset", str(offset)), ("length", str(type.nbytes))):
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(type.nbytes))):
         entry = tensor.external_data.add()
         entry.key, entry.value = key, value
     return tensor
@@ -286,7 +290,7 @@ def named_tensor(name: str, tensor: Tensor) -> TensorProto:
         proto = TensorProto()
         proto.CopyFrom(tensor.proto)
     else:
-        proto = onnx.numpy_helper.from_array(np.ascontiguousarray(tensor.numpy()))
+        proto = onnx.numpy_helper.from_array(np.ascontiguousarray(tensor.numpy()).reshape(tensor.type.dims))
     proto.name = name
     return proto
 
@@ -295,23 +299,30 @@ def source_model(step: Step, values: Values, roles: str) -> bytes:
     """The source graph without state values: what merge, reshard and verify start from. Roles travel as metadata."""
     source: Graph = step.training.graph
     states = {state.tensor for state in step.training.states}
-    body = onnx.GraphProto(name=source.name)
-    body.input.extend(value_info(name, type) for name, type in source.inputs.items())
-    body.input.extend(value_info(n, source.types[n]) for n in sorted(states) if n not in source.inputs)
-    body.output.extend(value_info(name, type) for name, type in source.outputs.items())
-    for name, tensor in source.initializers.items():
-        if name not in states:
-            at = values.offset.get(name)
-            body.initializer.append(named_tensor(name, tensor) if at is None else external(name, tensor.type, at))
-    body.node.extend(node.to_proto() for node in source.nodes)
-    for node in source.nodes:
+    inputs = {**source.inputs, **{name: source.types[name] for name in sorted(states) if name not in source.inputs}}
+    kept = {name: tensor for name, tensor in source.initializers.items() if name not in states}
+    whole = replace(source, inputs=inputs, initializers=kept)
+    metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
+    return model_bytes(whole, values.offset, VALUES, metadata)
+
+
+def model_bytes(graph: Graph, offsets: Mapping[str, int], location: str, metadata: Mapping[str, str]) -> bytes:
+    """A graph as a model file; initializers that have an offset lie there in the file ``location``, all else inside."""
+    body = onnx.GraphProto(name=graph.name)
+    body.input.extend(value_info(name, type) for name, type in graph.inputs.items())
+    body.output.extend(value_info(name, type) for name, type in graph.outputs.items())
+    for name, tensor in graph.initializers.items():
+        at = offsets.get(name)
+        body.initializer.append(named_tensor(name, tensor) if at is None else external(name, tensor.type, at, location))
+    body.node.extend(node.to_proto() for node in graph.nodes)
+    for node in graph.nodes:
         if node.domain not in ("", "ai.onnx"):
-            known = [name for name in node.outputs if source.type_of(name).static]
-            body.value_info.extend(value_info(name, source.types[name]) for name in known)
+            known = [name for name in node.outputs if graph.type_of(name).static]
+            body.value_info.extend(value_info(name, graph.types[name]) for name in known)
     model = onnx.ModelProto()
-    model.CopyFrom(source.header)
+    model.CopyFrom(graph.header)
     model.graph.CopyFrom(body)
-    for key, value in (("gopt.format", "gopt-source/1"), ("gopt.roles", roles)):
+    for key, value in metadata.items():
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value
     data: bytes = model.SerializeToString(deterministic=True)

@@ -15,7 +15,7 @@ import onnx
 from onnx import AttributeProto, NodeProto, TensorProto
 
 from gopt.graph.place import EVERYWHERE, Place
-from gopt.graph.types import TensorType, dtype_code, dtype_name
+from gopt.graph.types import TensorType, dtype_code, dtype_name, nbytes
 
 COMM = "gopt.comm"
 """Domain of the collectives: in every rank file (contract section 5)."""
@@ -130,7 +130,8 @@ def make_attribute(name: str, value: Any) -> AttributeProto:
 class Tensor:
     """A constant or an initial value: where it lies, read only when asked for.
 
-    Either ``array`` holds it, or ``proto`` does, or ``path``/``offset`` say where the raw little-endian bytes are.
+    Either ``array`` holds it, or ``proto`` does, or ``path``/``offset`` say where the raw little-endian bytes are, or
+    ``parts`` are its pieces, flattened, one after the other.
     """
 
     type: TensorType
@@ -140,6 +141,7 @@ class Tensor:
     offset: int = 0
     wide: Tensor | None = None
     """The tensor of which this one is the cast."""
+    parts: tuple[Tensor, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -156,6 +158,8 @@ class Tensor:
         if self.wide is not None:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype_code(self.type.dtype))
             return np.asarray(self.wide.numpy()).astype(dtype)
+        if self.parts:
+            return np.concatenate([part.numpy().reshape(-1) for part in self.parts]).reshape(self.type.dims)
         if self.path:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype_code(self.type.dtype))
             if not self.type.elements:
@@ -164,6 +168,11 @@ class Tensor:
             return mapped.view(dtype).reshape(self.type.dims)
         assert self.proto is not None
         return onnx.numpy_helper.to_array(self.proto)
+
+    def piece(self, start: int, stop: int) -> Tensor:
+        """Elements ``start`` to ``stop`` of the flattened tensor, which must lie in a file; nothing is read."""
+        type = TensorType(self.type.dtype, (stop - start,))
+        return Tensor(type, path=self.path, offset=self.offset + nbytes(type.dtype, start))
 
 
 @dataclass(slots=True)

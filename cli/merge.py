@@ -1,0 +1,35 @@
+"""``gopt merge``: ranks back into one model."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command("merge")
+@click.argument("path", metavar="DIR|CHECKPOINT", type=click.Path())
+@click.option("-o", "--output", required=True, metavar="MODEL", help="The model to write.")
+@click.option("--force", is_flag=True, help="Replace an existing model.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+def command(path: str, output: str, force: bool, as_json: bool) -> None:
+    """Write the source model with the current values of its states, put together from all ranks.
+
+    Values beyond 64 MiB lie beside the model, in MODEL.data; they are copied piece by piece.
+
+    \b
+    Example:
+      gopt merge step.ranks -o step.onnx
+      gopt merge checkpoints/step_00000100 -o trained.onnx
+    """
+    from gopt.offline.merge import merge
+
+    from .render import progress, render_merged
+
+    with progress() as advance:
+        advance("merging")
+        merged = merge(path, output, force=force)
+    if as_json:
+        click.echo(json.dumps(merged.to_json(), indent=1, ensure_ascii=False))
+    else:
+        render_merged(merged.to_json())

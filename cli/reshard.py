@@ -1,0 +1,63 @@
+"""``gopt reshard``: another number of ranks, another mesh, another way to shard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from gopt.errors import OptionError
+
+from .options import build_mesh, pass_option
+
+
+@click.command("reshard")
+@click.argument("path", metavar="DIR|CHECKPOINT", type=click.Path())
+@click.option("--ranks", type=int, metavar="N", help="Ranks that share the states, each with its own batch.")
+@click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
+@click.option("-o", "--output", required=True, metavar="DIR", help="Output folder.")
+@click.option("--stage", type=click.IntRange(0, 3), help="Another stage.  [default: as it was]")
+@click.option("--partition", type=click.Choice(["flat", "rows", "whole"]), help="Another partition.")
+@click.option("--bucket-mb", type=float, metavar="M", help="Another cap of a bucket.")
+@click.option("--accumulate", type=click.IntRange(1), metavar="K", help="Another number of micro-steps.")
+@click.option("-O", "--option", "options", multiple=True, metavar="PASS.NAME=VALUE", help="Another option of a pass.")
+@click.option("--force", is_flag=True, help="Replace an existing output folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def command(
+    path: str, ranks: int | None, mesh: str | None, output: str, stage: int | None, partition: str | None,
+    bucket_mb: float | None, accumulate: int | None, options: tuple[str, ...], force: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Shard again for other ranks, from the values that the ranks of a folder or checkpoint hold.
+
+    Passes and their options are those of the first time, unless said otherwise.
+
+    \b
+    Example:
+      gopt reshard step.ranks --ranks 4 -o step4.ranks
+      gopt reshard checkpoints/step_00000100 --mesh dp=2,shard=2 --stage 3 -o bigger.ranks
+    """
+    from gopt.offline.merge import reshard
+
+    from .render import progress, render_report
+
+    target = Path(output)
+    if target.exists() and not force:
+        raise OptionError(f"{target} exists already", "choose another folder with -o, or replace it with --force")
+    given: dict[str, dict[str, object]] = {}
+    for name, value in (("stage", stage), ("partition", partition), ("bucket-mb", bucket_mb)):
+        if value is not None:
+            given.setdefault("shard", {})[name] = value
+    for owner, option, text in map(pass_option, options):
+        if option in given.get(owner, {}):
+            raise OptionError(f"option {option} of pass {owner} is given twice")
+        given.setdefault(owner, {})[option] = text
+    with progress() as advance:
+        advance("sharding")
+        sharded = reshard(path, build_mesh(ranks, mesh, {}), options=given, accumulate=accumulate)
+        advance("checking and writing")
+        report = sharded.write(target, force=force)
+    if as_json:
+        click.echo(json.dumps(report, indent=1, ensure_ascii=False))
+    else:
+        render_report(report, target)

@@ -1,0 +1,102 @@
+"""Ranks back into one model, or into other ranks: values travel in pieces, never whole in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gopt import api
+from gopt.analysis.roles import recover
+from gopt.errors import OptionError, RunError
+from gopt.mesh import Mesh
+from gopt.offline.held import Held, read_held
+from gopt.pipeline import Pipeline, build_pipeline
+from gopt.write import INLINE, Values, model_bytes
+
+EMBED = 64 << 20
+"""Models of at most so many bytes of values are one file; the values of others lie beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What ``merge`` wrote."""
+
+    model: str
+    data: str
+    states: int
+    nbytes: int
+    missing: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model, "data": self.data, "states": self.states, "bytes": self.nbytes,
+            "missing": list(self.missing),
+        }  # fmt: skip
+
+
+def merge(path: str | os.PathLike[str], model: str | os.PathLike[str], *, force: bool = False) -> Merged:
+    """Write the source with the values that the ranks of a folder or checkpoint hold.
+
+    States of which no rank has a value stay without one. Raises OptionError when the model exists and ``force`` is not
+    given, InputError for ranks that are incomplete, RunError when the model cannot be written.
+    """
+    held, target = read_held(path), Path(model)
+    data = target.with_name(target.name + ".data")
+    for each in (target, data):
+        if each.exists() and not force:
+            raise OptionError(f"{each} exists already", "choose another name with -o, or replace it with --force")
+    graph = held.graph
+    total = sum(tensor.nbytes for tensor in graph.initializers.values())
+    values = Values()
+    if total > EMBED:
+        for name, tensor in graph.initializers.items():
+            if tensor.nbytes > INLINE:
+                values.add([(name, tensor)])
+    draft = [each.with_name(f".{each.name}.tmp") for each in (target, data)]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft[0].write_bytes(model_bytes(graph, values.offset, data.name, {}))
+        if values.offset:
+            values.write(draft[1])
+            os.replace(draft[1], data)
+        os.replace(draft[0], target)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror}", "choose another place with -o") from error
+    finally:
+        for each in draft:
+            each.unlink(missing_ok=True)
+    count = len(held.manifest["states"]) - len(held.missing)
+    return Merged(str(target), str(data) if values.offset else "", count, total, tuple(held.missing))
+
+
+def reshard(
+    path: str | os.PathLike[str],
+    mesh: Mesh,
+    *,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    accumulate: int | None = None,
+) -> api.Sharded:
+    """The ranks of another mesh from those of a folder or checkpoint, current values included; nothing is written.
+
+    Passes and options are those of the report, ``options`` by pass replace some; so does ``accumulate``.
+    """
+    held = read_held(path)
+    source = api.Source(
+        recover(held.graph, held.roles), held.report["source"]["file"], held.report["source"]["sha256"],
+        held.report["source"]["bytes"],
+    )  # fmt: skip
+    micro_steps = held.manifest.get("accumulate", 1) if accumulate is None else accumulate
+    return api.shard(source, mesh, pipeline=_pipeline(held, options or {}), accumulate=micro_steps)
+
+
+def _pipeline(held: Held, options: Mapping[str, Mapping[str, Any]]) -> Pipeline:
+    """The pipeline of the report with some options replaced."""
+    left = {name: dict(given) for name, given in options.items()}
+    items = []
+    for each in held.report["pipeline"]:
+        known = {key.replace("_", "-"): value for key, value in each["options"].items()}
+        items.append((each["name"], known | left.pop(each["name"], {})))
+    return build_pipeline(items, left)

@@ -1,0 +1,145 @@
+"""Ranks back into one model and into other ranks: exact, whatever the layout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from gopt.cli.main import main
+from helpers import FIXTURES, NAMES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recipes import Recipe, build
+
+import gopt
+from gopt.errors import GoptError, InputError, OptionError
+from gopt.mesh import Mesh
+from gopt.offline import merge as module
+from gopt.offline.diff import diff
+from gopt.offline.merge import merge, reshard
+from gopt.pipeline import build_pipeline
+from gopt.runtime.verify import Verifier
+
+
+def values(path: Path) -> dict[str, bytes]:
+    training = gopt.load(path).training
+    stored = training.graph.initializers
+    names = [state.tensor for state in training.states if state.tensor in stored]
+    return {name: np.ascontiguousarray(stored[name].numpy()).tobytes() for name in names}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_merge_gives_back_the_source(name, tmp_path):
+    path = FIXTURES / f"{name}.onnx"
+    pipeline = build_pipeline(defaults={"shard": {"stage": 3, "partition": "rows"}})
+    gopt.shard(gopt.load(path), Mesh.parse("dp=2,shard=3"), pipeline=pipeline).write(tmp_path / "out")
+    merged = merge(tmp_path / "out", tmp_path / "back.onnx")
+    assert values(tmp_path / "back.onnx") == values(path)
+    assert merged.states + len(merged.missing) == len(gopt.load(path).training.states)
+    assert diff(path, tmp_path / "back.onnx").equal
+
+
+layouts = st.sampled_from(
+    [
+        ("shard=1", {"stage": 2}),
+        ("shard=4", {"stage": 1}),
+        ("shard=3", {"stage": 3, "bucket-mb": 0}),
+        ("dp=2", {"stage": 0}),
+        ("dp=2,shard=2", {"stage": 3, "partition": "rows"}),
+        ("shard=5", {"stage": 2, "partition": "whole", "style": "broadcast"}),
+        ("shard=2,tp=2", {"stage": 2, "partition": "rows", "rule": "ceil", "min-piece": 2}),
+    ]
+)
+
+
+@settings(max_examples=25)
+@given(st.booleans(), st.booleans(), layouts, layouts, st.sampled_from([1, 2]))
+def test_merge_after_reshard_is_merge(half, ema, first, second, micro_steps):
+    with TemporaryDirectory() as text:
+        folder = Path(text)
+        (folder / "step.onnx").write_bytes(build(Recipe(half=half, ema=ema, widths=(3, 5, 4))).SerializeToString())
+        pipeline = build_pipeline(defaults={"shard": first[1]})
+        gopt.shard(gopt.load(folder / "step.onnx"), Mesh.parse(first[0]), pipeline=pipeline).write(folder / "a")
+        fresh = {"partition": "flat", "style": "gather", "rule": "balanced", "min-piece": None, "bucket-mb": None}
+        sharded = reshard(
+            folder / "a", Mesh.parse(second[0]), options={"shard": fresh | second[1]}, accumulate=micro_steps
+        )
+        sharded.write(folder / "b")
+        for side in ("a", "b"):
+            merge(folder / side, folder / f"{side}.onnx")
+        assert (folder / "a.onnx").read_bytes() == (folder / "b.onnx").read_bytes()
+        assert values(folder / "a.onnx") == values(folder / "step.onnx")
+        assert Verifier(folder / "b").run(steps=1, confirm=False).equal
+
+
+def test_resharded_ranks_keep_what_was_chosen(tmp_path):
+    pipeline = build_pipeline(defaults={"shard": {"stage": 3, "partition": "whole"}})
+    gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), 2, pipeline=pipeline).write(tmp_path / "a")
+    report = reshard(tmp_path / "a", Mesh.parse("shard=3")).report()
+    options = next(each["options"] for each in report["pipeline"] if each["name"] == "shard")
+    assert (options["stage"], options["partition"]) == (3, "whole")
+    assert report["source"] == json.loads((tmp_path / "a" / "report.json").read_text())["source"]
+
+
+def test_large_values_lie_beside_the_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "EMBED", 1000)
+    path = FIXTURES / "mlp_adamw.onnx"
+    gopt.shard(gopt.load(path), 3).write(tmp_path / "out")
+    merged = merge(tmp_path / "out", tmp_path / "back.onnx")
+    assert merged.data and Path(merged.data).stat().st_size > 1000
+    assert values(tmp_path / "back.onnx") == values(path)
+    assert (tmp_path / "back.onnx").stat().st_size < path.stat().st_size
+
+
+def test_an_existing_model_is_kept(tmp_path):
+    gopt.shard(gopt.load(FIXTURES / "mlp_sgd.onnx"), 2).write(tmp_path / "out")
+    (tmp_path / "back.onnx").write_text("mine")
+    with pytest.raises(OptionError, match="exists already"):
+        merge(tmp_path / "out", tmp_path / "back.onnx")
+    assert (tmp_path / "back.onnx").read_text() == "mine"
+    merge(tmp_path / "out", tmp_path / "back.onnx", force=True)
+    assert main(["merge", str(tmp_path / "out"), "-o", str(tmp_path / "b.onnx")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.onnx", "back.onnx", "out"]
+
+
+@pytest.mark.parametrize("damage", ["rank", "pieces", "source", "manifest", "values"])
+def test_what_is_incomplete_is_refused(damage, tmp_path):
+    out = tmp_path / "out"
+    gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), 3, stage=3).write(out)
+    if damage == "rank":
+        (out / "rank_0001.onnx").unlink()
+    elif damage == "source":
+        (out / "source.onnx").unlink()
+    elif damage == "values":
+        (out / "states.bin").write_bytes((out / "states.bin").read_bytes()[:100])
+    else:
+        manifest = json.loads((out / "manifest.json").read_text())
+        if damage == "pieces":
+            manifest["ranks"].pop()
+        else:
+            manifest["ranks"][0]["state"][0].pop("pieces")
+        (out / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(GoptError) as caught:
+        merge(out, tmp_path / "back.onnx")
+    assert caught.value.exit_code == 3 and not (tmp_path / "back.onnx").exists()
+
+
+def test_a_folder_that_is_none(tmp_path):
+    shutil.copy(FIXTURES / "mlp_sgd.onnx", tmp_path)
+    with pytest.raises(InputError, match="no output folder"):
+        merge(tmp_path, tmp_path / "x.onnx")
+
+
+def test_reshard_from_the_command_line(tmp_path, capsys):
+    gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), 2).write(tmp_path / "a")
+    command = ["reshard", str(tmp_path / "a"), "--mesh", "dp=2,shard=2", "--stage", "3", "-o", str(tmp_path / "b")]
+    assert main(command) == 0
+    assert main(command) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert Verifier(tmp_path / "b").run(steps=1, confirm=False).equal
+    twice = [*command, "--force", "-O", "shard.stage=1"]
+    assert main(twice) == 2
