@@ -25,7 +25,7 @@ from gopt.graph.types import TensorType, dtype_name, nbytes
 _LIMIT = 2**63
 _MAX_RANK = 64  # NumPy's own
 _MAX_HEADER = 100 << 20  # of a safetensors file, as its reference reader has it
-_SAFETENSORS = {
+SAFETENSORS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
     "C64": "complex64", "F8_E4M3": "float8e4m3fn", "F8_E5M2": "float8e5m2", "F8_E8M0": "float8e8m0",
@@ -202,10 +202,10 @@ def _safetensor(path: str, name: str, entry: Any, start: int, size: int) -> Tens
     # bool is an int to Python, and no size to anybody else
     if any(type(number) is not int for number in (*shape, begin, end)):
         raise InputError(f"the entry of {show(name)} is malformed")
-    if dtype not in _SAFETENSORS:
+    if dtype not in SAFETENSORS:
         raise InputError(f"{show(name)} has the element type {show(dtype)}, which ONNX has not")
-    check_dims(shape, _SAFETENSORS[dtype], show(name))
-    kind = TensorType(_SAFETENSORS[dtype], shape)
+    check_dims(shape, SAFETENSORS[dtype], show(name))
+    kind = TensorType(SAFETENSORS[dtype], shape)
     if end - begin != kind.nbytes:
         raise InputError(f"{show(name)}: {end - begin} bytes, but {kind} takes {kind.nbytes}")
     if begin < 0 or start + end > size:

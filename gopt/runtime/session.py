@@ -13,6 +13,8 @@ import functools
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -28,8 +30,8 @@ from gopt.runtime.lower import lower_halves
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
 
 Array: TypeAlias = npt.NDArray[Any]
-CallBack: TypeAlias = Callable[[int, Node, list[Array]], list[Array]]
-"""What does a collective: number of the call in the file, its node, its inputs -> its outputs."""
+CallBack: TypeAlias = Callable[[int, Node, list[Array]], list[Array] | Future[list[Array]]]
+"""What does a collective: number of the call in the file, its node, its inputs -> its outputs, or their promise."""
 
 _PROVIDERS = ["CPUExecutionProvider"]
 _PACKED = frozenset({"int4", "uint4", "float4e2m1"})
@@ -231,14 +233,19 @@ class Program:
         feeds that do not fit, and when a segment fails.
         """
         values = self._start(feeds)
+        promised: dict[str, _Promise] = {}
         for step, dead in zip(self._steps, self._dropped, strict=True):
+            for name in step.inputs:
+                if name in promised:
+                    promised[name].settle(values, promised)
             if isinstance(step, Call):
-                made = self._call(step, values, call)
+                self._call(step, values, promised, call)
             else:
-                made = dict(zip(step.outputs, step.run(values), strict=True))
-            values.update(made)
+                values.update(zip(step.outputs, step.run(values), strict=True))
             for name in dead:
                 values.pop(name, None)
+        while promised:
+            next(iter(promised.values())).settle(values, promised)
         return {name: _array(values[name]) for name in self._outputs}
 
     def _start(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
@@ -257,15 +264,34 @@ class Program:
             values[name] = _value(array)
         return values
 
-    def _call(self, step: Call, values: Mapping[str, Any], call: CallBack) -> dict[str, Any]:
+    def _call(self, step: Call, values: dict[str, Any], promised: dict[str, _Promise], call: CallBack) -> None:
         missing = [name for name in step.inputs if name not in values]
         if missing:
             raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
         results = call(step.index, step.node, [_array(values[name]) for name in step.inputs])
-        names = step.node.outputs
+        promise = _Promise(step.node, results)
+        if isinstance(results, Future):
+            promised.update(dict.fromkeys(step.node.outputs or [f"{step.index}"], promise))
+        else:
+            promise.settle(values, promised)
+
+
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    """A call under way, or its results."""
+
+    node: Node
+    results: list[Array] | Future[list[Array]]
+
+    def settle(self, values: dict[str, Any], promised: dict[str, _Promise]) -> None:
+        """Wait for the call and put its outputs among the values."""
+        results = self.results.result() if isinstance(self.results, Future) else self.results
+        names = self.node.outputs
         if results and len(results) != len(names):
-            raise RunError(f"{step.node.op_type} {step.node.label!r} gave {len(results)} values, not {len(names)}")
-        return {name: _value(array) for name, array in zip(names, results) if name}
+            raise RunError(f"{self.node.op_type} {self.node.label!r} gave {len(results)} values, not {len(names)}")
+        values.update({name: _value(array) for name, array in zip(names, results) if name})
+        for name in [name for name, promise in promised.items() if promise is self]:
+            del promised[name]
 
 
 def _check_fed(name: str, type: TensorType, array: Array) -> None:

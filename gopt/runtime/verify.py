@@ -27,11 +27,10 @@ from gopt.runtime import draws
 from gopt.runtime.compare import Difference, Ledger, Verification, distance, ratio, tolerance_of
 from gopt.runtime.confirm import confirm_gradients
 from gopt.runtime.reference import PROBE, local_graph, no_call, probed, update_graph
-from gopt.runtime.session import Program, SessionCache
+from gopt.runtime.session import CallBack, Program, SessionCache
 from gopt.runtime.threads import run_ranks
 
 Values = dict[str, np.ndarray]
-Call = Callable[[int, Node, list[np.ndarray]], list[np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,11 +346,11 @@ class _Varied:
     rank: int
     program: Program
 
-    def run(self, feeds: Values, call: Call) -> Values:
+    def run(self, feeds: Values, call: CallBack) -> Values:
         verifier = self.verifier
         last = verifier.which[self.rank] == max(verifier.which)
 
-        def varied(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
+        def varied(index: int, node: Node, inputs: list[np.ndarray]) -> Any:
             given = [
                 verifier.vary(self.variant, name, value, last) if name in verifier.local_names else value
                 for name, value in zip(node.inputs, inputs)

@@ -1,0 +1,66 @@
+"""What ``gopt run`` shows: the loss as it falls, and a small plot of it at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .render import console
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@contextmanager
+def live_run(steps: int) -> Iterator[Callable[[Any], None]]:
+    """A line on stderr that follows the steps; nothing when stderr is no terminal."""
+    errors = Console(stderr=True)
+    if not errors.is_terminal:
+        yield lambda _: None
+        return
+    columns = (
+        TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("loss {task.fields[loss]:.4g}"),
+        TextColumn("{task.fields[rate]:.0f} samples/s"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task("", total=steps, loss=float("nan"), rate=0.0)
+
+        def show(progress: Any) -> None:
+            rate = progress.samples / progress.seconds if progress.seconds else 0.0
+            bar.update(task, completed=progress.step, loss=progress.loss, rate=rate)
+
+        yield show
+
+
+def render_run(record: Mapping[str, Any], losses: Sequence[float]) -> None:
+    """The end of a run."""
+    out = console()
+    if not losses:
+        out.print(f"nothing to do: {record['folder']} is at its last step already")
+        return
+    last, seconds = record["last"], record["seconds"]
+    out.print(
+        f"{record['steps']} steps on {record['ranks']} ranks ({record['engine']}) in {seconds:.1f} s, "
+        f"{1000 * seconds / record['steps']:.1f} ms a step, {last['samples_per_second']:.0f} samples/s at the end"
+    )
+    out.print(f"loss {record['first']['loss']:.6g} → {last['loss']:.6g}  {sparkline(losses)}")
+    if record["checkpoint"] is not None:
+        out.print(f"checkpoints in {record['checkpoint']}")
+    else:
+        out.print("note: the values are not kept; give --checkpoint CKPT for that")
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """Values as a row of bars, each the mean of its share."""
+    count = min(width, len(values))
+    shares = [values[len(values) * n // count : len(values) * (n + 1) // count] for n in range(count)]
+    means = [sum(share) / len(share) for share in shares]
+    known = [mean for mean in means if mean == mean and abs(mean) != float("inf")]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    span = (high - low) or 1.0
+    return "".join(
+        _BARS[round((mean - low) / span * (len(_BARS) - 1))] if low <= mean <= high else "?" for mean in means
+    )

@@ -1,0 +1,199 @@
+"""``gopt run``: train with the ranks of an output folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gopt.errors import GoptError, OptionError
+
+
+@click.command("run")
+@click.argument("folder", metavar="DIR", type=click.Path())
+@click.option("--data", required=True, metavar="FILE|MODULE:FUNCTION", help=".npz, .safetensors, or a generator.")
+@click.option(
+    "--steps", required=True, type=click.IntRange(1), metavar="K", help="Steps in all, earlier ones included."
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A hyper-parameter: 1e-3, linear:A:B:STEPS, cosine:A:B:STEPS or module:function.",
+)
+@click.option("--state", metavar="FILE", help="Values of states (.safetensors, .npz) where the folder has none.")
+@click.option(
+    "--engine", type=click.Choice(["threads", "mpi", "nccl"]), help="[default: mpi under a launcher, else threads]"
+)
+@click.option("--launch", type=click.IntRange(1), metavar="N", help="Start N ranks with mpiexec.")
+@click.option("--shuffle", type=int, metavar="SEED", help="Deal the samples out in a new order in every pass.")
+@click.option("--checkpoint", metavar="CKPT", help="Folder of checkpoints; one is written at the end.")
+@click.option("--every", type=click.IntRange(1), metavar="N", help="A checkpoint every N steps as well.")
+@click.option("--keep", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="How many stay.")
+@click.option("--resume", is_flag=True, help="Go on from the last whole checkpoint, if there is one.")
+@click.option("--log", metavar="FILE", help="Write a line of JSON per step.")
+@click.option("--stop-on-nan", is_flag=True, help="End the run when a loss is no number.")
+@click.option("--sync-init", is_flag=True, help="Take replicated initial states from the first rank.")
+@click.option(
+    "--deadline", type=float, default=120.0, show_default=True, metavar="S", help="Seconds to wait at a call."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
+def command(context: click.Context, /, folder: str, **given: Any) -> int:
+    """Train: every rank runs its own graph on its own part of the data.
+
+    Without a launcher the ranks are threads of this process; under mpiexec or srun each process is a rank; --launch N
+    starts mpiexec itself (pip install 'gopt[mpi]').
+
+    \\b
+    Example:
+      gopt run step.ranks --data samples.npz --steps 100 --set lr=1e-3
+      gopt run step.ranks --launch 4 --data samples.npz --steps 1000 --set lr=cosine:1e-3:0:1000 \\\\
+          --checkpoint ckpt --every 100 --resume
+    """
+    from gopt.runtime.train import Job, read_manifest
+
+    if given["every"] and not given["checkpoint"]:
+        raise OptionError("--every needs --checkpoint CKPT")
+    if given["launch"] is not None:
+        return _launch(context, folder, given)
+    job = Job(
+        folder=Path(folder), data=given["data"], steps=given["steps"], settings=_pairs(given["settings"]),
+        state=given["state"], shuffle=given["shuffle"],
+        checkpoint=None if given["checkpoint"] is None else Path(given["checkpoint"]), every=given["every"] or 0,
+        keep=given["keep"], resume=given["resume"], stop_on_nan=given["stop_on_nan"], sync_init=given["sync_init"],
+    )  # fmt: skip
+    _, mesh = read_manifest(job.folder)
+    from gopt.runtime.mpi import launched
+
+    engine = given["engine"] or ("mpi" if launched() else "threads")
+    run = {"threads": _threads, "mpi": _mpi, "nccl": _nccl}[engine]
+    return run(job, mesh, given)
+
+
+def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
+    from gopt.runtime.launch import launch
+    from gopt.runtime.train import read_manifest
+
+    if given["engine"] not in (None, "mpi"):
+        raise OptionError(f"--launch starts MPI ranks, and --engine is {given['engine']}")
+    _, mesh = read_manifest(Path(folder))
+    if mesh.ranks != given["launch"]:
+        raise OptionError(f"--launch {given['launch']}, but {folder} holds {mesh.ranks} ranks", "see gopt reshard")
+    arguments = ["run", folder, "--engine", "mpi"]
+    for option in context.command.params:
+        value = given.get(option.name or "")
+        if option.name in ("launch", "engine") or value in (None, False, ()) or not isinstance(option, click.Option):
+            continue
+        for each in value if isinstance(value, tuple) else (value,):
+            arguments += [option.opts[0]] if option.is_flag else [option.opts[0], str(each)]
+    return launch(mesh.ranks, arguments, given["deadline"])
+
+
+def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
+    from gopt.runtime.engine import run_threads
+    from gopt.runtime.train import Trainer
+
+    with _telling(job, mesh, given, "threads") as tell:
+        run_threads(mesh, given["deadline"], lambda engine: Trainer(job, engine, _nowhere).run(tell))
+    return 0
+
+
+def _mpi(job: Any, mesh: Any, given: dict[str, Any]) -> int:
+    from gopt.runtime.launch import Heartbeat
+    from gopt.runtime.mpi import MpiEngine
+    from gopt.runtime.train import Trainer
+
+    where = {"step": 0, "call": -1}
+
+    def explain(text: str) -> None:
+        call = f", call {where['call']}" if where["call"] >= 0 else ""
+        click.echo(f"gopt: error: rank {engine.rank}, step {where['step'] + 1}{call}: {text}", err=True)
+
+    engine = MpiEngine(mesh, given["deadline"], explain)
+    beat = Heartbeat.open(engine.rank)
+
+    def position(step: int, call: int) -> None:
+        where.update(step=step, call=call)
+        if beat is not None:
+            beat.at(step, call)
+
+    try:
+        trainer = Trainer(job, engine, position)
+        if engine.rank == 0:
+            with _telling(job, mesh, given, "mpi") as tell:
+                trainer.run(tell)
+        else:
+            trainer.run(lambda _: None)
+        if beat is not None:
+            beat.at(trainer.step, -1, done=True)
+    except GoptError as error:
+        click.echo(f"gopt: error: {error.message}", err=True)
+        for hint in error.hints:
+            click.echo(f"  hint: {hint}", err=True)
+        engine.fail(error)
+    return 0
+
+
+def _nccl(job: Any, mesh: Any, given: dict[str, Any]) -> int:
+    raise OptionError("the nccl engine is not built yet", "use --engine mpi or threads")
+
+
+def _nowhere(step: int, call: int) -> None:
+    return None
+
+
+@contextmanager
+def _telling(job: Any, mesh: Any, given: dict[str, Any], engine: str) -> Iterator[Callable[[Any], None]]:
+    """Loss and throughput in the terminal, the log, and a result at the end."""
+    from .render_run import live_run, render_run
+
+    steps: list[Any] = []
+    with live_run(job.steps) as show, _log(given["log"]) as write:
+
+        def tell(progress: Any) -> None:
+            steps.append(progress)
+            show(progress)
+            write(json.dumps(progress.to_json()))
+
+        yield tell
+    record = {
+        "folder": str(job.folder), "engine": engine, "ranks": mesh.ranks, "steps": len(steps),
+        "first": steps[0].to_json() if steps else None, "last": steps[-1].to_json() if steps else None,
+        "seconds": round(sum(each.seconds for each in steps), 6),
+        "checkpoint": None if job.checkpoint is None else str(job.checkpoint),
+    }  # fmt: skip
+    if given["as_json"]:
+        click.echo(json.dumps(record, indent=1))
+    else:
+        render_run(record, [each.loss for each in steps])
+
+
+@contextmanager
+def _log(path: str | None) -> Iterator[Callable[[str], None]]:
+    """Something that writes a line, at once."""
+    if path is None:
+        yield lambda _: None
+        return
+    with open(path, "a", encoding="utf-8") as file:
+
+        def write(line: str) -> None:
+            file.write(line + "\n")
+            file.flush()
+
+        yield write
+
+
+def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise OptionError(f"cannot read {text!r} as a hyper-parameter", "write --set lr=1e-3")
+        found[name] = value
+    return found

@@ -1,0 +1,220 @@
+"""Checkpoints: one safetensors file per rank and an index written last, in a folder that is named when it is whole.
+
+A crash at any moment leaves the checkpoints before it as they were. Beside the steps lie manifest, report and source,
+so that ``gopt merge`` and ``gopt reshard`` need nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gopt.errors import InputError, RunError
+from gopt.graph.external import SAFETENSORS, load_state
+from gopt.graph.load import load
+from gopt.runtime.engine import Engine
+from gopt.runtime.session import Array, array_dtype
+from gopt.write import INLINE, Values, model_bytes
+
+INDEX = "index.json"
+FORMAT = "gopt-checkpoint/1"
+_STEP = re.compile(r"step_(\d{8,})")
+_CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The checkpoints of one job: ``home`` holds them, ``folder`` is what the job runs, ``keep`` of them stay."""
+
+    home: Path
+    folder: Path
+    manifest: Mapping[str, Any]
+    keep: int = 2
+
+    def open(self) -> None:
+        """Put manifest, report and source in place, on the first rank. Raises RunError when another job's lie there."""
+        mine = digest(self.manifest)
+        kept = self.home / "manifest.json"
+        if kept.is_file() and digest(json.loads(kept.read_text(encoding="utf-8"))) != mine:
+            raise RunError(
+                f"{self.home} holds checkpoints of other ranks", "choose another --checkpoint, or use gopt reshard"
+            )
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            graph = load(self.folder / "source.onnx", own=True)
+            values = Values()
+            for name, tensor in graph.initializers.items():
+                if tensor.nbytes > INLINE:
+                    values.add([(name, tensor)])
+            values.write(self.home / "source.bin")
+            (self.home / "source.onnx").write_bytes(model_bytes(graph, values.offset, "source.bin", {}))
+            for name in ("report.json", "manifest.json"):
+                shutil.copyfile(self.folder / name, self.home / name)
+        except OSError as error:
+            raise _unwritable(self.home, error) from error
+
+    def steps(self) -> list[int]:
+        """Steps of which there is a whole checkpoint, in order."""
+        found = []
+        for path in self.home.iterdir() if self.home.is_dir() else ():
+            match = _STEP.fullmatch(path.name)
+            if match and (path / INDEX).is_file():
+                found.append(int(match[1]))
+        return sorted(found)
+
+    def path(self, step: int) -> Path:
+        return self.home / f"step_{step:08d}"
+
+    def save(self, engine: Engine, step: int, held: Mapping[str, Array]) -> None:
+        """Write a checkpoint; every rank calls it. Raises RunError when it cannot be written."""
+        draft = self.home / f".step_{step:08d}.tmp"
+        if engine.rank == 0:
+            shutil.rmtree(draft, ignore_errors=True)
+            _guarded(draft, lambda: draft.mkdir())
+        engine.gather(None)
+        name = rank_name(engine.rank)
+        mine = {state: held[state] for state in self._written_by(engine.rank)}
+        entry = _guarded(draft, lambda: _write(draft / name, mine))
+        entries = engine.gather((name, entry))
+        if engine.rank == 0:
+            index = {
+                "format": FORMAT, "step": step, "manifest": digest(self.manifest), "files": dict(entries),
+            }  # fmt: skip
+            _guarded(draft, lambda: self._finish(draft, step, index))
+        engine.gather(None)
+
+    def _finish(self, draft: Path, step: int, index: Mapping[str, Any]) -> None:
+        with (draft / INDEX).open("w", encoding="utf-8") as file:
+            json.dump(index, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        target = self.path(step)
+        shutil.rmtree(target, ignore_errors=True)
+        draft.rename(target)
+        _sync_folder(self.home)
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(self.path(old), ignore_errors=True)
+
+    def load(self, rank: int, step: int) -> dict[str, Array]:
+        """The states of one rank as they were saved; sizes and digests of the files it reads are checked first.
+
+        Raises RunError for a checkpoint of other ranks, or one that is damaged.
+        """
+        folder = self.path(step)
+        try:
+            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            files = dict(index["files"])
+            same = index["format"] == FORMAT and index["manifest"] == digest(self.manifest)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"checkpoint {folder} cannot be read: {error}") from error
+        if not same:
+            raise RunError(f"checkpoint {folder} is of other ranks", "make ranks of it with gopt reshard")
+        found: dict[str, Array] = {}
+        for writer, names in self._writers(rank).items():
+            path = folder / rank_name(writer)
+            _check(path, files.get(path.name))
+            try:
+                tensors = load_state(path)
+                found.update({name: np.array(tensors[name].numpy()) for name in names})
+            except (InputError, KeyError) as error:
+                raise RunError(f"checkpoint {path} is damaged: {error}") from error
+        return found
+
+    def _writers(self, rank: int) -> dict[int, list[str]]:
+        """For every state of a rank, the first rank that holds the very same: it writes for all of them."""
+        owner: dict[str, int] = {}
+        for other in self.manifest["ranks"]:
+            for state in other["state"]:
+                owner.setdefault(_key(state), other["rank"])
+        found: dict[int, list[str]] = {}
+        for state in self.manifest["common"]["state"]:
+            first = rank if state.get("local") else 0
+            found.setdefault(first, []).append(state["input"])
+        for state in self.manifest["ranks"][rank]["state"]:
+            found.setdefault(owner[_key(state)], []).append(state["input"])
+        return found
+
+    def _written_by(self, rank: int) -> list[str]:
+        return self._writers(rank).get(rank, [])
+
+
+def digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def rank_name(rank: int) -> str:
+    return f"rank_{rank:04d}.safetensors"
+
+
+def _key(state: Mapping[str, Any]) -> str:
+    return json.dumps([state["input"], state["pieces"]])
+
+
+def _write(path: Path, arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """A safetensors file: length of the header, header, tensors. Returns its size and digest."""
+    header: dict[str, Any] = {}
+    place = 0
+    for name, array in arrays.items():
+        code = _CODES[array_dtype(array)]
+        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [place, place + array.nbytes]}
+        place += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    seen = hashlib.sha256()
+    with path.open("wb") as file:
+        for chunk in (len(text).to_bytes(8, "little"), text, *map(_bytes, arrays.values())):
+            seen.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": path.stat().st_size, "sha256": seen.hexdigest()}
+
+
+def _bytes(array: Array) -> Any:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _check(path: Path, entry: Mapping[str, Any] | None) -> None:
+    if entry is None or not path.is_file():
+        raise RunError(f"checkpoint {path.parent} lacks {path.name}", "remove it to resume from the one before")
+    seen = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            seen.update(chunk)
+    if path.stat().st_size != entry["bytes"] or seen.hexdigest() != entry["sha256"]:
+        raise RunError(f"checkpoint {path} is damaged", f"remove {path.parent} to resume from the one before")
+
+
+def _guarded(draft: Path, work: Any) -> Any:
+    try:
+        return work()
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise _unwritable(draft, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
+    return RunError(f"cannot write checkpoint {path.parent}: {what}", "the checkpoints before it are whole")
+
+
+def _sync_folder(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def latest(steps: Sequence[int]) -> int | None:
+    return steps[-1] if steps else None

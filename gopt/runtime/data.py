@@ -1,0 +1,188 @@
+"""Batches for a run: each rank takes its part of the samples by number alone, so that a resumed run goes on exactly."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gopt.errors import InputError, OptionError
+from gopt.graph.external import load_state
+from gopt.graph.types import TensorType
+from gopt.runtime.session import Array, array_dtype
+
+Batch = dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Which micro-step this is, counted from the start of training, and for which of the ranks that see data."""
+
+    number: int
+    part: int
+    parts: int
+
+
+class Source(Protocol):
+    """Something that gives batches."""
+
+    def batch(self, turn: Turn) -> Batch:
+        """The inputs of one micro-step of one rank."""
+
+
+@dataclass(slots=True)
+class Samples:
+    """Arrays whose first axis counts samples (or whole batches, or that are the same in every step)."""
+
+    types: Mapping[str, TensorType]
+    arrays: Mapping[str, Array]
+    shuffle: int | None = None
+    """Seed of an order that is new in every pass over the samples; None: as they lie."""
+
+    def batch(self, turn: Turn) -> Batch:
+        return {name: self._take(name, turn) for name in self.types}
+
+    def _take(self, name: str, turn: Turn) -> Array:
+        array, dims = self.arrays[name], self.types[name].dims
+        if array.shape == dims and not self._sampled(name):
+            return array
+        size = dims[0] if self._sampled(name) else 1
+        place = (turn.number * turn.parts + turn.part) * size
+        rows = self._rows(place, size, len(array))
+        return np.ascontiguousarray(array[rows]).reshape(dims)
+
+    def _sampled(self, name: str) -> bool:
+        """Whether the array's rows are samples: of which a batch takes several."""
+        array, dims = self.arrays[name], self.types[name].dims
+        return bool(dims) and array.ndim == len(dims) and array.shape[1:] == dims[1:] and len(array) != dims[0]
+
+    def _rows(self, place: int, size: int, count: int) -> Array:
+        turns, rows = np.divmod(np.arange(place, place + size), count)
+        if self.shuffle is None:
+            return rows
+        orders = {each: np.random.default_rng([self.shuffle, each]).permutation(count) for each in set(turns.tolist())}
+        return np.array([orders[turn][row] for turn, row in zip(turns.tolist(), rows.tolist())])
+
+
+@dataclass(slots=True)
+class Stream:
+    """Batches that a function of the user yields: one iterator a rank."""
+
+    make: Callable[..., Iterator[Mapping[str, Any]]]
+    types: Mapping[str, TensorType]
+    _iterator: Iterator[Mapping[str, Any]] | None = None
+    _next: int = 0
+
+    def batch(self, turn: Turn) -> Batch:
+        if self._iterator is None:
+            self._iterator = iter(self.make(turn.part, turn.parts))
+        while True:
+            given = next(self._iterator, None)
+            if given is None:
+                raise InputError(f"the data ended after {self._next} batches", "yield more, or take fewer --steps")
+            self._next += 1
+            if self._next > turn.number:  # a resumed run passes over what it has seen
+                return {name: _fitted(name, type, given.get(name)) for name, type in self.types.items()}
+
+
+def open_data(text: str, types: Mapping[str, TensorType], shuffle: int | None) -> Source:
+    """Read ``FILE.npz``, ``FILE.safetensors`` or ``module:function``.
+
+    The function takes the part and the number of parts, and yields dictionaries from input to array. Raises InputError
+    for arrays that fit no input, OptionError for a function that cannot be found.
+    """
+    if text.endswith((".npz", ".safetensors")):
+        arrays = {name: np.asarray(tensor.numpy()) for name, tensor in load_state(text).items()}
+        missing = [name for name in types if name not in arrays]
+        if missing:
+            raise InputError(f"{text} has no array {missing[0]!r}", f"it has {', '.join(sorted(arrays))}")
+        return Samples(types, {name: _samples(text, name, type, arrays[name]) for name, type in types.items()}, shuffle)
+    if shuffle is not None:
+        raise OptionError("--shuffle orders the samples of a file, and the data is a function")
+    return Stream(load_function(text), types)
+
+
+def load_function(text: str) -> Callable[..., Any]:
+    """``module:function``; the current folder is searched too. Raises OptionError."""
+    module, colon, name = text.partition(":")
+    if not colon:
+        raise OptionError(f"cannot read {text!r} as data", "give FILE.npz, FILE.safetensors or module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise OptionError(f"cannot find {text!r}: {error}") from error
+    if not callable(function):
+        raise OptionError(f"{text!r} is no function")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _samples(path: str, name: str, type: TensorType, array: Array) -> Array:
+    """An array whose rows can be dealt out as batches of a type."""
+    if array_dtype(array) != type.dtype:
+        array = _cast(f"{path}: {name}", type, array)
+    dims = type.dims
+    as_samples = bool(dims) and array.ndim == len(dims) and array.shape[1:] == dims[1:]
+    as_batches = array.shape[1:] == dims and array.ndim == len(dims) + 1
+    if array.shape == dims or ((as_samples or as_batches) and len(array)):
+        return array
+    shape = "x".join(map(str, dims[1:])) or "one number each"
+    raise InputError(f"{path}: {name!r} has shape {list(array.shape)}, its batch is {type}", f"give samples of {shape}")
+
+
+def _fitted(name: str, type: TensorType, value: Any) -> Array:
+    if value is None:
+        raise InputError(f"the data has no {name!r}")
+    array = np.asarray(value)
+    if array.shape != type.dims:
+        raise InputError(f"the data's {name!r} has shape {list(array.shape)}, the step takes {type}")
+    return array if array_dtype(array) == type.dtype else _cast(name, type, array)
+
+
+def _cast(what: str, type: TensorType, array: Array) -> Array:
+    """Another width of the same kind of number is no harm; another kind is."""
+    from gopt.runtime.draws import numpy_dtype
+
+    wanted = numpy_dtype(type.dtype)
+    kinds = {"b": "b", "i": "i", "u": "i", "f": "f", "V": "f"}
+    if kinds.get(array.dtype.kind) != kinds.get(wanted.kind):
+        raise InputError(f"{what} is {array.dtype}, the step takes {type}")
+    return array.astype(wanted)
+
+
+# --- hyper-parameters -----------------------------------------------------------------------------------------------
+
+
+def parse_schedule(text: str) -> Callable[[int], float]:
+    """A hyper-parameter by step, counted from 0.
+
+    ``1e-3``; ``linear:START:END:STEPS``; ``cosine:START:END:STEPS`` (held at the end); ``module:function``.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        pass
+    else:
+        return lambda step: number
+    kind, *rest = text.split(":")
+    if kind in ("linear", "cosine") and len(rest) == 3:
+        try:
+            start, end, steps = float(rest[0]), float(rest[1]), int(rest[2])
+        except ValueError:
+            raise OptionError(f"cannot read {text!r} as a schedule", f"write {kind}:1e-3:0:1000") from None
+
+        def at(step: int) -> float:
+            part = min(step / max(steps, 1), 1.0)
+            return start + (end - start) * (part if kind == "linear" else (1 - math.cos(math.pi * part)) / 2)
+
+        return at
+    function = load_function(text)
+    return lambda step: float(function(step))

@@ -1,0 +1,121 @@
+"""What a rank needs of the world around it: its calls made, and a few words with all the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gopt.errors import RunError
+from gopt.graph.model import Node
+from gopt.mesh import Mesh
+from gopt.runtime.session import Array
+from gopt.runtime.threads import ThreadGroup
+
+
+class Engine(Protocol):
+    """One rank's side of the transport. All ranks make the same calls of a group in the same order."""
+
+    rank: int
+
+    def prepare(self, groups: Sequence[str]) -> None:
+        """Make ready for calls over these groups: the same list on all ranks."""
+
+    def call(self, index: int, node: Node, inputs: list[Array]) -> list[Array]:
+        """One collective, to its end; no outputs where they are undefined. Raises RunError."""
+
+    def gather(self, item: Any) -> list[Any]:
+        """What every rank gives, in rank order: for a few words, not for tensors."""
+
+    def fail(self, error: BaseException) -> None:
+        """Let the others know that this rank cannot go on."""
+
+
+class ThreadEngine:
+    """A rank that is a thread of this process."""
+
+    def __init__(self, rank: int, group: ThreadGroup, board: Board) -> None:
+        self.rank, self.group, self.board = rank, group, board
+
+    def prepare(self, groups: Sequence[str]) -> None:
+        return None
+
+    def call(self, index: int, node: Node, inputs: list[Array]) -> list[Array]:
+        return self.group.call(self.rank, index, node, inputs)
+
+    def gather(self, item: Any) -> list[Any]:
+        return self.board.gather(self.rank, item)
+
+    def fail(self, error: BaseException) -> None:
+        self.group.abort(self.rank, error)
+        self.board.barrier.abort()
+
+
+class Board:
+    """Where threads put a word each, and read all of them."""
+
+    def __init__(self, ranks: int, deadline: float) -> None:
+        self.barrier = threading.Barrier(ranks, timeout=deadline)
+        self._words: list[Any] = [None] * ranks
+
+    def gather(self, rank: int, item: Any) -> list[Any]:
+        try:
+            self._words[rank] = item
+            self.barrier.wait()
+            found = list(self._words)
+            self.barrier.wait()
+        except threading.BrokenBarrierError:
+            raise RunError("stopped, because another rank did not come") from None
+        return found
+
+
+def run_threads(mesh: Mesh, deadline: float, work: Callable[[Engine], Any]) -> list[Any]:
+    """Let every rank do its work in a thread of this process; raises the failure that came first, with its rank."""
+    group, board = ThreadGroup(mesh, deadline), Board(mesh.ranks, deadline)
+    results: list[Any] = [None] * mesh.ranks
+    failures: list[BaseException] = []
+
+    def live(rank: int) -> None:
+        engine = ThreadEngine(rank, group, board)
+        try:
+            results[rank] = work(engine)
+            group.finish(rank)
+        except BaseException as error:
+            failures.append(error)
+            engine.fail(error)
+
+    threads = [threading.Thread(target=live, args=(r,), name=f"rank {r}", daemon=True) for r in range(mesh.ranks)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # an interrupt
+        group.abort(-1, error)
+        board.barrier.abort()
+        raise
+    if failures:
+        raise failures[0]
+    return results
+
+
+@dataclass(slots=True)
+class Ahead:
+    """Calls of a rank on a thread of their own, in file order: they start when their inputs are ready, and compute
+    goes on. ``position`` is told of each call as it starts."""
+
+    engine: Engine
+    position: Callable[[int], None]
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "calls"))
+
+    def __call__(self, index: int, node: Node, inputs: list[Array]) -> Future[list[Array]]:
+        def make() -> list[Array]:
+            self.position(index)
+            return self.engine.call(index, node, inputs)
+
+        return self._pool.submit(make)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,268 @@
+"""Ranks as MPI processes. The only file that imports an MPI binding, and only when ranks are to run on it.
+
+Halves are reduced in float32 and rounded once. Tensors of one call travel as one buffer; where they already lie one
+behind the other in memory they are not copied.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from gopt.collectives.layout import HALVES, parse_shapes, total_elements
+from gopt.errors import OptionError, RunError
+from gopt.graph.model import Node
+from gopt.mesh import Mesh
+from gopt.runtime.session import Array
+
+LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+"""What launchers put into the environment of a rank."""
+_INSTALL = "install it with: pip install 'gopt[mpi]'"
+
+
+def launched() -> bool:
+    """Whether this process was started by an MPI launcher."""
+    return any(name in os.environ for name in LAUNCHED)
+
+
+class MpiEngine:
+    """One process, one rank. A call that takes longer than ``deadline`` seconds ends the whole job."""
+
+    def __init__(self, mesh: Mesh, deadline: float, explain: Callable[[str], None]) -> None:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise RunError(f"MPI cannot be used: {error}", _INSTALL) from error
+        self._mpi: Any = MPI
+        self._world = MPI.COMM_WORLD.Dup()
+        self.rank: int = self._world.rank
+        self._mesh = mesh
+        if self._world.size != mesh.ranks:
+            raise OptionError(
+                f"the launcher started {self._world.size} ranks, the folder holds {mesh.ranks}",
+                f"start it with {mesh.ranks}, or make other ranks with gopt reshard",
+            )
+        self._groups: dict[str, Any] = {}
+        self._extremes: dict[tuple[str, str], Any] = {}
+        self._watch = _Watch(deadline, explain, self._world)
+
+    def prepare(self, groups: Sequence[str]) -> None:
+        for group in groups:
+            members = self._mesh.members(group, self.rank)
+            self._groups[group] = self._world.Split(members[0], self._mesh.index(group, self.rank))
+
+    def gather(self, item: Any) -> list[Any]:
+        with self._watch.on("the ranks' agreement"):
+            found: list[Any] = self._world.allgather(item)
+        return found
+
+    def fail(self, error: BaseException) -> None:
+        """End all ranks at once: others may wait in a call that this rank will never make."""
+        sys.stderr.flush()
+        self._world.Abort(getattr(error, "exit_code", 70))
+
+    def call(self, index: int, node: Node, inputs: list[Array]) -> list[Array]:
+        make = getattr(self, f"_{_SNAKE[node.op_type]}")
+        with self._watch.on(f"call {index} ({node.op_type} over {node.attributes['group']})"):
+            found: list[Array] = make(self._groups[node.attributes["group"]], node, inputs)
+        return found
+
+    def _all_reduce(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+        flat, narrow = self._wide(inputs)
+        comm.Allreduce(self._mpi.IN_PLACE, flat, self._op(node, flat))
+        return _unpacked(self._mean(flat, comm, node, narrow), [x.shape for x in inputs])
+
+    def _reduce(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+        flat, narrow = self._wide(inputs)
+        root = node.attributes["root"]
+        if comm.rank != root:
+            comm.Reduce(flat, None, self._op(node, flat), root)
+            return []
+        comm.Reduce(self._mpi.IN_PLACE, flat, self._op(node, flat), root)
+        return _unpacked(self._mean(flat, comm, node, narrow), [x.shape for x in inputs])
+
+    def _broadcast(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+        shapes = parse_shapes(node.attributes["shapes"])
+        dtype = _dtype(node.attributes["dtype"])
+        flat = packed(inputs) if inputs else np.empty(total_elements(shapes), dtype)
+        comm.Bcast(_bits(flat), node.attributes["root"])
+        return _unpacked(flat.copy() if inputs else flat, shapes)
+
+    def _reduce_scatter(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+        if "cuts" in node.attributes:
+            flat, narrow = self._wide(inputs)
+            shape: tuple[int, ...] = (-1,)
+            counts = [stop - start for start, stop in pairwise(node.attributes["cuts"])]
+        else:
+            pieces = _slices(inputs[0], node.attributes["axis"], node.attributes["sizes"])
+            flat, narrow = self._wide(pieces)
+            shape, counts = pieces[comm.rank].shape, [piece.size for piece in pieces]
+        mine = np.empty(counts[comm.rank], flat.dtype)
+        comm.Reduce_scatter(flat, mine, counts, self._op(node, flat))
+        return [self._mean(mine, comm, node, narrow).reshape(shape)]
+
+    def _all_gather(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+        given = np.ascontiguousarray(inputs[0])
+        attributes = node.attributes
+        if "cuts" in attributes:
+            counts = [stop - start for start, stop in pairwise(attributes["cuts"])]
+        else:
+            sizes = attributes["sizes"]
+            row = given.size // max(given.shape[attributes["axis"]], 1)
+            counts = [size * row for size in sizes]
+        whole = np.empty(sum(counts), given.dtype)
+        width = given.dtype.itemsize
+        comm.Allgatherv(
+            [_bits(given), self._mpi.BYTE], [_bits(whole), [count * width for count in counts], self._mpi.BYTE]
+        )
+        if "cuts" in attributes:
+            return _unpacked(whole, parse_shapes(attributes["shapes"]))
+        shapes = [_with(given.shape, attributes["axis"], size) for size in attributes["sizes"]]
+        return [np.concatenate(_unpacked(whole, shapes), attributes["axis"])]
+
+    def _all_to_all(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+        attributes = node.attributes
+        out, into = attributes["split_axis"], attributes["concat_axis"]
+        pieces = [np.ascontiguousarray(each) for each in _slices(inputs[0], out, attributes["split_sizes"])]
+        base = _with(inputs[0].shape, out, attributes["split_sizes"][comm.rank])
+        shapes = [_with(base, into, size) for size in attributes["concat_sizes"]]
+        width, dtype = inputs[0].dtype.itemsize, inputs[0].dtype
+        flat = packed(pieces)
+        got = np.empty(total_elements(shapes), dtype)
+        comm.Alltoallv(
+            [_bits(flat), [piece.size * width for piece in pieces], self._mpi.BYTE],
+            [_bits(got), [total_elements([shape]) * width for shape in shapes], self._mpi.BYTE],
+        )
+        return [np.concatenate(_unpacked(got, shapes), into)]
+
+    def _send(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+        peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
+        comm.Send([_bits(packed(inputs)), self._mpi.BYTE], peer, node.attributes["tag"])
+        return []
+
+    def _recv(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+        shapes = parse_shapes(node.attributes["shapes"])
+        flat = np.empty(total_elements(shapes), _dtype(node.attributes["dtype"]))
+        peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
+        comm.Recv([_bits(flat), self._mpi.BYTE], peer, node.attributes["tag"])
+        return _unpacked(flat, shapes)
+
+    def _wide(self, inputs: Sequence[Array]) -> tuple[Array, np.dtype[Any] | None]:
+        """The inputs as one buffer that may be overwritten, in the type in which they are combined."""
+        flat = packed(inputs)
+        if flat.dtype.name in HALVES:
+            return flat.astype(np.float32), flat.dtype
+        if flat.dtype == np.bool_:
+            return flat.astype(np.uint8), flat.dtype
+        return (flat.copy() if any(np.shares_memory(flat, each) for each in inputs[:1]) else flat), None
+
+    def _mean(self, flat: Array, comm: Any, node: Node, narrow: np.dtype[Any] | None) -> Array:
+        if node.attributes.get("reduce", "sum") == "mean":
+            with np.errstate(all="ignore"):
+                np.divide(flat, comm.size, out=flat)
+        with np.errstate(over="ignore"):
+            return flat if narrow is None else flat.astype(narrow)
+
+    def _op(self, node: Node, flat: Array) -> Any:
+        how = node.attributes.get("reduce", "sum")
+        if how not in ("max", "min"):
+            return self._mpi.SUM
+        if flat.dtype.kind != "f":
+            return self._mpi.MAX if how == "max" else self._mpi.MIN
+        key = (how, flat.dtype.str)
+        if key not in self._extremes:
+            self._extremes[key] = self._mpi.Op.Create(_extreme(how, flat.dtype), commute=True)
+        return self._extremes[key]
+
+
+def _extreme(how: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
+    """A maximum or minimum in which NaN wins: MPI's own may lose it, and a finite check with it."""
+    take = np.maximum if how == "max" else np.minimum
+
+    def combine(given: Any, held: Any, _: Any) -> None:
+        mine, theirs = np.frombuffer(given, dtype), np.frombuffer(held, dtype)
+        take(mine, theirs, out=theirs)
+
+    return combine
+
+
+_SNAKE = {
+    "AllReduce": "all_reduce", "Reduce": "reduce", "Broadcast": "broadcast", "ReduceScatter": "reduce_scatter",
+    "AllGather": "all_gather", "AllToAll": "all_to_all", "Send": "send", "Recv": "recv",
+}  # fmt: skip
+
+
+class _Watch:
+    """Ends the job when one call takes too long: a blocking call cannot be left by itself."""
+
+    def __init__(self, deadline: float, explain: Callable[[str], None], world: Any) -> None:
+        self._deadline, self._explain, self._world = deadline, explain, world
+        self._what, self._since = "", 0.0
+        threading.Thread(target=self._live, name="watch", daemon=True).start()
+
+    def on(self, what: str) -> _Watch:
+        self._what = what
+        return self
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._since = 0.0
+
+    def _live(self) -> None:
+        while True:
+            time.sleep(min(self._deadline / 4, 1.0))
+            since = self._since
+            if since and time.monotonic() - since > self._deadline:
+                self._explain(f"after {self._deadline:g} s, it still waits at {self._what}: another rank did not come")
+                sys.stderr.flush()
+                self._world.Abort(RunError("").exit_code)
+
+
+def packed(arrays: Sequence[Array]) -> Array:
+    """Arrays as one flat buffer: a view where they lie one behind the other in one, else a copy."""
+    if len(arrays) == 1:
+        return np.ascontiguousarray(arrays[0]).reshape(-1)
+    base = arrays[0].base
+    if isinstance(base, np.ndarray) and base.ndim == 1 and base.dtype == arrays[0].dtype:
+        starts = [each.__array_interface__["data"][0] for each in arrays]
+        follows = all(
+            here + each.nbytes == after and each.base is base for here, after, each in zip(starts, starts[1:], arrays)
+        )
+        if follows and arrays[-1].base is base and all(each.flags.c_contiguous for each in arrays):
+            first = (starts[0] - base.__array_interface__["data"][0]) // base.itemsize
+            return base[first : first + sum(each.size for each in arrays)]
+    return np.concatenate([each.reshape(-1) for each in arrays])
+
+
+def _unpacked(flat: Array, shapes: Sequence[Sequence[int]]) -> list[Array]:
+    ends = [0, *accumulate(total_elements([tuple(shape)]) for shape in shapes)]
+    return [flat[start:stop].reshape(shape) for (start, stop), shape in zip(pairwise(ends), shapes, strict=True)]
+
+
+def _slices(array: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
+    return np.split(array, list(accumulate(sizes))[:-1], axis)
+
+
+def _with(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _bits(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    import onnx
+
+    from gopt.graph.types import dtype_code
+
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype_code(name)))

@@ -1,0 +1,318 @@
+"""Train: one rank's life, whatever the engine. Agree with the others, run step after step, keep what was learned."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gopt.collectives.node import format_shape
+from gopt.errors import GoptError, InputError, OptionError, RunError
+from gopt.graph.external import load_state
+from gopt.graph.load import load
+from gopt.graph.model import COMM, Graph, Node
+from gopt.graph.types import TensorType
+from gopt.mesh import DATA_AXES, Mesh
+from gopt.runtime.checkpoint import Checkpoints, latest
+from gopt.runtime.data import Source, Turn, open_data, parse_schedule
+from gopt.runtime.draws import numpy_dtype
+from gopt.runtime.engine import Ahead, Engine
+from gopt.runtime.session import Array, Program, SessionCache
+
+Values = dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a run is to do; the same on all ranks."""
+
+    folder: Path
+    data: str
+    steps: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Hyper-parameter -> a number or a schedule."""
+    state: str | None = None
+    shuffle: int | None = None
+    checkpoint: Path | None = None
+    every: int = 0
+    """Steps between checkpoints; 0 is one at the end."""
+    keep: int = 2
+    resume: bool = False
+    stop_on_nan: bool = False
+    sync_init: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One step as the first rank tells it: losses of all ranks (of the last micro-step), seconds, samples of all."""
+
+    step: int
+    losses: tuple[float, ...]
+    seconds: float
+    samples: int
+
+    @property
+    def loss(self) -> float:
+        return sum(self.losses) / len(self.losses)
+
+    def to_json(self) -> dict[str, Any]:
+        rate = self.samples / self.seconds if self.seconds else 0.0
+        return {"step": self.step, "loss": self.loss, "losses": list(self.losses), "seconds": round(self.seconds, 6),
+                "samples_per_second": round(rate, 3)}  # fmt: skip
+
+
+def read_manifest(folder: Path) -> tuple[dict[str, Any], Mesh]:
+    """The manifest of an output folder, and its mesh; raises InputError."""
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        mesh = Mesh(tuple((name, size) for name, size in manifest["mesh"]["axes"]))
+    except FileNotFoundError:
+        raise InputError(f"{folder} is no output folder: it has no manifest.json", "make one with gopt shard") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+    if len(manifest["ranks"]) != mesh.ranks:
+        raise RunError(f"{folder} holds {len(manifest['ranks'])} of {mesh.ranks} ranks", "shard without --only-ranks")
+    return manifest, mesh
+
+
+class Trainer:
+    """One rank of a job."""
+
+    def __init__(self, job: Job, engine: Engine, position: Callable[[int, int], None]) -> None:
+        self.job, self.engine = job, engine
+        self.manifest, self.mesh = read_manifest(job.folder)
+        self.record = self.manifest["ranks"][engine.rank]
+        listed = self.manifest.get("phases", [{"name": "step", "times": 1}])
+        self.phases: list[tuple[str, int]] = [(each["name"], each["times"]) for each in listed]
+        self.states: list[dict[str, Any]] = [*self.manifest["common"]["state"], *self.record["state"]]
+        self.sums: list[dict[str, Any]] = self.record.get("accumulators", [])
+        self.step = 0
+        self.call = -1
+        self._position = position
+        self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
+        self.schedules = self._settings()
+        self.types = self._batch_types()
+        self.data: Source = open_data(job.data, self.types, job.shuffle)
+        self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep) if job.checkpoint else None
+        self.held = self._start()
+        cache = SessionCache()
+        self.programs = {phase: Program(graph, cache) for phase, graph in self._graphs.items()}
+        data = [name for name, _ in self.mesh.axes if name in DATA_AXES]
+        self.part = self.mesh.index("+".join(data), engine.rank) if data else 0
+        self.parts = self.mesh.size("+".join(data)) if data else 1
+
+    def _load(self, phase: str) -> Graph:
+        path = self.job.folder / Path(self.record["files"][phase]).name
+        if not path.is_file():
+            raise RunError(f"there is no file {path}", "shard again, or copy it here")
+        return load(path, own=True)
+
+    def _input(self, name: str) -> TensorType:
+        return next(graph.inputs[name] for graph in self._graphs.values() if name in graph.inputs)
+
+    def _settings(self) -> dict[str, Callable[[int], float]]:
+        hyper = [each["name"] for each in self.manifest["common"]["inputs"] if each["kind"] == "hyper"]
+        unknown = sorted(set(self.job.settings) - set(hyper))
+        if unknown:
+            hint = f"the step has {', '.join(hyper)}" if hyper else "the step has none"
+            raise OptionError(f"--set: {unknown[0]!r} is no hyper-parameter of the step", hint)
+        missing = [name for name in hyper if name not in self.job.settings]
+        if missing:
+            raise OptionError(f"the step needs a value for {missing[0]!r}", f"give --set {missing[0]}=1e-3")
+        return {name: parse_schedule(text) for name, text in self.job.settings.items()}
+
+    def _batch_types(self) -> dict[str, TensorType]:
+        inputs = [each for each in self.manifest["common"]["inputs"] if each["kind"] == "batch"]
+        for each in inputs:
+            if not all(isinstance(size, int) for size in each["shape"]):
+                raise InputError(f"batch input {each['name']!r} has the open shape {each['shape']}")
+        return {each["name"]: TensorType(each["dtype"], tuple(each["shape"])) for each in inputs}
+
+    def _start(self) -> Values:
+        """The states at the first step: of the checkpoint, else the stored ones, else of ``--state``."""
+        held = {each["input"]: np.zeros(each["shape"], numpy_dtype(each["dtype"])) for each in self.sums}
+        if self.job.resume:
+            if self.checkpoints is None:
+                raise OptionError("--resume needs --checkpoint DIR")
+            found = latest(self.checkpoints.steps())
+            if found is not None:
+                self.step = found
+                return held | self.checkpoints.load(self.engine.rank, found)
+        stored = {
+            name: tensor for graph in self._graphs.values() for name, tensor in graph.initializers.items()
+            if name in graph.inputs
+        }  # fmt: skip
+        given = load_state(self.job.state) if self.job.state is not None else {}
+        for state in self.states:
+            name, type = state["input"], self._input(state["input"])
+            if name in stored:
+                held[name] = np.array(stored[name].numpy())
+                continue
+            parts = [given.get(piece["tensor"]) for piece in state["pieces"]]
+            if any(part is None for part in parts):
+                missing = next(p["tensor"] for p, part in zip(state["pieces"], parts) if part is None)
+                raise InputError(f"state {missing!r} has no value", "give the values with --state FILE")
+            flats = [
+                np.asarray(part.numpy()).reshape(-1)[piece["start"] : piece["stop"]]
+                for part, piece in zip(parts, state["pieces"]) if part is not None
+            ]  # fmt: skip
+            flat = np.concatenate(flats) if flats else np.zeros(0)
+            held[name] = flat.astype(numpy_dtype(type.dtype)).reshape(type.dims)
+        return held
+
+    # --- before the first step ---
+
+    def agree(self) -> None:
+        """Compare with all ranks what must be equal before anything hangs or drifts apart; raises RunError."""
+        plan: dict[str, list[str]] = {}
+        for phase, graph in self._graphs.items():
+            for node in graph.nodes:
+                if node.domain == COMM:
+                    plan.setdefault(str(node.attributes["group"]), []).append(f"{phase}: {_call_text(node, graph)}")
+        everything = self.engine.gather((str(self.mesh), {group: _digest(calls) for group, calls in plan.items()}))
+        meshes = [mesh for mesh, _ in everything]
+        if len(set(meshes)) > 1:
+            raise RunError(f"ranks run different meshes: {' and '.join(sorted(set(meshes)))}")
+        groups = sorted({group for _, digests in everything for group in digests})
+        self.engine.prepare(groups)
+        differs = any(
+            digests.get(group) != everything[self.mesh.members(group, rank)[0]][1].get(group)
+            for rank, (_, digests) in enumerate(everything) for group in groups
+        )  # fmt: skip
+        if differs:
+            self._name_difference(self.engine.gather(plan), groups)
+        if self.job.sync_init:
+            self._take_first()
+        self._compare_states()
+
+    def _name_difference(self, plans: list[dict[str, list[str]]], groups: list[str]) -> None:
+        for group in groups:
+            for rank, plan in enumerate(plans):
+                first = self.mesh.members(group, rank)[0]
+                mine, theirs = plan.get(group, []), plans[first].get(group, [])
+                for place in range(max(len(mine), len(theirs))):
+                    here = mine[place] if place < len(mine) else "no more calls"
+                    there = theirs[place] if place < len(theirs) else "no more calls"
+                    if here != there:
+                        raise RunError(
+                            f"ranks {first} and {rank} differ at call {place} over {group}: {there}; {here}",
+                            "all ranks need the files of one gopt shard",
+                        )
+
+    def _everywhere(self) -> list[str]:
+        return [state["input"] for state in self.manifest["common"]["state"] if not state.get("local")]
+
+    def _take_first(self) -> None:
+        """Replicated states as the first rank has them."""
+        group = "+".join(name for name, _ in self.mesh.axes)
+        self.engine.prepare([group])
+        for place, name in enumerate(self._everywhere()):
+            array = self.held[name]
+            attributes = {
+                "group": group, "root": 0, "dtype": self._input(name).dtype, "shapes": [format_shape(array.shape)],
+            }  # fmt: skip
+            node = Node("Broadcast", [name], [name], domain=COMM, attributes=attributes)
+            self.held[name] = self.engine.call(place, node, [array] if self.engine.rank == 0 else [])[0]
+
+    def _compare_states(self) -> None:
+        mine = {name: hashlib.sha256(np.ascontiguousarray(self.held[name]).tobytes()).hexdigest()
+                for name in self._everywhere()}  # fmt: skip
+        for rank, other in enumerate(self.engine.gather(mine)):
+            for name, seen in mine.items():
+                if other.get(name) != seen:
+                    raise RunError(
+                        f"rank {self.engine.rank} and rank {rank} start with different values of {name}",
+                        "give all the same files, or take the first rank's with --sync-init",
+                    )
+
+    # --- the loop ---
+
+    def run(self, tell: Callable[[Progress], None]) -> None:
+        """All steps of the job; ``tell`` hears of each, on the first rank."""
+        try:
+            self.agree()
+            if self.checkpoints is not None and self.engine.rank == 0:
+                self.checkpoints.open()
+            ahead = Ahead(self.engine, self._at)
+            try:
+                while self.step < self.job.steps:
+                    self._step(ahead, tell)
+            finally:
+                ahead.close()
+        except GoptError as error:
+            raise self._named(error) from error
+        except Exception as error:
+            raise self._named(RunError(f"{type(error).__name__}: {error}")) from error
+
+    def _named(self, error: GoptError) -> GoptError:
+        if getattr(error, "named", False):
+            return error
+        where = f"rank {self.engine.rank}, step {self.step + 1}"
+        where += f", call {self.call}" if self.call >= 0 else ""
+        named = type(error)(f"{where}: {error.message}", *error.hints)
+        named.named = True  # type: ignore[attr-defined]
+        return named
+
+    def _at(self, call: int) -> None:
+        self.call = call
+        self._position(self.step, call)
+
+    def _step(self, ahead: Ahead, tell: Callable[[Progress], None]) -> None:
+        begin = time.perf_counter()
+        self._at(-1)
+        hyper = self._hyper()
+        loss = math.nan
+        times = max(times for _, times in self.phases)
+        for phase, count in self.phases:
+            program = self.programs[phase]
+            for turn in range(count):
+                values = {**self.held, **hyper}
+                if any(name in program.graph.inputs for name in self.types):
+                    values |= self.data.batch(Turn(self.step * times + turn, self.part, self.parts))
+                feeds = {name: values[name] for name in program.graph.inputs if name in values}
+                outputs = program.run(feeds, ahead)
+                for each in (*self.states, *self.sums):
+                    if each["output"] in outputs:
+                        self.held[each["input"]] = outputs[each["output"]]
+                if self.manifest["loss"] in outputs:
+                    loss = float(outputs[self.manifest["loss"]])
+        if self.job.stop_on_nan and not math.isfinite(loss):
+            raise RunError(f"the loss is {loss}", "lower the learning rate, or leave --stop-on-nan out")
+        self.step += 1
+        losses = self.engine.gather(loss)
+        if self.engine.rank == 0:
+            size = max((type.dims[0] if type.dims else 1 for type in self.types.values()), default=1)
+            tell(Progress(self.step, tuple(losses), time.perf_counter() - begin, size * self.parts * times))
+        if self.checkpoints is not None and self._due():
+            self.checkpoints.save(self.engine, self.step, self.held)
+
+    def _due(self) -> bool:
+        return self.step == self.job.steps or bool(self.job.every and self.step % self.job.every == 0)
+
+    def _hyper(self) -> Values:
+        made = {}
+        for each in self.manifest["common"]["inputs"]:
+            if each["kind"] == "hyper":
+                value = self.schedules[each["name"]](self.step)
+                made[each["name"]] = np.full(each["shape"], value, numpy_dtype(each["dtype"]))
+        return made
+
+
+def _call_text(node: Node, graph: Graph) -> str:
+    """A call as all members of its group must have it."""
+    kept = {key: value for key, value in sorted(node.attributes.items()) if key not in ("group", "peer")}
+    types = [str(graph.types[name]) for name in node.outputs if name in graph.types and graph.types[name].static]
+    shown = "" if "cuts" in kept and node.op_type == "ReduceScatter" else " " + ", ".join(types)
+    return f"{node.op_type} {json.dumps(kept)}{shown}"
+
+
+def _digest(calls: list[str]) -> str:
+    return hashlib.sha256("\n".join(calls).encode()).hexdigest()
