@@ -150,3 +150,15 @@ def pass_option(text: str) -> tuple[str, str, str]:
         raise OptionError(f"cannot read {text!r} as an option of a pass", "write it as -O shard.style=broadcast")
     find(owner)
     return owner, option.replace("_", "-"), value.strip()
+
+
+def arguments_of(context: click.Context, without: Sequence[str]) -> list[str]:
+    """The options of a command as they would be typed, for a process that is to do the same."""
+    found: list[str] = []
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        if option.name in without or value in (None, False, ()) or not isinstance(option, click.Option):
+            continue
+        for each in value if isinstance(value, tuple) else (value,):
+            found += [option.opts[0]] if option.is_flag else [option.opts[0], str(each)]
+    return found

@@ -15,7 +15,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 @contextmanager
-def live_run(steps: int) -> Iterator[Callable[[Any], None]]:
+def live_run(steps: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """A line on stderr that follows the steps; nothing when stderr is no terminal."""
     errors = Console(stderr=True)
     if not errors.is_terminal:
@@ -28,9 +28,8 @@ def live_run(steps: int) -> Iterator[Callable[[Any], None]]:
     with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task("", total=steps, loss=float("nan"), rate=0.0)
 
-        def show(progress: Any) -> None:
-            rate = progress.samples / progress.seconds if progress.seconds else 0.0
-            bar.update(task, completed=progress.step, loss=progress.loss, rate=rate)
+        def show(step: Mapping[str, Any]) -> None:
+            bar.update(task, completed=step["step"], loss=step["loss"], rate=step["samples_per_second"])
 
         yield show
 

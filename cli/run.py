@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import click
 
 from gopt.errors import GoptError, OptionError
+
+from .options import arguments_of
 
 
 @click.command("run")
@@ -85,14 +88,11 @@ def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
     _, mesh = read_manifest(Path(folder))
     if mesh.ranks != given["launch"]:
         raise OptionError(f"--launch {given['launch']}, but {folder} holds {mesh.ranks} ranks", "see gopt reshard")
-    arguments = ["run", folder, "--engine", "mpi"]
-    for option in context.command.params:
-        value = given.get(option.name or "")
-        if option.name in ("launch", "engine") or value in (None, False, ()) or not isinstance(option, click.Option):
-            continue
-        for each in value if isinstance(value, tuple) else (value,):
-            arguments += [option.opts[0]] if option.is_flag else [option.opts[0], str(each)]
-    return launch(mesh.ranks, arguments, given["deadline"])
+    arguments = ["run", folder, "--engine", "mpi", *arguments_of(context, ("launch", "engine"))]
+    from .render_run import live_run
+
+    with live_run(given["steps"]) as show:
+        return launch(mesh.ranks, arguments, given["deadline"], lambda line: show(json.loads(line)))
 
 
 def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
@@ -105,7 +105,7 @@ def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
 
 
 def _mpi(job: Any, mesh: Any, given: dict[str, Any]) -> int:
-    from gopt.runtime.launch import Heartbeat
+    from gopt.runtime.launch import ENDED, SPOKE, Heartbeat
     from gopt.runtime.mpi import MpiEngine
     from gopt.runtime.train import Trainer
 
@@ -114,6 +114,8 @@ def _mpi(job: Any, mesh: Any, given: dict[str, Any]) -> int:
     def explain(text: str) -> None:
         call = f", call {where['call']}" if where["call"] >= 0 else ""
         click.echo(f"gopt: error: rank {engine.rank}, step {where['step'] + 1}{call}: {text}", err=True)
+        if beat is not None:
+            beat.at(where["step"], where["call"], SPOKE)
 
     engine = MpiEngine(mesh, given["deadline"], explain)
     beat = Heartbeat.open(engine.rank)
@@ -131,11 +133,13 @@ def _mpi(job: Any, mesh: Any, given: dict[str, Any]) -> int:
         else:
             trainer.run(lambda _: None)
         if beat is not None:
-            beat.at(trainer.step, -1, done=True)
+            beat.at(trainer.step, -1, ENDED)
     except GoptError as error:
         click.echo(f"gopt: error: {error.message}", err=True)
         for hint in error.hints:
             click.echo(f"  hint: {hint}", err=True)
+        if beat is not None:
+            beat.at(where["step"], where["call"], SPOKE)
         engine.fail(error)
     return 0
 
@@ -151,14 +155,19 @@ def _nowhere(step: int, call: int) -> None:
 @contextmanager
 def _telling(job: Any, mesh: Any, given: dict[str, Any], engine: str) -> Iterator[Callable[[Any], None]]:
     """Loss and throughput in the terminal, the log, and a result at the end."""
+    from gopt.runtime.launch import HEARTBEATS, LIVE
+
     from .render_run import live_run, render_run
 
     steps: list[Any] = []
-    with live_run(job.steps) as show, _log(given["log"]) as write:
+    watched = os.environ.get(HEARTBEATS)
+    live_path = os.path.join(watched, LIVE) if watched else None
+    with live_run(job.steps) as show, _log(given["log"]) as write, _log(live_path) as live:
 
         def tell(progress: Any) -> None:
             steps.append(progress)
-            show(progress)
+            show(progress.to_json())
+            live(json.dumps(progress.to_json()))
             write(json.dumps(progress.to_json()))
 
         yield tell

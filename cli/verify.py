@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import click
+
+from .options import arguments_of
 
 
 @click.command("verify")
@@ -15,10 +19,14 @@ import click
 )
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyper-parameter.  [default: 0.01]")
 @click.option("--no-confirm", is_flag=True, help="Skip confirming the gradients by finite differences.")
+@click.option("--engine", type=click.Choice(["threads", "mpi"]), default="threads", help="What the ranks run on.")
+@click.option("--deadline", type=float, default=120.0, show_default=True, metavar="S", help="Seconds to wait.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
 def command(
-    paths: tuple[str, ...], steps: int, seed: int, settings: tuple[str, ...], no_confirm: bool, as_json: bool
-) -> int:
+    context: click.Context, /, paths: tuple[str, ...], steps: int, seed: int, settings: tuple[str, ...],
+    no_confirm: bool, engine: str, deadline: float, as_json: bool,
+) -> int:  # fmt: skip
     """Run the source and all ranks, each rank on its own batch, and compare every state and loss.
 
     Repeats the run with all local gradients × 1/64 and × 64, and with one infinite gradient where the step checks for
@@ -28,6 +36,7 @@ def command(
     Example:
       gopt verify step.ranks
       gopt verify step.onnx step.ranks --steps 5
+      gopt verify step.ranks --engine mpi
     """
     from gopt.errors import OptionError
 
@@ -42,8 +51,21 @@ def command(
             hyper[name] = float(value)
         except ValueError:
             raise OptionError(f"cannot read --set {text!r}", "write --set lr=1e-3") from None
+    from gopt.runtime.mpi import launched
+
+    if engine == "mpi" and not launched():
+        from gopt.runtime.launch import launch
+        from gopt.runtime.train import read_manifest
+
+        _, mesh = read_manifest(Path(paths[-1]))
+        arguments = ["verify", *paths, *arguments_of(context, ("paths",))]
+        return launch(mesh.ranks, arguments, deadline, lambda line: None)
     from gopt.runtime.verify import Verifier
 
+    if engine == "mpi":
+        return _as_rank(
+            paths, {"steps": steps, "seed": seed, "hyper": hyper, "confirm": not no_confirm}, deadline, as_json
+        )
     with progress() as advance:
         advance("loading")
         verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None)
@@ -53,3 +75,38 @@ def command(
     else:
         render_verification(result.to_json())
     return 0 if result.equal else 1
+
+
+def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, as_json: bool) -> int:
+    """One process of many: each computes the reference, runs its own rank, and hears what the others made."""
+    from gopt.errors import GoptError
+    from gopt.runtime.engine import one_of_many
+    from gopt.runtime.launch import ENDED, SPOKE, Heartbeat
+    from gopt.runtime.mpi import MpiEngine
+    from gopt.runtime.train import read_manifest
+    from gopt.runtime.verify import Verifier
+
+    from .render import render_verification
+
+    _, mesh = read_manifest(Path(paths[-1]))
+    engine = MpiEngine(mesh, deadline, lambda text: click.echo(f"gopt: error: {text}", err=True))
+    beat = Heartbeat.open(engine.rank)
+    how = ENDED
+    try:
+        verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None)
+        engine.prepare(verifier.groups())
+        verifier.transport = one_of_many(engine)
+        result = verifier.run(**options)
+        if engine.rank == 0 and as_json:
+            click.echo(json.dumps(result.to_json(), indent=1))
+        elif engine.rank == 0:
+            render_verification(result.to_json())
+        return 0 if result.equal else 1
+    except GoptError as error:
+        how = SPOKE
+        click.echo(f"gopt: error: rank {engine.rank}: {error.message}", err=True)
+        engine.fail(error)
+        return error.exit_code
+    finally:
+        if beat is not None:
+            beat.at(0, -1, how)

@@ -12,7 +12,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,17 +81,17 @@ class Checkpoints:
         draft = self.home / f".step_{step:08d}.tmp"
         if engine.rank == 0:
             shutil.rmtree(draft, ignore_errors=True)
-            _guarded(draft, lambda: draft.mkdir())
+            _guarded(draft, draft.mkdir)
         engine.gather(None)
         name = rank_name(engine.rank)
         mine = {state: held[state] for state in self._written_by(engine.rank)}
-        entry = _guarded(draft, lambda: _write(draft / name, mine))
+        entry = _guarded(draft / name, lambda: _write(draft / name, mine))
         entries = engine.gather((name, entry))
         if engine.rank == 0:
             index = {
                 "format": FORMAT, "step": step, "manifest": digest(self.manifest), "files": dict(entries),
             }  # fmt: skip
-            _guarded(draft, lambda: self._finish(draft, step, index))
+            _guarded(draft / INDEX, lambda: self._finish(draft, step, index))
         engine.gather(None)
 
     def _finish(self, draft: Path, step: int, index: Mapping[str, Any]) -> None:
@@ -195,17 +196,19 @@ def _check(path: Path, entry: Mapping[str, Any] | None) -> None:
         raise RunError(f"checkpoint {path} is damaged", f"remove {path.parent} to resume from the one before")
 
 
-def _guarded(draft: Path, work: Any) -> Any:
+def _guarded(path: Path, work: Callable[[], Any]) -> Any:
+    """Do some writing; what it leaves of a file that cannot be finished is removed."""
     try:
         return work()
     except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise _unwritable(draft, error) from error
+        with suppress(OSError):
+            path.unlink()
+        raise _unwritable(path, error) from error
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:
     what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
-    return RunError(f"cannot write checkpoint {path.parent}: {what}", "the checkpoints before it are whole")
+    return RunError(f"cannot write checkpoint {path}: {what}", "the checkpoints before it are whole")
 
 
 def _sync_folder(path: Path) -> None:

@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from gopt.errors import RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
@@ -99,6 +101,16 @@ def run_threads(mesh: Mesh, deadline: float, work: Callable[[Engine], Any]) -> l
     if failures:
         raise failures[0]
     return results
+
+
+def one_of_many(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh], list[Any]]:
+    """For a process that is one rank: run its own program of all, and hear from every rank what it made."""
+
+    def run(programs: Sequence[Any], feeds: Sequence[Any], mesh: Mesh) -> list[Any]:
+        made = programs[engine.rank].run(feeds[engine.rank], engine.call)
+        return engine.gather({name: np.array(value) for name, value in made.items()})
+
+    return run
 
 
 @dataclass(slots=True)

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import shutil
 import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from gopt.errors import RunError
 
 HEARTBEATS = "GOPT_HEARTBEATS"
 """Environment variable: the folder in which ranks say where they are."""
+LIVE = "live"
+"""File in that folder: what the first rank tells of each step, a line of JSON each."""
 _RECORD = struct.Struct("<qqqqd")
-"""Process number, step, call, 1 when the rank has ended well, seconds since the epoch."""
+"""Process number, step, call, how it goes, seconds since the epoch."""
+GOING, ENDED, SPOKE = 0, 1, 2
+"""How it goes: on; the rank has ended well; it has said why it cannot go on."""
+_NOISE = ("=====", "=   ", "YOUR APPLICATION TERMINATED", "This typically refers", "Please see the FAQ", "Abort(")
+"""How lines begin that MPICH's launcher prints when ranks end early: gopt says it in one line."""
 
 
 @dataclass(slots=True)
@@ -38,8 +48,8 @@ class Heartbeat:
         beat.at(0, -1)
         return beat
 
-    def at(self, step: int, call: int, done: bool = False) -> None:
-        os.pwrite(self.number, _RECORD.pack(os.getpid(), step, call, done, time.time()), 0)
+    def at(self, step: int, call: int, how: int = GOING) -> None:
+        os.pwrite(self.number, _RECORD.pack(os.getpid(), step, call, how, time.time()), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +60,13 @@ class Seen:
     process: int
     step: int
     call: int
-    done: bool
+    how: int
     when: float
 
     @property
     def where(self) -> str:
         call = f", call {self.call}" if self.call >= 0 else ""
         return f"rank {self.rank}, step {self.step + 1}{call}"
-
-    @property
-    def alive(self) -> bool:
-        try:
-            os.kill(self.process, 0)
-        except ProcessLookupError:
-            return False
-        status = Path(f"/proc/{self.process}/stat")
-        try:  # a zombie is dead
-            return status.read_text().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            return False
 
 
 def mpiexec() -> str:
@@ -80,72 +78,126 @@ def mpiexec() -> str:
     return found
 
 
-def launch(ranks: int, arguments: Sequence[str], deadline: float) -> int:
+def launch(ranks: int, arguments: Sequence[str], deadline: float, show: Callable[[str], None]) -> int:
     """Run ``gopt`` with these arguments on ``ranks`` processes; returns their exit code.
 
-    Raises RunError when a rank died without a word, or when none moves for twice the deadline.
+    ``show`` hears of each step that the first rank has done, as a line of JSON. Raises RunError when a rank died
+    without a word, or when none moves for twice the deadline.
     """
     with tempfile.TemporaryDirectory(prefix="gopt.") as folder:
         environment = {**os.environ, HEARTBEATS: folder}
         if ranks > 2 * (os.cpu_count() or 1):
             environment["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"  # many more ranks than cores: give way while waiting
         command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", "gopt.cli", *arguments]
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-        seen: list[Seen] = []
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
+        )
+        assert process.stdout is not None and process.stderr is not None
+        streams = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+        copies = [threading.Thread(target=_copy, args=each, daemon=True) for each in streams]
+        for copy in copies:
+            copy.start()
+        watch = _Watch(process, Path(folder), deadline, show)
         try:
-            return _watch(process, Path(folder), deadline)
+            return watch.run()
         finally:
-            seen = read(Path(folder))
-            _end(process, seen)
+            watch.end()
+            for copy in copies:
+                copy.join(2.0)
+
+
+def _copy(source: IO[bytes], target: IO[str]) -> None:
+    """Pass on what ranks print, without the launcher's banner."""
+    for line in source:
+        text = line.decode("utf-8", "replace")
+        if not text.startswith(_NOISE):
+            target.write(text)
+            target.flush()
 
 
 def read(folder: Path) -> list[Seen]:
     """What every rank said last."""
     found = []
-    for path in sorted(folder.iterdir(), key=lambda path: int(path.name)):
+    for path in sorted((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name)):
         data = path.read_bytes()
         if len(data) == _RECORD.size:
-            process, step, call, done, when = _RECORD.unpack(data)
-            found.append(Seen(int(path.name), process, step, call, bool(done), when))
+            process, step, call, how, when = _RECORD.unpack(data)
+            found.append(Seen(int(path.name), process, step, call, how, when))
     return found
 
 
-def _watch(process: subprocess.Popen[bytes], folder: Path, deadline: float) -> int:
-    dead: Seen | None = None
-    while (code := process.poll()) is None:
-        time.sleep(0.05)
-        seen = read(folder)
-        dead = dead or next((each for each in seen if not each.done and not each.alive), None)
-        newest = max((each.when for each in seen), default=time.time())
-        if time.time() - newest > 2 * deadline:
+@dataclass(slots=True)
+class _Watch:
+    """Sees at once when a process of a rank ends, by a handle on each."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    deadline: float
+    show: Callable[[str], None]
+    _handles: dict[int, int] = field(default_factory=dict)
+    """Rank -> handle of its process."""
+    _told: int = 0
+
+    def run(self) -> int:
+        dead: int | None = None
+        while self.process.poll() is None and dead is None:
+            seen = read(self.folder)
+            self._follow(seen)
+            gone = [rank for rank, handle in self._handles.items() if select.select([handle], [], [], 0)[0]]
+            dead = self._silent(gone)
+            self._tell()
+            self._refuse_standstill(seen)
+            if dead is None:
+                waiting = [handle for rank, handle in self._handles.items() if rank not in gone]
+                select.select(waiting, [], [], 0.05)
+        if dead is not None:
+            where = next(each for each in read(self.folder) if each.rank == dead).where
+            raise RunError(f"{where}: the process died without a word", "killed, perhaps for its memory?")
+        code = self.process.wait()
+        self._tell()
+        seen = read(self.folder)
+        if code and not any(each.how == SPOKE for each in seen) and not 0 < code <= 70:
+            raise RunError(f"mpiexec ended with code {code}")
+        return code if 0 <= code <= 70 else RunError("").exit_code
+
+    def _follow(self, seen: Sequence[Seen]) -> None:
+        for each in seen:
+            if each.rank not in self._handles:
+                try:
+                    self._handles[each.rank] = os.pidfd_open(each.process)
+                except ProcessLookupError:
+                    continue
+
+    def _silent(self, gone: Sequence[int]) -> int | None:
+        """A rank that is gone and has not said why, when no other has: else it was ended for that one's sake."""
+        how = {each.rank: each.how for each in read(self.folder)}
+        if SPOKE in how.values():
+            return None
+        return next((rank for rank in gone if how.get(rank) == GOING), None)
+
+    def _refuse_standstill(self, seen: Sequence[Seen]) -> None:
+        if seen and time.time() - max(each.when for each in seen) > 2 * self.deadline + 5:
             late = min(seen, key=lambda each: (each.step, each.call))
-            raise RunError(f"{late.where}: it has not moved for {2 * deadline:g} s")
-        if dead is not None and not _settled(process):
-            break
-    if dead is not None and (code is None or code < 0 or code not in range(1, 71)):
-        raise RunError(f"{dead.where}: the process died", "see what it wrote above")
-    return code or 0
+            raise RunError(f"{late.where}: it has not moved for {2 * self.deadline:g} s")
 
+    def _tell(self) -> None:
+        path = self.folder / LIVE
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        for line in lines[self._told :]:
+            self.show(line)
+        self._told = len(lines)
 
-def _settled(process: subprocess.Popen[bytes], seconds: float = 3.0) -> bool:
-    """Whether the launcher ends by itself soon after a rank has died."""
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _end(process: subprocess.Popen[bytes], seen: Sequence[Seen]) -> None:
-    """Leave no process behind."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
-        if not _settled(process, 2.0):
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    for each in seen:
-        if each.alive and each.process != os.getpid():
+    def end(self) -> None:
+        """Leave no process behind."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
             try:
-                os.kill(each.process, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+                self.process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+        for handle in self._handles.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)

@@ -54,7 +54,7 @@ class MpiEngine:
         self._watch = _Watch(deadline, explain, self._world)
 
     def prepare(self, groups: Sequence[str]) -> None:
-        for group in groups:
+        for group in (each for each in groups if each not in self._groups):
             members = self._mesh.members(group, self.rank)
             self._groups[group] = self._world.Split(members[0], self._mesh.index(group, self.rank))
 

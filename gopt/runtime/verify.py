@@ -20,7 +20,7 @@ from gopt.analysis.roles import recover
 from gopt.analysis.training import Kind, Phase, Training
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.load import load
-from gopt.graph.model import Graph, Node
+from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import FLOATS, TensorType
 from gopt.mesh import DATA_AXES, Mesh
 from gopt.runtime import draws
@@ -31,6 +31,7 @@ from gopt.runtime.session import CallBack, Program, SessionCache
 from gopt.runtime.threads import run_ranks
 
 Values = dict[str, np.ndarray]
+Transport = Callable[[Sequence[Any], Sequence[Values], Mesh], list[Values]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class Verifier:
     """The source and the ranks of one output folder, ready to run."""
 
     def __init__(self, folder: str | os.PathLike[str], model: str | os.PathLike[str] | None = None) -> None:
+        self.transport: Transport = run_ranks
+        """What runs one phase of all ranks: threads, unless somebody puts another engine in."""
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
         self.mesh = Mesh(tuple((name, size) for name, size in self.manifest["mesh"]["axes"]))
@@ -160,6 +163,12 @@ class Verifier:
             feeds = [{**start, **settings, **batch} for batch in batches]
             result.gradients = confirm_gradients(self.training, feeds, seed)
         return result
+
+    def groups(self) -> list[str]:
+        """Every group over which some rank makes a call."""
+        graphs = [program.graph for rank in self.ranks for program in rank.programs.values()]
+        nodes = [node for graph in graphs for node in graph.nodes if node.domain == COMM and node.op_type != PROBE]
+        return sorted({str(node.attributes["group"]) for node in nodes})
 
     def _tolerance(self) -> float:
         """By the narrowest type that takes part, in the source or on the wire."""
@@ -252,7 +261,7 @@ class Verifier:
                 for number, feed in enumerate(feeds if tamper is not None else ()):
                     tamper(number, feed)  # type: ignore[misc]
                 varied = [_Varied(self, variant, number, program) for number, program in enumerate(programs)]
-                for r, output in enumerate(run_ranks(varied, feeds, self.mesh)):
+                for r, output in enumerate(self.transport(varied, feeds, self.mesh)):
                     self.ranks[r].carry(held[r], output)
                     made[r].update(output)
                     if loss in output:

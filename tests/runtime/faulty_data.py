@@ -1,0 +1,32 @@
+"""Batches for the tests of ``gopt run``; FAULT in the environment lets rank 1 fail at step 8."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+
+def batches(part: int, parts: int) -> Iterator[dict[str, Any]]:
+    generator = np.random.default_rng(part)
+    fault = os.environ.get("FAULT", "") if part == parts - 1 else ""
+    for step in range(1, 10_000):
+        x = generator.standard_normal((4, 3)).astype(np.float32)
+        if step == 8:
+            if fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if fault == "raise":
+                raise ValueError("a bad sample")
+            if fault == "sleep":
+                time.sleep(1000)
+            if fault == "end":
+                return
+            if fault == "nan":
+                x[:] = np.nan
+        yield {"x": x, "y": np.ones((4, 4), np.float32) * x.mean()}

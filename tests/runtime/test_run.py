@@ -1,0 +1,365 @@
+"""``gopt run``: the same training on every engine and number of ranks; checkpoints; faults with real processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import calls, edit_rank
+from recipes import Recipe, build
+
+import gopt
+from gopt.errors import GoptError, RunError
+from gopt.mesh import Mesh
+from gopt.offline.merge import merge, reshard
+from gopt.pipeline import build_pipeline
+from gopt.runtime.engine import run_threads
+from gopt.runtime.train import Job, Progress, Trainer, read_manifest
+
+mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs pip install 'gopt[mpi]'")
+RECIPE = Recipe(widths=(3, 6, 4), norm="sumsquare-chain", ema=True, lr_input=True)
+
+
+def written(folder: Path, mesh: str = "shard=2", micro_steps: int = 1, recipe: Recipe = RECIPE, **options: Any) -> Path:
+    path = folder / "step.onnx"
+    path.write_bytes(build(recipe).SerializeToString())
+    given = {key.replace("_", "-"): value for key, value in options.items()}
+    pipeline = build_pipeline(defaults={"shard": given})
+    out = folder / f"{mesh}-{micro_steps}-{len(options)}.ranks"
+    gopt.shard(gopt.load(path), Mesh.parse(mesh), accumulate=micro_steps, pipeline=pipeline).write(out)
+    return out
+
+
+def samples(folder: Path, count: int = 48) -> str:
+    generator = np.random.default_rng(0)
+    path = folder / "data.npz"
+    np.savez(path, x=generator.standard_normal((count, 3)).astype("f4"), y=generator.standard_normal((count, 4)))
+    return str(path)
+
+
+def settings(folder: Path) -> dict[str, str]:
+    manifest, _ = read_manifest(folder)
+    return {each["name"]: "0.05" for each in manifest["common"]["inputs"] if each["kind"] == "hyper"}
+
+
+def train(folder: Path, data: str, steps: int, **options: Any) -> list[Progress]:
+    _, mesh = read_manifest(folder)
+    job = Job(folder=folder, data=data, steps=steps, settings=settings(folder), **options)
+    told: list[Progress] = []
+    run_threads(mesh, 20.0, lambda engine: Trainer(job, engine, lambda step, call: None).run(told.append))
+    return told
+
+
+def values(checkpoint: Path, folder: Path) -> dict[str, np.ndarray]:
+    target = folder / f"{checkpoint.parent.name}-{checkpoint.name}.onnx"
+    merge(checkpoint, target, force=True)
+    training = gopt.load(target).training
+    return {state.tensor: np.array(training.graph.initializers[state.tensor].numpy()) for state in training.states}
+
+
+def command(folder: Path, data: str, steps: int, *more: str) -> list[str]:
+    given = [part for name, value in settings(folder).items() for part in ("--set", f"{name}={value}")]
+    return [sys.executable, "-m", "gopt.cli", "run", str(folder), "--data", data, "--steps", str(steps), *given, *more]
+
+
+def run(arguments: list[str], fault: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "FAULT": fault, "PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60, **options)
+
+
+# --- the same training ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mesh", "micro_steps", "options"),
+    [
+        ("shard=2", 1, {"stage": 3, "bucket_mb": 0}),
+        ("shard=4", 1, {"stage": 1}),
+        ("dp=2,shard=2", 1, {"stage": 2, "partition": "whole", "style": "broadcast"}),
+        ("shard=2", 2, {"stage": 2}),
+        ("dp=2", 2, {"stage": 0}),
+    ],
+)
+def test_any_ranks_train_alike(mesh, micro_steps, options, tmp_path):
+    """The same samples a step, on one rank in micro-steps or on several: the states agree."""
+    data = samples(tmp_path)
+    several = written(tmp_path, mesh, micro_steps, **options)
+    parts = Mesh.parse(mesh).ranks * micro_steps
+    alone = written(tmp_path, "shard=1", parts)
+    for folder, name in ((alone, "a"), (several, "b")):
+        train(folder, data, 6, checkpoint=tmp_path / name)
+    first = values(tmp_path / "a" / "step_00000006", tmp_path)
+    second = values(tmp_path / "b" / "step_00000006", tmp_path)
+    for name, value in first.items():
+        np.testing.assert_allclose(second[name], value, rtol=2e-4, atol=2e-6, err_msg=name)
+
+
+def test_the_loss_falls_and_is_told(tmp_path):
+    told = train(written(tmp_path), samples(tmp_path, 8), 60)
+    assert [each.step for each in told] == list(range(1, 61))
+    assert told[-1].loss < 0.7 * told[0].loss
+    assert all(len(each.losses) == 2 and each.samples == 8 and each.seconds > 0 for each in told)
+
+
+@mpi
+@pytest.mark.parametrize("mesh", ["shard=2", "dp=2,shard=2"])
+def test_mpi_trains_as_threads_do(mesh, tmp_path):
+    folder, data = written(tmp_path, mesh, stage=3, bucket_mb=0), samples(tmp_path)
+    train(folder, data, 5, checkpoint=tmp_path / "threads")
+    ranks = str(Mesh.parse(mesh).ranks)
+    done = run(command(folder, data, 5, "--launch", ranks, "--checkpoint", str(tmp_path / "mpi"), "--json"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["engine"] == "mpi"
+    first, second = (values(tmp_path / name / "step_00000005", tmp_path) for name in ("threads", "mpi"))
+    for name, value in first.items():
+        np.testing.assert_allclose(second[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@mpi
+@pytest.mark.parametrize("half", [False, True])
+def test_every_kind_of_call_over_mpi(half, tmp_path):
+    """Broadcasts and reduces by owner, packed calls, finite checks, halves: against threads."""
+    recipe = Recipe(widths=(3, 6, 4), half=half, loss_scale=True, check="max-below-inf", norm="abs-max")
+    for number, options in enumerate(
+        (
+            {"stage": 2, "partition": "whole", "style": "broadcast"},
+            {"stage": 0},
+            {"stage": 1, "reduce_dtype": "bfloat16"},
+        )
+    ):
+        home = tmp_path / str(number)
+        home.mkdir()
+        folder, data = written(home, recipe=recipe, **options), samples(home)
+        train(folder, data, 3, checkpoint=home / "threads")
+        done = run(command(folder, data, 3, "--launch", "2", "--checkpoint", str(home / "mpi")))
+        assert done.returncode == 0, done.stderr
+        first, second = (values(home / name / "step_00000003", home) for name in ("threads", "mpi"))
+        for name, value in first.items():
+            np.testing.assert_allclose(second[name], value, rtol=2e-2, atol=1e-4, err_msg=name)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mesh", ["shard=3", "dp=2,shard=2"])
+def test_a_resumed_run_is_the_same_bit_for_bit(mesh, tmp_path):
+    folder, data = written(tmp_path, mesh), samples(tmp_path)
+    whole = train(folder, data, 9, checkpoint=tmp_path / "whole", shuffle=3)
+    train(folder, data, 4, checkpoint=tmp_path / "parts", shuffle=3)
+    rest = train(folder, data, 9, checkpoint=tmp_path / "parts", resume=True, shuffle=3)
+    assert [each.losses for each in rest] == [each.losses for each in whole[4:]]
+    for path in sorted((tmp_path / "whole" / "step_00000009").iterdir()):
+        assert path.read_bytes() == (tmp_path / "parts" / "step_00000009" / path.name).read_bytes()
+
+
+def test_a_checkpoint_goes_on_with_other_ranks(tmp_path):
+    folder, data = written(tmp_path, "shard=3", stage=3), samples(tmp_path)
+    train(folder, data, 4, checkpoint=tmp_path / "a")
+    checkpoint = tmp_path / "a" / "step_00000004"
+    reshard(checkpoint, Mesh.parse("dp=2,shard=2"), options={"shard": {"stage": 1}}).write(tmp_path / "b.ranks")
+    merge(tmp_path / "b.ranks", tmp_path / "b.onnx")
+    merge(checkpoint, tmp_path / "a.onnx")
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    assert len(train(tmp_path / "b.ranks", data, 2)) == 2
+
+
+def test_only_some_checkpoints_stay(tmp_path):
+    train(written(tmp_path), samples(tmp_path), 9, checkpoint=tmp_path / "c", every=2, keep=3)
+    steps = sorted(path.name for path in (tmp_path / "c").iterdir() if path.is_dir())
+    assert steps == ["step_00000006", "step_00000008", "step_00000009"]
+
+
+def test_a_checkpoint_that_was_cut_short_does_not_count(tmp_path):
+    folder, data = written(tmp_path), samples(tmp_path)
+    train(folder, data, 4, checkpoint=tmp_path / "c", every=2)
+    (tmp_path / "c" / "step_00000004" / "index.json").unlink()
+    told = train(folder, data, 5, checkpoint=tmp_path / "c", resume=True)
+    assert [each.step for each in told] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("damage", ["bits", "short", "missing", "index", "others"])
+def test_a_damaged_checkpoint_is_named(damage, tmp_path):
+    folder, data = written(tmp_path), samples(tmp_path)
+    train(folder, data, 2, checkpoint=tmp_path / "c")
+    step = tmp_path / "c" / "step_00000002"
+    victim = step / "rank_0001.safetensors"
+    if damage == "bits":
+        raw = bytearray(victim.read_bytes())
+        raw[-1] ^= 1
+        victim.write_bytes(raw)
+    elif damage == "short":
+        victim.write_bytes(victim.read_bytes()[:-4])
+    elif damage == "missing":
+        victim.unlink()
+    elif damage == "index":
+        (step / "index.json").write_text("{")
+    else:
+        folder = written(tmp_path, "shard=3")
+    with pytest.raises(RunError, match="checkpoint"):
+        train(folder, data, 3, checkpoint=tmp_path / "c", resume=True)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    folder, data = written(tmp_path), samples(tmp_path)
+    train(folder, data, 2, checkpoint=tmp_path / "c")
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "c" / "step_00000002").iterdir()}
+    real = os.fsync
+
+    def full(number: int) -> None:
+        if ".tmp" in os.readlink(f"/proc/self/fd/{number}"):
+            raise OSError(28, "No space left on device")
+        real(number)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        train(folder, data, 4, checkpoint=tmp_path / "c", resume=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "c" / "step_00000002").iterdir()} == kept
+
+
+# --- agreement ------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_of_different_plans_do_not_start(tmp_path):
+    folder = written(tmp_path, stage=1)
+    edit_rank(folder, 1, lambda model: calls(model, "ReduceScatter")[0].attribute.__delitem__(0))
+    with pytest.raises(GoptError) as caught:
+        train(folder, samples(tmp_path), 1)
+    assert "call" in caught.value.message and "ReduceScatter" in caught.value.message
+
+
+def test_ranks_that_start_apart_are_told_so(tmp_path):
+    folder, data = written(tmp_path, stage=1), samples(tmp_path)
+    raw = bytearray((folder / "states.bin").read_bytes())
+    shutil.copytree(folder, tmp_path / "other.ranks")
+    raw[3] ^= 64
+    (tmp_path / "other.ranks" / "states.bin").write_bytes(raw)
+    _, mesh = read_manifest(folder)
+
+    def jobs(sync: bool) -> list[Job]:
+        common = {"data": data, "steps": 2, "settings": settings(folder), "sync_init": sync}
+        return [Job(folder=each, **common) for each in (folder, tmp_path / "other.ranks")]
+
+    def work(sync: bool) -> Any:
+        return run_threads(mesh, 5.0, lambda e: Trainer(jobs(sync)[e.rank], e, lambda s, c: None).run(lambda p: None))
+
+    with pytest.raises(RunError, match="start with different values"):
+        work(False)
+    work(True)
+
+
+# --- faults ---------------------------------------------------------------------------------------------------------
+
+
+@mpi
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        ("kill", 5, "rank 1, step 8: the process died"),
+        ("stop", 5, "rank 0, step 8, call 0"),
+        ("sleep", 5, "rank 0, step 8, call 0"),
+        ("raise", 5, "rank 1, step 8: ValueError: a bad sample"),
+        ("nan", 5, "the loss is nan"),
+        ("end", 3, "rank 1, step 8: the data ended"),
+    ],
+)
+def test_a_fault_ends_the_job_in_one_line(fault, code, said, tmp_path):
+    folder = written(tmp_path)
+    started = time.monotonic()
+    more = ("--launch", "2", "--deadline", "2", "--stop-on-nan", "--checkpoint", str(tmp_path / "c"), "--every", "3")
+    done = run(command(folder, "faulty_data:batches", 500, *more), fault)
+    assert done.returncode == code, (done.returncode, done.stderr)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("gopt: error:")]
+    assert len(errors) == 1 and said in errors[0], done.stderr
+    assert "Traceback" not in done.stderr and time.monotonic() - started < 20
+    assert not processes(folder), "no orphan is left"
+    steps = sorted(path.name for path in (tmp_path / "c").iterdir() if path.name.startswith("step_"))
+    assert steps[-1] == "step_00000006"
+    again = run(command(folder, "faulty_data:batches", 9, "--checkpoint", str(tmp_path / "c"), "--resume", "--json"))
+    assert again.returncode == 0 and json.loads(again.stdout)["steps"] == 3, again.stderr
+
+
+def processes(folder: Path) -> list[str]:
+    """Command lines of living processes that run this folder."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and int(path.name) != os.getpid():
+            try:
+                text = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                alive = (path / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            except OSError:
+                continue
+            if str(folder) in text and alive:
+                found.append(text)
+    return found
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "end"])
+def test_a_fault_of_a_thread_ends_all_of_them(fault, tmp_path):
+    folder = written(tmp_path)
+    done = run(command(folder, "faulty_data:batches", 50, "--deadline", "5", "--stop-on-nan"), fault)
+    assert done.returncode == (3 if fault == "end" else 5)
+    assert "rank 1, step 8" in done.stderr and done.stderr.count("gopt: error:") == 1
+
+
+@mpi
+def test_ranks_and_launcher_must_agree(tmp_path):
+    folder = written(tmp_path)
+    done = run(command(folder, "faulty_data:batches", 2, "--launch", "3"))
+    assert done.returncode == 2 and "holds 2 ranks" in done.stderr
+
+
+@mpi
+def test_many_ranks_on_few_cores(tmp_path):
+    folder = written(tmp_path, "shard=6")
+    done = run(command(folder, "faulty_data:batches", 3, "--launch", "6", "--json"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--resume"], 2, "--resume needs --checkpoint"),
+        (["--every", "2"], 2, "--every needs --checkpoint"),
+        (["--set", "nothing=1"], 2, "is no hyper-parameter"),
+        (["--engine", "threads", "--launch", "2"], 2, "--launch starts MPI ranks"),
+        (["--shuffle", "1"], 2, "the data is a function"),
+    ],
+)
+def test_requests_that_cannot_be(more, code, said, tmp_path):
+    done = run(command(written(tmp_path), "faulty_data:batches", 2, *more))
+    assert done.returncode == code and said in done.stderr, done.stderr
+
+
+def test_missing_files_and_data_are_named(tmp_path):
+    folder, data = written(tmp_path), samples(tmp_path)
+    np.savez(tmp_path / "bad.npz", x=np.zeros((8, 5), "f4"), y=np.zeros((8, 4), "f4"))
+    for text, said in ((str(tmp_path / "bad.npz"), "'x' has shape"), ("nowhere:f", "cannot find")):
+        with pytest.raises(GoptError, match=said):
+            train(folder, text, 1)
+    (folder / "rank_0001.onnx").unlink()
+    with pytest.raises(RunError, match="rank_0001"):
+        train(folder, data, 1)
+
+
+@mpi
+def test_the_proof_on_real_processes(tmp_path):
+    folder = written(tmp_path, "dp=2,shard=2", 2, stage=3)
+    arguments = [sys.executable, "-m", "gopt.cli", "verify", str(folder), "--engine", "mpi", "--json", "--no-confirm"]
+    done = run(arguments)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["equal"]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for state in manifest["ranks"][1]["state"]:
+        state["pieces"].reverse()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert run(arguments).returncode == 1
