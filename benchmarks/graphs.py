@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto
@@ -350,9 +351,10 @@ def _clipped(w: Writer, gradients: dict[str, str], bound: float) -> dict[str, st
 # --- the two shapes -------------------------------------------------------------------------------------------------
 
 
-def mlp(layers: int, *, own_steps: bool = False, clip: float | None = None) -> ModelProto:
+def mlp(
+    layers: int, *, own_steps: bool = False, clip: float | None = None, width: int = 32, batch: int = 4
+) -> ModelProto:
     """Square layers with biases and tanh between, softmax cross-entropy at the end."""
-    width, batch = 32, 4
     w = Writer("mlp")
     tape = Tape(w)
     h, labels = w.input("x", (batch, width)), w.input("y", (batch,), INT64)
@@ -363,9 +365,20 @@ def mlp(layers: int, *, own_steps: bool = False, clip: float | None = None) -> M
     return _step(tape, h, labels, own_steps=own_steps, clip=clip)
 
 
-def gpt(blocks: int, *, own_steps: bool = False, clip: float | None = None) -> ModelProto:
+@dataclass(frozen=True)
+class Size:
+    """How large a decoder is: tokens a batch are ``batch`` x ``length``."""
+
+    batch: int = 2
+    length: int = 4
+    width: int = 16
+    words: int = 24
+    heads: int = 2
+
+
+def gpt(blocks: int, *, own_steps: bool = False, clip: float | None = None, size: Size = Size()) -> ModelProto:
     """A decoder: attention and MLP blocks, layer norms in primitives, one table for both ends."""
-    batch, length, width, words = 2, 4, 16, 24
+    batch, length, width, words = size.batch, size.length, size.width, size.words
     w = Writer("gpt")
     tape = Tape(w)
     ids, labels = w.input("ids", (batch, length), INT64), w.input("labels", (batch * length,), INT64)
@@ -374,15 +387,15 @@ def gpt(blocks: int, *, own_steps: bool = False, clip: float | None = None) -> M
     h = tape.reshape(h, batch * length, width)
     for place in range(blocks):
         name = f"h{place}"
-        h = tape.add(h, _attention(tape, _norm(tape, h, f"{name}.ln1"), name, batch, length))
+        h = tape.add(h, _attention(tape, _norm(tape, h, f"{name}.ln1"), name, size))
         inner = tape.tanh(_linear(tape, _norm(tape, h, f"{name}.ln2"), f"{name}.fc", 4 * width))
         h = tape.add(h, _linear(tape, inner, f"{name}.out", width))
     logits = tape.matmul(_norm(tape, h, "ln"), tape.transpose(table, 1, 0))
     return _step(tape, logits, labels, own_steps=own_steps, clip=clip)
 
 
-def _attention(tape: Tape, h: str, name: str, batch: int, length: int, heads: int = 2) -> str:
-    w = tape.writer
+def _attention(tape: Tape, h: str, name: str, shape: Size) -> str:
+    w, batch, length, heads = tape.writer, shape.batch, shape.length, shape.heads
     rows, width = w.shapes[h]
     size = width // heads
 

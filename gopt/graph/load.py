@@ -25,6 +25,7 @@ from gopt.graph.types import TensorType, dtype_name, known
 OWN = "gopt."
 """How every name begins that gopt makes."""
 _PROTOBUF_LIMIT = 2**31 - 1
+_LONG = 1 << 16
 _SMALL = 1024
 """Bytes up to which an initializer takes part in shape inference: enough for every shape, axis and pad."""
 _FUNCTION_NODES, _FUNCTION_DEPTH = 1_000_000, 100
@@ -537,10 +538,21 @@ def _inferred(
         node.proto for node in nodes if node.proto and not (constants and constants.keys() & set(node.outputs))
     )
     try:
-        result = onnx.shape_inference.infer_shapes(copy, data_prop=True, strict_mode=False)
+        graph = onnx.shape_inference.infer_shapes(copy, strict_mode=False).graph
+        found = (*graph.value_info, *graph.output)
+        open_ends = any(not read_type(info.type).static for info in found) or len(found) < len(copy.graph.node)
+        if open_ends and not any(map(_long, (*found, *body.input))):
+            graph = onnx.shape_inference.infer_shapes(copy, data_prop=True, strict_mode=False).graph
+            found = (*graph.value_info, *graph.output)
     except Exception:  # its exceptions have no common base, and no type is worth a refusal: what needs one will say so
         return ()
-    return (*result.graph.value_info, *result.graph.output)
+    return found
+
+
+def _long(info: onnx.ValueInfoProto) -> bool:
+    """Whether a value is one long row: following data makes a dimension of each of its elements, and eats the memory."""
+    shape = read_type(info.type).shape
+    return shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > _LONG
 
 
 def _functions_expand(model: ModelProto) -> bool:

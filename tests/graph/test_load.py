@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -723,3 +724,19 @@ def test_bad_npz(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("w.npy", b"\x93NUMPY\x01\x00\x08\x00{'descr'")
     refusal(load_state, path, InputError, "damaged at 'w'")
+
+
+def test_a_long_row_is_not_followed_element_by_element(tmp_path):
+    """ONNX's data propagation makes a dimension of each element of a row: 24 GB for one flat parameter."""
+    nodes = [
+        helper.make_node("Slice", ["x", "a", "b"], ["half"]),
+        helper.make_node("Concat", ["half", "half"], ["again"], axis=0),
+        helper.make_node("Identity", ["again"], ["y"]),
+    ]
+    bounds = [numpy_helper.from_array(np.array([at], np.int64), name) for name, at in (("a", 0), ("b", 20_000_000))]
+    row = helper.make_tensor_value_info("x", 1, [40_000_000])
+    graph = helper.make_graph(nodes, "g", [row], [helper.make_tensor_value_info("y", 1, [40_000_000])], bounds)
+    (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    started = time.monotonic()
+    assert load(tmp_path / "m.onnx").types["half"].shape == (20_000_000,)
+    assert time.monotonic() - started < 5
