@@ -550,7 +550,7 @@ def _inferred(
 
 
 def _long(info: onnx.ValueInfoProto) -> bool:
-    """Whether a value is one long row: following data makes a dimension of each of its elements, and eats the memory."""
+    """Whether a value is one long row: following its data would make a dimension of each of its elements."""
     shape = read_type(info.type).shape
     return shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > _LONG
 
