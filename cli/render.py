@@ -98,11 +98,36 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
     )
     if len(report["ranks"]) > len(lines):
         out.print(f"… and {len(report['ranks']) - len(lines)} more in report.json")
+    out.print(table("Figures", ("", "is", "of"), _figure_rows(report), ()))
     passed = ", ".join(f"{check['name']} {check['count']}" for check in report["checks"])
     out.print(f"removed {len(report['removed_ops'])} ops, added {len(report['added_ops'])}; checked: {passed}")
     for note in report["notes"]:
         out.print(f"note: {note}")
     out.print(f"written to {output}" if output else "nothing written (--dry-run)")
+
+
+def _figure_rows(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What is, and what it is held against."""
+    figures = report["figures"]
+    traffic, calls, casts, overlap = (figures[name] for name in ("traffic", "calls", "casts", "overlap"))
+    kinds = ", ".join(f"{share:.0%} of {kind}" for kind, share in overlap["by_kind"].items())
+    uneven = [kind for kind, value in report["balance"].items() if value == max(report["balance"].values())]
+    rows = [
+        ("traffic", f"{traffic['ratio']:.3f} × bound", f"{size(traffic['sent'])} sent, bound {size(traffic['bound'])}"),
+        ("calls", str(calls["count"]), f"at least {calls['packing_bound']} at this cap"),
+        (
+            "balance",
+            f"{max(report['balance'].values(), default=1):.3f}",
+            f"max / mean of {uneven[0].replace('_', ' ')}",
+        ),
+        ("overlap", f"{overlap['hidden_share']:.0%} hidden", kinds or "no calls"),
+    ]
+    if overlap["peak_gathered_bytes"]:
+        rows.append(("gathered", size(overlap["peak_gathered_bytes"]), "alive at once at most"))
+    if casts["owned_tensors"] or casts["in_forward"]:
+        left = f", {casts['in_forward']} left in the forward" if casts["in_forward"] else ""
+        rows.append(("casts", str(casts["per_update"]), f"{casts['owned_tensors']} owned tensors{left}"))
+    return rows
 
 
 def _few(rows: Sequence[Any], most: int = 12) -> Sequence[Any]:
