@@ -11,7 +11,7 @@ import click
 COMMANDS = {
     "shard": "Write one runnable graph per rank, with a manifest and a report.",
     "verify": "Run the source and all ranks and compare every state and loss.",
-    "plan": "Weigh every stage and partition without writing anything.",
+    "plan": "Weigh every stage, partition and bucket size without writing anything.",
     "inspect": "Show what a model or an output folder is.",
     "diff": "Compare two models or two output folders by structure.",
     "passes": "List every pass with its options and defaults.",

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,15 @@ class Sharded:
     ranks: list[RankGraph]
     common: list[RankState]
     checks: list[Check]
+    choice: dict[str, Any] = field(default_factory=dict)
+    """What chose the pipeline, when something did, and why."""
 
     def report(self) -> dict[str, Any]:
         """The report as it is written."""
         from gopt import summary
 
-        return summary.report(self.step, self.source.record(), self.ran, self.checks, self.common, self.ranks)
+        record = summary.report(self.step, self.source.record(), self.ran, self.checks, self.common, self.ranks)
+        return record | ({"choice": self.choice} if self.choice else {})
 
     def manifest(self) -> dict[str, Any]:
         """The manifest as it is written."""

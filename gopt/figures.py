@@ -81,8 +81,8 @@ def _shares(step: Step, calls: Sequence[Call]) -> bool:
 def packing_bound(step: Step, calls: Sequence[Call], cap: int | None) -> int:
     """The fewest calls that could carry the same tensors without cutting one (anchors: section 4.5).
 
-    By kind, dtype, group and phase: a call for each tensor of at least ``cap`` bytes, and one for every ``cap`` bytes of
-    the rest. Buckets are measured in bytes of gradient, so parameters are weighed as their gradients are. Calls of
+    By kind, dtype, group and phase: a call for each tensor of at least ``cap`` bytes, and one for every ``cap`` bytes
+    of the rest. Buckets are measured in bytes of gradient, so parameters are weighed as their gradients are. Calls of
     scalars and statistics, one a dependency level, count as they stand.
     """
     if cap is None:

@@ -69,8 +69,10 @@ def overlap(step: Step, options: Options) -> Change:
     limit = None if options.limit_mb is None else options.limit_mb * MIB
     issues = issue(_windows(gathers), options.prefetch, limit)
     early, moved = _early(nodes, calls)
-    _move(step, early | _ahead(nodes, gathers, issues))
-    found = measure(find_calls(step))
+    if due := early | _ahead(nodes, gathers, issues):
+        _move(step, due)
+        calls = find_calls(step)
+    found = measure(calls)
     over = limit is not None and found.peak_gathered_bytes > limit
     return Change(
         facts=found.to_json()
@@ -206,8 +208,6 @@ def _ahead(nodes: Sequence[Node], gathers: Sequence[Call], issues: Sequence[Issu
 
 def _move(step: Step, due: Mapping[int, float]) -> None:
     """Bring the graph's nodes in their new order."""
-    if not due:
-        return
     draft = Draft(step.graph, "overlap")
     for place, when in due.items():
         draft.move(step.graph.nodes[place], when)
