@@ -41,9 +41,8 @@ class Figures:
         }
 
 
-def figures(step: Step, ran: Sequence[Ran]) -> Figures:
-    """The figures of a step as it stands after its passes."""
-    calls = find_calls(step)
+def figures(step: Step, ran: Sequence[Ran], calls: Sequence[Call]) -> Figures:
+    """The figures of a step as it stands after its passes, with its calls."""
     caps = [each.record.facts["bucket_cap_bytes"] for each in ran if "bucket_cap_bytes" in each.record.facts]
     cap = max(caps, default=None)
     kinds = {kind.value: round(sum(c.sent for c in calls if c.carries is kind)) for kind in Carries}
@@ -164,7 +163,7 @@ def report_figures(
     step: Step, ran: Sequence[Ran], common: Sequence[RankState], ranks: Sequence[RankGraph]
 ) -> Mapping[str, Any]:
     """The section ``figures`` of the report."""
-    record = figures(step, ran).to_json()
+    record = figures(step, ran, find_calls(step)).to_json()
     return {key: record[key] for key in ("traffic", "calls")} | {
         "casts": casts(step, common, ranks),
         "overlap": record["overlap"],

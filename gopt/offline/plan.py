@@ -133,7 +133,7 @@ def weigh(training: Training, mesh: Mesh, knobs: Knobs, links: Links | None) -> 
         max(rows["parameters"]),
         max(rows["optimizer_states"]),
         live(step, calls, most),
-        figures(step, ran),
+        figures(step, ran, calls),
         balance({**rows, "gradients": reduced(step, calls)}),
         None if links is None else times(calls, links),
     )
