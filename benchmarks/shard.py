@@ -1,7 +1,8 @@
 """Time and peak memory of ``gopt shard``, whole process, beside two floors taken in the same run.
 
-``python benchmarks/shard.py --nodes 1000,5000,20000,100000 --shape mlp,gpt --repeat 3``. The commands take turns, so that a
-disturbance of the machine meets all of them: stage 2 and stage 3, then the floors. ``--bucket-mb 0`` is the most calls. Needs ``pip install onnx-ir`` for the second floor.
+``python benchmarks/shard.py --nodes 1000,5000,20000,100000 --shape mlp,gpt --repeat 3``. The commands take turns, so
+that a disturbance of the machine meets all of them: stage 2 and stage 3, then the floors. ``--bucket-mb 0`` makes the
+most calls. Needs ``pip install onnx-ir`` for the second floor.
 """
 
 from __future__ import annotations

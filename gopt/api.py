@@ -147,7 +147,7 @@ def shard(
     An int for ``mesh`` means that many ranks along ``shard``. ``pipeline`` replaces the default one and its options.
     """
     mesh = Mesh((("shard", mesh),)) if isinstance(mesh, int) else mesh
-    _check_mesh(mesh)
+    check_mesh(mesh)
     if pipeline is None:
         pipeline = build_pipeline(
             defaults={
@@ -165,7 +165,8 @@ def shard(
     return Sharded(source, step, ran, ranks, common, check_ranks(step, ranks, common))
 
 
-def _check_mesh(mesh: Mesh) -> None:
+def check_mesh(mesh: Mesh) -> None:
+    """Raise UnsupportedError on an axis that gopt does not shard along."""
     for name, size in mesh.axes:
         if name == "pp" and size > 1:
             raise UnsupportedError("mesh axis 'pp' is not supported: gopt does not cut a step into pipeline stages")

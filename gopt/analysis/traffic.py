@@ -79,13 +79,14 @@ def find_calls(step: Step) -> list[Call]:
         if node.domain != COMM:
             continue
         starts = min((first.get(name, end) for name in node.outputs), default=end)
+        ends = max((last.get(name, place) for name in node.outputs), default=place)
         payload = _payload(step, node, sizes)
         found.append(
             Call(
                 node, known.of(node), place, ready[place], starts,
-                max((last.get(name, place) for name in node.outputs), default=place),
+                ends,
                 payload, _sent(step, node, payload), work[starts] > work[place + 1],
-                node.op_type in GATHERS and ready[place] < 0 and starts < end,
+                node.op_type in GATHERS and ready[place] < 0 and starts <= ends,
             )
         )  # fmt: skip
     return found

@@ -11,6 +11,7 @@ from gopt.analysis.spmd import Step
 from gopt.analysis.sweeps import Index
 from gopt.analysis.traffic import find_calls
 from gopt.analysis.training import Kind, Training
+from gopt.api import check_mesh
 from gopt.errors import OptionError
 from gopt.figures import Figures, figures
 from gopt.mesh import Mesh
@@ -87,6 +88,7 @@ def choices(
 
     ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where that gives other buckets.
     """
+    check_mesh(mesh)
     caps = bucket_choices(training) if caps is None else caps
     accumulates = any(state.kind is Kind.ACCUMULATOR for state in training.states)
     for partition in PARTITIONS:
@@ -193,8 +195,10 @@ def _why(choice: Choice, first: Choice, memory: int | None) -> str:
     if choice is first:
         return _praise(choice, memory)
     slower, mine, theirs = _seconds(choice) > _seconds(first), choice.figures, first.figures
-    if slower:
+    if slower and _seconds(first):
         return f"{_seconds(choice) / _seconds(first):.2f} times the time of the first: {_cause(choice, first)}"
+    if slower:
+        return f"the first adds no time: {_cause(choice, first)}"
     lead = "same time" if choice.times is not None else "same traffic"
     if mine.sent > theirs.sent:
         return f"{'same time, ' if choice.times else ''}sends {mine.sent / theirs.sent:.2f} times the bytes"
@@ -223,4 +227,6 @@ def _cause(choice: Choice, first: Choice) -> str:
             return f"its calls take longer to start ({mine.calls}, the first {theirs.calls})"
     if mine.overlap.hidden_share < theirs.overlap.hidden_share:
         return f"hides {mine.overlap.hidden_share:.0%} of its bytes, the first {theirs.overlap.hidden_share:.0%}"
-    return f"sends {mine.sent / theirs.sent:.2f} times the bytes"
+    if mine.sent > theirs.sent:
+        return f"sends {mine.sent / theirs.sent:.2f} times the bytes"
+    return f"the ring waits for the largest share (balance {choice.balance:.3f})"

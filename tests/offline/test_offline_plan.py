@@ -13,9 +13,9 @@ import gopt
 from gopt.analysis.spmd import Step
 from gopt.analysis.traffic import find_calls
 from gopt.api import Source
-from gopt.errors import OptionError
+from gopt.errors import OptionError, UnsupportedError
 from gopt.mesh import Mesh
-from gopt.offline.links import Link, Links, parse_bytes, times
+from gopt.offline.links import Link, Links, Times, parse_bytes, times
 from gopt.offline.memory import balance, held, live, reduced
 from gopt.offline.plan import Choice, Knobs, best, bucket_choices, choices, ranked, weigh
 
@@ -122,6 +122,30 @@ def test_without_a_link_the_fewest_bytes_are_first():
     assert rows[0].choice.knobs.stage in (1, 2)
     assert rows[0].why == "fewest bytes sent, then least memory"
     assert any("sends 1.5" in each.why for each in rows)
+
+
+def test_a_choice_that_hides_everything_is_no_divisor():
+    one, other = weighed()[:2]
+    nothing = replace(one, times=Times(1.0, 0.0, 0.0))
+    assert ranked([replace(other, times=Times(1.0, 0.5, 0.0)), nothing], None)[1].why.startswith(
+        "the first adds no time"
+    )
+
+
+def test_an_uneven_cut_is_named():
+    training, mesh = source("gpt_adamw").training, Mesh((("shard", 8),))
+    links = Links.parse("1MB/s", mesh)
+    rows = ranked([weigh(training, mesh, Knobs(2, cut), links) for cut in ("whole", "flat")], None)
+    assert rows[0].choice.knobs.partition == "flat"
+    assert "the ring waits for the largest share" in rows[1].why
+
+
+@pytest.mark.parametrize("axes", [(("shard", 1),), (("dp", 4),), (("shard", 2), ("tp", 2))])
+def test_any_mesh_is_weighed(axes):
+    found = ranked(list(choices(source("mlp_adamw").training, Mesh(axes))), None)
+    assert len(found) == 10
+    with pytest.raises(UnsupportedError):
+        next(choices(source("mlp_adamw").training, Mesh((*axes, ("pp", 2)))))
 
 
 # --- links and times ------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from helpers import FIXTURES, NAMES
+from hypothesis import given
+from hypothesis import strategies as st
 
 import gopt
 from gopt.analysis.operators import heavy
@@ -71,6 +73,27 @@ def test_a_bucket_is_not_gathered_again_while_its_copy_is_in_use():
 def test_room_between_two_long_windows_is_used():
     windows = [Window(0, 10, 6), Window(20, 30, 6), Window(25, 40, 4)]
     assert [each.at for each in issue(windows, 1, 10)] == [0, 11, 20]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=12),
+    st.integers(0, 5),
+    st.one_of(st.none(), st.integers(0, 60)),
+)
+def test_a_plan_keeps_its_promises(drawn, prefetch, limit):
+    windows = [Window(first, first + length, size) for first, length, size in sorted(drawn)]
+
+    def peak(starts):
+        places = range(max(window.last for window in windows) + 1)
+        pairs = list(zip(starts, windows))
+        return max(sum(w.nbytes for start, w in pairs if start <= place <= w.last) for place in places)
+
+    found = issue(windows, prefetch, limit)
+    free = [windows[place - prefetch].first if place >= prefetch else 0 for place in range(len(windows))]
+    assert all(least <= each.at <= window.first for least, each, window in zip(free, found, windows))
+    assert [bool(each.why) for each in found] == [each.at > least for least, each in zip(free, found)]
+    if limit is not None:
+        assert peak([each.at for each in found]) <= max(limit, peak([window.first for window in windows]))
 
 
 # --- the graph ------------------------------------------------------------------------------------------------------
