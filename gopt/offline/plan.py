@@ -225,8 +225,15 @@ def _cause(choice: Choice, first: Choice) -> str:
         starts = choice.times.latency - first.times.latency
         if starts > choice.times.exposed - first.times.exposed - starts:
             return f"its calls take longer to start ({mine.calls}, the first {theirs.calls})"
+        if choice.balance > first.balance and _a_byte(choice) > 1.05 * _a_byte(first):
+            return f"the ring waits for the largest share (balance {choice.balance:.3f})"
     if mine.overlap.hidden_share < theirs.overlap.hidden_share:
         return f"hides {mine.overlap.hidden_share:.0%} of its bytes, the first {theirs.overlap.hidden_share:.0%}"
     if mine.sent > theirs.sent:
         return f"sends {mine.sent / theirs.sent:.2f} times the bytes"
-    return f"the ring waits for the largest share (balance {choice.balance:.3f})"
+    return f"its bytes take longer (balance {choice.balance:.3f})"
+
+
+def _a_byte(choice: Choice) -> float:
+    """Seconds on the link for each byte sent, starts left out."""
+    return (choice.times.total - choice.times.latency) / choice.figures.sent if choice.times is not None else 0.0

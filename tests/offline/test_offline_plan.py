@@ -133,7 +133,7 @@ def test_a_choice_that_hides_everything_is_no_divisor():
 
 
 def test_an_uneven_cut_is_named():
-    training, mesh = source("gpt_adamw").training, Mesh((("shard", 8),))
+    training, mesh = source("cnn_mom_fp16").training, Mesh((("shard", 8),))
     links = Links.parse("1MB/s", mesh)
     rows = ranked([weigh(training, mesh, Knobs(2, cut), links) for cut in ("whole", "flat")], None)
     assert rows[0].choice.knobs.partition == "flat"
