@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto
 
@@ -365,9 +365,8 @@ def mlp(
     return _step(tape, h, labels, own_steps=own_steps, clip=clip)
 
 
-@dataclass(frozen=True)
-class Size:
-    """How large a decoder is: tokens a batch are ``batch`` x ``length``."""
+class Size(NamedTuple):
+    """How large a decoder is; the default is small, so that only its number of nodes counts."""
 
     batch: int = 2
     length: int = 4
@@ -376,9 +375,13 @@ class Size:
     heads: int = 2
 
 
+GPT2 = Size(1, 1024, 768, 50257, 12)
+"""With 12 blocks the shapes of GPT-2 124M, query, key and value apart."""
+
+
 def gpt(blocks: int, *, own_steps: bool = False, clip: float | None = None, size: Size = Size()) -> ModelProto:
     """A decoder: attention and MLP blocks, layer norms in primitives, one table for both ends."""
-    batch, length, width, words = size.batch, size.length, size.width, size.words
+    batch, length, width, words, heads = size
     w = Writer("gpt")
     tape = Tape(w)
     ids, labels = w.input("ids", (batch, length), INT64), w.input("labels", (batch * length,), INT64)
@@ -387,15 +390,17 @@ def gpt(blocks: int, *, own_steps: bool = False, clip: float | None = None, size
     h = tape.reshape(h, batch * length, width)
     for place in range(blocks):
         name = f"h{place}"
-        h = tape.add(h, _attention(tape, _norm(tape, h, f"{name}.ln1"), name, size))
+        h = tape.add(h, _attention(tape, _norm(tape, h, f"{name}.ln1"), name, (batch, length, heads)))
         inner = tape.tanh(_linear(tape, _norm(tape, h, f"{name}.ln2"), f"{name}.fc", 4 * width))
         h = tape.add(h, _linear(tape, inner, f"{name}.out", width))
     logits = tape.matmul(_norm(tape, h, "ln"), tape.transpose(table, 1, 0))
     return _step(tape, logits, labels, own_steps=own_steps, clip=clip)
 
 
-def _attention(tape: Tape, h: str, name: str, shape: Size) -> str:
-    w, batch, length, heads = tape.writer, shape.batch, shape.length, shape.heads
+def _attention(tape: Tape, h: str, name: str, split: tuple[int, int, int]) -> str:
+    """``split``: batch, length and heads."""
+    w = tape.writer
+    batch, length, heads = split
     rows, width = w.shapes[h]
     size = width // heads
 

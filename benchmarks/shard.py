@@ -1,7 +1,8 @@
 """Time and peak memory of ``gopt shard``, whole process, beside two floors taken in the same run.
 
-``python benchmarks/shard.py --nodes 1000,5000,20000,100000 --shape mlp,gpt --repeat 3``. The three commands take turns,
-so that a disturbance of the machine meets all of them. Needs ``pip install onnx-ir`` for the second floor.
+``python benchmarks/shard.py --nodes 1000,5000,20000,100000 --shape mlp,gpt --repeat 3``. The commands take turns, so
+that a disturbance of the machine meets all of them: stage 2 and stage 3, then the floors. ``--bucket-mb 0`` makes the
+most calls. Needs ``pip install onnx-ir`` for the second floor.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-WAYS = {"gopt": "gopt shard", "raw": "floor: protobuf", "ir": "floor: onnx-ir"}
+WAYS = {"gopt": "gopt shard", "stage3": "--stage 3", "raw": "floor: protobuf", "ir": "floor: onnx-ir"}
+OURS = {"gopt": "stage 2", "stage3": "stage 3"}
 TIME_RATIO, SECONDS, MEMORY_RATIO, EXPONENT = 1.5, 5.0, 3.0, 1.1
 """The targets: at most this many times the onnx-ir floor, this long, and this exponent from 5k to 100k nodes."""
 IDLE = 0.25
@@ -97,13 +99,15 @@ def run_once(command: list[str]) -> tuple[float, float]:
     return seconds, usage.ru_maxrss / 1024
 
 
-def measure(model: Path, folder: Path, ranks: int, repeat: int) -> dict[str, Runs]:
-    """Every command on one graph, ``repeat`` times in turn."""
+def measure(model: Path, folder: Path, ranks: int, repeat: int, cap: str | None) -> dict[str, Runs]:
+    """Every command on one graph, ``repeat`` times in turn; ``cap`` of the buckets in MiB."""
+    shard = [
+        sys.executable, "-m", "gopt.cli", "shard", str(model), "--ranks", str(ranks), "-o", str(folder / "gopt"),
+        "--force", *([] if cap is None else ["--bucket-mb", cap]),
+    ]  # fmt: skip
     commands = {
-        "gopt": [
-            sys.executable, "-m", "gopt.cli", "shard", str(model), "--ranks", str(ranks),
-            "-o", str(folder / "gopt"), "--force",
-        ],
+        "gopt": shard,
+        "stage3": [*shard, "--stage", "3"],
         "raw": [sys.executable, str(HERE / "floors.py"), "raw", str(model), str(folder / "raw"), str(ranks)],
         "ir": [sys.executable, str(HERE / "floors.py"), "ir", str(model), str(folder / "ir"), str(ranks)],
     }  # fmt: skip
@@ -138,14 +142,17 @@ def verdicts(cases: list[Case], growth: dict[str, dict[str, float]]) -> list[Ver
     """The targets that these cases can decide."""
     found = []
     for case in cases:
-        gopt, floor = case.runs["gopt"], case.runs["ir"]
-        where = f"{case.shape}, {case.nodes} nodes"
-        if abs(case.nodes - 20_000) < 2_000:
-            found.append(Verdict(f"{where}: time over the onnx-ir floor's", gopt.best / floor.best, TIME_RATIO))
-            found.append(Verdict(f"{where}: seconds", gopt.best, SECONDS))
-        found.append(Verdict(f"{where}: peak memory over the onnx-ir floor's", gopt.peak / floor.peak, MEMORY_RATIO))
+        floor = case.runs["ir"]
+        for way, stage in OURS.items():
+            gopt, where = case.runs[way], f"{case.shape}, {case.nodes} nodes, {stage}"
+            if abs(case.nodes - 20_000) < 2_000:
+                found.append(Verdict(f"{where}: time over the onnx-ir floor's", gopt.best / floor.best, TIME_RATIO))
+                found.append(Verdict(f"{where}: seconds", gopt.best, SECONDS))
+            memory = gopt.peak / floor.peak
+            found.append(Verdict(f"{where}: peak memory over the onnx-ir floor's", memory, MEMORY_RATIO))
     for shape, by_way in growth.items():
-        found.append(Verdict(f"{shape}: growth exponent, 5k to 100k nodes", by_way["gopt"], EXPONENT))
+        for way, stage in OURS.items():
+            found.append(Verdict(f"{shape}, {stage}: growth exponent, 5k to 100k nodes", by_way[way], EXPONENT))
     return found
 
 
@@ -187,6 +194,7 @@ def main() -> None:
     parser.add_argument("--shape", default="mlp,gpt")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--bucket-mb", metavar="M", help="cap of a bucket; 0 is one tensor a call")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     note = idle_note()
@@ -197,7 +205,7 @@ def main() -> None:
             for wanted in map(int, given.nodes.split(",")):
                 path = folder / f"{shape}_{wanted}.onnx"
                 nodes = build(shape, wanted, path)
-                cases.append(Case(shape, nodes, measure(path, folder, given.ranks, given.repeat)))
+                cases.append(Case(shape, nodes, measure(path, folder, given.ranks, given.repeat, given.bucket_mb)))
     growth = exponents(cases)
     decided = verdicts(cases, growth)
     if given.json:

@@ -12,7 +12,7 @@ COMMANDS = {
     "shard": "Write one runnable graph per rank, with a manifest and a report.",
     "verify": "Run the source and all ranks and compare every state and loss.",
     "run": "Train with the ranks of an output folder: threads, or MPI processes.",
-    "plan": "Weigh every stage and partition without writing anything.",
+    "plan": "Weigh every stage, partition and bucket size without writing anything.",
     "inspect": "Show what a model or an output folder is.",
     "diff": "Compare two models or two output folders by structure.",
     "merge": "Put ranks or a checkpoint back together as one model.",

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from .options import build_mesh, read_config, role_map, role_options
+from .options import build_mesh, read_config, role_map, role_options, without_collection
 
 
 @click.command("plan")
@@ -14,8 +14,13 @@ from .options import build_mesh, read_config, role_map, role_options
 @click.option("--ranks", type=int, metavar="N", help="Ranks that share the states.")
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
 @click.option("--memory", metavar="SIZE", help="What a rank may hold, e.g. 80GB.")
-@click.option("--link", metavar="RATE[:LATENCY]", help="The link between ranks, e.g. 200GB/s:5us.")
-@click.option("--bucket-mb", type=float, metavar="M", help="Cap of a bucket in MiB.  [default: total/8, 1 to 25]")
+@click.option("--link", metavar="LINKS", help="The links between ranks, e.g. 200GB/s:5us; see below.")
+@click.option(
+    "--bucket-mb",
+    type=float,
+    metavar="M",
+    help="This cap of a bucket in MiB alone.  [default: the default cap, a quarter, four times]",
+)
 @click.option("--config", metavar="FILE", help="A gopt.toml with [mesh] and [roles].")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @role_options
@@ -33,27 +38,36 @@ def command(
     states: tuple[str, ...],
     batch: tuple[str, ...],
 ) -> None:
-    """Weigh every stage and partition: bytes a rank holds, traffic against its bound, calls, balance. Writes nothing.
+    """Weigh every stage, partition and bucket size: memory, traffic, calls, balance, overlap. Writes nothing.
+
+    Choices that fit in --memory come first, then those whose calls add the least time on --link; each row says why it
+    stands where it does. A link is one for all ranks, one per mesh axis (a group over several goes at the slowest), or
+    one for the ranks inside a node and another for the rest.
 
     \b
     Example:
       gopt plan step.onnx --ranks 64 --memory 80GB --link 200GB/s:5us
+      gopt plan step.onnx --mesh dp=8,shard=8 --link shard=200GB/s:5us,dp=25GB/s:10us
+      gopt plan step.onnx --ranks 64 --link 8x200GB/s:5us,25GB/s:10us
     """
     from gopt import api
-    from gopt.offline.plan import Link, choices, parse_bytes, ranked
+    from gopt.offline.links import Links, parse_bytes
+    from gopt.offline.plan import choices, ranked
 
-    from .render import progress, render_plan
+    from .render import progress
+    from .render_plan import render_plan
 
     table = read_config(config)
     grid = build_mesh(ranks, mesh, table)
     limit = None if memory is None else parse_bytes(memory)
-    speed = None if link is None else Link.parse(link)
-    with progress() as advance:
+    links = None if link is None else Links.parse(link, grid)
+    caps = None if bucket_mb is None else [bucket_mb]
+    with without_collection(), progress() as advance:
         advance("reading")
         source = api.load(model, roles=role_map(loss, params, states, batch, table))
-        found = ranked(list(choices(source, grid, bucket_mb=bucket_mb, link=speed, advance=advance)), limit)
-    rows = [{**choice.to_json(), "fits": limit is None or choice.held <= limit} for choice in found]
+        found = list(choices(source.training, grid, caps=caps, links=links, advance=advance))
+    rows = [each.to_json() for each in ranked(found, limit)]
     if as_json:
-        click.echo(json.dumps({"mesh": str(grid), "memory": limit, "choices": rows}, indent=1))
+        click.echo(json.dumps({"mesh": str(grid), "memory": limit, "link": link, "choices": rows}, indent=1))
     else:
-        render_plan(str(grid), limit, rows, timed=speed is not None)
+        render_plan(str(grid), limit, rows)

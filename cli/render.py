@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from gopt.report import size
+
 
 def console() -> Console:
     """Results go to stdout."""
@@ -26,15 +28,6 @@ def progress() -> Iterator[Callable[[str], None]]:
         return
     with errors.status("starting") as status:
         yield lambda text: status.update(text)
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people: powers of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> Table:
@@ -68,7 +61,7 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
                     b["dtype"],
                     b["closed_because"],
                 )
-                for b in _few(buckets)
+                for b in few(buckets)
             ]
             out.print(
                 table(
@@ -81,7 +74,7 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
             if len(buckets) > len(rows):
                 out.print(f"… and {len(buckets) - len(rows)} more in report.json")
     lines = []
-    for row in _few(report["ranks"]):
+    for row in few(report["ranks"]):
         calls = ", ".join(f"{c['calls']} {c['op']}" for c in row["communication"]) or "none"
         held = row["bytes"]
         lines.append(
@@ -98,6 +91,9 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
     )
     if len(report["ranks"]) > len(lines):
         out.print(f"… and {len(report['ranks']) - len(lines)} more in report.json")
+    if "choice" in report:
+        out.print(f"chosen of {report['choice']['weighed']}: {describe(report['choice'])}: {report['choice']['why']}")
+    out.print(table("Figures", ("", "is", "of"), _figure_rows(report), ()))
     passed = ", ".join(f"{check['name']} {check['count']}" for check in report["checks"])
     out.print(f"removed {len(report['removed_ops'])} ops, added {len(report['added_ops'])}; checked: {passed}")
     for note in report["notes"]:
@@ -105,7 +101,37 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
     out.print(f"written to {output}" if output else "nothing written (--dry-run)")
 
 
-def _few(rows: Sequence[Any], most: int = 12) -> Sequence[Any]:
+def _figure_rows(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What is, and what it is held against."""
+    figures = report["figures"]
+    traffic, calls, casts, overlap = (figures[name] for name in ("traffic", "calls", "casts", "overlap"))
+    kinds = ", ".join(f"{share:.0%} of {kind}" for kind, share in overlap["by_kind"].items())
+    uneven = [kind for kind, value in report["balance"].items() if value == max(report["balance"].values())]
+    rows = [
+        ("traffic", f"{traffic['ratio']:.3f} × bound", f"{size(traffic['sent'])} sent, bound {size(traffic['bound'])}"),
+        ("calls", str(calls["count"]), f"at least {calls['packing_bound']} at this cap"),
+        (
+            "balance",
+            f"{max(report['balance'].values(), default=1):.3f}",
+            f"max / mean of {uneven[0].replace('_', ' ')}",
+        ),
+        ("overlap", f"{overlap['hidden_share']:.0%} hidden", kinds or "no calls"),
+    ]
+    if overlap["peak_gathered_bytes"]:
+        rows.append(("gathered", size(overlap["peak_gathered_bytes"]), "alive at once at most"))
+    if casts["owned_tensors"] or casts["in_forward"]:
+        left = f", {casts['in_forward']} left in the forward" if casts["in_forward"] else ""
+        rows.append(("casts", str(casts["per_update"]), f"{casts['owned_tensors']} owned tensors{left}"))
+    return rows
+
+
+def describe(choice: Mapping[str, Any]) -> str:
+    """What a choice of ``gopt plan`` sets."""
+    cap = choice["bucket_mb"]
+    return f"stage {choice['stage']}, {choice['partition']}, {'default' if cap is None else f'{cap:g} MiB'} buckets"
+
+
+def few(rows: Sequence[Any], most: int = 12) -> Sequence[Any]:
     return rows[:most]
 
 
@@ -158,47 +184,3 @@ def render_verification(record: Mapping[str, Any]) -> None:
         out.print(f"note: {note}")
     verdict = "[green]equal[/]" if record["equal"] else "[bold red]NOT equal[/]"
     out.print(f"{verdict}: {record['compared']} comparisons")
-
-
-def render_plan(mesh: str, memory: int | None, rows: Sequence[Mapping[str, Any]], *, timed: bool) -> None:
-    """What ``gopt plan`` shows: choices, best first, and why the first is first."""
-    out = console()
-    lines = []
-    for row in rows:
-        held, traffic = row["bytes"], row["traffic"]
-        lines.append(
-            (
-                row["stage"],
-                row["partition"],
-                *(size(held[kind]) for kind in ("parameters", "optimizer_states", "live", "total")),
-                size(traffic["sent"]),
-                f"{traffic['ratio']:.3f}",
-                row["calls"],
-                f"{row['balance']:.3f}",
-                f"{row['seconds'] * 1e3:.3f} ms" if timed else "",
-                "" if row["fits"] else "too large",
-            )
-        )
-    columns = (
-        "stage",
-        "cut",
-        "parameters",
-        "states",
-        "live",
-        "total",
-        "sent",
-        "× bound",
-        "calls",
-        "balance",
-        "time",
-        "",
-    )
-    out.print(table(f"Choices for {mesh}, best first (largest rank)", columns, lines, tuple(range(2, 11))))
-    if rows:
-        best = rows[0]
-        limit = f"of those within {size(memory)} a rank, " if memory is not None and best["fits"] else ""
-        what = "takes the least time on the link" if timed else "sends the fewest bytes"
-        if memory is not None and not best["fits"]:
-            out.print(f"nothing fits in {size(memory)}: more ranks, or a smaller step")
-        else:
-            out.print(f"best: stage {best['stage']}, {best['partition']}: {limit}it {what}, then holds the least")

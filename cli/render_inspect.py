@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.text import Text
 
-from .render import console, size, table
+from gopt.report import size
+
+from .render import console, table
 
 if TYPE_CHECKING:
     from gopt.offline.controls import Controls

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,16 @@ import click
 
 from gopt.errors import OptionError
 
-from .options import build_mesh, parse_ranks, pass_option, read_config, role_map, role_options
+from .auto import auto_options, check_auto, choose
+from .options import (
+    build_mesh,
+    parse_ranks,
+    pass_option,
+    read_config,
+    role_map,
+    role_options,
+    without_collection,
+)
 
 
 @click.command("shard")
@@ -66,6 +72,7 @@ from .options import build_mesh, parse_ranks, pass_option, read_config, role_map
 @click.option("--dry-run", is_flag=True, help="Do everything but write.")
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@auto_options
 @role_options
 def command(model: str, **given: Any) -> None:
     """Write one runnable graph per rank, with a manifest and a report of all that was removed and added.
@@ -76,9 +83,11 @@ def command(model: str, **given: Any) -> None:
       gopt shard step.onnx --ranks 8 --stage 1 --bucket-mb 4 -o out
       gopt shard step.onnx --mesh dp=2,shard=4 --stage 3 --accumulate 4
       gopt shard step.onnx --ranks 4 --partition whole -O shard.style=broadcast
+      gopt shard step.onnx --ranks 64 --auto --memory 80GB --link 200GB/s:5us
     """
     from gopt import api
 
+    check_auto(given)
     config = read_config(given["config"])
     mesh = build_mesh(given["ranks"], given["mesh"], config)
     pipeline = _pipeline(given, config)
@@ -90,29 +99,22 @@ def command(model: str, **given: Any) -> None:
     roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config)
     from .render import progress, render_report
 
-    with _without_collection(), progress() as advance:
+    with without_collection(), progress() as advance:
         advance("reading")
         source = api.load(model, roles=roles, state=given["state"])
         advance("sharding")
+        choice: dict[str, Any] = {}
+        if given["auto"]:
+            knobs, choice = choose(source, mesh, given, advance)
+            pipeline = _pipeline(given | knobs, config)
         sharded = api.shard(source, mesh, accumulate=accumulate, pipeline=pipeline, only_ranks=wanted)
+        sharded.choice = choice
         advance("checking and writing")
         report = sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"])
     if given["as_json"]:
         click.echo(json.dumps(report, indent=1, ensure_ascii=False))
     else:
         render_report(report, None if given["dry_run"] else output)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """One short run over many small objects, none of which dies in a cycle: collecting finds nothing."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:

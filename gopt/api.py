@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +84,15 @@ class Sharded:
     ranks: list[RankGraph]
     common: list[RankState]
     checks: list[Check]
+    choice: dict[str, Any] = field(default_factory=dict)
+    """What chose the pipeline, when something did, and why."""
 
     def report(self) -> dict[str, Any]:
         """The report as it is written."""
         from gopt import summary
 
-        return summary.report(self.step, self.source.record(), self.ran, self.checks, self.common, self.ranks)
+        record = summary.report(self.step, self.source.record(), self.ran, self.checks, self.common, self.ranks)
+        return record | ({"choice": self.choice} if self.choice else {})
 
     def manifest(self) -> dict[str, Any]:
         """The manifest as it is written."""
@@ -147,7 +150,7 @@ def shard(
     replaces the default one and its options.
     """
     mesh = Mesh((("shard", mesh),)) if isinstance(mesh, int) else mesh
-    _check_mesh(mesh)
+    check_mesh(mesh)
     if pipeline is None:
         pipeline = build_pipeline(
             defaults={
@@ -168,7 +171,8 @@ def shard(
     return Sharded(source, step, ran, ranks, common, check_ranks(step, ranks, common))
 
 
-def _check_mesh(mesh: Mesh) -> None:
+def check_mesh(mesh: Mesh) -> None:
+    """Raise UnsupportedError on an axis that gopt does not shard along."""
     for name, size in mesh.axes:
         if name == "pp" and size > 1:
             raise UnsupportedError("mesh axis 'pp' is not supported: gopt does not cut a step into pipeline stages")

@@ -79,3 +79,12 @@ def rank_ranges(ranks: list[int]) -> str:
             parts.append(str(first) if first == last else f"{first}-{last}")
             start = place
     return ",".join(parts)
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people: powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

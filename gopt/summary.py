@@ -9,6 +9,7 @@ from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind
 from gopt.check import Check
 from gopt.collectives.table import COLLECTIVES
+from gopt.figures import report_figures
 from gopt.graph.model import COMM, Node
 from gopt.graph.place import EVERYWHERE
 from gopt.graph.types import TensorType
@@ -104,6 +105,7 @@ def report(
         "added_vars": [record.to_json() for record in added_vars],
         "ranks": rows,
         "balance": {kind: _balance([row["bytes"][kind] for row in rows]) for kind in rows[0]["bytes"]} if rows else {},
+        "figures": report_figures(step, ran, common, ranks),
         "checks": [check.to_json() for check in checks],
     }
 

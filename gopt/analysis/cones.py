@@ -107,9 +107,10 @@ class _Finder:
         """Values that hold a parameter-shaped one in another shape, for a full reduction alone."""
         self.first: dict[str, str] = {}
         """Gradient -> the first parameter that has it."""
+        accumulated = {state.of for state in training.states if state.kind is Kind.ACCUMULATOR}
         for state in training.parameters:
             if state.tensor in training.gradients:
-                self._open(state, whole_accumulators)
+                self._open(state, whole_accumulators and state.tensor in accumulated)
         for state in training.states:
             if state.of in self.cones and state.kind is not Kind.SCALAR and state.tensor not in self.owner:
                 cone = self.cones[state.of]
@@ -118,13 +119,11 @@ class _Finder:
                 cone.states.append(state)
                 self.owner[state.tensor] = state.of
 
-    def _open(self, state: State, whole_accumulators: bool) -> None:
+    def _open(self, state: State, whole_gradient: bool) -> None:
         name, gradient = state.tensor, self.training.gradients[state.tensor]
         cone = self.cones[name] = Cone(state, gradient, [state])
         self.owner[name] = name
-        cone.whole_gradient = whole_accumulators and any(
-            other.kind is Kind.ACCUMULATOR and other.of == name for other in self.training.states
-        )
+        cone.whole_gradient = whole_gradient
         if self.graph.types[name].elements == 1:
             cone.demote(Mode.REPLICATED, "it has one element")
         if self.first.setdefault(gradient, name) != name:

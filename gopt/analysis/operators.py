@@ -107,12 +107,41 @@ RANDOM = frozenset(
     ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"]
 )
 
+HEAVY = frozenset(
+    [
+        "Attention",
+        "Conv",
+        "ConvInteger",
+        "ConvTranspose",
+        "DeformConv",
+        "Einsum",
+        "GRU",
+        "Gemm",
+        "GroupQueryAttention",
+        "LSTM",
+        "Loop",
+        "MatMul",
+        "MatMulInteger",
+        "MultiHeadAttention",
+        "QLinearConv",
+        "QLinearMatMul",
+        "RNN",
+        "Scan",
+    ]
+)
+"""Contractions, whatever their domain: the work that takes long enough for a call to hide behind."""
+
 COMBINERS = {"sum": ("Add", "Sum"), "max": ("Max",), "min": ("Min",), "any": ("Or",), "all": ("And",)}
 """How partial values of one kind are joined; the joined value is partial of the same kind."""
 
 
 def elementwise(node: Node) -> bool:
     return node.domain in ("", "ai.onnx") and node.op_type in ELEMENTWISE
+
+
+def heavy(node: Node) -> bool:
+    """Whether the node is a contraction (or a loop, which is likely to hold some)."""
+    return node.op_type in HEAVY
 
 
 def control_flow(node: Node) -> bool:

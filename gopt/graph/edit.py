@@ -61,6 +61,13 @@ class Draft:
             self._priority[id(node)] = self._priority[id(before)] - 0.25
         return node
 
+    def move(self, node: Node, place: float) -> None:
+        """Let a node of the graph be due at a place of the order as it was: 7.5 is between nodes 7 and 8.
+
+        Nodes that are due at one place keep their order; one whose inputs come later stands right behind them.
+        """
+        self._priority[id(node)] = place
+
     def latest(self, values: Sequence[str]) -> Node | None:
         """The node that completes the last of the values; None when one of them is an input."""
         makers = [self._made.get(name) or self._makers.get(name) for name in values]

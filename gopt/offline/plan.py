@@ -1,192 +1,240 @@
-"""What each choice of stage and partition would cost, without writing anything: bytes, traffic, calls, time."""
+"""What each choice of stage, partition and bucket size would cost, without writing: the best first, and why."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from gopt import api
+from gopt.analysis.partition import Item, default_cap, plan_buckets
+from gopt.analysis.spmd import Step
+from gopt.analysis.sweeps import Index
+from gopt.analysis.traffic import find_calls
+from gopt.analysis.training import Kind, Training
+from gopt.api import check_mesh
 from gopt.errors import OptionError
-from gopt.graph.model import COMM
+from gopt.figures import Figures, figures
 from gopt.mesh import Mesh
-from gopt.specialise import RankGraph
-from gopt.summary import call_bytes
+from gopt.offline.links import Links, Times, times
+from gopt.offline.memory import Live, balance, held, live, reduced
+from gopt.pipeline import Pipeline, build_pipeline
+from gopt.report import size
 
+MIB = 1 << 20
+STAGES = (0, 1, 2, 3)
 PARTITIONS = ("flat", "rows", "whole")
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """A link: ``bandwidth`` in bytes a second and direction, ``latency`` in seconds a message."""
+class Knobs:
+    """What a choice sets of the pass ``shard``; ``bucket_mb`` None: its default. A field more is a knob more."""
 
-    bandwidth: float
-    latency: float
+    stage: int = 2
+    partition: str = "flat"
+    bucket_mb: float | None = None
 
-    @classmethod
-    def parse(cls, text: str) -> Link:
-        """Read ``200GB/s:5us``; raises OptionError on anything else."""
-        match = re.fullmatch(r"([\d.]+)\s*([KMGT]?)B/s(?::([\d.]+)(us|ms|ns))?", text.strip(), re.I)
-        if match is None:
-            raise OptionError(f"cannot read {text!r} as a link", "write --link 200GB/s:5us")
-        scale = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3}[(match[4] or "us").lower()]
-        rate = float(match[1]) * 1000 ** "KMGT".find(match[2].upper()) * 1000 if match[2] else float(match[1])
-        return cls(rate, float(match[3] or 0) * scale)
+    def pipeline(self, **defaults: dict[str, Any]) -> Pipeline:
+        """The default pipeline with these knobs; ``defaults``: options of other passes."""
+        mine = {name.replace("_", "-"): value for name, value in asdict(self).items()}
+        return build_pipeline(defaults={"shard": mine, **defaults})
 
-
-def parse_bytes(text: str) -> int:
-    """``80GB`` or ``80GiB`` -> bytes, powers of 1024; raises OptionError."""
-    match = re.fullmatch(r"([\d.]+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.I)
-    if match is None:
-        raise OptionError(f"cannot read {text!r} as a size", "write --memory 80GB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    def __str__(self) -> str:
+        cap = "default buckets" if self.bucket_mb is None else f"buckets of {self.bucket_mb:g} MiB"
+        return f"stage {self.stage}, {self.partition}, {cap}"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way to shard, and what it costs: bytes are the largest over the ranks, traffic the mean of a step."""
+    """One way to shard, and what it costs; bytes are the largest over the ranks."""
 
-    stage: int
-    partition: str
+    knobs: Knobs
     parameters: int
     optimizer_states: int
-    gradients: int
-    live: int
-    """Largest sum of values that are alive at once beside the states: activations, gradients, gathered parameters."""
-    sent: int
-    bound: int
-    calls: int
+    live: Live
+    figures: Figures
     balance: float
-    seconds: float
-    """Time of the calls one after the other on the link, with no overlap; 0 without a link."""
+    times: Times | None
 
     @property
     def held(self) -> int:
-        return self.parameters + self.optimizer_states + self.live
+        """States and the peak of what is alive beside them."""
+        return self.parameters + self.optimizer_states + self.live.peak
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "stage": self.stage,
-            "partition": self.partition,
+        figures = self.figures
+        record = asdict(self.knobs) | {
             "bytes": {
-                "parameters": self.parameters,
-                "optimizer_states": self.optimizer_states,
-                "gradients": self.gradients,
-                "live": self.live,
-                "total": self.held,
+                "parameters": self.parameters, "optimizer_states": self.optimizer_states,
+                "gradients": self.live.gradients, "gathered": self.live.gathered,
+                "activations": self.live.activations, "live": self.live.peak, "total": self.held,
             },
-            "traffic": {"sent": self.sent, "bound": self.bound, "ratio": _over(self.sent, self.bound)},
-            "calls": self.calls,
+            "traffic": {"sent": figures.sent, "bound": figures.bound, "ratio": figures.ratio},
+            "calls": {"count": figures.calls, "packing_bound": figures.packing_bound, "cap": figures.cap},
             "balance": self.balance,
-            "seconds": self.seconds,
-        }
-
-
-def _over(value: float, bound: float) -> float:
-    return round(value / bound, 6) if bound else 1.0
+            "hidden_share": figures.overlap.hidden_share,
+        }  # fmt: skip
+        return record | ({} if self.times is None else {"seconds": asdict(self.times)})
 
 
 def choices(
-    source: api.Source,
+    training: Training,
     mesh: Mesh,
     *,
-    stages: Sequence[int] = (0, 1, 2, 3),
-    bucket_mb: float | None = None,
-    link: Link | None = None,
+    caps: Sequence[float | None] | None = None,
+    links: Links | None = None,
     advance: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Choice]:
-    """Shard the step in memory in every way of the mesh and weigh the result."""
-    for stage in stages:
-        for partition in PARTITIONS if stage else PARTITIONS[:1]:
-            advance(f"stage {stage}, {partition}")
-            sharded = api.shard(source, mesh, stage=stage, partition=partition, bucket_mb=bucket_mb)
-            yield weigh(sharded, stage, partition, link)
+    """Run the passes for every choice and weigh the graph they leave; no rank's graph is made.
+
+    ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where that gives other buckets.
+    """
+    check_mesh(mesh)
+    caps = bucket_choices(training) if caps is None else caps
+    accumulates = any(state.kind is Kind.ACCUMULATOR for state in training.states)
+    for partition in PARTITIONS:
+        for cap in caps:
+            alike: Choice | None = None
+            for stage in STAGES:
+                if stage == 0 and partition != PARTITIONS[0]:
+                    continue
+                knobs = Knobs(stage, partition, cap)
+                advance(str(knobs))
+                if stage == 2 and alike is not None and not accumulates:
+                    # Without accumulation the step of stages 1 and 2 is the same (contract section 1).
+                    yield replace(alike, knobs=knobs)
+                    continue
+                found = weigh(training, mesh, knobs, links)
+                alike = found if stage == 1 else None
+                yield found
 
 
-def weigh(sharded: api.Sharded, stage: int, partition: str, link: Link | None) -> Choice:
-    """The cost of one sharded step."""
-    report = sharded.report()
-    held = {kind: max(row["bytes"][kind] for row in report["ranks"]) for kind in report["ranks"][0]["bytes"]}
-    sent = [sum(call["bytes_sent"] for call in row["communication"]) for row in report["ranks"]]
+def bucket_choices(training: Training) -> list[float | None]:
+    """Caps in MiB worth trying: the default (None), a quarter of it, four times; one of those with equal buckets."""
+    types, index = training.graph.types, Index(training.graph)
+    ready = {name: index.made_at(name) for name in training.gradients.values()}
+    items = [
+        Item(name, types[name].elements, types[name].nbytes, types[name].dtype, place, place)
+        for name, place in ready.items()
+    ]
+    cap = default_cap(sum(item.nbytes for item in items))
+    found: dict[tuple[tuple[str, ...], ...], float | None] = {}
+    for times_, value in ((1.0, None), (0.25, cap / 4 / MIB), (4.0, 4 * cap / MIB)):
+        buckets = plan_buckets(items, int(cap * times_))
+        found.setdefault(tuple(tuple(item.name for item in bucket.items) for bucket in buckets), value)
+    return list(found.values())
+
+
+def weigh(training: Training, mesh: Mesh, knobs: Knobs, links: Links | None) -> Choice:
+    """The cost of one choice."""
+    step = Step.start(training, mesh)
+    ran = knobs.pipeline().run(step)
+    calls = find_calls(step)
+    rows = held(step)
+    most = max(range(step.members), key=lambda member: sum(row[member] for row in rows.values()))
     return Choice(
-        stage,
-        partition,
-        held["parameters"],
-        held["optimizer_states"],
-        held["gradients"],
-        max(live_bytes(sharded, rank) for rank in sharded.ranks[:: max(len(sharded.ranks) // 4, 1)]),
-        round(sum(sent) / len(sent)),
-        traffic_bound(sharded, stage),
-        sum(call["calls"] for call in report["ranks"][0]["communication"]),
-        max(report["balance"].values(), default=1.0),
-        _seconds(sharded, link) if link is not None else 0.0,
+        knobs,
+        max(rows["parameters"]),
+        max(rows["optimizer_states"]),
+        live(step, calls, most),
+        figures(step, ran, calls),
+        balance({**rows, "gradients": reduced(step, calls)}),
+        None if links is None else times(calls, links),
     )
 
 
-def traffic_bound(sharded: api.Sharded, stage: int) -> int:
-    """Bytes no rank can send less of on average, for gradients and parameters in the types in which they travel.
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A choice in its place, whether it fits, and one sentence on why it stands there."""
 
-    All-reduce over D ranks: 2(D-1)/D·G. Sharded among N of them, M groups: (N-1)/N·G to scatter, 2(M-1)/M·G/N between
-    the groups, (N-1)/N·P for each gather of the parameters: one, or two at stage 3 (anchors: ring, bandwidth-optimal).
-    """
-    step = sharded.step
-    types = step.training.graph.types
-    data = step.mesh.data_group
-    ranks = step.mesh.size(data) if data else 1
-    gradients = sum(types[name].nbytes for name in set(step.training.gradients.values()))
-    if stage == 0 or step.members == 1:
-        return round(2 * (ranks - 1) / ranks * gradients)
-    gathered = 0
-    for node in step.graph.nodes:
-        if node.domain == COMM and node.op_type == "AllGather":
-            gathered += sum(step.graph.types[name].nbytes for name in node.outputs)
-    members, groups = step.members, ranks // step.members
-    scatter = (members - 1) / members * (gradients + gathered)
-    return round(scatter + 2 * (groups - 1) / groups * gradients / members)
+    choice: Choice
+    fits: bool
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.choice.to_json(), "fits": self.fits, "why": self.why}
 
 
-def live_bytes(sharded: api.Sharded, rank: RankGraph) -> int:
-    """Peak of the bytes alive at once on a rank, states and constants aside, in the order of its nodes."""
-    types = sharded.step.graph.types
-    last: dict[str, int] = {}
-    for place, node in enumerate(rank.nodes):
-        for name in node.reads:
-            last[name] = place
-    ends: dict[int, list[str]] = {}
-    for name, place in last.items():
-        ends.setdefault(place, []).append(name)
-    held: dict[str, int] = {}
-    now = peak = 0
-    for place, node in enumerate(rank.nodes):
-        for name in node.outputs:
-            type = rank.types.get(name) or types.get(name)
-            held[name] = type.nbytes if type is not None else 0
-            now += held[name]
-        peak = max(peak, now)
-        for name in ends.get(place, ()):
-            now -= held.pop(name, 0)
-    return peak
+def ranked(found: Sequence[Choice], memory: int | None) -> list[Ranked]:
+    """Best first: those that fit in ``memory`` bytes; then least time, to three digits; least traffic; fewest bytes
+    held; fewest calls; the most even."""
+
+    def key(choice: Choice) -> tuple[bool, float, int, int, int, float]:
+        return (_over(choice, memory), _seconds(choice), *_ties(choice))
+
+    ordered = sorted(found, key=key)
+    return [Ranked(each, not _over(each, memory), _why(each, ordered[0], memory)) for each in ordered]
 
 
-def _seconds(sharded: api.Sharded, link: Link) -> float:
-    """Ring time of all calls of the first rank: latency a hop, then bytes over the bandwidth."""
-    step, rank = sharded.step, sharded.ranks[0]
-    total = 0.0
-    for node in rank.nodes:
-        if node.domain == COMM:
-            hops = step.mesh.size(str(node.attributes["group"])) - 1
-            hops *= 2 if node.op_type == "AllReduce" else 1
-            total += hops * link.latency + call_bytes(step, rank, node) / link.bandwidth
-    return total
+def best(found: Sequence[Choice], memory: int | None) -> Ranked:
+    """The first of the ranked choices; raises OptionError when none fits."""
+    first = ranked(found, memory)[0]
+    if not first.fits and memory is not None:
+        least = min(found, key=lambda choice: choice.held)
+        raise OptionError(
+            f"nothing fits in {size(memory)} a rank: {least.knobs} needs {size(least.held)}",
+            "take more ranks, or a smaller batch",
+        )
+    return first
 
 
-def ranked(found: Sequence[Choice], memory: int | None) -> list[Choice]:
-    """Best first: those that fit in ``memory``, then least time, least traffic, fewest bytes held."""
+def _over(choice: Choice, memory: int | None) -> bool:
+    return memory is not None and choice.held > memory
 
-    def key(choice: Choice) -> tuple[bool, float, int, int, float]:
-        over = memory is not None and choice.held > memory
-        return over, choice.seconds, choice.sent, choice.held, choice.balance
 
-    return sorted(found, key=key)
+def _seconds(choice: Choice) -> float:
+    return 0.0 if choice.times is None else float(f"{choice.times.exposed:.3g}")
+
+
+def _ties(choice: Choice) -> tuple[int, int, int, float]:
+    return choice.figures.sent, choice.held, choice.figures.calls, choice.balance
+
+
+def _why(choice: Choice, first: Choice, memory: int | None) -> str:
+    """One sentence: what puts the choice behind the first."""
+    if _over(choice, memory) and memory is not None:
+        return f"does not fit: {size(choice.held)} of {size(memory)}"
+    if choice is first:
+        return _praise(choice, memory)
+    slower, mine, theirs = _seconds(choice) > _seconds(first), choice.figures, first.figures
+    if slower and _seconds(first):
+        return f"{_seconds(choice) / _seconds(first):.2f} times the time of the first: {_cause(choice, first)}"
+    if slower:
+        return f"the first adds no time: {_cause(choice, first)}"
+    lead = "same time" if choice.times is not None else "same traffic"
+    if mine.sent > theirs.sent:
+        return f"{'same time, ' if choice.times else ''}sends {mine.sent / theirs.sent:.2f} times the bytes"
+    if choice.held > first.held:
+        return f"{lead}, {size(choice.held - first.held)} more memory than the first"
+    if mine.calls > theirs.calls:
+        return f"{lead} and memory, {mine.calls - theirs.calls} calls more than the first"
+    if choice.balance > first.balance:
+        return f"{lead} and memory, less even: {choice.balance:.3f}"
+    return "no better than the first in anything" if _ties(choice) == _ties(first) else f"{lead}, holds a little less"
+
+
+def _praise(choice: Choice, memory: int | None) -> str:
+    among = "" if memory is None else " of those that fit"
+    if choice.times is None:
+        return f"fewest bytes sent{among}, then least memory"
+    return f"least time{among}: {choice.figures.overlap.hidden_share:.0%} of its bytes hide behind computation"
+
+
+def _cause(choice: Choice, first: Choice) -> str:
+    """What makes a choice slower than the first: the start of its calls, or bytes that nothing hides."""
+    mine, theirs = choice.figures, first.figures
+    if choice.times is not None and first.times is not None:
+        starts = choice.times.latency - first.times.latency
+        if starts > choice.times.exposed - first.times.exposed - starts:
+            return f"its calls take longer to start ({mine.calls}, the first {theirs.calls})"
+        if choice.balance > first.balance and _a_byte(choice) > 1.05 * _a_byte(first):
+            return f"the ring waits for the largest share (balance {choice.balance:.3f})"
+    if mine.overlap.hidden_share < theirs.overlap.hidden_share:
+        return f"hides {mine.overlap.hidden_share:.0%} of its bytes, the first {theirs.overlap.hidden_share:.0%}"
+    if mine.sent > theirs.sent:
+        return f"sends {mine.sent / theirs.sent:.2f} times the bytes"
+    return f"its bytes take longer (balance {choice.balance:.3f})"
+
+
+def _a_byte(choice: Choice) -> float:
+    """Seconds on the link for each byte sent, starts left out."""
+    return (choice.times.total - choice.times.latency) / choice.figures.sent if choice.times is not None else 0.0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gopt.analysis.reads import narrow_reads, parameter_readers
 from gopt.analysis.spmd import Holding, Part, Step
-from gopt.analysis.training import Phase, State
+from gopt.analysis.training import State
 from gopt.graph.edit import Draft
 from gopt.graph.model import Node
-from gopt.graph.types import HALVES, dtype_code
+from gopt.graph.types import dtype_code
 from gopt.passes.base import Pass
 from gopt.report import Change
 
@@ -29,13 +30,13 @@ def hoist_casts(step: Step, options: Options) -> Change:
     data = step.mesh.data_group
     if (data is None or step.mesh.size(data) == 1) and step.micro_steps == 1:
         return Change(note="one rank: the cast stays where it is")
-    reads, readers = _reads(step), step.graph.readers()
+    reads, readers = parameter_readers(step.training), step.graph.readers()
     draft = Draft(step.graph, "hoist-casts")
     copies: list[Holding] = []
     removed = 0
     for state in step.training.parameters:
         casts = reads.get(state.tensor, [])
-        if state.tensor in step.training.gradients and _narrow_only(step, casts):
+        if state.tensor in step.training.gradients and narrow_reads(step.training, casts):
             copies.append(_hoist(draft, readers, state, casts, len(copies)))
             removed += len(casts)
     if not copies:
@@ -43,30 +44,6 @@ def hoist_casts(step: Step, options: Options) -> Change:
     draft.finish()
     step.hold([*step.holdings, *copies])
     return Change(removed=draft.reasons, facts={"parameters": len(copies), "casts_removed": removed})
-
-
-def _reads(step: Step) -> dict[str, list[Node]]:
-    """Parameter -> its readers in forward and backward."""
-    names = {state.tensor for state in step.training.parameters}
-    found: dict[str, list[Node]] = {}
-    for node, phase in zip(step.training.graph.nodes, step.training.phases):
-        if phase is not Phase.UPDATE:
-            for name in dict.fromkeys(node.reads):
-                if name in names:
-                    found.setdefault(name, []).append(node)
-    return found
-
-
-def _narrow_only(step: Step, nodes: list[Node]) -> bool:
-    """Whether all readers are casts to one narrow type whose results stay inside the step."""
-    types, outputs = step.training.graph.types, step.training.graph.outputs
-    return (
-        bool(nodes)
-        and all(node.is_a("Cast") and node.outputs[0] not in outputs for node in nodes)
-        and len({types[node.outputs[0]].dtype for node in nodes}) == 1
-        and types[nodes[0].outputs[0]].dtype in HALVES
-        and types[nodes[0].inputs[0]].dtype not in HALVES
-    )
 
 
 def _hoist(draft: Draft, readers: dict[str, list[Node]], state: State, casts: list[Node], number: int) -> Holding:

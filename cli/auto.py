@@ -1,0 +1,57 @@
+"""``gopt shard --auto``: take the best choice of ``gopt plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gopt.errors import OptionError
+
+from .options import F
+
+if TYPE_CHECKING:
+    from gopt.api import Source
+    from gopt.mesh import Mesh
+
+SETTLED = ("stage", "partition", "bucket_mb", "pipeline", "config")
+"""Options that say what ``--auto`` is to find."""
+
+
+def auto_options(function: F) -> F:
+    """``--auto``, ``--memory``, ``--link``."""
+    for option in (
+        click.option("--link", metavar="LINKS", help="For --auto: the links between ranks, as gopt plan takes them."),
+        click.option("--memory", metavar="SIZE", help="For --auto: what a rank may hold, e.g. 80GB."),
+        click.option("--auto", is_flag=True, help="Take the best choice of gopt plan; the report says which and why."),
+    ):
+        function = option(function)
+    return function
+
+
+def check_auto(given: dict[str, Any]) -> None:
+    """Refuse options that contradict ``--auto``, or that do nothing without it."""
+    for name in SETTLED if given["auto"] else ():
+        if given[name] is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise OptionError(f"--auto chooses what {flag} says", f"leave out {flag}, or --auto")
+    for name in () if given["auto"] else ("memory", "link"):
+        if given[name] is not None:
+            raise OptionError(f"--{name} does nothing without --auto", "add --auto, or ask gopt plan")
+
+
+def choose(
+    source: Source, mesh: Mesh, given: dict[str, Any], advance: Callable[[str], None]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The knobs of the best choice, and what the report says of it."""
+    from gopt.offline.links import Links, parse_bytes
+    from gopt.offline.plan import best, choices
+
+    limit = None if given["memory"] is None else parse_bytes(given["memory"])
+    links = None if given["link"] is None else Links.parse(given["link"], mesh)
+    found = list(choices(source.training, mesh, links=links, advance=advance))
+    first = best(found, limit)
+    record = {"weighed": len(found), "memory": limit, "link": given["link"], **first.to_json()}
+    return asdict(first.choice.knobs), record

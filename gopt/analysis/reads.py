@@ -1,0 +1,44 @@
+"""What forward and backward read of the parameters, and in which type: told from the source, before any pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gopt.analysis.operators import reads_shape_only
+from gopt.analysis.training import Phase, Training
+from gopt.graph.model import Node
+from gopt.graph.types import HALVES, nbytes
+
+
+def parameter_readers(training: Training) -> dict[str, list[Node]]:
+    """Parameter -> its readers in forward and backward, in order."""
+    names = {state.tensor for state in training.parameters}
+    found: dict[str, list[Node]] = {}
+    for node, phase in zip(training.graph.nodes, training.phases):
+        if phase is not Phase.UPDATE:
+            for name in dict.fromkeys(node.reads):
+                if name in names:
+                    found.setdefault(name, []).append(node)
+    return found
+
+
+def narrow_reads(training: Training, nodes: Sequence[Node]) -> str:
+    """The narrow type to which all readers of a wide parameter cast it, inside the step; '' when that is not so."""
+    types, outputs = training.graph.types, training.graph.outputs
+    if not nodes or not all(node.is_a("Cast") and node.outputs[0] not in outputs for node in nodes):
+        return ""
+    wide, narrow = types[nodes[0].inputs[0]].dtype, {types[node.outputs[0]].dtype for node in nodes}
+    return narrow.pop() if len(narrow) == 1 and narrow <= HALVES and wide not in HALVES else ""
+
+
+def trained_bytes(training: Training) -> tuple[int, int]:
+    """Bytes of all gradients as the backward makes them, and of the trained parameters as forward and backward read
+    them: narrow where they are read through casts alone, nothing where only the shape is looked at."""
+    types = training.graph.types
+    gradients = sum(types[name].nbytes for name in set(training.gradients.values()))
+    readers, parameters = parameter_readers(training), 0
+    for name in training.gradients:
+        nodes = [node for node in readers.get(name, ()) if not reads_shape_only(node)]
+        if nodes:
+            parameters += nbytes(narrow_reads(training, nodes) or types[name].dtype, types[name].elements)
+    return gradients, parameters

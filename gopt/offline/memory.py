@@ -1,0 +1,150 @@
+"""What a rank holds between steps and at most within one, from the rank-independent graph alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gopt.analysis.spmd import Holding, Step
+from gopt.analysis.traffic import Call, Carries
+from gopt.analysis.training import Kind
+from gopt.collectives.layout import ITEM_BYTES
+from gopt.graph.model import Node
+from gopt.graph.place import Span
+from gopt.graph.types import nbytes
+
+VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Guard"})
+"""Operators whose result can share its operand's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Largest sums of bytes alive at once, each at its own moment; ``peak`` of all of them together.
+
+    ``activations``: whatever is neither a gradient nor gathered.
+    """
+
+    peak: int
+    activations: int
+    gradients: int
+    gathered: int
+
+
+def held(step: Step) -> dict[str, list[int]]:
+    """Bytes of parameters (narrow copies included) and optimizer states that each member of the group holds."""
+    kinds = {state.tensor: state.kind for state in step.training.states}
+    members = range(step.members)
+    result = {"parameters": [0] * step.members, "optimizer_states": [0] * step.members}
+    for holding in step.holdings:
+        kind = kinds[holding.parts[0].tensor]
+        if kind is Kind.PARAMETER:
+            row = result["parameters"]
+        elif kind in (Kind.OPTIMIZER_STATE, Kind.ACCUMULATOR):
+            row = result["optimizer_states"]
+        else:
+            continue
+        for member in members:
+            row[member] += _holding_bytes(holding, member)
+    return result
+
+
+def _holding_bytes(holding: Holding, member: int) -> int:
+    if isinstance(holding.place, Span):
+        start, stop = holding.place.part(member)
+        return nbytes(holding.dtype, max(stop - start, 0))
+    return nbytes(holding.dtype, holding.parts[0].elements) if holding.place.covers(member) else 0
+
+
+def reduced(step: Step, calls: Sequence[Call]) -> list[int]:
+    """Bytes of reduced gradients of each member."""
+    local = set(step.training.gradients.values())
+    result = [0] * step.members
+    for call in calls:
+        if call.carries is Carries.GRADIENTS and any(name in local for name in call.node.inputs):
+            cuts = call.node.attributes.get("cuts")
+            item = ITEM_BYTES[step.graph.types[call.node.outputs[0]].dtype]
+            for member in range(step.members):
+                own = (cuts[member + 1] - cuts[member]) * item if cuts else call.payload
+                result[member] += round(own)
+    return result
+
+
+def balance(rows: Mapping[str, Sequence[int]]) -> float:
+    """The largest max / mean of the kinds; 1 when nothing is held."""
+    return max((round(max(row) * len(row) / sum(row), 6) for row in rows.values() if sum(row)), default=1.0)
+
+
+def live(step: Step, calls: Sequence[Call], member: int) -> Live:
+    """Peaks of what is alive on a member beside states, inputs and constants, in the order of the nodes.
+
+    A new state takes its old one's place. One sweep to see last readers, one to count.
+    """
+    nodes = [node for node in step.graph.nodes if node.place.covers(member)]
+    sizer = _Sizer(step, member)
+    last: dict[str, int] = {}
+    for place, node in enumerate(nodes):
+        sizer.note(node)
+        for name in node.reads:
+            last[sizer.root.get(name, name)] = place
+    ends: dict[int, list[str]] = {}
+    for name, place in last.items():
+        ends.setdefault(place, []).append(name)
+    kinds = _kinds(step, calls)
+    now = {"": 0, "gradients": 0, "gathered": 0, "activations": 0}
+    peak = dict(now)
+    for place, node in enumerate(nodes):
+        for name in node.outputs:
+            _count(now, kinds.get(name, "activations"), sizer.size.get(name, 0))
+        for kind, value in now.items():
+            peak[kind] = max(peak[kind], value)
+        for name in ends.get(place, ()):
+            _count(now, kinds.get(name, "activations"), -sizer.size.get(name, 0))
+    return Live(peak[""], peak["activations"], peak["gradients"], peak["gathered"])
+
+
+def _count(now: dict[str, int], kind: str, change: int) -> None:
+    now[kind] += change
+    now[""] += change
+
+
+def _kinds(step: Step, calls: Sequence[Call]) -> dict[str, str]:
+    kinds = dict.fromkeys(step.training.gradients.values(), "gradients")
+    for call in calls:
+        if call.before_use or call.carries is Carries.GRADIENTS:
+            kinds.update(dict.fromkeys(call.node.outputs, "gathered" if call.before_use else "gradients"))
+    return kinds
+
+
+class _Sizer:
+    """Bytes of every value on one member; views cost nothing and keep alive what they look at."""
+
+    def __init__(self, step: Step, member: int) -> None:
+        self.types, self.member = step.graph.types, member
+        self.kept = {holding.output for holding in step.holdings}
+        self.size: dict[str, int] = {}
+        self.root: dict[str, str] = {}
+
+    def note(self, node: Node) -> None:
+        """Learn the sizes of what a node makes; nodes come in order."""
+        if node.op_type in VIEWS and node.inputs[0]:
+            self.root[node.outputs[0]] = self.root.get(node.inputs[0], node.inputs[0])
+            return
+        for slot, name in enumerate(node.outputs):
+            type = self.types.get(name)
+            if not name or name in self.kept or type is None:
+                continue
+            self.size[name] = type.nbytes if type.static else self._own(node, slot, type.dtype)
+
+    def _own(self, node: Node, slot: int, dtype: str) -> int:
+        """Bytes of a value whose length is the member's."""
+        if isinstance(node.place, Span):
+            start, stop = node.place.part(self.member)
+            return nbytes(dtype, max(stop - start, 0))
+        if node.op_type == "ReduceScatter" and "cuts" in node.attributes:
+            lengths = [stop - start for start, stop in pairwise(node.attributes["cuts"])]
+            return nbytes(dtype, lengths[self.member])
+        given = [self.size.get(self.root.get(name, name), 0) for name in node.inputs]
+        if node.op_type == "Join":
+            return sum(given)
+        return given[slot] if len(given) == len(node.outputs) else max(given, default=0)

@@ -1,0 +1,217 @@
+"""Place the calls of a step so that they run beside its computation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from gopt.analysis.operators import heavy
+from gopt.analysis.spmd import Step
+from gopt.analysis.traffic import Call, find_calls, measure
+from gopt.errors import OptionError
+from gopt.graph.edit import Draft
+from gopt.graph.model import COMM, Node
+from gopt.passes.base import Pass
+from gopt.report import Change
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How many gathers ahead of its use a gather is issued, and how many MiB of gathered values may be alive."""
+
+    prefetch: int = 1
+    limit_mb: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a gather makes, ``nbytes`` of it, is read by the nodes from place ``first`` to ``last``.
+
+    ``copy``: the last reader of an earlier gather of the same values, -1 for none.
+    """
+
+    first: int
+    last: int
+    nbytes: float
+    copy: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """A gather is issued right before the node at place ``at``; ``why`` it is no earlier, where something held it."""
+
+    at: int
+    why: str = ""
+
+
+def overlap(step: Step, options: Options) -> Change:
+    """Issue calls where their inputs are ready, and gathers of parameters ahead of their use.
+
+    Requires: to run behind all passes that add calls. Guarantees: a call that reduces stands right behind the node
+    that completes its inputs, so gradients travel in reverse order of the forward, and no update waits for it before
+    the backward is done. A gather before use stands in front of the first reader of the gather ``prefetch`` places
+    before it, at latest in front of its own; gathered values that are alive together stay within ``limit_mb`` MiB where
+    the graph allows it at all; no bucket is gathered again while an earlier copy is alive. Nothing but the order of
+    nodes changes, alike for all ranks. On the wire: nothing.
+    """
+    if options.prefetch < 0:
+        raise OptionError(f"prefetch cannot be {options.prefetch}", "0 gathers just before use")
+    if options.limit_mb is not None and not options.limit_mb >= 0:
+        raise OptionError(f"limit-mb cannot be {options.limit_mb}", "0 gathers just before use")
+    calls = find_calls(step)
+    if not calls:
+        return Change(note="the step makes no calls")
+    nodes = step.graph.nodes
+    gathers = sorted((call for call in calls if call.before_use), key=lambda call: (call.first, call.place))
+    limit = None if options.limit_mb is None else options.limit_mb * MIB
+    issues = issue(_windows(gathers), options.prefetch, limit)
+    early, moved = _early(nodes, calls)
+    if due := early | _ahead(nodes, gathers, issues):
+        _move(step, due)
+        calls = find_calls(step)
+    found = measure(calls)
+    over = limit is not None and found.peak_gathered_bytes > limit
+    return Change(
+        facts=found.to_json()
+        | {
+            "gathers": len(gathers),
+            "prefetched": sum(each.at < call.first for each, call in zip(issues, gathers)),
+            "moved_earlier": moved,
+            "held_back": [{"call": c.node.label, "why": each.why} for c, each in zip(gathers, issues) if each.why],
+        },
+        note=f"over the limit: {found.peak_gathered_bytes} gathered bytes are in use at once" if over else "",
+    )
+
+
+def issue(windows: Sequence[Window], prefetch: int, limit: float | None) -> list[Issue]:
+    """Where each gather is issued; ``windows`` in the order of first use, ``limit`` in bytes.
+
+    Every gather is alive while it is read; what room is left goes to prefetches, in order of use. Pure.
+    """
+    room = None if limit is None else _Room(windows, limit)
+    result = []
+    for place, window in enumerate(windows):
+        wanted = windows[place - prefetch].first if place >= prefetch else 0
+        at, why = min(max(wanted, window.copy + 1), window.first), ""
+        if at > wanted:
+            why = "an earlier copy is still in use"
+        if room is not None and (fits := room.take(at, window)) > at:
+            at, why = fits, "the limit leaves no room earlier"
+        result.append(Issue(at, why))
+    return result
+
+
+class _Room:
+    """Bytes alive between the places at which that changes; every window counts from the start."""
+
+    def __init__(self, windows: Sequence[Window], limit: float) -> None:
+        self.limit = limit
+        self.points = sorted({0, *(w.first for w in windows), *(w.last + 1 for w in windows)})
+        self.number = {place: number for number, place in enumerate(self.points)}
+        change = [0.0] * len(self.points)
+        for window in windows:
+            change[self.number[window.first]] += window.nbytes
+            change[self.number[window.last + 1]] -= window.nbytes
+        self.alive = list(accumulate(change))
+
+    def take(self, wanted: int, window: Window) -> int:
+        """The first place from ``wanted`` on from where the window fits until its first use; takes that room."""
+        number = self.number[window.first]
+        while self.points[number] > wanted and self.alive[number - 1] + window.nbytes <= self.limit:
+            number -= 1
+            self.alive[number] += window.nbytes
+        return self.points[number]
+
+
+def _windows(gathers: Sequence[Call]) -> list[Window]:
+    """The gathers' windows; two of the same inputs are copies of one another."""
+    read_until: dict[tuple[str, ...], int] = {}
+    windows = []
+    for call in gathers:
+        source = tuple(call.node.inputs)
+        windows.append(Window(call.first, call.last, call.payload, read_until.get(source, -1)))
+        read_until[source] = call.last
+    return windows
+
+
+def _early(nodes: Sequence[Node], calls: Sequence[Call]) -> tuple[dict[int, float], int]:
+    """Place of each node that is to move -> where it is due; and how many calls that moves forward.
+
+    A call goes right behind what completes its inputs, and takes along what passes made between the two. Readers of
+    what a call makes go behind the last heavy operator that does not wait for one, so that none is waited for early.
+    """
+    gathers = {call.place for call in calls if call.before_use}
+    waits = _waiting(nodes, gathers)
+    stop = max((place for place, node in enumerate(nodes) if heavy(node) and not waits[place]), default=-1)
+    at: dict[str, float] = {}
+    due: dict[int, float] = {}
+    free: dict[int, float] = {}
+    for place, node in enumerate(nodes):
+        when = max((at.get(name, -0.5) for name in node.reads), default=-0.5)
+        if node.domain == COMM and place not in gathers and when > 0:
+            due[place] = when
+        elif node.made_by and node.domain != COMM and not waits[place]:
+            free[place] = when
+        elif waits[place] and place < stop:
+            due[place] = when = max(when, stop + 0.5)
+        else:
+            when = place + 0.5
+        at.update((name, when) for name in node.outputs)
+    _take_along(nodes, due, free)
+    staying = [0, *accumulate(int(place not in due) for place in range(len(nodes)))]
+    moved = sum(c.place in due and staying[c.place] > staying[int(due[c.place] + 0.5)] for c in calls)
+    late = any(when > place for place, when in due.items())
+    return (due if moved or late else {}), moved
+
+
+def _waiting(nodes: Sequence[Node], gathers: set[int]) -> list[bool]:
+    """Whether each node depends on the result of a call, gathers before use aside."""
+    behind: set[str] = set()
+    waits = []
+    for place, node in enumerate(nodes):
+        waits.append(any(name in behind for name in node.reads))
+        if waits[-1] or (node.domain == COMM and place not in gathers):
+            behind.update(node.outputs)
+    return waits
+
+
+def _take_along(nodes: Sequence[Node], due: dict[int, float], free: Mapping[int, float]) -> None:
+    """Add to ``due`` the free nodes that something in it reads, directly or through others."""
+    wanted: set[str] = set()
+    for place in range(len(nodes) - 1, -1, -1):
+        node = nodes[place]
+        if place in free and not wanted.isdisjoint(node.outputs):
+            due[place] = free[place]
+        if place in due:
+            wanted.update(node.reads)
+
+
+def _ahead(nodes: Sequence[Node], gathers: Sequence[Call], issues: Sequence[Issue]) -> dict[int, float]:
+    """Place of each gather -> where it is due, with the nodes that make its inputs where those stand later."""
+    due = {call.place: each.at - 0.25 for call, each in zip(gathers, issues)}
+    if not due:
+        return {}
+    needed: dict[str, float] = {}
+    for place in range(max(due), -1, -1):
+        when = min((needed[name] for name in nodes[place].outputs if name in needed), default=due.get(place))
+        if when is None:
+            continue
+        if place not in due and place > when:
+            due[place] = when
+        for name in nodes[place].reads:
+            needed[name] = min(when, needed.get(name, when))
+    return due
+
+
+def _move(step: Step, due: Mapping[int, float]) -> None:
+    """Bring the graph's nodes in their new order."""
+    draft = Draft(step.graph, "overlap")
+    for place, when in due.items():
+        draft.move(step.graph.nodes[place], when)
+    draft.finish()
+
+
+PASS = Pass("overlap", Options, overlap, after=("shard", "statistics", "fuse-collectives"))
