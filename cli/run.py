@@ -40,6 +40,7 @@ from .options import arguments_of
 @click.option("--keep", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="How many stay.")
 @click.option("--resume", is_flag=True, help="Go on from the last whole checkpoint, if there is one.")
 @click.option("--log", metavar="FILE", help="Write a line of JSON per step.")
+@click.option("--trace", metavar="FILE", help="Write what every rank did when, in Chrome's trace format.")
 @click.option("--stop-on-nan", is_flag=True, help="End the run when a loss is no number.")
 @click.option("--sync-init", is_flag=True, help="Take replicated initial states from the first rank.")
 @click.option(
@@ -70,6 +71,7 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
         state=given["state"], shuffle=given["shuffle"],
         checkpoint=None if given["checkpoint"] is None else Path(given["checkpoint"]), every=given["every"] or 0,
         keep=given["keep"], resume=given["resume"], stop_on_nan=given["stop_on_nan"], sync_init=given["sync_init"],
+        trace=None if given["trace"] is None else Path(given["trace"]),
     )  # fmt: skip
     _, mesh = read_manifest(job.folder)
     from gopt.runtime.mpi import launched

@@ -17,8 +17,9 @@ from gopt.analysis.training import Training
 from gopt.errors import RunError, UnsupportedError
 from gopt.graph.model import Graph
 from gopt.graph.types import HALVES
+from gopt.runtime.program import Program
 from gopt.runtime.reference import local_graph, no_call, widened
-from gopt.runtime.session import Program, SessionCache
+from gopt.runtime.session import SessionCache
 
 Values = dict[str, np.ndarray]
 DIRECTIONS = 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -120,12 +121,17 @@ class Ahead:
 
     engine: Engine
     position: Callable[[int], None]
+    mark: Callable[[str, float, float], None]
+    """Hears of every call: its name, and when it began and ended."""
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "calls"))
 
     def __call__(self, index: int, node: Node, inputs: list[Array]) -> Future[list[Array]]:
         def make() -> list[Array]:
             self.position(index)
-            return self.engine.call(index, node, inputs)
+            begin = time.perf_counter()
+            results = self.engine.call(index, node, inputs)
+            self.mark(f"{node.op_type} {index} over {node.attributes['group']}", begin, time.perf_counter())
+            return results
 
         return self._pool.submit(make)
 

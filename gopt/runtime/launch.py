@@ -140,7 +140,7 @@ class _Watch:
     _told: int = 0
 
     def run(self) -> int:
-        dead: int | None = None
+        dead: Seen | None = None
         while self.process.poll() is None and dead is None:
             seen = read(self.folder)
             self._follow(seen)
@@ -152,8 +152,7 @@ class _Watch:
                 waiting = [handle for rank, handle in self._handles.items() if rank not in gone]
                 select.select(waiting, [], [], 0.05)
         if dead is not None:
-            where = next(each for each in read(self.folder) if each.rank == dead).where
-            raise RunError(f"{where}: the process died without a word", "killed, perhaps for its memory?")
+            raise RunError(f"{dead.where}: the process died without a word", "killed, perhaps for its memory?")
         code = self.process.wait()
         self._tell()
         seen = read(self.folder)
@@ -169,12 +168,14 @@ class _Watch:
                 except ProcessLookupError:
                     continue
 
-    def _silent(self, gone: Sequence[int]) -> int | None:
+    def _silent(self, gone: Sequence[int]) -> Seen | None:
         """A rank that is gone and has not said why, when no other has: else it was ended for that one's sake."""
-        how = {each.rank: each.how for each in read(self.folder)}
-        if SPOKE in how.values():
+        seen = {each.rank: each for each in read(self.folder)}
+        if any(each.how == SPOKE for each in seen.values()):
             return None
-        return next((rank for rank in gone if how.get(rank) == GOING), None)
+        silent = [seen[rank] for rank in gone if rank in seen and seen[rank].how == GOING]
+        # MPI ends the others at once: they had come further than the one that died.
+        return min(silent, key=lambda each: (each.step, each.call), default=None)
 
     def _refuse_standstill(self, seen: Sequence[Seen]) -> None:
         if seen and time.time() - max(each.when for each in seen) > 2 * self.deadline + 5:

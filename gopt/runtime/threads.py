@@ -16,7 +16,8 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.errors import GoptError, InvariantError, RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
-from gopt.runtime.session import Array, CallBack, array_dtype
+from gopt.runtime.program import CallBack
+from gopt.runtime.session import Array, array_dtype
 
 DEADLINE = 120.0
 """Seconds for which a rank waits for the others at one call."""

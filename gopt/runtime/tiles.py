@@ -7,13 +7,20 @@ operand is written where that lay: through a scratch tile, for the runtime does 
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from gopt.analysis.operators import elementwise
-from gopt.graph.model import Node
-from gopt.graph.types import TensorType
-from gopt.runtime.cut import Segment
+from gopt.graph.model import Graph, Node
+from gopt.graph.types import TensorType, known
+from gopt.runtime.cut import Call, Segment
+from gopt.runtime.draws import numpy_dtype
+from gopt.runtime.session import Array, array_of, run_bound, runtime_value
 
 LENGTH = 1 << 16
 """Elements from which a run is cut into tiles."""
@@ -21,14 +28,23 @@ TILE = 1 << 15
 """Elements of a tile: a dozen float32 rows of them fit a core's second-level cache."""
 
 
+_ROWS = frozenset({"float32", "float64", "float16", "int32", "int64", "bool", "uint8", "int8"})
+"""Types that the runtime binds by address."""
+
+
+WORTH = 4
+"""Nodes from which a run is worth a session of its own: fewer pass over memory hardly more often than a tile does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Elementwise nodes over rows of ``length`` elements: ``rows`` and ``scalars`` are inputs of the segment."""
+    """Elementwise nodes over tensors of ``length`` elements, taken flat; ``rows``: those of its inputs."""
 
     segment: Segment
     length: int
     rows: tuple[str, ...]
-    scalars: tuple[str, ...]
+    types: dict[str, TensorType]
+    """Of its results."""
 
 
 def split(segment: Segment, types: Mapping[str, TensorType]) -> list[Segment | Run]:
@@ -37,18 +53,13 @@ def split(segment: Segment, types: Mapping[str, TensorType]) -> list[Segment | R
     A node's turn is the number of times that work passes from rows to the rest on the way to it. Linear.
     """
     lengths = [_length(node, types) for node in segment.nodes]
+    parts = _parts(segment, lengths)
+    short = {id(node) for (_, length), nodes in parts.items() if length and len(nodes) < WORTH for node in nodes}
+    if short:
+        lengths = [0 if id(node) in short else length for node, length in zip(segment.nodes, lengths)]
+        parts = _parts(segment, lengths)
     if not any(lengths):
         return [segment]
-    turn: dict[str, tuple[int, bool]] = {}
-    parts: dict[tuple[int, int], list[Node]] = {}
-    for node, length in zip(segment.nodes, lengths):
-        before = [turn[name] for name in node.reads if name in turn]
-        if length:
-            own = max((place for place, _ in before), default=0)
-        else:
-            own = max((place + in_run for place, in_run in before), default=0)
-        turn.update((name, (own, bool(length))) for name in node.outputs)
-        parts.setdefault((own, length), []).append(node)
     # Within a turn the rest (length 0) comes first; runs of different lengths do not read one another.
     ordered = [parts[key] for key in sorted(parts)]
     lengths = [length for _, length in sorted(parts)]
@@ -61,21 +72,32 @@ def split(segment: Segment, types: Mapping[str, TensorType]) -> list[Segment | R
     return made[::-1]
 
 
+def _parts(segment: Segment, lengths: Sequence[int]) -> dict[tuple[int, int], list[Node]]:
+    """Nodes by turn and length."""
+    turn: dict[str, tuple[int, bool]] = {}
+    parts: dict[tuple[int, int], list[Node]] = {}
+    for node, length in zip(segment.nodes, lengths):
+        before = [turn[name] for name in node.reads if name in turn]
+        own = max((place + (in_run and not length) for place, in_run in before), default=0)
+        turn.update((name, (own, bool(length))) for name in node.outputs)
+        parts.setdefault((own, length), []).append(node)
+    return parts
+
+
 def _length(node: Node, types: Mapping[str, TensorType]) -> int:
-    """Elements of the rows on which a node works one by one; 0 for any other node."""
+    """Elements of the tensors of one shape on which a node works one by one; 0 for any other node."""
     if not elementwise(node) or node.captures:
         return 0
-    found = set()
+    shapes = set()
     for name in (*node.inputs, *node.outputs):
         type = types.get(name)
-        if name and (type is None or not type.static or len(type.dims) > 1):
+        if name and (type is None or not type.static or type.dtype not in _ROWS):
             return 0
-        if name and type is not None and type.elements != 1:
-            found.add(type.elements)
-    outputs = [types[name] for name in node.outputs if name]
-    if len(found) != 1 or any(type.elements == 1 for type in outputs):
+        if name and type is not None and (type.elements != 1 or len(type.dims) > 1):
+            shapes.add(type.dims)
+    if len(shapes) != 1 or any(types[name].dims not in shapes for name in node.outputs if name):
         return 0
-    length = found.pop()
+    length = math.prod(shapes.pop())
     return length if length >= LENGTH else 0
 
 
@@ -88,4 +110,79 @@ def _part(nodes: Sequence[Node], wanted: set[str]) -> Segment:
 
 def _run(part: Segment, length: int, types: Mapping[str, TensorType]) -> Run:
     rows = tuple(name for name in part.inputs if types[name].elements == length)
-    return Run(part, length, rows, tuple(name for name in part.inputs if name not in rows))
+    return Run(part, length, rows, {name: types[name] for name in part.outputs})
+
+
+class TiledRun:
+    """A run with its session, made ready. ``over``: result -> the row that it takes the place of."""
+
+    def __init__(self, run: Run, over: Mapping[str, str], session: tuple[tuple[str, ...], Any]) -> None:
+        self.inputs, self._session = session
+        self.outputs = run.segment.outputs
+        self.title = f"{len(run.segment.nodes)} elementwise over {run.length}"
+        self._run = run
+        self._scalars = [name for name in self.inputs if name not in run.rows]
+        self._over = {output: name for output, name in over.items() if name in run.rows}
+        self._scratch = {name: np.empty(TILE, numpy_dtype(run.types[name].dtype)) for name in self._over}
+        self._results: dict[str, list[Array]] = {}
+        self.overwrites = frozenset(self._over.values())
+        """Inputs whose memory is written."""
+
+    def run(self, values: Mapping[str, Any]) -> list[Any]:
+        """Every tile in turn; returns the results whole."""
+        rows = {name: array_of(values[name]) for name in self._run.rows}
+        results = {name: self._result(name, values) for name in self.outputs}
+        arrays = {name: array_of(value).reshape(-1) for name, value in results.items()}
+        binding = self._session.io_binding()
+        for name in self._scalars:
+            binding.bind_ortvalue_input(name, values[name])
+        for start in range(0, self._run.length, TILE):
+            size = min(TILE, self._run.length - start)
+            for name, array in rows.items():
+                _bind(binding.bind_input, name, array, start, size)
+            for name, array in arrays.items():
+                scratch = self._scratch.get(name)
+                _bind(binding.bind_output, name, array if scratch is None else scratch, start * (scratch is None), size)
+            run_bound(self._session, binding)
+            for name, scratch in self._scratch.items():
+                arrays[name][start : start + size] = scratch[:size]
+        return [results[name] for name in self.outputs]
+
+    def _result(self, name: str, values: Mapping[str, Any]) -> Any:
+        """Where a result goes: over its row; or into one of two arrays in turn, for the last one may still be read."""
+        if name in self._over:
+            return values[self._over[name]]
+        held = self._results.setdefault(name, [])
+        if len(held) < 2:
+            held.append(np.empty(self._run.types[name].dims, numpy_dtype(self._run.types[name].dtype)))
+        held.reverse()
+        return runtime_value(held[0])
+
+
+def _bind(bind: Any, name: str, array: Array, start: int, size: int) -> None:
+    bind(name, "cpu", 0, array.dtype.type, (size,), array.ctypes.data + start * array.itemsize)
+
+
+def call_rooms(calls: Sequence[Call], graph: Graph) -> dict[str, Array]:
+    """For what one call sends together, memory in one buffer: value -> its array there.
+
+    Inputs and constants of the graph lie elsewhere, and so does what two calls send.
+    """
+    rooms: dict[str, Array] = {}
+    made = {name for node in graph.nodes for name in node.outputs} - set(graph.outputs)
+    sent = Counter(name for call in calls for name in call.inputs)
+    passed = {name for call in calls for name in call.outputs}
+    for call in calls:
+        types = [graph.types.get(name) for name in call.inputs]
+        free = all(name in made and name not in passed and sent[name] == 1 for name in call.inputs)
+        if len(types) < 2 or not free or not all(type is not None and type.static for type in types):
+            continue
+        known_types = [type for type in types if type is not None]
+        if not all(known(type.dtype) and type.dtype not in ("bfloat16", "bool", "string") for type in known_types):
+            continue
+        flat = np.empty(sum(type.elements for type in known_types), numpy_dtype(known_types[0].dtype))
+        place = 0
+        for name, type in zip(call.inputs, known_types):
+            rooms[name] = flat[place : place + type.elements].reshape(type.dims)
+            place += type.elements
+    return rooms

@@ -24,7 +24,9 @@ from gopt.runtime.checkpoint import Checkpoints, latest
 from gopt.runtime.data import Source, Turn, open_data, parse_schedule
 from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.engine import Ahead, Engine
-from gopt.runtime.session import Array, Program, SessionCache
+from gopt.runtime.program import Program
+from gopt.runtime.session import Array, SessionCache
+from gopt.runtime.trace import Trace, no_mark
 
 Values = dict[str, Array]
 
@@ -47,6 +49,8 @@ class Job:
     resume: bool = False
     stop_on_nan: bool = False
     sync_init: bool = False
+    trace: Path | None = None
+    """Where the first rank writes what all ranks did when, in Chrome's trace format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,8 @@ class Trainer:
         self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep) if job.checkpoint else None
         self.held = self._start()
         cache = SessionCache()
-        self.programs = {phase: Program(graph, cache) for phase, graph in self._graphs.items()}
+        replaces = {each["output"]: each["input"] for each in (*self.states, *self.sums)}
+        self.programs = {phase: Program(graph, cache, replaces) for phase, graph in self._graphs.items()}
         data = [name for name, _ in self.mesh.axes if name in DATA_AXES]
         self.part = self.mesh.index("+".join(data), engine.rank) if data else 0
         self.parts = self.mesh.size("+".join(data)) if data else 1
@@ -241,12 +246,17 @@ class Trainer:
             self.agree()
             if self.checkpoints is not None and self.engine.rank == 0:
                 self.checkpoints.open()
-            ahead = Ahead(self.engine, self._at)
+            trace = Trace(self.engine.rank) if self.job.trace is not None else None
+            ahead = Ahead(self.engine, self._at, trace.call if trace is not None else no_mark)
+            for program in self.programs.values():
+                program.mark = trace.segment if trace is not None else no_mark
             try:
                 while self.step < self.job.steps:
                     self._step(ahead, tell)
             finally:
                 ahead.close()
+            if trace is not None and self.job.trace is not None:
+                trace.write(self.engine, self.job.trace)
         except GoptError as error:
             raise self._named(error) from error
         except Exception as error:

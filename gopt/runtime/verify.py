@@ -26,8 +26,9 @@ from gopt.mesh import DATA_AXES, Mesh
 from gopt.runtime import draws
 from gopt.runtime.compare import Difference, Ledger, Verification, distance, ratio, tolerance_of
 from gopt.runtime.confirm import confirm_gradients
+from gopt.runtime.program import CallBack, Program
 from gopt.runtime.reference import PROBE, local_graph, no_call, probed, update_graph
-from gopt.runtime.session import CallBack, Program, SessionCache
+from gopt.runtime.session import SessionCache
 from gopt.runtime.threads import run_ranks
 
 Values = dict[str, np.ndarray]

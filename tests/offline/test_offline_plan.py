@@ -121,7 +121,7 @@ def test_what_does_not_fit_comes_last():
 def test_without_a_link_the_fewest_bytes_are_first():
     rows = ranked([replace(each, times=None) for each in weighed()], None)
     assert rows[0].choice.figures.sent == min(each.choice.figures.sent for each in rows)
-    assert rows[0].choice.knobs.stage in (1, 2)
+    assert rows[0].choice.knobs.stage > 0
     assert rows[0].why == "fewest bytes sent, then least memory"
     assert any("sends 1.5" in each.why for each in rows)
 

@@ -16,7 +16,8 @@ from gopt.graph.load import load
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import dtype_code
 from gopt.runtime.cut import Segment, cut
-from gopt.runtime.session import Program, SessionCache
+from gopt.runtime.program import Program
+from gopt.runtime.session import SessionCache
 
 Spec = dict[str, tuple[str, Sequence[int | str]]]
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -14,7 +14,8 @@ from runtime_graphs import alone, comm, expected_sgd, make, sgd_feeds, sharded_s
 from gopt.errors import InvariantError, RunError
 from gopt.graph.model import COMM, Node
 from gopt.mesh import Mesh
-from gopt.runtime.session import Program, SessionCache
+from gopt.runtime.program import Program
+from gopt.runtime.session import SessionCache
 from gopt.runtime.threads import ThreadGroup, run_ranks
 
 op = helper.make_node

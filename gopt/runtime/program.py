@@ -1,0 +1,269 @@
+"""Graphs cut at their calls and made ready to run; whole graphs run at once.
+
+In training, long elementwise runs go in tiles, and what one call sends lies in one buffer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from gopt.errors import GoptError, RunError
+from gopt.graph.model import COMM, Graph, Node
+from gopt.graph.types import TensorType, known
+from gopt.runtime.cut import Call, Segment, cut, dropped
+from gopt.runtime.lower import lower_halves
+from gopt.runtime.proto import build_model, is_constant, is_small, stored
+from gopt.runtime.session import (
+    Array,
+    NoKernelError,
+    SessionCache,
+    array_dtype,
+    array_of,
+    first_line,
+    run_bound,
+    runtime_value,
+    session_of,
+)
+from gopt.runtime.tiles import Run, TiledRun, call_rooms, split
+
+CallBack: TypeAlias = Callable[[int, Node, list[Array]], list[Array] | Future[list[Array]]]
+"""What does a collective: number of the call in the file, its node, its inputs -> its outputs, or their promise."""
+
+
+Mark: TypeAlias = Callable[[str, float, float], None]
+
+
+def _no_mark(name: str, begin: float, end: float) -> None:
+    return None
+
+
+class _Piece:
+    """A segment with its session. ``rooms``: memory in which some results are to lie."""
+
+    overwrites: frozenset[str] = frozenset()
+
+    def __init__(self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any]) -> None:
+        self.outputs = segment.outputs
+        self.title = f"segment of {len(segment.nodes)}"
+        self.inputs, self._session = session
+        self._rooms = {name: rooms[name] for name in self.outputs if name in rooms}
+
+    def run(self, values: Mapping[str, Any]) -> list[Any]:
+        binding = self._session.io_binding()
+        for name in self.inputs:
+            binding.bind_ortvalue_input(name, values[name])
+        for name in self.outputs:
+            if name in self._rooms:
+                binding.bind_ortvalue_output(name, self._rooms[name])
+            else:
+                binding.bind_output(name, "cpu")
+        run_bound(self._session, binding)
+        results: list[Any] = binding.get_outputs()
+        return [self._rooms.get(name, result) for name, result in zip(self.outputs, results)]
+
+
+class Program:
+    """A rank's graph, or one without collectives, made ready to run on the CPU.
+
+    Halves are lowered to float32 operators on the way. ``graph`` is not changed. Raises UnsupportedError where a
+    type that is needed is unknown, NoKernelError where the runtime has no kernel, RunError where it refuses.
+
+    ``replaces`` (output -> input) is for training: long elementwise runs go in tiles, a result that replaces a state is
+    written over the very array that was fed for it where nothing reads that any more, and what one call sends lies in
+    one buffer. Without it no array that was fed is written.
+    """
+
+    def __init__(self, graph: Graph, cache: SessionCache, replaces: Mapping[str, str] | None = None) -> None:
+        self.graph = graph = lower_halves(graph)
+        self._inputs = graph.inputs
+        self._initial = {name: graph.initializers[name] for name in graph.inputs if name in graph.initializers}
+        self._outputs = tuple(graph.outputs)
+        types = graph.types | graph.inputs
+        steps: list[Segment | Run | Call] = list(cut(graph))
+        self._rooms: dict[str, Array] = {}
+        if replaces is not None:
+            steps = [part for each in cut(graph) for part in ([each] if isinstance(each, Call) else split(each, types))]
+            self._rooms = call_rooms([step for step in steps if isinstance(step, Call)], graph)
+        borders = [step.segment if isinstance(step, Run) else step for step in steps]
+        self._dropped = dropped(borders, self._outputs)
+        last = {name: place for place, each in enumerate(borders) for name in each.inputs}
+        rooms = {name: runtime_value(array) for name, array in self._rooms.items()}
+        self._steps: list[Call | _Piece | TiledRun] = []
+        for place, step in enumerate(steps):
+            if isinstance(step, Call):
+                self._steps.append(step)
+            elif isinstance(step, Segment):
+                self._steps.append(_Piece(step, session_of(step, graph, types, cache), rooms))
+            else:
+                over = {
+                    output: name for output, name in (replaces or {}).items()
+                    if output in step.segment.outputs and last.get(name) == place and name not in graph.outputs
+                }  # fmt: skip
+                self._steps.append(TiledRun(step, over, session_of(step.segment, graph, types, cache, step.rows)))
+        self._constants = self._resident(graph)
+        self.mark: Mark = _no_mark
+        """Hears of every segment: its name, and when it began and ended."""
+
+    def _resident(self, graph: Graph) -> dict[str, Any]:
+        """Constants that stand in no model: large ones, those that a call reads, and those that are outputs."""
+        read = {name for step in self._steps for name in step.inputs} | set(self._outputs)
+        names = [name for name in graph.initializers if name in read and name not in graph.inputs]
+        return {name: runtime_value(graph.initializers[name].numpy()) for name in names}
+
+    def run(self, feeds: Mapping[str, Array], call: CallBack) -> dict[str, Array]:
+        """One step: values for the inputs in, the graph's outputs out.
+
+        A state that is not fed has its stored value. Outputs are memory of their own, but for those that are inputs
+        or constants of the graph, which may be the very arrays that were fed. ``call`` is asked for every collective
+        in file order; it may give no outputs where they are undefined (Reduce off its root). Raises RunError on
+        feeds that do not fit, and when a segment fails.
+        """
+        mark = self.mark
+        values = self._start(feeds)
+        promised: dict[str, _Promise] = {}
+        for step, dead in zip(self._steps, self._dropped, strict=True):
+            for name in step.inputs:
+                if name in promised:
+                    promised[name].settle(values, promised)
+            if isinstance(step, Call):
+                self._call(step, values, promised, call)
+            else:
+                for promise in {id(p): p for p in promised.values() if step.overwrites}.values():
+                    if not step.overwrites.isdisjoint(promise.node.inputs):
+                        promise.settle(values, promised)
+                begin = time.perf_counter()
+                values.update(zip(step.outputs, step.run(values), strict=True))
+                mark(step.title, begin, time.perf_counter())
+            for name in dead:
+                values.pop(name, None)
+        while promised:
+            next(iter(promised.values())).settle(values, promised)
+        return {name: array_of(values[name]) for name in self._outputs}
+
+    def _start(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
+        unknown = sorted(set(feeds) - set(self._inputs))
+        if unknown:
+            raise RunError(f"the graph has no input {unknown[0]!r}")
+        values = dict(self._constants)
+        for name, type in self._inputs.items():
+            if name in feeds:
+                array = np.asarray(feeds[name])
+            elif name in self._initial:
+                array = self._initial[name].numpy()
+            else:
+                raise RunError(f"input {name!r} ({type}) was not fed, and the file stores no value")
+            _check_fed(name, type, array)
+            values[name] = runtime_value(array)
+        return values
+
+    def _call(self, step: Call, values: dict[str, Any], promised: dict[str, _Promise], call: CallBack) -> None:
+        missing = [name for name in step.inputs if name not in values]
+        if missing:
+            raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
+        given = [self._rooms[name] if name in self._rooms else array_of(values[name]) for name in step.inputs]
+        results = call(step.index, step.node, given)
+        promise = _Promise(step.node, results)
+        if isinstance(results, Future):
+            promised.update(dict.fromkeys(step.node.outputs or [f"{step.index}"], promise))
+        else:
+            promise.settle(values, promised)
+
+
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    """A call under way, or its results."""
+
+    node: Node
+    results: list[Array] | Future[list[Array]]
+
+    def settle(self, values: dict[str, Any], promised: dict[str, _Promise]) -> None:
+        """Wait for the call and put its outputs among the values."""
+        results = self.results.result() if isinstance(self.results, Future) else self.results
+        names = self.node.outputs
+        if results and len(results) != len(names):
+            raise RunError(f"{self.node.op_type} {self.node.label!r} gave {len(results)} values, not {len(names)}")
+        values.update({name: runtime_value(array) for name, array in zip(names, results) if name})
+        for name in [name for name, promise in promised.items() if promise is self]:
+            del promised[name]
+
+
+def _check_fed(name: str, type: TensorType, array: Array) -> None:
+    fits = type.shape is None or (
+        len(type.shape) == array.ndim
+        and all(size == due for size, due in zip(array.shape, type.shape) if isinstance(due, int))
+    )
+    if not fits or (known(type.dtype) and array_dtype(array) != type.dtype):
+        raise RunError(f"input {name!r} is {type}, but was fed {array.dtype}{list(array.shape)}")
+
+
+# --- whole graphs ---------------------------------------------------------------------------------------------------
+
+
+def run_graph(graph: Graph, feeds: Mapping[str, Array], cache: SessionCache | None = None) -> dict[str, Array]:
+    """One step of a graph without collectives; by the reference evaluator where the runtime has no kernel."""
+    for node in graph.nodes:
+        if node.domain == COMM:
+            raise RunError(f"the graph holds the collective {node.op_type} {node.label!r}: it needs all its ranks")
+    try:
+        program = Program(graph, cache or SessionCache())
+    except NoKernelError:
+        return evaluate(graph, feeds)
+    return program.run(feeds, _no_call)
+
+
+def _no_call(index: int, node: Node, inputs: list[Array]) -> list[Array]:
+    raise RunError(f"nobody runs call {index}, {node.op_type} {node.label!r}")
+
+
+def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """One step by onnx's reference evaluator: slow, but it knows every type. For float64, above all."""
+    from onnx.reference import ReferenceEvaluator
+
+    given = {name: np.asarray(array) for name, array in feeds.items()}
+    small = []
+    types = dict(graph.inputs)
+    for name, tensor in graph.initializers.items():
+        if name not in given and is_constant(graph, name) and is_small(tensor):
+            small.append(stored(name, tensor))
+        elif name not in given:
+            types[name], given[name] = tensor.type, tensor.numpy()
+    for name in graph.inputs:
+        if name not in given:
+            raise RunError(f"input {name!r} was not fed, and the file stores no value")
+    model = build_model(graph.header, graph.nodes, types, graph.outputs, small)
+    try:
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(model).run(None, given)
+    except GoptError:
+        raise
+    except Exception as error:  # it raises whatever NumPy does
+        raise RunError(f"the reference evaluator failed: {first_line(error)}") from error
+    return {name: np.asarray(result) for name, result in zip(graph.outputs, results, strict=True)}
+
+
+def check_halves(cache: SessionCache | None = None) -> None:
+    """Raise RunError if this runtime removes the rounding between operators on halves: 2048 + 1 - 2048 must be 0.
+
+    1 is lost when added to 2048 in either half. A few milliseconds; worth it before halves are compared.
+    """
+    for word, number in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
+        feeds = {name: np.full(3, value, number) for name, value in (("a", 2048), ("b", 1))}
+        result = run_graph(_self_test(word), feeds, cache)["d"].astype(np.float32)
+        if result.any():
+            raise RunError(f"this ONNX Runtime does not round {word} between operators: 2048 + 1 - 2048 = {result[0]}")
+
+
+def _self_test(dtype: str) -> Graph:
+    type = TensorType(dtype, (3,))
+    nodes = [Node("Add", ["a", "b"], ["c"]), Node("Identity", ["c"], ["c2"]), Node("Sub", ["c2", "a"], ["d"])]
+    header = onnx.ModelProto(ir_version=8, opset_import=[onnx.helper.make_opsetid("", 17)])
+    types = dict.fromkeys(("a", "b", "c", "c2", "d"), type)
+    return Graph("self_test", nodes, {"a": type, "b": type}, {"d": type}, {}, types, header)

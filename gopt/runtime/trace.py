@@ -1,0 +1,55 @@
+"""What the ranks did when, in Chrome's trace format: open the file in a browser's about:tracing, or in Perfetto."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from gopt.errors import RunError
+from gopt.runtime.engine import Engine
+
+_LANES = ("compute", "calls")
+
+
+def no_mark(name: str, begin: float, end: float) -> None:
+    """For who is not listening."""
+
+
+class Trace:
+    """The events of one rank: segments on one line, calls on another. Times are the machine's, in microseconds."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._events: list[dict[str, Any]] = []
+        # Processes of one machine share the clock behind perf_counter only by chance: the wall's is common.
+        self._offset = time.time() - time.perf_counter()
+
+    def segment(self, name: str, begin: float, end: float) -> None:
+        self._add(0, name, begin, end)
+
+    def call(self, name: str, begin: float, end: float) -> None:
+        self._add(1, name, begin, end)
+
+    def _add(self, lane: int, name: str, begin: float, end: float) -> None:
+        self._events.append(
+            {"name": name, "ph": "X", "pid": self._rank, "tid": lane,
+             "ts": round((begin + self._offset) * 1e6, 1), "dur": round((end - begin) * 1e6, 1)}
+        )  # fmt: skip
+
+    def write(self, engine: Engine, path: Path) -> None:
+        """Put the events of all ranks into one file; every rank calls it, the first writes. Raises RunError."""
+        events = [event for rank in engine.gather(self._events) for event in rank]
+        if engine.rank:
+            return
+        ranks = sorted({event["pid"] for event in events})
+        named = [
+            {"name": "thread_name", "ph": "M", "pid": rank, "tid": lane, "args": {"name": _LANES[lane]}}
+            for rank in ranks for lane in range(len(_LANES))
+        ]  # fmt: skip
+        named += [{"name": "process_name", "ph": "M", "pid": r, "args": {"name": f"rank {r}"}} for r in ranks]
+        try:
+            path.write_text(json.dumps({"traceEvents": named + events}), encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error.strerror}") from error
