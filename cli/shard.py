@@ -43,7 +43,9 @@ from .options import build_mesh, parse_ranks, read_config, role_map, role_option
     help="BatchNorm statistics: averaged over the ranks, or left apart.  [default: mean]",
 )
 @click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [pipeline], [pass.NAME], [roles].")
-@click.option("--pipeline", metavar="PASSES", help='Passes in order: "shard{stage=1},statistics,prune".')
+@click.option(
+    "--pipeline", metavar="PASSES", help='Passes in order: "shard{stage=1},statistics,fuse-collectives,prune".'
+)
 @click.option("--state", metavar="FILE", help="Values of states (.safetensors, .npz) where the model has none.")
 @click.option("--only-ranks", metavar="RANKS", help="Write these ranks alone, e.g. 0-3.")
 @click.option("--print-after", metavar="PASS|all", help="Write the graph as text after a pass.")
@@ -130,8 +132,16 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
             find(name)
         for name in set(defaults) - {name for name, _ in items}:
             raise OptionError(f"options are given for pass {name}, which is not in the pipeline")
+    _same_cap(given, items, defaults)
     after = _printer(given["print_after"], given["print_dir"], PASSES)
     return build_pipeline(items, defaults, verify_each=given["verify_each"], after_each=after)
+
+
+def _same_cap(given: dict[str, Any], items: Any, defaults: dict[str, dict[str, Any]]) -> None:
+    """``--bucket-mb`` caps fused calls as well, unless the configuration or the pipeline says otherwise."""
+    wanted = items is None or any(name == "fuse-collectives" and "cap-mb" not in options for name, options in items)
+    if given["bucket_mb"] is not None and wanted:
+        defaults.setdefault("fuse-collectives", {}).setdefault("cap-mb", given["bucket_mb"])
 
 
 def _printer(name: str | None, folder: str | None, passes: dict[str, Any]) -> Any:

@@ -150,6 +150,7 @@ def shard(
             defaults={
                 "shard": {"stage": stage, "partition": partition, "bucket-mb": bucket_mb},
                 "statistics": {"statistics": statistics},
+                "fuse-collectives": {"cap-mb": bucket_mb},
             }
         )
     step = Step.start(source.training, mesh)

@@ -109,17 +109,28 @@ class _Specialiser:
                     self.out.nodes.extend(getattr(self, f"_{node.op_type.lower()}")(node))
                     self.present.update(node.outputs)
             elif node.place == EVERYWHERE:
-                self.out.nodes.append(node)
-                if node.domain == COMM:
-                    self._length(node)
+                self.out.nodes.append(self._call(node) if node.domain == COMM else node)
             elif node.place.covers(self.member):
                 self.out.nodes.append(self._placed(node))
                 self.present.update(node.outputs)
         return self.out
 
+    def _call(self, node: Node) -> Node:
+        """A call as the rank issues it: only the root gives a Broadcast its inputs."""
+        self._length(node)
+        if node.op_type != "Broadcast":
+            return node
+        place = self.step.mesh.index(str(node.attributes["group"]), self.out.rank)
+        if place == node.attributes["root"] or not node.inputs:
+            return node
+        return Node(
+            node.op_type, [], node.outputs, domain=COMM, name=node.name, attributes=node.attributes,
+            made_by=node.made_by,
+        )  # fmt: skip
+
     def _length(self, node: Node) -> None:
         """Note the types of a call's outputs where they are the rank's own."""
-        if node.op_type == "ReduceScatter":
+        if node.op_type == "ReduceScatter" and "cuts" in node.attributes:
             cuts = node.attributes["cuts"]
             dtype = self.step.graph.types[node.outputs[0]].dtype
             self.out.types[node.outputs[0]] = TensorType(dtype, (cuts[self.member + 1] - cuts[self.member],))

@@ -230,8 +230,11 @@ def _rank_row(step: Step, common: Sequence[RankState], rank: RankGraph) -> dict[
         row = calls.setdefault((node.op_type, group), {"op": node.op_type, "group": group, "calls": 0, "bytes_sent": 0})
         row["calls"] += 1
         row["bytes_sent"] += sent
+        made = node.outputs
+        if len(made) == len(node.inputs):  # a fused call may carry statistics and scalars as well
+            made = [new for old, new in zip(node.inputs, made) if old in local]
         if any(name in local for name in node.inputs):
-            held["gradients"] += sum(rank.types.get(name, step.graph.type_of(name)).nbytes for name in node.outputs)
+            held["gradients"] += sum(rank.types.get(name, step.graph.type_of(name)).nbytes for name in made)
     return {"rank": rank.rank, "bytes": held, "communication": list(calls.values())}
 
 
@@ -239,7 +242,7 @@ def call_bytes(step: Step, rank: RankGraph, node: Node) -> int:
     """Bytes the rank sends in one call, by the call's own record."""
     group = str(node.attributes["group"])
     size, index = step.mesh.size(group), step.mesh.index(group, rank.rank)
-    if node.op_type == "AllGather":
+    if node.op_type == "AllGather" and "cuts" in node.attributes:
         dtype, cuts = step.graph.types[node.outputs[0]].dtype, node.attributes["cuts"]
         types: list[tuple[str, tuple[int, ...]]] = [(dtype, (cuts[index + 1] - cuts[index],))]
     else:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from gopt.errors import OptionError
-from gopt.passes import hoist_casts, prune, shard, statistics
+from gopt.passes import fuse_collectives, hoist_casts, prune, shard, statistics
 from gopt.passes.base import Pass
 
-PASSES: dict[str, Pass] = {each.name: each for each in (hoist_casts.PASS, shard.PASS, statistics.PASS, prune.PASS)}
-DEFAULT = ("hoist-casts", "shard", "statistics", "prune")
+_ALL = (hoist_casts.PASS, shard.PASS, statistics.PASS, fuse_collectives.PASS, prune.PASS)
+PASSES: dict[str, Pass] = {each.name: each for each in _ALL}
+DEFAULT = ("hoist-casts", "shard", "statistics", "fuse-collectives", "prune")
 """The pipeline when the user says nothing."""
 
 
