@@ -6,7 +6,7 @@ import json
 
 import click
 
-from .options import build_mesh, read_config, role_map, role_options
+from .options import build_mesh, group_option, group_types, read_config, role_map, role_options
 
 
 @click.command("plan")
@@ -18,6 +18,7 @@ from .options import build_mesh, read_config, role_map, role_options
 @click.option("--bucket-mb", type=float, metavar="M", help="Cap of a bucket in MiB.  [default: total/8, 1 to 25]")
 @click.option("--config", metavar="FILE", help="A gopt.toml with [mesh] and [roles].")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@group_option
 @role_options
 def command(
     model: str,
@@ -32,6 +33,7 @@ def command(
     params: tuple[str, ...],
     states: tuple[str, ...],
     batch: tuple[str, ...],
+    group_type: tuple[str, ...],
 ) -> None:
     """Weigh every stage and partition: bytes a rank holds, traffic against its bound, calls, balance. Writes nothing.
 
@@ -50,7 +52,8 @@ def command(
     speed = None if link is None else Link.parse(link)
     with progress() as advance:
         advance("reading")
-        source = api.load(model, roles=role_map(loss, params, states, batch, table))
+        roles = role_map(loss, params, states, batch, table)
+        source = api.load(model, roles=roles, group_types=group_types(group_type))
         found = ranked(list(choices(source, grid, bucket_mb=bucket_mb, link=speed, advance=advance)), limit)
     rows = [{**choice.to_json(), "fits": limit is None or choice.held <= limit} for choice in found]
     if as_json:

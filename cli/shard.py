@@ -13,7 +13,7 @@ import click
 
 from gopt.errors import OptionError
 
-from .options import build_mesh, parse_ranks, read_config, role_map, role_options
+from .options import build_mesh, group_option, group_types, parse_ranks, read_config, role_map, role_options
 
 
 @click.command("shard")
@@ -42,6 +42,7 @@ from .options import build_mesh, parse_ranks, read_config, role_map, role_option
     type=click.Choice(["mean", "local"]),
     help="BatchNorm statistics: averaged over the ranks, or left apart.  [default: mean]",
 )
+@group_option
 @click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [pipeline], [pass.NAME], [roles].")
 @click.option(
     "--pipeline", metavar="PASSES", help='Passes in order: "shard{stage=1},statistics,fuse-collectives,prune".'
@@ -77,7 +78,7 @@ def command(model: str, **given: Any) -> None:
 
     with _without_collection(), progress() as advance:
         advance("reading")
-        source = api.load(model, roles=roles, state=given["state"])
+        source = api.load(model, roles=roles, state=given["state"], group_types=group_types(given["group_type"]))
         advance("sharding")
         sharded = api.shard(source, mesh, pipeline=pipeline, only_ranks=wanted)
         advance("checking and writing")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gopt.analysis.roles import RoleMap, recover
 from gopt.analysis.spmd import Step
+from gopt.analysis.take_over import take_over
 from gopt.analysis.training import Training
 from gopt.check import Check, check_ranks
 from gopt.errors import InputError, OptionError, UnsupportedError
@@ -19,6 +20,7 @@ from gopt.graph.external import load_state
 from gopt.graph.load import load as load_graph
 from gopt.mesh import Mesh
 from gopt.pipeline import Pipeline, Ran, build_pipeline
+from gopt.sources.collectives import recognise
 from gopt.specialise import RankGraph, RankState, common_states, specialise
 
 
@@ -30,6 +32,8 @@ class Source:
     name: str
     sha256: str
     nbytes: int
+    roles: RoleMap = field(default_factory=RoleMap)
+    """What the user said of the roles: they are found anew where calls of the source are taken over."""
 
     def record(self) -> dict[str, Any]:
         """What the report says of the source."""
@@ -44,14 +48,21 @@ class Source:
 
 
 def load(
-    path: str | os.PathLike[str], *, roles: RoleMap = RoleMap(), state: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    *,
+    roles: RoleMap = RoleMap(),
+    state: str | os.PathLike[str] | None = None,
+    group_types: Mapping[str, str] | None = None,
 ) -> Source:
     """Read a training step and recover its roles; ``state`` supplies values where the file has none.
 
+    ``group_types`` says which mesh axes the integer ``group_type`` of collectives in the source means, such as
+    ``{"1": "shard", "4": "tp"}``.
     Raises InputError, UnsupportedError (contract sections 2 and 3).
     """
     data = Path(path)
     graph = load_graph(data)
+    recognise(graph, group_types or {})
     training = recover(graph, roles)
     if state is not None:
         _supply(training, Path(state))
@@ -59,7 +70,7 @@ def load(
     with data.open("rb") as file:
         while chunk := file.read(1 << 22):
             digest.update(chunk)
-    return Source(training, data.name, digest.hexdigest(), data.stat().st_size)
+    return Source(training, data.name, digest.hexdigest(), data.stat().st_size, roles)
 
 
 def _supply(training: Training, path: Path) -> None:
@@ -153,7 +164,7 @@ def shard(
                 "fuse-collectives": {"cap-mb": bucket_mb},
             }
         )
-    step = Step.start(source.training, mesh)
+    step = Step.start(take_over(source.training, source.roles, mesh), mesh)
     ran = pipeline.run(step)
     wanted = range(mesh.ranks) if only_ranks is None else only_ranks
     if any(not 0 <= rank < mesh.ranks for rank in wanted):

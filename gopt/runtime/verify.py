@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from gopt.analysis.roles import recover
+from gopt.analysis.take_over import take_over
+from gopt.analysis.through import over_data
 from gopt.analysis.training import Kind, Phase, Training
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.load import load
@@ -26,9 +28,10 @@ from gopt.mesh import DATA_AXES, Mesh
 from gopt.runtime import draws
 from gopt.runtime.compare import Difference, Ledger, Verification, distance, ratio, tolerance_of
 from gopt.runtime.confirm import confirm_gradients
-from gopt.runtime.reference import local_graph, no_call, update_graph
+from gopt.runtime.reference import equal_members, local_graph, update_graph
 from gopt.runtime.session import Program, SessionCache
 from gopt.runtime.threads import run_ranks
+from gopt.sources.collectives import DECLARED, parse_groups, recognise
 
 Values = dict[str, np.ndarray]
 Call = Callable[[int, Node, list[np.ndarray]], list[np.ndarray]]
@@ -66,7 +69,8 @@ class Verifier:
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
         self.mesh = Mesh(tuple((name, size) for name, size in self.manifest["mesh"]["axes"]))
-        self.training = _training(self.folder, model)
+        self.training = _training(self.folder, model, self.mesh)
+        self.call = equal_members(self.mesh)
         if self.training.random:
             names = ", ".join(node.label for node in self.training.random)
             raise UnsupportedError(f"random nodes without a fixed seed cannot be compared: {names}")
@@ -140,7 +144,7 @@ class Verifier:
             generator, bounds = np.random.default_rng(seed), draws.index_bounds(self.training)
             batches = [draws.draw_batch(self.training, generator, bounds) for _ in range(2)]
             feeds = [{**start, **settings, **batch} for batch in batches]
-            result.gradients = confirm_gradients(self.training, feeds, seed)
+            result.gradients = confirm_gradients(self.training, feeds, seed, self.call)
         return result
 
     def _drawn(self) -> bool:
@@ -263,7 +267,7 @@ class Verifier:
     ) -> tuple[Values, list[np.ndarray]]:
         """One step of the source on the mean gradient of all batches."""
         training = self.training
-        outputs = [_alone(self.local, {**states, **settings, **batch}) for batch in batches]
+        outputs = [self._alone(self.local, {**states, **settings, **batch}) for batch in batches]
         means: Values = {}
         for name in dict.fromkeys(training.gradients.values()):
             local = [
@@ -272,7 +276,7 @@ class Verifier:
             dtype = local[0].dtype
             with np.errstate(all="ignore"):
                 means[name] = np.mean([each.astype(np.float64) for each in local], axis=0).astype(dtype)
-        updated = _alone(self.update, {**states, **settings, **means})
+        updated = self._alone(self.update, {**states, **settings, **means})
         new = {}
         for state in training.states:
             if state.kind is Kind.STATISTIC:
@@ -281,6 +285,10 @@ class Verifier:
             else:
                 new[state.tensor] = np.asarray(updated[state.updated])
         return new, [np.asarray(out[training.loss], np.float64) for out in outputs]
+
+    def _alone(self, program: Program, values: Values) -> Values:
+        """Run the source, as one rank, on those of the values that it reads."""
+        return program.run({name: values[name] for name in program.graph.inputs if name in values}, self.call)
 
     def vary(self, variant: Variant, name: str, value: np.ndarray, last: bool) -> np.ndarray:
         """A local gradient as the variant wants it."""
@@ -305,6 +313,8 @@ class _Varied:
         last = verifier.which[self.rank] == max(verifier.which)
 
         def varied(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
+            if not over_data(node):
+                return call(index, node, inputs)
             given = [
                 verifier.vary(self.variant, name, value, last) if name in verifier.local_names else value
                 for name, value in zip(node.inputs, inputs)
@@ -312,11 +322,6 @@ class _Varied:
             return call(index, node, given)
 
         return verifier.ranks[self.rank].program.run(feeds, varied)
-
-
-def _alone(program: Program, values: Values) -> Values:
-    """Run a graph of one rank on those of the values that it reads."""
-    return program.run({name: values[name] for name in program.graph.inputs if name in values}, no_call)
 
 
 def has_finite_check(training: Training) -> bool:
@@ -354,13 +359,17 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _training(folder: Path, model: str | os.PathLike[str] | None) -> Training:
+def _training(folder: Path, model: str | os.PathLike[str] | None, mesh: Mesh) -> Training:
     """The source with the roles that were settled when it was sharded."""
     from gopt.api import roles_from
 
     kept = load(folder / "source.onnx", own=True)
     roles = roles_from(kept.metadata["gopt.roles"])
-    return recover(kept if model is None else load(model), roles)
+    if model is None:
+        return recover(kept, roles)
+    given = load(model)
+    recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
+    return take_over(recover(given, roles), roles, mesh)
 
 
 def verify(
