@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .options import read_config, role_map, role_options
+from .options import group_option, group_types, read_config, role_map, role_options
 
 
 @click.command("inspect")
@@ -16,6 +16,7 @@ from .options import read_config, role_map, role_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--text", "as_text", is_flag=True, help="Print the canonical text of the graph, made for golden files.")
 @click.option("--config", metavar="FILE", help="A gopt.toml; its [roles] are read.")
+@group_option
 @role_options
 def command(path: str, as_json: bool, as_text: bool, config: str | None, **given: Any) -> None:
     """Show what a training step is: parameters, the optimizer and its constants, what steers it, casts, bytes.
@@ -51,7 +52,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
         from gopt import api
         from gopt.offline.inspect import inspect_model
 
-        inspection = inspect_model(api.load(path, roles=roles))
+        inspection = inspect_model(api.load(path, roles=roles, group_types=group_types(given["group_type"])))
         if as_json:
             click.echo(json.dumps(inspection.to_json(), indent=1, ensure_ascii=False))
         else:

@@ -47,6 +47,21 @@ def role_options(function: F) -> F:
     return function
 
 
+def group_option(function: F) -> F:
+    """``--group-type``: what the integers of collectives in the source mean."""
+    return click.option(
+        "--group-type", multiple=True, metavar="N=AXES",
+        help="Mesh axes that group_type N of the source's collectives means, e.g. 1=shard,4=tp.",
+    )(function)  # fmt: skip
+
+
+def group_types(texts: Sequence[str]) -> dict[str, str]:
+    """``--group-type`` as a table from number to axes."""
+    from gopt.sources.collectives import parse_groups
+
+    return parse_groups(",".join(texts))
+
+
 def role_map(
     loss: str, params: Sequence[str], states: Sequence[str], batch: Sequence[str], config: dict[str, Any] | None = None
 ) -> RoleMap:

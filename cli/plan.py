@@ -6,7 +6,15 @@ import json
 
 import click
 
-from .options import build_mesh, read_config, role_map, role_options, without_collection
+from .options import (
+    build_mesh,
+    group_option,
+    group_types,
+    read_config,
+    role_map,
+    role_options,
+    without_collection,
+)
 
 
 @click.command("plan")
@@ -23,6 +31,7 @@ from .options import build_mesh, read_config, role_map, role_options, without_co
 )
 @click.option("--config", metavar="FILE", help="A gopt.toml with [mesh] and [roles].")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@group_option
 @role_options
 def command(
     model: str,
@@ -37,6 +46,7 @@ def command(
     params: tuple[str, ...],
     states: tuple[str, ...],
     batch: tuple[str, ...],
+    group_type: tuple[str, ...],
 ) -> None:
     """Weigh every stage, partition and bucket size: memory, traffic, calls, balance, overlap. Writes nothing.
 
@@ -64,7 +74,8 @@ def command(
     caps = None if bucket_mb is None else [bucket_mb]
     with without_collection(), progress() as advance:
         advance("reading")
-        source = api.load(model, roles=role_map(loss, params, states, batch, table))
+        roles = role_map(loss, params, states, batch, table)
+        source = api.load(model, roles=roles, group_types=group_types(group_type))
         found = list(choices(source.training, grid, caps=caps, links=links, advance=advance))
     rows = [each.to_json() for each in ranked(found, limit)]
     if as_json:

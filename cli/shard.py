@@ -13,6 +13,8 @@ from gopt.errors import OptionError
 from .auto import auto_options, check_auto, choose
 from .options import (
     build_mesh,
+    group_option,
+    group_types,
     parse_ranks,
     pass_option,
     read_config,
@@ -62,8 +64,11 @@ from .options import (
     metavar="PASS.NAME=VALUE",
     help="An option of a pass, e.g. shard.style=broadcast; gopt passes lists them. May be repeated.",
 )
+@group_option
 @click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [pipeline], [pass.NAME], [roles].")
-@click.option("--pipeline", metavar="PASSES", help='Passes in order: "shard{stage=1},statistics,prune".')
+@click.option(
+    "--pipeline", metavar="PASSES", help='Passes in order: "shard{stage=1},statistics,fuse-collectives,prune".'
+)
 @click.option("--state", metavar="FILE", help="Values of states (.safetensors, .npz) where the model has none.")
 @click.option("--only-ranks", metavar="RANKS", help="Write these ranks alone, e.g. 0-3.")
 @click.option("--print-after", metavar="PASS|all", help="Write the graph as text after a pass.")
@@ -101,7 +106,7 @@ def command(model: str, **given: Any) -> None:
 
     with without_collection(), progress() as advance:
         advance("reading")
-        source = api.load(model, roles=roles, state=given["state"])
+        source = api.load(model, roles=roles, state=given["state"], group_types=group_types(given["group_type"]))
         advance("sharding")
         choice: dict[str, Any] = {}
         if given["auto"]:
@@ -153,8 +158,16 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
             find(name)
         for name in set(defaults) - {name for name, _ in items}:
             raise OptionError(f"options are given for pass {name}, which is not in the pipeline")
+    _same_cap(given, items, defaults)
     after = _printer(given["print_after"], given["print_dir"], PASSES)
     return build_pipeline(items, defaults, verify_each=given["verify_each"], after_each=after)
+
+
+def _same_cap(given: dict[str, Any], items: Any, defaults: dict[str, dict[str, Any]]) -> None:
+    """``--bucket-mb`` caps fused calls as well, unless the configuration or the pipeline says otherwise."""
+    wanted = items is None or any(name == "fuse-collectives" and "cap-mb" not in options for name, options in items)
+    if given["bucket_mb"] is not None and wanted:
+        defaults.setdefault("fuse-collectives", {}).setdefault("cap-mb", given["bucket_mb"])
 
 
 def _printer(name: str | None, folder: str | None, passes: dict[str, Any]) -> Any:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gopt.analysis.roles import RoleMap, recover
 from gopt.analysis.spmd import Step
+from gopt.analysis.take_over import take_over
 from gopt.analysis.training import Training
 from gopt.check import Check, check_ranks
 from gopt.errors import InputError, OptionError, UnsupportedError
@@ -20,6 +21,7 @@ from gopt.graph.load import load as load_graph
 from gopt.mesh import Mesh
 from gopt.phases import phases
 from gopt.pipeline import Pipeline, Ran, build_pipeline
+from gopt.sources.collectives import recognise
 from gopt.specialise import RankGraph, RankState, common_states, specialise
 
 
@@ -31,6 +33,8 @@ class Source:
     name: str
     sha256: str
     nbytes: int
+    roles: RoleMap = field(default_factory=RoleMap)
+    """What the user said of the roles: they are found anew where calls of the source are taken over."""
 
     def record(self) -> dict[str, Any]:
         """What the report says of the source."""
@@ -45,14 +49,21 @@ class Source:
 
 
 def load(
-    path: str | os.PathLike[str], *, roles: RoleMap = RoleMap(), state: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    *,
+    roles: RoleMap = RoleMap(),
+    state: str | os.PathLike[str] | None = None,
+    group_types: Mapping[str, str] | None = None,
 ) -> Source:
     """Read a training step and recover its roles; ``state`` supplies values where the file has none.
 
+    ``group_types`` says which mesh axes the integer ``group_type`` of collectives in the source means, such as
+    ``{"1": "shard", "4": "tp"}``.
     Raises InputError, UnsupportedError (contract sections 2 and 3).
     """
     data = Path(path)
     graph = load_graph(data)
+    recognise(graph, group_types or {})
     training = recover(graph, roles)
     if state is not None:
         _supply(training, Path(state))
@@ -60,7 +71,7 @@ def load(
     with data.open("rb") as file:
         while chunk := file.read(1 << 22):
             digest.update(chunk)
-    return Source(training, data.name, digest.hexdigest(), data.stat().st_size)
+    return Source(training, data.name, digest.hexdigest(), data.stat().st_size, roles)
 
 
 def _supply(training: Training, path: Path) -> None:
@@ -156,11 +167,12 @@ def shard(
             defaults={
                 "shard": {"stage": stage, "partition": partition, "bucket-mb": bucket_mb},
                 "statistics": {"statistics": statistics},
+                "fuse-collectives": {"cap-mb": bucket_mb},
             }
         )
     if accumulate < 1:
         raise OptionError(f"--accumulate cannot be {accumulate}", "it is the number of micro-steps of one update")
-    step = Step.start(source.training, mesh, accumulate)
+    step = Step.start(take_over(source.training, source.roles, mesh), mesh, accumulate)
     ran = pipeline.run(step)
     wanted = range(mesh.ranks) if only_ranks is None else only_ranks
     if any(not 0 <= rank < mesh.ranks for rank in wanted):

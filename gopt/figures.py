@@ -48,11 +48,12 @@ def figures(step: Step, ran: Sequence[Ran], calls: Sequence[Call]) -> Figures:
     times = _times(step)
     caps = [each.record.facts["bucket_cap_bytes"] for each in ran if "bucket_cap_bytes" in each.record.facts]
     cap = max(caps, default=None)
-    sent = [call.sent * times.get(call.node.outputs[0], 1) for call in calls]
-    kinds = {kind.value: round(sum(b for c, b in zip(calls, sent) if c.carries is kind)) for kind in Carries}
+    turns = [times.get(call.node.outputs[0], 1) for call in calls]
+    kinds = {kind.value: round(sum(c.sent_as(kind) * n for c, n in zip(calls, turns))) for kind in Carries}
     by_kind = {kind: sent for kind, sent in kinds.items() if sent}
     bounds = traffic_bound(step, calls), packing_bound(step, calls, cap)
-    return Figures(round(sum(sent)), by_kind, bounds[0], len(calls), bounds[1], cap, measure(calls))
+    sent = sum(call.sent * count for call, count in zip(calls, turns))
+    return Figures(round(sent), by_kind, bounds[0], len(calls), bounds[1], cap, measure(calls))
 
 
 def _times(step: Step) -> dict[str, int]:

@@ -135,19 +135,22 @@ class _Specialiser:
                     self.out.nodes.extend(getattr(self, f"_{node.op_type.lower()}")(node))
                     self.present.update(node.outputs)
             elif node.place == EVERYWHERE:
-                self.out.nodes.append(self._received(node) if node.op_type == "Broadcast" else node)
+                self.out.nodes.append(self._call(node) if node.op_type == "Broadcast" else node)
                 self._length(node)
             elif node.place.covers(self.member):
                 self.out.nodes.append(self._placed(node))
                 self.present.update(node.outputs)
         return self.out
 
-    def _received(self, node: Node) -> Node:
-        """A broadcast of this dialect as the rank sees it: members other than the root give nothing."""
-        if node.domain != COMM or node.attributes["root"] == self.member:
+    def _call(self, node: Node) -> Node:
+        """A call as the rank issues it: only the root gives a Broadcast its inputs."""
+        if node.domain != COMM or not node.inputs:
+            return node
+        place = self.step.mesh.index(str(node.attributes["group"]), self.out.rank)
+        if place == node.attributes["root"]:
             return node
         return Node(
-            node.op_type, [], node.outputs, domain=node.domain, name=node.name, attributes=node.attributes,
+            node.op_type, [], node.outputs, domain=COMM, name=node.name, attributes=node.attributes,
             made_by=node.made_by,
         )  # fmt: skip
 

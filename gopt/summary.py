@@ -250,7 +250,10 @@ def _rank_row(
         row["calls"] += part.phase.times
         row["bytes_sent"] += part.phase.times * call_bytes(step, part, node)
         if any(name in reducible for name in node.inputs) and _defined(step, part, node):
-            held["gradients"] += sum(part.types.get(name, step.graph.type_of(name)).nbytes for name in node.outputs)
+            made = node.outputs
+            if len(made) == len(node.inputs):  # a fused call may carry statistics and scalars as well
+                made = [new for old, new in zip(node.inputs, made) if old in reducible]
+            held["gradients"] += sum(part.types.get(name, step.graph.type_of(name)).nbytes for name in made)
     return {"rank": parts[0].rank, "bytes": held, "communication": list(calls.values())}
 
 
@@ -273,7 +276,7 @@ def call_bytes(step: Step, rank: RankGraph, node: Node) -> int:
     """Bytes the rank sends in one call, by the call's own record."""
     group = str(node.attributes["group"])
     size, index = step.mesh.size(group), step.mesh.index(group, rank.rank)
-    if node.op_type == "AllGather":
+    if node.op_type == "AllGather" and "cuts" in node.attributes:
         dtype, cuts = step.graph.types[node.outputs[0]].dtype, node.attributes["cuts"]
         types: list[tuple[str, tuple[int, ...]]] = [(dtype, (cuts[index + 1] - cuts[index],))]
     elif node.op_type == "Broadcast":

@@ -15,7 +15,7 @@ from gopt.analysis.operators import COMBINERS, control_flow, elementwise
 from gopt.analysis.sweeps import Index, ancestors
 from gopt.analysis.training import Kind, Phase, State, Training
 from gopt.errors import UnsupportedError
-from gopt.graph.model import Node
+from gopt.graph.model import COMM, Node
 
 REDUCTIONS = {
     "ReduceSum": "sum", "ReduceSumSquare": "sum", "ReduceL1": "sum", "ReduceL2": "l2", "ReduceMean": "sum",
@@ -165,6 +165,8 @@ class _Finder:
                 f"control flow around a parameter: {node.op_type} {node.label!r} stands in the update",
                 "export the step with the branch taken, or with Where in place of If",
             )
+        if node.domain == COMM and all(map(self.index.one_element, node.reads)):
+            return  # a scalar that members of another group complete: every rank has it, and makes the call
         if node.domain not in ("", "ai.onnx"):
             raise UnsupportedError(
                 f"unknown operator {node.domain}.{node.op_type} ({node.label!r}) in the update",
@@ -224,7 +226,8 @@ class _Finder:
                 continue
             sources = {behind[name] for name in node.reads if name in behind}
             if sources:
-                only = next(iter(sources)) if len(sources) == 1 else ""
+                # A call is made by every rank, and so belongs to no owner.
+                only = next(iter(sources)) if len(sources) == 1 and node.domain != COMM else ""
                 behind.update(dict.fromkeys(node.outputs, only))
                 scalars.append(node)
         member = {id(node): of for of, cone in self.cones.items() for node in cone.nodes}

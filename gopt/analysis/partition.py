@@ -75,6 +75,43 @@ def default_cap(total: int) -> int:
     return min(max(total // 8, MIB), 25 * MIB)
 
 
+TRIES = 8
+"""Caps that ``choose_cap`` weighs: from the default one up to less than twice as much."""
+
+
+def choose_cap(sizes: Sequence[int], base: int | None = None) -> int:
+    """Bytes of a bucket for tensors of these sizes, in the order they are ready.
+
+    The first of a few caps from ``base`` (the default cap) upwards under which the tensors fit into as few calls as
+    any packing could hope for; ``base`` when there is none, or it is 0. Linear in the number of tensors.
+    """
+    base = default_cap(sum(sizes)) if base is None else base
+    caps = [base + base * step // TRIES for step in range(TRIES)] if base else []
+    return next((cap for cap in caps if next_fit(sizes, cap) == packing_bound(sizes, cap)), base)
+
+
+def packing_bound(sizes: Sequence[int], cap: int) -> int:
+    """Calls that no packing of uncut tensors can do without: those of at least ``cap``, and ⌈rest / cap⌉."""
+    if cap == 0:
+        return len(sizes)
+    rest = [size for size in sizes if size < cap]
+    # A tensor without elements still has to travel with some call.
+    return len(sizes) - len(rest) + max(-(-sum(rest) // cap), min(len(rest), 1))
+
+
+def next_fit(sizes: Sequence[int], cap: int) -> int:
+    """Calls when buckets are filled in order, and a tensor of at least ``cap`` goes alone without closing one."""
+    calls, filled = 0, -1
+    for size in sizes:
+        if size >= cap:
+            calls += 1
+        elif filled < 0 or filled + size > cap:
+            calls, filled = calls + 1, size
+        else:
+            filled += size
+    return calls
+
+
 def plan_buckets(items: Sequence[Item], cap: int) -> list[Bucket]:
     """Fill buckets in the tensors' ``order``; one of at least ``cap`` bytes goes alone.
 

@@ -12,6 +12,7 @@ from gopt.analysis.gradients import Facts, Rawness, find_gradient, rawness
 from gopt.analysis.operators import random
 from gopt.analysis.pairs import match, reachable_states, refuse_dynamic, refuse_open
 from gopt.analysis.sweeps import Index, ancestors, depth, descendants
+from gopt.analysis.through import look_through
 from gopt.analysis.training import Kind, Phase, State, Training
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.graph.model import Graph, Node
@@ -52,11 +53,16 @@ class _Found:
 
 
 def recover(graph: Graph, roles: RoleMap = RoleMap()) -> Training:
-    """The training step in ``graph``.
+    """The training step in ``graph``; collectives are looked through.
 
     Raises InputError when there is no loss or no state, UnsupportedError when the data flow leaves a role open.
     """
     roles.check(graph)
+    through = look_through(graph)
+    return _recover(graph, roles) if through is None else through.restore(_recover(through.graph, roles), graph)
+
+
+def _recover(graph: Graph, roles: RoleMap) -> Training:
     index = Index(graph)
     pairs = _pair_tensors(index, roles)
     losses = [roles.loss] if roles.loss else _loss_candidates(index, pairs)

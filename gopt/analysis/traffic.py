@@ -48,6 +48,13 @@ class Call:
     """Whether a heavy operator stands between the call and ``first``: independent work to hide behind."""
     before_use: bool
     """Whether it gathers what a rank holds from the start, for nodes of this very step: it may be issued ahead."""
+    beside: float = 0.0
+    """The part of a call of gradients that is statistics or scalars, which a fused call may carry as well."""
+
+    def sent_as(self, kind: Carries) -> float:
+        """Bytes sent of one kind."""
+        share = 1 - self.beside if kind is self.carries else self.beside if kind is Carries.OTHER else 0.0
+        return self.sent * share
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,7 @@ def find_calls(step: Step) -> list[Call]:
                 ends,
                 payload, _sent(step, node, payload), work[starts] > work[place + 1],
                 node.op_type in GATHERS and ready[place] < 0 and starts <= ends,
+                known.beside(node),
             )
         )  # fmt: skip
     return found
@@ -96,7 +104,7 @@ def measure(calls: Sequence[Call]) -> Overlap:
     """What the calls can hide behind, and the largest sum of gathered bytes that are alive at once."""
     shares = {}
     for kind in Carries:
-        sent = [(call.sent, call.hidden) for call in calls if call.carries is kind]
+        sent = [(call.sent_as(kind), call.hidden) for call in calls]
         if sum(each for each, _ in sent):
             shares[kind.value] = _share(sent)
     return Overlap(_share([(call.sent, call.hidden) for call in calls]), shares, peak_gathered(calls))
@@ -158,8 +166,18 @@ class _Kinds:
             return Carries.PARAMETERS
         if any(name in self.gradients for name in node.inputs):
             return Carries.GRADIENTS
-        small = all(name in self.statistics or self._one(name) for name in node.outputs)
-        return Carries.OTHER if small else Carries.GRADIENTS
+        return Carries.OTHER if all(map(self._small, node.outputs)) else Carries.GRADIENTS
+
+    def beside(self, node: Node) -> float:
+        """The part of a call of gradients that is none, by bytes."""
+        small = [self._small(name) for name in node.outputs]
+        if self.of(node) is not Carries.GRADIENTS or len(node.inputs) != len(small) or not any(small):
+            return 0.0
+        sizes = [self.types[name].nbytes for name in node.outputs]
+        return sum(size for size, each in zip(sizes, small) if each) / max(sum(sizes), 1)
+
+    def _small(self, name: str) -> bool:
+        return name in self.statistics or self._one(name)
 
     def _one(self, name: str) -> bool:
         return name in self.types and self.types[name].elements == 1

@@ -78,6 +78,11 @@ class Draft:
         """The first of some nodes of the graph, None of none."""
         return min(nodes, key=lambda node: self._priority[id(node)], default=None)
 
+    def between(self, nodes: Sequence[Node]) -> tuple[Node | None, Node | None]:
+        """The last node of the graph that makes an operand of the nodes, and the first of the nodes themselves."""
+        makers = {name: self._makers[name] for node in nodes for name in node.inputs if name in self._makers}
+        return max(makers.values(), key=lambda node: self._priority[id(node)], default=None), self.earliest(nodes)
+
     def own(self, source: Node) -> Node:
         """This graph's copy of a node of the source graph."""
         return self._makers[next(name for name in source.outputs if name)]

@@ -491,6 +491,20 @@ def _types(
     return types
 
 
+def infer_types(graph: Graph) -> None:
+    """Infer types once more, after nodes were replaced by others or operators were registered; only adds to them."""
+    model = ModelProto()
+    model.CopyFrom(graph.header)
+    for table, border in ((graph.inputs, model.graph.input), (graph.outputs, model.graph.output)):
+        border.extend(value_info(name, kind) for name, kind in table.items())
+    shown = {*graph.inputs, *graph.outputs, *graph.initializers}
+    static = {name: kind for name, kind in graph.types.items() if kind.static and name not in shown}
+    model.graph.value_info.extend(value_info(name, kind) for name, kind in static.items())
+    for name, kind in _decoded(_inferred(model, graph.nodes, graph.inputs, graph.initializers, {}), _sane):
+        if known(kind.dtype) and not graph.type_of(name).static:
+            graph.types[name] = kind
+
+
 def _decoded(
     infos: Iterable[onnx.ValueInfoProto], decode: Callable[[onnx.ValueInfoProto], TensorType]
 ) -> Iterator[tuple[str, TensorType]]:

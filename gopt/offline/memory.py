@@ -65,7 +65,7 @@ def reduced(step: Step, calls: Sequence[Call]) -> list[int]:
             cuts = call.node.attributes.get("cuts")
             item = ITEM_BYTES[step.graph.types[call.node.outputs[0]].dtype]
             for member in range(step.members):
-                own = (cuts[member + 1] - cuts[member]) * item if cuts else call.payload
+                own = (cuts[member + 1] - cuts[member]) * item if cuts else call.payload * (1 - call.beside)
                 result[member] += round(own)
     return result
 

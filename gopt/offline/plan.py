@@ -36,7 +36,7 @@ class Knobs:
     def pipeline(self, **defaults: dict[str, Any]) -> Pipeline:
         """The default pipeline with these knobs; ``defaults``: options of other passes."""
         mine = {name.replace("_", "-"): value for name, value in asdict(self).items()}
-        return build_pipeline(defaults={"shard": mine, **defaults})
+        return build_pipeline(defaults={"shard": mine, "fuse-collectives": {"cap-mb": self.bucket_mb}, **defaults})
 
     def __str__(self) -> str:
         cap = "default buckets" if self.bucket_mb is None else f"buckets of {self.bucket_mb:g} MiB"

@@ -34,4 +34,4 @@ def prune(step: Step, options: Options) -> Change:
     return Change(removed=draft.reasons, facts={"nodes": count})
 
 
-PASS = Pass("prune", Options, prune, after=("shard", "statistics", "overlap"))
+PASS = Pass("prune", Options, prune, after=("shard", "statistics", "fuse-collectives", "overlap"))

@@ -17,7 +17,7 @@ from gopt.analysis.training import Training
 from gopt.errors import RunError, UnsupportedError
 from gopt.graph.model import Graph
 from gopt.graph.types import HALVES
-from gopt.runtime.program import Program
+from gopt.runtime.program import CallBack, Program
 from gopt.runtime.reference import local_graph, no_call, widened
 from gopt.runtime.session import SessionCache
 
@@ -54,7 +54,9 @@ class Confirmation:
         }  # fmt: skip
 
 
-def confirm_gradients(training: Training, batches: Sequence[Values], seed: int) -> list[Confirmation]:
+def confirm_gradients(
+    training: Training, batches: Sequence[Values], seed: int, call: CallBack = no_call
+) -> list[Confirmation]:
     """Check every gradient between two batches; the work is 4·DIRECTIONS runs of the forward a parameter.
 
     Only the *difference* of the batches is compared: what does not depend on the batch (a penalty on the weights in
@@ -71,9 +73,9 @@ def confirm_gradients(training: Training, batches: Sequence[Values], seed: int) 
         for batch in batches
     ]
     gradients = dict.fromkeys(training.gradients.values())
-    evaluate = _evaluator(graph, [training.loss, *gradients])
+    evaluate = _evaluator(graph, [training.loss, *gradients], call)
     base = [evaluate(wide) for wide in given]
-    loss = _evaluator(graph, [training.loss])
+    loss = _evaluator(graph, [training.loss], call)
     generator = np.random.default_rng(seed + 3)
 
     def slope(wide: Values, parameter: str, direction: np.ndarray) -> float:
@@ -102,13 +104,13 @@ def confirm_gradients(training: Training, batches: Sequence[Values], seed: int) 
     return found
 
 
-def _evaluator(graph: Graph, outputs: Sequence[str]) -> Callable[[Values], Values]:
-    """A function from inputs to some of the values of a graph without collectives."""
+def _evaluator(graph: Graph, outputs: Sequence[str], call: CallBack) -> Callable[[Values], Values]:
+    """A function from inputs to some of the values of a graph; ``call`` answers its collectives."""
     cut = replace(graph, outputs={name: graph.types[name] for name in outputs})
     program = Program(cut, SessionCache())
 
     def run(feeds: Values) -> Values:
-        return program.run({name: feeds[name] for name in graph.inputs if name in feeds}, no_call)
+        return program.run({name: feeds[name] for name in graph.inputs if name in feeds}, call)
 
     return run
 

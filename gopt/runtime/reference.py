@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 import onnx
 
 from gopt.analysis.training import Kind, Phase, Training
+from gopt.collectives.table import COLLECTIVES
 from gopt.errors import UnsupportedError
 from gopt.graph.model import COMM, Graph, Node, Tensor, clone, make_attribute
 from gopt.graph.types import HALVES, TensorType, dtype_code
+from gopt.mesh import DATA_AXES, Mesh
 
 
 def local_graph(training: Training) -> Graph:
@@ -125,6 +127,33 @@ def _widened(node: Node, dtype: str) -> Node:
     return copy
 
 
+def equal_members(mesh: Mesh) -> Callable[[int, Node, list[np.ndarray]], list[np.ndarray]]:
+    """What a collective gives when all members of its group hold equal values, as they do along no data axis.
+
+    The returned function raises UnsupportedError for a call that gives each member something else, and for one over
+    axes that see different data.
+    """
+
+    def call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
+        group = str(node.attributes["group"])
+        if any(axis in DATA_AXES and mesh.size(axis) > 1 for axis in mesh.split(group)):
+            return no_call(index, node, inputs)
+        if node.op_type not in ("AllReduce", "Reduce", "Broadcast", "AllGather"):
+            raise UnsupportedError(
+                f"{node.op_type} {node.label!r} over {group} gives each member another part: one rank cannot "
+                "stand for all"
+            )
+        if node.op_type == "Broadcast":
+            return [array.copy() for array in inputs]
+        size = mesh.size(group)
+        dtype = str(inputs[0].dtype)
+        results = COLLECTIVES[node.op_type].execute(node.attributes, [inputs] * size, dtype)
+        root = int(node.attributes.get("root", 0))
+        return results[root] or []
+
+    return call
+
+
 def no_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """What a graph of one rank alone answers to a collective."""
+    """What a graph of one rank alone answers to a collective over axes that see different data."""
     raise UnsupportedError(f"the source holds the collective {node.op_type}: it is sharded already")

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from gopt.analysis.roles import recover
+from gopt.analysis.take_over import take_over
+from gopt.analysis.through import over_data
 from gopt.analysis.training import Kind, Phase, Training
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.load import load
@@ -27,9 +29,10 @@ from gopt.runtime import draws
 from gopt.runtime.compare import Difference, Ledger, Verification, distance, ratio, tolerance_of
 from gopt.runtime.confirm import confirm_gradients
 from gopt.runtime.program import CallBack, Program
-from gopt.runtime.reference import PROBE, local_graph, no_call, probed, update_graph
+from gopt.runtime.reference import PROBE, equal_members, local_graph, probed, update_graph
 from gopt.runtime.session import SessionCache
 from gopt.runtime.threads import run_ranks
+from gopt.sources.collectives import DECLARED, parse_groups, recognise
 
 Values = dict[str, np.ndarray]
 Transport = Callable[[Sequence[Any], Sequence[Values], Mesh], list[Values]]
@@ -80,10 +83,10 @@ class Verifier:
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
         self.mesh = Mesh(tuple((name, size) for name, size in self.manifest["mesh"]["axes"]))
-        self.phases = {
-            each["name"]: each["times"] for each in self.manifest.get("phases", [{"name": "step", "times": 1}])
-        }
-        self.training = _training(self.folder, model)
+        listed = self.manifest.get("phases", [{"name": "step", "times": 1}])
+        self.phases = {each["name"]: each["times"] for each in listed}
+        self.training = _training(self.folder, model, self.mesh)
+        self.call = equal_members(self.mesh)
         if self.training.random:
             names = ", ".join(node.label for node in self.training.random)
             raise UnsupportedError(f"random nodes without a fixed seed cannot be compared: {names}")
@@ -162,7 +165,7 @@ class Verifier:
             generator, bounds = np.random.default_rng(seed), draws.index_bounds(self.training)
             batches = [draws.draw_batch(self.training, generator, bounds) for _ in range(2)]
             feeds = [{**start, **settings, **batch} for batch in batches]
-            result.gradients = confirm_gradients(self.training, feeds, seed)
+            result.gradients = confirm_gradients(self.training, feeds, seed, self.call)
         return result
 
     def groups(self) -> list[str]:
@@ -321,14 +324,14 @@ class Verifier:
         local: dict[str, list[np.ndarray]] = {name: [] for name in training.gradients.values()}
         losses = []
         for turn in batches:
-            outputs = [_alone(self.local, {**own, **settings, **batch}) for own, batch in zip(held, turn)]
+            outputs = [self._alone(self.local, {**own, **settings, **batch}) for own, batch in zip(held, turn)]
             losses.append([np.asarray(out[training.loss], np.float64) for out in outputs])
             for r, out in enumerate(outputs):
                 held[r].update({state.tensor: np.asarray(out[state.updated]) for state in statistics})
                 for name, found in local.items():
                     found.append(self.vary(variant, name, np.asarray(out[name]), r == len(turn) - 1))
         means = {name: _mean(found) for name, found in local.items()}
-        updated = _alone(self.update, {**states, **settings, **means})
+        updated = self._alone(self.update, {**states, **settings, **means})
         new = {}
         for state in training.states:
             if state.kind is Kind.STATISTIC:
@@ -336,6 +339,10 @@ class Verifier:
             else:
                 new[state.tensor] = np.asarray(updated[state.updated])
         return new, losses
+
+    def _alone(self, program: Program, values: Values) -> Values:
+        """Run the source, as one rank, on those of the values that it reads."""
+        return program.run({name: values[name] for name in program.graph.inputs if name in values}, self.call)
 
     def vary(self, variant: Variant, name: str, value: np.ndarray, last: bool) -> np.ndarray:
         """A local gradient as the variant wants it."""
@@ -361,6 +368,8 @@ class _Varied:
         last = verifier.which[self.rank] == max(verifier.which)
 
         def varied(index: int, node: Node, inputs: list[np.ndarray]) -> Any:
+            if node.op_type != PROBE and not over_data(node):
+                return call(index, node, inputs)
             given = [
                 verifier.vary(self.variant, name, value, last) if name in verifier.local_names else value
                 for name, value in zip(node.inputs, inputs)
@@ -374,11 +383,6 @@ def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
     with np.errstate(all="ignore"):
         mean: np.ndarray = np.mean([each.astype(np.float64) for each in values], axis=0).astype(values[0].dtype)
     return mean
-
-
-def _alone(program: Program, values: Values) -> Values:
-    """Run a graph of one rank on those of the values that it reads."""
-    return program.run({name: values[name] for name in program.graph.inputs if name in values}, no_call)
 
 
 def has_finite_check(training: Training) -> bool:
@@ -416,13 +420,17 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _training(folder: Path, model: str | os.PathLike[str] | None) -> Training:
+def _training(folder: Path, model: str | os.PathLike[str] | None, mesh: Mesh) -> Training:
     """The source with the roles that were settled when it was sharded."""
     from gopt.api import roles_from
 
     kept = load(folder / "source.onnx", own=True)
     roles = roles_from(kept.metadata["gopt.roles"])
-    return recover(kept if model is None else load(model), roles)
+    if model is None:
+        return recover(kept, roles)
+    given = load(model)
+    recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
+    return take_over(recover(given, roles), roles, mesh)
 
 
 def verify(

@@ -12,7 +12,7 @@ LAYERS = (
     {"gopt.errors", "gopt.mesh"},
     {"gopt.report"},
     {"gopt.collectives"},
-    {"gopt.graph"},
+    {"gopt.graph", "gopt.sources"},
     {"gopt.analysis"},
     {"gopt.passes"},
     {"gopt.pipeline"},

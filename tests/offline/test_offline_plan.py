@@ -102,7 +102,7 @@ def test_the_order_is_explained():
     seconds = [float(f"{each.choice.times.exposed:.3g}") for each in rows]
     assert seconds == sorted(seconds)
     assert all(each.why for each in rows)
-    slower = [each for each in rows if each.why.startswith(("1.", "2.", "3."))]
+    slower = [each for each in rows if each.why[0].isdigit()]
     assert slower
     assert all(" times the time of the first: " in each.why for each in slower)
     assert any("more memory than the first" in each.why for each in rows)
@@ -123,7 +123,7 @@ def test_without_a_link_the_fewest_bytes_are_first():
     assert rows[0].choice.figures.sent == min(each.choice.figures.sent for each in rows)
     assert rows[0].choice.knobs.stage > 0
     assert rows[0].why == "fewest bytes sent, then least memory"
-    assert any("sends 1.5" in each.why for each in rows)
+    assert any("sends 1." in each.why for each in rows)
 
 
 def test_a_choice_that_hides_everything_is_no_divisor():

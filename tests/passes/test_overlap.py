@@ -35,7 +35,9 @@ def source(name: str) -> Source:
 def sharded(name: str, mesh: Mesh = FLAT, *, passes: Any = None, cap: float = 0.005, **options: Any) -> Sharded:
     """A fixture cut into many buckets; ``options`` of shard, and of overlap after ``overlap_``."""
     ours = {key.removeprefix("overlap_"): options.pop(key) for key in list(options) if key.startswith("overlap_")}
-    defaults = {"shard": {"bucket-mb": cap, **options}} | ({"overlap": ours} if ours else {})
+    defaults: dict[str, Any] = {"shard": {"bucket-mb": cap, **options}} | ({"overlap": ours} if ours else {})
+    if passes is None or "fuse-collectives" in passes:
+        defaults["fuse-collectives"] = {"cap-mb": cap}
     items = None if passes is None else [(each, {}) for each in passes]
     return gopt.shard(source(name), mesh, pipeline=build_pipeline(items, defaults))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -18,6 +18,7 @@ from gopt.analysis.partition import (
     Rule,
     assign,
     ceil_pieces,
+    choose_cap,
     default_cap,
     lightest_window,
     offsets,
@@ -134,9 +135,9 @@ def make_plan(training: Training, updates: Updates, layout: Layout, copies: Mapp
     """Place every parameter of a step."""
     types = training.graph.types
     total = sum(types[gradient].nbytes for gradient in set(training.gradients.values()))
-    cap = default_cap(total) if layout.cap is None else layout.cap
     placer = _Placer(layout, types, updates)
     items = _items(training, updates, layout, placer, copies)
+    cap = _fitting(items, default_cap(total)) if layout.cap is None else layout.cap
     classes = Classes(training, updates)
     buckets: list[SplitBucket | WholeBucket | ReplicatedBucket] = []
     for number, bucket in enumerate(plan_buckets(items, cap)):
@@ -150,6 +151,15 @@ def make_plan(training: Training, updates: Updates, layout: Layout, copies: Mapp
         else:
             buckets.append(ReplicatedBucket(name, tuple(members), bucket.why))
     return Plan(tuple(buckets), cap)
+
+
+def _fitting(items: Sequence[Item], base: int) -> int:
+    """The default cap, or one a little above it at which the tensors of the commonest kind pack as well as they can."""
+    kinds: dict[Hashable, list[int]] = {}
+    for item in sorted(items, key=lambda item: item.order):
+        if not item.alone:
+            kinds.setdefault(item.key, []).append(item.nbytes)
+    return choose_cap(max(kinds.values(), key=sum), base) if kinds else base
 
 
 def _items(

@@ -1,0 +1,65 @@
+"""A graph as the recovery of roles sees it: collectives look like operators of which it knows how they behave.
+
+A call over axes that see different data hands a gradient on (element by element); one over other axes belongs to the
+model: it moves data, so that what it makes is the gradient and not what it reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gopt.analysis.training import Phase, Training
+from gopt.errors import UnsupportedError
+from gopt.graph.model import COMM, Graph, Node
+from gopt.mesh import DATA_AXES
+
+SAME = ("AllReduce", "Reduce", "Broadcast")
+"""Calls whose results are shaped like their operands, one by one."""
+
+
+def over_data(node: Node) -> bool:
+    """Whether a call's group has axes that see different data, going by their names."""
+    return any(axis in DATA_AXES for axis in str(node.attributes["group"]).split("+"))
+
+
+@dataclass(frozen=True, slots=True)
+class Through:
+    """``graph`` without collectives, and for each of its nodes the place of the one it stands for."""
+
+    graph: Graph
+    origin: tuple[int, ...]
+
+    def restore(self, training: Training, graph: Graph) -> Training:
+        """The same roles over the graph with its collectives."""
+        found: dict[int, set[Phase]] = {}
+        for place, phase in zip(self.origin, training.phases):
+            found.setdefault(place, set()).add(phase)
+        phases = []
+        for place, node in enumerate(graph.nodes):
+            if Phase.UPDATE in found[place] and len(found[place]) > 1:
+                raise UnsupportedError(
+                    f"{node.op_type} {node.label!r} carries values of the update together with others",
+                    "make them two calls",
+                )
+            phases.append(min(found[place], key=list(Phase).index))
+        return replace(training, graph=graph, phases=phases)
+
+
+def look_through(graph: Graph) -> Through | None:
+    """The graph with its collectives replaced; None when it has none."""
+    if not any(node.domain == COMM for node in graph.nodes):
+        return None
+    nodes: list[Node] = []
+    origin: list[int] = []
+    for place, node in enumerate(graph.nodes):
+        stand_ins = _stand_ins(node) if node.domain == COMM else [node]
+        nodes += stand_ins
+        origin += [place] * len(stand_ins)
+    return Through(replace(graph, nodes=nodes), tuple(origin))
+
+
+def _stand_ins(node: Node) -> list[Node]:
+    if node.op_type not in SAME or len(node.inputs) != len(node.outputs):
+        return [Node("Concat", node.inputs, node.outputs, name=node.name, attributes={})]
+    op_type = "Identity" if over_data(node) else "Slice"
+    return [Node(op_type, [old], [new], name=node.name, attributes={}) for old, new in zip(node.inputs, node.outputs)]

@@ -1,0 +1,80 @@
+"""Fuse collectives that no cut binds: fewer, larger calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gopt.analysis.partition import MIB
+from gopt.analysis.spmd import Step
+from gopt.errors import OptionError
+from gopt.graph.edit import Draft
+from gopt.graph.model import COMM
+from gopt.passes.base import Pass
+from gopt.passes.fuse_collectives.emit import NAME, fuse
+from gopt.passes.fuse_collectives.order import Order, orders
+from gopt.passes.fuse_collectives.pack import Packing, bound_by, item, pack
+from gopt.passes.fuse_collectives.rules import combine
+from gopt.passes.fuse_collectives.why import Place, neighbours
+from gopt.report import Change
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Caps of a fused call in MiB and in tensors; ``first_mb`` is that of the first call of a kind, for an early
+    start. ``cap_mb`` auto follows from the sizes, 0 leaves every call as it is; the others are auto = no such cap."""
+
+    cap_mb: float | None = None
+    max_tensors: int | None = None
+    first_mb: float | None = None
+
+
+def fuse_collectives(step: Step, options: Options) -> Change:
+    """Join calls of one kind, group, root, dtype and reduction into packed ones; simplify pairs of calls.
+
+    Requires: to run after shard and statistics, whose cut buckets it leaves alone. Guarantees: no call waits for what
+    it makes; all ranks issue the same calls in one order; every value keeps its name. On the wire: the same bytes in
+    fewer calls; less where a reduce and a broadcast, or an all-reduce and a slice, become one call.
+    """
+    _check(options)
+    draft = Draft(step.graph, NAME)
+    combined = combine(step, draft)
+    draft.finish()
+    found = [_plan(step, order, options) for order in orders(step)]
+    packings = min(found, key=lambda plan: sum(len(packing.buckets) for packing in plan))
+    removed = dict(draft.reasons)
+    draft = Draft(step.graph, NAME)
+    placed: dict[int, Place] = {}
+    number = 0
+    for packing in packings:
+        for place, bucket in enumerate(packing.buckets):
+            call = bucket.items[0].node
+            if len(bucket.items) > 1:
+                call = fuse(draft, [each.node for each in bucket.items], packing.key, f"b{number}")
+                number += 1
+            placed[id(call)] = place, bucket
+    draft.finish()
+    facts = {"fused_calls": number, **combined, "keys": [packing.to_json() for packing in packings]}
+    calls = any(node.domain == COMM for node in step.graph.nodes)
+    return Change(
+        removed={**removed, **draft.reasons},
+        facts={**facts, "neighbours": neighbours(step.graph, placed)},
+        note="" if calls else "there are no calls",
+    )
+
+
+def _plan(step: Step, order: Order, options: Options) -> Sequence[Packing]:
+    free = [node for node in step.graph.nodes if node.domain == COMM and not bound_by(step.graph, node)]
+    cap, first = (None if size is None else int(size * MIB) for size in (options.cap_mb, options.first_mb))
+    return pack([item(step.graph, node, order) for node in free], cap, first, options.max_tensors)
+
+
+def _check(options: Options) -> None:
+    for name, value in (("cap-mb", options.cap_mb), ("first-mb", options.first_mb)):
+        if value is not None and not 0 <= value < float("inf"):
+            raise OptionError(f"pass {NAME}: {name} cannot be {value}", "0 leaves every call as it is")
+    if options.max_tensors is not None and options.max_tensors < 1:
+        raise OptionError(f"pass {NAME}: max-tensors cannot be {options.max_tensors}", "give at least 1")
+
+
+PASS = Pass(NAME, Options, fuse_collectives, after=("shard", "statistics"))

@@ -1,0 +1,167 @@
+"""Which calls travel as one: keys, caps, and next-fit in the order in which the calls are ready. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from gopt.analysis.partition import choose_cap, packing_bound
+from gopt.collectives.table import COLLECTIVES
+from gopt.graph.model import Graph, Node
+from gopt.graph.place import Place
+from gopt.passes.fuse_collectives.order import Order
+
+PACKED = ("AllReduce", "Reduce", "Broadcast")
+"""Take any number of tensors as they are."""
+ALONG_AXIS = ("ReduceScatter", "AllGather")
+"""Along an axis they take one tensor, and become one call with cuts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What calls must have in common to be one; ``root`` -1 and ``reduce`` '' where there is none."""
+
+    kind: str
+    group: str
+    root: int
+    dtype: str
+    reduce: str
+    place: Place
+    """Which members make the call: one owner's, or all."""
+
+    @classmethod
+    def of(cls, graph: Graph, node: Node) -> Key:
+        known = COLLECTIVES[node.op_type].resolve(node.attributes)
+        dtype = known.get("dtype") or graph.type_of((*node.inputs, *node.outputs)[0]).dtype
+        return cls(node.op_type, known["group"], known.get("root", -1), dtype, known.get("reduce", ""), node.place)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A call that may be joined: its place in the order, and when its first reader stands."""
+
+    node: Node
+    key: Key
+    nbytes: int
+    place: int
+    due: tuple[int, str]
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Calls that become one, and why the next one was not taken in."""
+
+    items: list[Item] = field(default_factory=list)
+    nbytes: int = 0
+    tensors: int = 0
+    due: tuple[float, str] = (float("inf"), "")
+    """The place of the first reader of any, and the value it reads."""
+    why: str = ""
+    alone: bool = False
+
+    def add(self, item: Item) -> None:
+        self.items.append(item)
+        self.nbytes += item.nbytes
+        self.tensors += len(item.node.outputs)
+        self.due = min(self.due, item.due)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Caps in bytes of a bucket and of the first one of a key, and how many tensors it may hold; None: any number."""
+
+    cap: int
+    first: int
+    tensors: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The buckets of one key in the order they are ready, and the limits that shaped them."""
+
+    key: Key
+    limits: Limits
+    buckets: tuple[Bucket, ...]
+
+    def to_json(self) -> dict[str, object]:
+        sizes = [item.nbytes for bucket in self.buckets for item in bucket.items]
+        row: dict[str, object] = {"kind": self.key.kind, "group": self.key.group}
+        row |= {"root": self.key.root} if self.key.root >= 0 else {}
+        row |= {"reduce": self.key.reduce} if self.key.reduce else {}
+        bound = packing_bound(sizes, self.limits.cap)
+        row |= {"dtype": self.key.dtype, "cap_bytes": self.limits.cap, "calls_before": len(sizes)}
+        return row | {"calls_after": len(self.buckets), "packing_bound": bound}
+
+
+def bound_by(graph: Graph, node: Node) -> str:
+    """Why a call must stay as it is, or '' when it may be joined to others."""
+    if COLLECTIVES[node.op_type].pairwise:
+        return "pairwise call"
+    if "cuts" in node.attributes:
+        return "cut bucket: planned with the cap of shard"
+    if node.op_type not in (*PACKED, *ALONG_AXIS):
+        return f"{node.op_type} calls are not packed"
+    if not node.inputs or not all((*node.inputs, *node.outputs)):
+        return "absent value"
+    unknown = [name for name in (*node.inputs, *node.outputs) if not graph.type_of(name).static]
+    if unknown:
+        return f"the shape of {unknown[0]} is not the same on every rank, or unknown"
+    if node.op_type in ALONG_AXIS and len(set(node.attributes["sizes"])) > 1:
+        return "its members' slices differ"
+    return ""
+
+
+def item(graph: Graph, node: Node, order: Order) -> Item:
+    """A call as something to pack; its size is that of the larger side, in bytes."""
+    sides = [sum(graph.type_of(name).nbytes for name in names) for names in (node.inputs, node.outputs)]
+    return Item(node, Key.of(graph, node), max(sides), order.place[id(node)], order.due[id(node)])
+
+
+def pack(items: Sequence[Item], cap: int | None, first: int | None, tensors: int | None) -> list[Packing]:
+    """Buckets by key; ``cap`` None chooses one for each key from the sizes of its tensors."""
+    ordered = sorted(items, key=lambda each: (_first(each), each.place))
+    found = []
+    for _, run in groupby(ordered, key=_first):
+        group = list(run)
+        own = choose_cap([each.nbytes for each in group]) if cap is None else cap
+        limits = Limits(own, own if first is None else min(first, own), tensors)
+        found.append(Packing(group[0].key, limits, tuple(_next_fit(group, limits))))
+    return found
+
+
+def _first(each: Item) -> tuple[str, str, int, str, str, str]:
+    key = each.key
+    return key.kind, key.group, key.root, key.dtype, key.reduce, str(key.place)
+
+
+def _next_fit(items: Sequence[Item], limits: Limits) -> list[Bucket]:
+    """Fill one bucket at a time; a call of at least the cap goes alone, and the open bucket stays open."""
+    done: list[Bucket] = []
+    held, limit = Bucket(), limits.first
+    for each in items:
+        if each.nbytes >= limits.cap:
+            why = "one tensor a call" if limits.cap == 0 else f"at least the cap of {limits.cap} bytes by itself"
+            done.append(Bucket(why=f"{why}: {each.node.outputs[0]}", alone=True))
+            done[-1].add(each)
+            continue
+        why = _full(held, each, limit, limits.tensors) if held.items else ""
+        if why:
+            held.why, held, limit = why, Bucket(), limits.cap
+        if not held.items:
+            done.append(held)
+        held.add(each)
+    return done
+
+
+def _full(held: Bucket, each: Item, cap: int, tensors: int | None) -> str:
+    """Why a call cannot be added to the open bucket, or ''."""
+    due, value = held.due
+    if due <= each.place:
+        # Every later call stands behind that reader too: nothing more can join this bucket.
+        return f"one waits for the other: {value} is read before {each.node.inputs[0]} is ready"
+    if tensors is not None and held.tensors + len(each.node.outputs) > tensors:
+        return f"count cap: more than {tensors} tensors"
+    if held.nbytes + each.nbytes > cap:
+        return f"cap: more than {cap} bytes"
+    return ""

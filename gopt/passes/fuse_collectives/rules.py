@@ -1,0 +1,157 @@
+"""Two calls that are one: reduce + broadcast = all-reduce, all-reduce + slice = reduce-scatter."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from gopt.analysis.spmd import Step
+from gopt.graph.edit import Draft
+from gopt.graph.model import COMM, SPMD, Graph, Node
+from gopt.graph.place import Span
+from gopt.graph.types import TensorType
+
+
+def combine(step: Step, draft: Draft) -> dict[str, int]:
+    """Apply both rules; how often each did. Linear in the graph."""
+    readers = step.graph.readers()
+    reduces = {name: node for node in step.graph.nodes if _is(node, "Reduce") for name in node.outputs}
+    sent = [node for node in step.graph.nodes if _is(node, "Broadcast") and node.inputs]
+    pairs = [(reduces[node.inputs[0]], node) for node in sent if node.inputs[0] in reduces]
+    pairs = [(above, below) for above, below in pairs if _one(step.graph, readers, above, below)]
+    for reduce, broadcast in pairs:
+        _all_reduce(draft, reduce, broadcast)
+    taken = {id(node) for pair in pairs for node in pair}
+    tiles = _tiles(step, readers, taken)
+    for number, tile in enumerate(tiles):
+        _reduce_scatter(draft, step.group, tile, f"gopt.{draft.pass_name}.s{number}.shard")
+    return {"reduce_broadcast": len(pairs), "reduce_slice": sum(len(tile.calls) for tile in tiles)}
+
+
+def _is(node: Node, op_type: str) -> bool:
+    return node.domain == COMM and node.op_type == op_type
+
+
+def _drop(draft: Draft, node: Node, why: str) -> None:
+    if node.proto is not None:
+        draft.remove(node, why)
+    else:
+        draft.discard(node.outputs[0])
+
+
+# --- reduce + broadcast ---------------------------------------------------------------------------------------------
+
+
+def _one(graph: Graph, readers: dict[str, list[Node]], reduce: Node, broadcast: Node) -> bool:
+    """Whether a Broadcast sends what a Reduce of its group left on its root, and nothing else reads that."""
+    alike = all(reduce.attributes[key] == broadcast.attributes[key] for key in ("group", "root"))
+    shown = any(name in graph.outputs for name in reduce.outputs)
+    alone = all(readers.get(name) == [broadcast] for name in reduce.outputs)
+    return alike and alone and not shown and set(reduce.outputs) == set(broadcast.inputs)
+
+
+def _all_reduce(draft: Draft, reduce: Node, broadcast: Node) -> None:
+    for node in (reduce, broadcast):
+        _drop(draft, node, "reduce and broadcast are one all-reduce")
+    source = dict(zip(reduce.outputs, reduce.inputs))
+    attributes = {"group": reduce.attributes["group"], "reduce": reduce.attributes.get("reduce", "sum")}
+    outputs = {name: draft.graph.types[name] for name in broadcast.outputs}
+    inputs = [source[name] for name in broadcast.inputs]
+    draft.add("AllReduce", inputs, outputs, domain=COMM, attributes=attributes, after=broadcast)
+
+
+# --- all-reduce + slice ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The rank's part of some tensors that lie side by side in a bucket, under one or more names."""
+
+    span: Span
+    sources: tuple[str, ...]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Views that cover a bucket, in order, and the calls whose results they alone read."""
+
+    views: tuple[_View, ...]
+    calls: tuple[Node, ...]
+
+
+def _tiles(step: Step, readers: dict[str, list[Node]], taken: set[int]) -> list[_Tile]:
+    """Buckets of which every rank reads its own part alone, of all-reduces over the sharding group."""
+    maker = {
+        name: node for node in step.graph.nodes for name in node.outputs
+        if _is(node, "AllReduce") and node.attributes["group"] == step.group and id(node) not in taken
+    }  # fmt: skip
+    if not maker or not step.sharding:
+        return []
+    waiting: dict[Hashable, dict[int, list[_View]]] = {}
+    for view in _views(step.graph, readers, maker):
+        call = maker[view.sources[0]]
+        dtype = step.graph.types[view.sources[0]].dtype
+        key = (view.span.cuts, dtype, call.attributes.get("reduce", "sum"))
+        waiting.setdefault(key, {}).setdefault(view.span.start, []).append(view)
+    found = []
+    for by_start in waiting.values():
+        while (views := _cover(by_start)) is not None:
+            calls = {id(maker[name]): maker[name] for view in views for name in view.sources}
+            held = Counter(name for view in views for name in view.sources)
+            if Counter(name for call in calls.values() for name in call.outputs) == held:
+                found.append(_Tile(tuple(views), tuple(calls.values())))
+    return found
+
+
+def _views(graph: Graph, readers: dict[str, list[Node]], maker: dict[str, Node]) -> list[_View]:
+    """Local parts of all-reduced tensors that nothing but equal local parts reads."""
+    alike: dict[Hashable, list[Node]] = {}
+    for node in graph.nodes:
+        if node.domain == SPMD and node.op_type == "Local" and all(name in maker for name in node.inputs):
+            key = (node.place, tuple(node.inputs), tuple(node.attributes["starts"]))
+            alike.setdefault(key, []).append(node)
+    found = []
+    for nodes in alike.values():
+        span, ids = nodes[0].place, {id(node) for node in nodes}
+        assert isinstance(span, Span)
+        parts = [reader for node in nodes for name in node.outputs for reader in readers.get(name, ())]
+        lone = all(id(reader) in ids for name in nodes[0].inputs for reader in readers[name])
+        shown = any(name in graph.outputs for name in nodes[0].inputs)
+        reduces = {maker[name].attributes.get("reduce", "sum") for name in nodes[0].inputs}
+        # A part that another layout operator reads is known there by name: it must stay a value of its own.
+        if lone and not shown and len(reduces) == 1 and all(reader.domain == "" for reader in parts):
+            found.append(_View(span, tuple(nodes[0].inputs), tuple(nodes)))
+    return found
+
+
+def _cover(by_start: dict[int, list[_View]]) -> list[_View] | None:
+    """Views that lie end to end from the first element to the last, taken out of the table; None when none do."""
+    views: list[_View] = []
+    place = 0
+    while by_start.get(place):
+        views.append(by_start[place].pop())
+        place = views[-1].span.stop
+        if place == views[-1].span.cuts[-1]:
+            return views
+    return None
+
+
+def _reduce_scatter(draft: Draft, group: str, tile: _Tile, shard: str) -> None:
+    source = {new: old for call in tile.calls for old, new in zip(call.inputs, call.outputs)}
+    inputs: Sequence[str] = [source[name] for view in tile.views for name in view.sources]
+    for call in tile.calls:
+        _drop(draft, call, "all ranks read their own part alone: the call is a reduce-scatter")
+    dtype = draft.graph.types[inputs[0]].dtype
+    reduce = tile.calls[0].attributes.get("reduce", "sum")
+    attributes = {"group": group, "reduce": reduce, "cuts": list(tile.views[0].span.cuts)}
+    after = draft.between(tile.calls)[0]
+    flat = {shard: TensorType(dtype, (None,))}
+    draft.add("ReduceScatter", inputs, flat, domain=COMM, attributes=attributes, after=after)
+    for view in tile.views:
+        for node in view.nodes:
+            output = node.outputs[0]
+            draft.discard(output)
+            made = {output: draft.graph.types[output]}
+            draft.add("Segment", [shard], made, domain=SPMD, place=view.span, before=node)

@@ -1,0 +1,116 @@
+"""Rank-independent graphs with calls, made by hand, and running all ranks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+
+from gopt.analysis.spmd import Step
+from gopt.analysis.training import Phase, Training
+from gopt.graph.check import check_graph
+from gopt.graph.model import COMM, Graph, Node
+from gopt.graph.types import TensorType
+from gopt.mesh import Mesh
+from gopt.phases import phases
+from gopt.runtime.program import Program
+from gopt.runtime.session import SessionCache
+from gopt.runtime.threads import run_ranks
+from gopt.specialise import specialise
+
+CACHE = SessionCache()
+
+
+class Calls:
+    """Writes a graph node by node; every method returns the name of the value it makes."""
+
+    def __init__(self, members: int = 2) -> None:
+        self.members = members
+        self.nodes: list[Node] = []
+        self.inputs: dict[str, TensorType] = {}
+        self.types: dict[str, TensorType] = {}
+        self.late: set[int] = set()
+
+    def input(self, shape: Sequence[int], dtype: str = "float32") -> str:
+        name = f"x{len(self.inputs)}"
+        self.inputs[name] = self.types[name] = TensorType(dtype, tuple(shape))
+        return name
+
+    def op(self, op_type: str, *inputs: str, shape: Sequence[int] | None = None, late: bool = False, **given) -> str:
+        """A node with one output, shaped like its first operand unless said otherwise."""
+        name = f"v{len(self.nodes)}"
+        like = self.types[inputs[0]]
+        self.types[name] = TensorType(like.dtype, like.shape if shape is None else tuple(shape))
+        domain = given.pop("domain", "")
+        node = Node(op_type, inputs, [name], domain=domain, attributes=given)
+        node.proto = node.to_proto()
+        self.nodes.append(node)
+        if late:
+            self.late.add(id(node))
+        return name
+
+    def call(self, op_type: str, *inputs: str, shape: Sequence[int] | None = None, **given) -> str:
+        return self.op(op_type, *inputs, shape=shape, domain=COMM, **{"group": "shard", **given})
+
+    def broadcast(self, value: str, root: int = 0, group: str = "shard") -> str:
+        type = self.types[value]
+        shapes = [",".join(map(str, type.dims))]
+        return self.call("Broadcast", value, root=root, group=group, dtype=type.dtype, shapes=shapes)
+
+    def scatter(self, value: str, axis: int = 0, group: str = "shard") -> str:
+        dims = list(self.types[value].dims)
+        dims[axis] //= self.members
+        sizes = [dims[axis]] * self.members
+        return self.call("ReduceScatter", value, shape=dims, group=group, reduce="sum", axis=axis, sizes=sizes)
+
+    def gather(self, value: str, axis: int = 0, group: str = "shard") -> str:
+        dims = list(self.types[value].dims)
+        sizes = [dims[axis]] * self.members
+        dims[axis] *= self.members
+        return self.call("AllGather", value, shape=dims, group=group, axis=axis, sizes=sizes)
+
+    def step(self, outputs: Sequence[str] = (), mesh: Mesh | None = None) -> Step:
+        """The graph as a step without states; what nobody reads is an output, the first of all the loss."""
+        read = {name for node in self.nodes for name in node.inputs}
+        shown = [*outputs, *(n for node in self.nodes for n in node.outputs if n not in read and n not in outputs)]
+        header = onnx.ModelProto(ir_version=9, opset_import=[onnx.helper.make_opsetid("", 20)])
+        header.opset_import.append(onnx.helper.make_opsetid(COMM, 1))
+        table = {name: self.types[name] for name in shown}
+        graph = Graph("calls", self.nodes, dict(self.inputs), table, {}, dict(self.types), header)
+        phases = [Phase.UPDATE if id(node) in self.late else Phase.FORWARD for node in self.nodes]
+        training = Training(graph, shown[0], [], {}, list(self.inputs), [], shown[1:], phases, [])
+        return Step.start(training, mesh or Mesh((("shard", self.members),)))
+
+
+def run(step: Step, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """Outputs of every rank, each with inputs of its own."""
+    check_graph(step.graph)
+    programs, feeds = [], []
+    for rank in range(step.mesh.ranks):
+        made = specialise(step, phases(step)[0], rank)
+        graph = step.graph.copy()
+        graph.nodes = made.nodes
+        graph.types.update(made.types)
+        graph.types.update({name: TensorType(str(a.dtype), a.shape) for name, a in made.constants.items()})
+        for name, array in made.constants.items():
+            from gopt.graph.model import Tensor
+
+            graph.initializers[name] = Tensor(graph.types[name], array=array)
+        programs.append(Program(graph, CACHE))
+        generator = np.random.default_rng([seed, rank])
+        feeds.append(
+            {name: generator.standard_normal(type.dims).astype(type.dtype) for name, type in graph.inputs.items()}
+        )
+    return run_ranks(programs, feeds, step.mesh)
+
+
+def same(left: Sequence[dict[str, np.ndarray]], right: Sequence[dict[str, np.ndarray]]) -> None:
+    for one, other in zip(left, right, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+def calls(step: Step) -> list[Node]:
+    return [node for node in step.graph.nodes if node.domain == COMM]

@@ -1,0 +1,348 @@
+"""Calls that travel together: never across a dependency, never another value, and never without saying why not."""
+
+from __future__ import annotations
+
+import pytest
+from call_graphs import Calls, calls, run, same
+from helpers import FIXTURES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gopt
+from gopt.analysis.partition import choose_cap, default_cap, next_fit, packing_bound
+from gopt.analysis.spmd import Step
+from gopt.errors import OptionError
+from gopt.graph.model import SPMD
+from gopt.graph.place import Span
+from gopt.graph.types import TensorType
+from gopt.mesh import Mesh
+from gopt.passes.fuse_collectives import Options, fuse_collectives
+from gopt.pipeline import build_pipeline
+from gopt.runtime.verify import Verifier
+
+MIB = 1 << 20
+
+
+def fused(step: Step, **options) -> tuple[Step, dict]:
+    """The step after the pass, its ranks run before and after, and the facts."""
+    before = run(step)
+    change = fuse_collectives(step, Options(**options))
+    same(before, run(step))
+    return step, dict(change.facts)
+
+
+def whys(facts: dict) -> list[str]:
+    return [row["why"] for row in facts["neighbours"]]
+
+
+def reduces(count: int, elements: int = 4) -> Calls:
+    b = Calls()
+    for _ in range(count):
+        b.call("AllReduce", b.op("Neg", b.input((elements,))), reduce="sum")
+    return b
+
+
+@pytest.mark.parametrize("kind", ["AllReduce", "Broadcast", "ReduceScatter", "AllGather"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_every_kind_becomes_one_call(kind, axis):
+    b = Calls()
+    for columns in (2, 4, 6):
+        x = b.op("Neg", b.input((4, columns)))
+        if kind == "AllReduce":
+            b.call(kind, x, reduce="mean")
+        elif kind == "Broadcast":
+            b.broadcast(x, root=1)
+        else:
+            (b.scatter if kind == "ReduceScatter" else b.gather)(x, axis)
+    step, facts = fused(b.step())
+    assert [node.op_type for node in calls(step)] == [kind]
+    assert facts["keys"][0]["calls_before"] == 3 and facts["keys"][0]["calls_after"] == 1
+    assert facts["keys"][0]["packing_bound"] == 1
+
+
+def test_reduces_to_one_root_become_one_call():
+    b = Calls(members=3)
+    for _ in range(3):
+        y = b.call("Reduce", b.op("Neg", b.input((4,))), reduce="sum", root=2)
+        b.broadcast(b.op("Neg", y), root=2)
+    # Off the root nobody may read what a Reduce makes: the ranks that are not are not run here.
+    step = b.step()
+    fuse_collectives(step, Options())
+    assert [node.op_type for node in calls(step)] == ["Reduce", "Broadcast"]
+    assert len(calls(step)[0].inputs) == 3
+
+
+def test_neighbours_say_why():
+    b = Calls()
+    x = b.op("Neg", b.input((4,)))
+    b.call("AllReduce", x, reduce="sum")
+    b.call("AllReduce", x, reduce="max")
+    b.broadcast(x, root=0)
+    b.broadcast(x, root=1)
+    half = b.op("Cast", x, to=10)
+    b.types[half] = TensorType("float16", (4,))
+    b.broadcast(half, root=1)
+    b.call("AllReduce", x, reduce="sum", group="dp")
+    step, facts = fused(b.step(mesh=Mesh((("dp", 2), ("shard", 2)))))
+    assert len(calls(step)) == 6
+    assert [why.split(":")[0] for why in whys(facts)] == [
+        "different reduce", "different kind", "different root", "different dtype", "different kind",
+    ]  # fmt: skip
+    assert facts["fused_calls"] == 0
+
+
+def test_a_chain_names_the_value_that_is_waited_for():
+    b = Calls()
+    first = b.call("AllReduce", b.input((4,)), reduce="sum")
+    b.call("AllReduce", b.op("Neg", first), reduce="sum")
+    step, facts = fused(b.step())
+    assert len(calls(step)) == 2
+    assert whys(facts)[0].startswith(f"one waits for the other: {first} ")
+
+
+def test_a_call_that_reads_a_call():
+    b = Calls()
+    x = b.input((4,))
+    b.call("AllReduce", b.call("AllReduce", x, reduce="sum"), reduce="sum")
+    step, _ = fused(b.step())
+    assert len(calls(step)) == 2
+
+
+def test_two_kinds_that_would_wait_for_one_another_are_not_both_fused():
+    """c reads d, and d' reads c': fusing {c, c'} and {d, d'} both would be a cycle."""
+    b = Calls()
+    d = b.call("AllReduce", b.input((4,)), reduce="sum")
+    other = b.call("AllReduce", b.input((4,)), reduce="max")
+    b.call("AllReduce", other, reduce="sum")
+    b.call("AllReduce", d, reduce="max")
+    step, facts = fused(b.step())
+    assert len(calls(step)) == 3
+    assert facts["fused_calls"] == 1
+
+
+def test_parallel_chains_advance_side_by_side():
+    """In file order the second chain stands behind the first; its calls wait for none of them."""
+    b = Calls()
+    for _ in range(2):
+        x = b.input((4,))
+        for _ in range(3):
+            x = b.op("Neg", b.call("AllReduce", x, reduce="sum"))
+    step, _ = fused(b.step())
+    assert [len(node.inputs) for node in calls(step)] == [2, 2, 2]
+
+
+def test_readers_in_the_update_wait():
+    """Each gradient's update stands right behind its call in the file."""
+    b = Calls()
+    x = b.input((4,))
+    for _ in range(4):
+        x = b.op("Neg", x)
+        b.op("Neg", b.call("AllReduce", x, reduce="mean"), late=True)
+    step, _ = fused(b.step())
+    assert [len(node.inputs) for node in calls(step)] == [4]
+
+
+def test_caps():
+    sizes = {"cap_mb": 40 / MIB}
+    step, facts = fused(reduces(5).step(), **sizes)
+    assert [len(node.inputs) for node in calls(step)] == [2, 2, 1]
+    assert whys(facts) == ["cap: more than 40 bytes"] * 2
+    step, facts = fused(reduces(5).step(), max_tensors=3)
+    assert [len(node.inputs) for node in calls(step)] == [3, 2]
+    assert whys(facts) == ["count cap: more than 3 tensors"]
+    step, facts = fused(reduces(5).step(), first_mb=16 / MIB)
+    assert [len(node.inputs) for node in calls(step)] == [1, 4]
+    step, facts = fused(reduces(3).step(), cap_mb=0)
+    assert len(calls(step)) == 3
+    assert facts["keys"][0]["packing_bound"] == 3 and "one tensor a call" in whys(facts)[0]
+
+
+def test_a_large_tensor_goes_alone_and_closes_nothing():
+    b = Calls()
+    for elements in (4, 40, 4):
+        b.call("AllReduce", b.op("Neg", b.input((elements,))), reduce="sum")
+    step, facts = fused(b.step(), cap_mb=100 / MIB)
+    assert sorted(len(node.inputs) for node in calls(step)) == [1, 2]
+    assert whys(facts)[0].startswith("at least the cap of 100 bytes by itself")
+
+
+def test_cut_buckets_are_left_alone():
+    b = Calls()
+    for _ in range(2):
+        b.call("ReduceScatter", b.input((8,)), shape=(4,), reduce="mean", cuts=[0, 4, 8])
+    step, facts = fused(b.step())
+    assert len(calls(step)) == 2
+    assert whys(facts) == ["cut bucket: planned with the cap of shard"]
+
+
+def test_nothing_to_do():
+    b = Calls()
+    b.op("Neg", b.input((4,)))
+    assert fuse_collectives(b.step(), Options()).note == "there are no calls"
+
+
+@pytest.mark.parametrize("options", [{"cap_mb": -1.0}, {"first_mb": float("nan")}, {"max_tensors": 0}])
+def test_options_out_of_range(options):
+    with pytest.raises(OptionError):
+        fuse_collectives(reduces(2).step(), Options(**options))
+
+
+# --- two calls that are one -----------------------------------------------------------------------------------------
+
+
+def test_reduce_and_broadcast_are_an_all_reduce():
+    b = Calls(members=3)
+    for _ in range(2):
+        b.op("Neg", b.broadcast(b.call("Reduce", b.input((4,)), reduce="mean", root=1), root=1))
+    step, facts = fused(b.step())
+    assert [(node.op_type, len(node.inputs)) for node in calls(step)] == [("AllReduce", 2)]
+    assert calls(step)[0].attributes["reduce"] == "mean"
+    assert facts["reduce_broadcast"] == 2
+
+
+def test_a_broadcast_from_another_root_is_none():
+    b = Calls()
+    b.broadcast(b.call("Reduce", b.input((4,)), reduce="sum", root=1), root=0)
+    step = b.step()
+    facts = fuse_collectives(step, Options()).facts
+    assert facts["reduce_broadcast"] == 0 and len(calls(step)) == 2
+
+
+def locals_of(b: Calls, step: Step, groups, cuts: tuple[int, ...]) -> None:
+    """The rank's part of all-reduced values, one layout operator a group, and an elementwise reader of each."""
+    from gopt.graph.model import Node
+
+    start = 0
+    for number, names in enumerate(groups):
+        starts, begin = [], start
+        for name in names:
+            starts.append(start)
+            start += b.types[name].elements
+        sizes = [b.types[name].elements for name in names]
+        span = Span(cuts, begin, start)
+        part = f"part{number}"
+        step.graph.types[part] = step.graph.types[f"{part}.neg"] = TensorType("float32", (None,))
+        given = {"starts": starts, "sizes": sizes}
+        step.graph.nodes += [
+            Node("Local", names, [part], domain=SPMD, attributes=given, place=span),
+            Node("Neg", [part], [f"{part}.neg"], place=span),
+        ]
+    joined = [f"part{number}.neg" for number in range(len(groups))]
+    step.graph.types["shown"] = TensorType("float32", (None,))
+    step.graph.nodes.append(Node("Join", joined, ["shown"], domain=SPMD))
+    step.graph.outputs = {"shown": step.graph.types["shown"]}
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("classes", [1, 2])
+def test_an_all_reduce_of_which_ranks_read_their_part_is_a_reduce_scatter(together, classes):
+    b = Calls(members=3)
+    xs = [b.input((size,)) for size in (5, 7, 4)]
+    ys = [b.call("AllReduce", x, reduce="mean") for x in xs]
+    step = b.step()
+    if together:
+        node = step.graph.nodes[0]
+        node.inputs, node.outputs, node.proto = xs, ys, None
+        del step.graph.nodes[1:]
+    locals_of(b, step, [ys] if classes == 1 else [ys[:2], ys[2:]], (0, 6, 12, 16))
+    step, facts = fused(step)
+    assert [(node.op_type, node.attributes["cuts"]) for node in calls(step)] == [("ReduceScatter", [0, 6, 12, 16])]
+    assert facts["reduce_slice"] == (1 if together else 3)
+
+
+def test_a_value_that_is_also_read_whole_stays_all_reduced():
+    b = Calls()
+    y = b.call("AllReduce", b.input((4,)), reduce="mean")
+    b.op("Neg", y)
+    step = b.step()
+    locals_of(b, step, [[y]], (0, 2, 4))
+    step, facts = fused(step)
+    assert [node.op_type for node in calls(step)] == ["AllReduce"] and facts["reduce_slice"] == 0
+
+
+# --- random graphs --------------------------------------------------------------------------------------------------
+
+CHOICES = ("Neg", "Add", "sum", "max", "dp", "pair", "Broadcast", "Broadcast1", "scatter", "gather", "late")
+
+
+@st.composite
+def graphs(draw) -> Calls:
+    b = Calls()
+    small, values = [], [b.input((4,)), b.input((4,))]
+    for choice in draw(st.lists(st.sampled_from(CHOICES), min_size=4, max_size=16)):
+        x = values[draw(st.integers(0, len(values) - 1))]
+        if choice == "Add":
+            values.append(b.op("Add", x, values[draw(st.integers(0, len(values) - 1))]))
+        elif choice in ("sum", "max"):
+            values.append(b.call("AllReduce", x, reduce=choice))
+        elif choice == "dp":
+            values.append(b.call("AllReduce", x, reduce="sum", group="dp"))
+        elif choice == "pair":
+            values.append(b.broadcast(b.call("Reduce", x, reduce="sum", root=1), root=1))
+        elif choice.startswith("Broadcast"):
+            values.append(b.broadcast(x, root=int(choice.endswith("1"))))
+        elif choice == "scatter":
+            small.append(b.scatter(x))
+        elif choice == "gather" and small:
+            values.append(b.gather(small[draw(st.integers(0, len(small) - 1))]))
+        else:
+            values.append(b.op("Neg", x, late=choice == "late"))
+    return b
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.sampled_from([None, 0.0, 16 / MIB, 40 / MIB, 200 / MIB]), st.sampled_from([None, 1, 2, 3]))
+def test_fusing_never_makes_a_cycle_and_never_changes_a_value(b, cap, count):
+    step = b.step(mesh=Mesh((("dp", 2), ("shard", 2))))
+    before = len(calls(step))
+    step, facts = fused(step, cap_mb=cap, max_tensors=count)
+    assert len(calls(step)) <= before
+    assert len(facts["neighbours"]) == max(len(calls(step)) - 1, 0)
+    assert all(row["why"] for row in facts["neighbours"])
+    assert all(row["calls_after"] >= row["packing_bound"] for row in facts["keys"])
+
+
+# --- whole steps ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp_adamw", "mlp_adamw_fp16_scaler"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gradients_of_a_step_travel_together(name, ranks, tmp_path):
+    items = [("shard", {"stage": 0, "bucket-mb": 0}), ("statistics", {}), ("fuse-collectives", {}), ("prune", {})]
+    source = gopt.load(FIXTURES / f"{name}.onnx")
+    sharded = gopt.shard(source, ranks, pipeline=build_pipeline(items))
+    report = sharded.write(tmp_path / "out")
+    facts = next(each for each in report["pipeline"] if each["name"] == "fuse-collectives")["facts"]
+    means = [row for row in facts["keys"] if row["reduce"] == "mean"]
+    assert sum(row["calls_before"] for row in means) == len(set(source.training.gradients.values()))
+    assert all(row["calls_after"] == row["packing_bound"] for row in means)
+    for row in report["ranks"]:
+        assert row["bytes"]["gradients"] == sum(
+            source.training.graph.types[name].nbytes for name in set(source.training.gradients.values())
+        )
+    result = Verifier(tmp_path / "out").run(steps=2, confirm=False)
+    assert result.equal, result.to_json()
+
+
+def test_bucket_mb_caps_both_passes(tmp_path):
+    report = gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), 2, stage=0, bucket_mb=0).report()
+    options = {each["name"]: each["options"] for each in report["pipeline"]}
+    assert options["shard"]["bucket_mb"] == 0 and options["fuse-collectives"]["cap_mb"] == 0
+    facts = next(each for each in report["pipeline"] if each["name"] == "fuse-collectives")["facts"]
+    assert facts["fused_calls"] == 0
+
+
+def test_the_cap_follows_from_the_sizes():
+    assert choose_cap([MIB] * 8) == MIB == default_cap(8 * MIB)
+    # Pairs of 0.6 MiB do not fit into 1 MiB; at 1.25 MiB they do.
+    sizes = [int(0.6 * MIB)] * 4
+    cap = choose_cap(sizes)
+    assert MIB < cap < 2 * MIB and next_fit(sizes, cap) == packing_bound(sizes, cap) == 2
+    assert choose_cap([3 * MIB, MIB // 2, 3 * MIB, MIB // 2], MIB) == MIB
+    assert choose_cap([]) == MIB and choose_cap([5, 5], 0) == 0
+
+
+@given(st.lists(st.integers(0, 50), max_size=20), st.integers(0, 60))
+def test_the_packing_bound_is_a_bound(sizes, cap):
+    assert packing_bound(sizes, cap) <= next_fit(sizes, cap) <= len(sizes)
+    assert choose_cap(sizes, cap) in range(cap, max(2 * cap, 1))
