@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ from gopt.check import Check, check_ranks
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.graph.external import load_state
 from gopt.graph.load import load as load_graph
+from gopt.graph.model import Graph
 from gopt.mesh import Mesh
 from gopt.pipeline import Pipeline, Ran, build_pipeline
+from gopt.sources import facts
+from gopt.sources.expand import expand
 from gopt.specialise import RankGraph, RankState, common_states, specialise
 
 
@@ -51,8 +54,7 @@ def load(
     Raises InputError, UnsupportedError (contract sections 2 and 3).
     """
     data = Path(path)
-    graph = load_graph(data)
-    training = recover(graph, roles)
+    training = read_roles(expand(load_graph(data)), roles)
     if state is not None:
         _supply(training, Path(state))
     digest = hashlib.sha256()
@@ -60,6 +62,13 @@ def load(
         while chunk := file.read(1 << 22):
             digest.update(chunk)
     return Source(training, data.name, digest.hexdigest(), data.stat().st_size)
+
+
+def read_roles(graph: Graph, roles: RoleMap) -> Training:
+    """Roles of an expanded graph: the user's map, then the schemas of its opaque operators, then the data flow."""
+    taken = {*roles.states, *roles.states.values()}
+    schema = {old: new for old, new in facts.pairs(graph).items() if not {old, new} & taken}
+    return recover(graph, replace(roles, states={**schema, **roles.states}))
 
 
 def _supply(training: Training, path: Path) -> None:

@@ -19,6 +19,7 @@ from gopt.analysis.spmd import Step
 from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.model import COMM, Graph, Node, Tensor, value_info
 from gopt.graph.types import TensorType, dtype_code, nbytes
+from gopt.sources.written import prepare, source_nodes
 from gopt.specialise import RankGraph, RankState
 
 VALUES = "states.bin"
@@ -242,6 +243,7 @@ class _RankWriter:
         for key, value in entries.items():
             entry = header.metadata_props.add()
             entry.key, entry.value = key, value
+        prepare(header, rank.functions)
         head: bytes = header.SerializeToString(deterministic=True)
         return head + _field(7, graph)
 
@@ -293,13 +295,15 @@ def source_model(step: Step, values: Values, roles: str) -> bytes:
         if name not in states:
             at = values.offset.get(name)
             body.initializer.append(named_tensor(name, tensor) if at is None else external(name, tensor.type, at))
-    body.node.extend(node.to_proto() for node in source.nodes)
-    for node in source.nodes:
+    nodes, functions = source_nodes(source)
+    body.node.extend(node.to_proto() for node in nodes)
+    for node in nodes:
         if node.domain not in ("", "ai.onnx"):
             known = [name for name in node.outputs if source.type_of(name).static]
             body.value_info.extend(value_info(name, source.types[name]) for name in known)
     model = onnx.ModelProto()
     model.CopyFrom(source.header)
+    prepare(model, functions)
     model.graph.CopyFrom(body)
     for key, value in (("gopt.format", "gopt-source/1"), ("gopt.roles", roles)):
         entry = model.metadata_props.add()

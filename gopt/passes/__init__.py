@@ -5,11 +5,13 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from gopt.errors import OptionError
-from gopt.passes import hoist_casts, prune, shard, statistics
+from gopt.passes import hoist_casts, keep_optimizers, prune, shard, statistics
 from gopt.passes.base import Pass
 
-PASSES: dict[str, Pass] = {each.name: each for each in (hoist_casts.PASS, shard.PASS, statistics.PASS, prune.PASS)}
-DEFAULT = ("hoist-casts", "shard", "statistics", "prune")
+PASSES: dict[str, Pass] = {
+    each.name: each for each in (hoist_casts.PASS, shard.PASS, keep_optimizers.PASS, statistics.PASS, prune.PASS)
+}
+DEFAULT = ("hoist-casts", "shard", "keep-optimizers", "statistics", "prune")
 """The pipeline when the user says nothing."""
 
 

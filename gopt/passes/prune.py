@@ -35,4 +35,4 @@ def prune(step: Step, options: Options) -> Change:
     return Change(removed=draft.reasons, facts={"nodes": count})
 
 
-PASS = Pass("prune", Options, prune, after=("shard", "statistics"))
+PASS = Pass("prune", Options, prune, after=("shard", "keep-optimizers", "statistics"))

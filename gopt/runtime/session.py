@@ -26,6 +26,7 @@ from gopt.graph.types import TensorType, dtype_code, dtype_name, known
 from gopt.runtime.cut import Call, Segment, cut, dropped
 from gopt.runtime.lower import lower_halves
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
+from gopt.sources.expand import expand
 
 Array: TypeAlias = npt.NDArray[Any]
 CallBack: TypeAlias = Callable[[int, Node, list[Array]], list[Array]]
@@ -206,7 +207,7 @@ class Program:
     """
 
     def __init__(self, graph: Graph, cache: SessionCache) -> None:
-        self.graph = graph = lower_halves(graph)
+        self.graph = graph = lower_halves(expand(graph, "gopt.run"))
         self._inputs = graph.inputs
         self._initial = {name: graph.initializers[name] for name in graph.inputs if name in graph.initializers}
         self._outputs = tuple(graph.outputs)

@@ -29,6 +29,7 @@ from gopt.runtime.confirm import confirm_gradients
 from gopt.runtime.reference import local_graph, no_call, update_graph
 from gopt.runtime.session import Program, SessionCache
 from gopt.runtime.threads import run_ranks
+from gopt.sources.expand import expand
 
 Values = dict[str, np.ndarray]
 Call = Callable[[int, Node, list[np.ndarray]], list[np.ndarray]]
@@ -360,7 +361,7 @@ def _training(folder: Path, model: str | os.PathLike[str] | None) -> Training:
 
     kept = load(folder / "source.onnx", own=True)
     roles = roles_from(kept.metadata["gopt.roles"])
-    return recover(kept if model is None else load(model), roles)
+    return recover(expand(kept if model is None else load(model)), roles)
 
 
 def verify(

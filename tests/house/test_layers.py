@@ -13,6 +13,7 @@ LAYERS = (
     {"gopt.report"},
     {"gopt.collectives"},
     {"gopt.graph"},
+    {"gopt.sources"},
     {"gopt.analysis"},
     {"gopt.passes"},
     {"gopt.pipeline"},
