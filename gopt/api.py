@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,13 @@ from gopt.check import Check, check_ranks
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.graph.external import load_state
 from gopt.graph.load import load as load_graph
+from gopt.graph.model import Graph
 from gopt.mesh import Mesh
 from gopt.phases import phases
 from gopt.pipeline import Pipeline, Ran, build_pipeline
+from gopt.sources import facts
 from gopt.sources.collectives import recognise
+from gopt.sources.expand import expand
 from gopt.specialise import RankGraph, RankState, common_states, specialise
 
 
@@ -62,8 +65,9 @@ def load(
     Raises InputError, UnsupportedError (contract sections 2 and 3).
     """
     data = Path(path)
-    graph = load_graph(data)
+    graph = expand(load_graph(data))
     recognise(graph, group_types or {})
+    roles = with_schemas(graph, roles)
     training = recover(graph, roles)
     if state is not None:
         _supply(training, Path(state))
@@ -72,6 +76,13 @@ def load(
         while chunk := file.read(1 << 22):
             digest.update(chunk)
     return Source(training, data.name, digest.hexdigest(), data.stat().st_size, roles)
+
+
+def with_schemas(graph: Graph, roles: RoleMap) -> RoleMap:
+    """The user's map, and beside it what the schemas of opaque operators say; the rest is for the data flow."""
+    taken = {*roles.states, *roles.states.values()}
+    schema = {old: new for old, new in facts.pairs(graph).items() if not {old, new} & taken}
+    return replace(roles, states={**schema, **roles.states})
 
 
 def _supply(training: Training, path: Path) -> None:

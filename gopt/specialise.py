@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from onnx import FunctionProto
 
 from gopt.analysis.spmd import Holding, Step
 from gopt.graph.model import COMM, SPMD, Node
 from gopt.graph.place import EVERYWHERE, Span
 from gopt.graph.types import TensorType
 from gopt.phases import Phase
+from gopt.sources.expand import opset
+from gopt.sources.kept import KEEP, Kept
+from gopt.sources.written import with_functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class RankGraph:
     sums: list[RankSum] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
+    functions: list[FunctionProto] = field(default_factory=list)
+    """Bodies of the opaque operators among the nodes."""
 
     @property
     def own(self) -> list[RankState | RankSum]:
@@ -118,6 +124,7 @@ class _Specialiser:
         self.out = RankGraph(rank, phase, [], [])
         self.alias: dict[str, str] = {}
         self.present: set[str] = set()
+        self.bodies: dict[int, FunctionProto] = {}
 
     def run(self) -> RankGraph:
         for holding in self.step.holdings:
@@ -130,7 +137,9 @@ class _Specialiser:
                 self.out.sums.append(RankSum(held.input, held.output, type))
                 self.out.types[held.input] = type
         for node in self.out.phase.graph.nodes:
-            if node.domain == SPMD:
+            if node.domain == SPMD and node.op_type == KEEP:
+                self._keep(node)
+            elif node.domain == SPMD:
                 if node.place.covers(self.member):
                     self.out.nodes.extend(getattr(self, f"_{node.op_type.lower()}")(node))
                     self.present.update(node.outputs)
@@ -140,6 +149,10 @@ class _Specialiser:
             elif node.place.covers(self.member):
                 self.out.nodes.append(self._placed(node))
                 self.present.update(node.outputs)
+        if self.bodies:
+            self.out.nodes, self.out.functions = with_functions(
+                ((node, self.bodies.get(id(node))) for node in self.out.nodes), self.step.graph.header
+            )
         return self.out
 
     def _call(self, node: Node) -> Node:
@@ -153,6 +166,19 @@ class _Specialiser:
             node.op_type, [], node.outputs, domain=COMM, name=node.name, attributes=node.attributes,
             made_by=node.made_by,
         )  # fmt: skip
+
+    def _keep(self, node: Node) -> None:
+        """An opaque operator over what the rank has of its weights."""
+        kept = node.origin
+        assert isinstance(kept, Kept)
+        graph = self.step.graph
+        nodes, function, made = kept.on(self.member, graph.types, opset(graph), node.made_by)
+        for each in nodes:
+            each.inputs = [self.alias.get(name, name) for name in each.inputs]
+        if function is not None:
+            self.bodies.update((id(each), function) for each in nodes if each.domain)
+        self.out.nodes.extend(nodes)
+        self.present.update(made)
 
     def _length(self, node: Node) -> None:
         """Note types that are the rank's own: of parts of buckets, and of what passes make of them."""

@@ -21,6 +21,7 @@ from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.model import COMM, Graph, Node, Tensor, value_info
 from gopt.graph.types import TensorType, dtype_code, nbytes
 from gopt.phases import STEP, Phase
+from gopt.sources.written import prepare, source_nodes
 from gopt.specialise import RankGraph, RankState
 
 VALUES = "states.bin"
@@ -256,6 +257,7 @@ class _RankWriter:
         for key, value in entries.items():
             entry = header.metadata_props.add()
             entry.key, entry.value = key, value
+        prepare(header, rank.functions)
         head: bytes = header.SerializeToString(deterministic=True)
         return head + _field(7, graph)
 
@@ -314,13 +316,15 @@ def model_bytes(graph: Graph, offsets: Mapping[str, int], location: str, metadat
     for name, tensor in graph.initializers.items():
         at = offsets.get(name)
         body.initializer.append(named_tensor(name, tensor) if at is None else external(name, tensor.type, at, location))
-    body.node.extend(node.to_proto() for node in graph.nodes)
-    for node in graph.nodes:
+    nodes, functions = source_nodes(graph)
+    body.node.extend(node.to_proto() for node in nodes)
+    for node in nodes:
         if node.domain not in ("", "ai.onnx"):
             known = [name for name in node.outputs if graph.type_of(name).static]
             body.value_info.extend(value_info(name, graph.types[name]) for name in known)
     model = onnx.ModelProto()
     model.CopyFrom(graph.header)
+    prepare(model, functions)
     model.graph.CopyFrom(body)
     for key, value in metadata.items():
         entry = model.metadata_props.add()

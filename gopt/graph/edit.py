@@ -48,6 +48,7 @@ class Draft:
         if like is not None:
             node = Node(like.op_type, inputs, list(outputs), domain=like.domain, proto=None, place=place)
             node._attributes = dict(like.attributes)
+            node.origin = like.origin
         else:
             node = Node(op_type, inputs, list(outputs), domain=domain, attributes=dict(attributes or {}), place=place)
         node.made_by = self.pass_name

@@ -35,6 +35,7 @@ class Node:
         "made_by",
         "name",
         "op_type",
+        "origin",
         "outputs",
         "place",
         "proto",
@@ -63,6 +64,8 @@ class Node:
         self.place = place
         self.captures: tuple[str, ...] = ()
         """Values of the outer graph that bodies of control flow read."""
+        self.origin: Any = None
+        """The opaque operator this node was written for (``gopt.sources.origin``), or None."""
         self._attributes = attributes
 
     @property
@@ -191,6 +194,8 @@ class Graph:
     types: dict[str, TensorType]
     header: onnx.ModelProto
     metadata: dict[str, str] = field(default_factory=dict)
+    written: list[Node] | None = None
+    """The nodes as the file has them, where opaque ones were expanded."""
 
     def producers(self) -> dict[str, Node]:
         """Value name -> the node that makes it. Fresh on every call: analyses are never patched."""
@@ -212,7 +217,7 @@ class Graph:
         """A graph whose nodes may be edited without touching this one."""
         return Graph(
             self.name, [clone(node) for node in self.nodes], dict(self.inputs), dict(self.outputs),
-            dict(self.initializers), dict(self.types), self.header, dict(self.metadata),
+            dict(self.initializers), dict(self.types), self.header, dict(self.metadata), self.written,
         )  # fmt: skip
 
 
@@ -221,7 +226,7 @@ def clone(node: Node) -> Node:
         node.op_type, node.inputs, node.outputs, domain=node.domain, name=node.name,
         attributes=node._attributes, made_by=node.made_by, proto=node.proto, place=node.place,
     )  # fmt: skip
-    copy.captures = node.captures
+    copy.captures, copy.origin = node.captures, node.origin
     return copy
 
 

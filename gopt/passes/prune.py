@@ -34,4 +34,5 @@ def prune(step: Step, options: Options) -> Change:
     return Change(removed=draft.reasons, facts={"nodes": count})
 
 
-PASS = Pass("prune", Options, prune, after=("shard", "statistics", "fuse-collectives", "overlap"))
+_AFTER = ("shard", "keep-optimizers", "statistics", "fuse-collectives", "overlap")
+PASS = Pass("prune", Options, prune, after=_AFTER)

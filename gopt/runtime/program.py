@@ -33,6 +33,7 @@ from gopt.runtime.session import (
     session_of,
 )
 from gopt.runtime.tiles import Run, TiledRun, call_rooms, split
+from gopt.sources.expand import expand
 
 CallBack: TypeAlias = Callable[[int, Node, list[Array]], list[Array] | Future[list[Array]]]
 """What does a collective: number of the call in the file, its node, its inputs -> its outputs, or their promise."""
@@ -82,7 +83,7 @@ class Program:
     """
 
     def __init__(self, graph: Graph, cache: SessionCache, replaces: Mapping[str, str] | None = None) -> None:
-        self.graph = graph = lower_halves(graph)
+        self.graph = graph = lower_halves(expand(graph, "gopt.run"))
         self._inputs = graph.inputs
         self._initial = {name: graph.initializers[name] for name in graph.inputs if name in graph.initializers}
         self._outputs = tuple(graph.outputs)

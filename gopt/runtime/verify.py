@@ -33,6 +33,7 @@ from gopt.runtime.reference import PROBE, equal_members, local_graph, probed, up
 from gopt.runtime.session import SessionCache
 from gopt.runtime.threads import run_ranks
 from gopt.sources.collectives import DECLARED, parse_groups, recognise
+from gopt.sources.expand import expand
 
 Values = dict[str, np.ndarray]
 Transport = Callable[[Sequence[Any], Sequence[Values], Mesh], list[Values]]
@@ -427,8 +428,8 @@ def _training(folder: Path, model: str | os.PathLike[str] | None, mesh: Mesh) ->
     kept = load(folder / "source.onnx", own=True)
     roles = roles_from(kept.metadata["gopt.roles"])
     if model is None:
-        return recover(kept, roles)
-    given = load(model)
+        return recover(expand(kept), roles)
+    given = expand(load(model))
     recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
     return take_over(recover(given, roles), roles, mesh)
 

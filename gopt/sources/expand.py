@@ -1,0 +1,298 @@
+"""Opaque optimizer nodes become standard operators, so that everything later reads them as it reads any update.
+
+An operator of the table, or a function of the model that updates a state, is replaced by its body, weight by weight;
+every node of it remembers its origin. The nodes as the file has them stay in ``Graph.written``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import onnx
+from onnx import FunctionProto, ModelProto, NodeProto
+
+from gopt.errors import InputError, UnsupportedError
+from gopt.graph.model import COMM, Graph, Node, read_type, value_info
+from gopt.graph.types import FLOATS, TensorType, known
+from gopt.sources.body import SHARED, Body
+from gopt.sources.find import choose
+from gopt.sources.inline import inlined
+from gopt.sources.operators import Arrangement, Given, Operator
+from gopt.sources.origin import Call, Origin
+from gopt.sources.sequences import read_through
+from gopt.sources.table import OPERATORS
+
+PREFIX = "gopt.update"
+DEPTH = 100
+_SMALL = 1024
+"""Bytes up to which a constant takes part in inferring types."""
+Key = tuple[str, str, str]
+
+
+def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
+    """The graph with its opaque updates written out; the graph itself where it has none.
+
+    What is inside a body is named ``<prefix>.<number of the node>.…``. Raises InputError for a node whose lists do not
+    fit its operator, UnsupportedError for a sequence or a type that cannot be followed.
+    """
+    chosen = choose(graph)
+    if not chosen:
+        return graph
+    work = _Expansion(graph, prefix)
+    work.first(chosen)
+    for _ in range(DEPTH):
+        work.read_sequences()
+        work.infer()
+        if not work.deeper():
+            break
+    else:
+        raise InputError("functions of the model call one another without an end")
+    return work.finish()
+
+
+def opset(graph: Graph) -> int:
+    """The version of the standard operators in a graph."""
+    return next((each.version for each in graph.header.opset_import if each.domain in ("", "ai.onnx")), 1)
+
+
+def table_body(
+    operator: Operator, node: Node, given: Given, types: Mapping[str, TensorType], version: int
+) -> tuple[FunctionProto, list[int]]:
+    """What an operator of the table does, as a function for this very node, and the weight of each of its nodes."""
+    dtypes = {}
+    for table in (given.scalars, *given.weights):
+        for slot, name in table.items():
+            type = types.get(name)
+            if type is None or not known(type.dtype):
+                raise UnsupportedError(
+                    f"the type of {name!r}, the {slot} of {node.op_type} {node.label!r}, is unknown",
+                    "declare it in the file (value_info)",
+                )
+            if slot in ("weight", "gradient", "rate") and type.dtype not in FLOATS:
+                raise InputError(f"{name!r}, the {slot} of {node.op_type} {node.label!r}, is {type.dtype}")
+            dtypes[name] = type.dtype
+    attributes = operator.settle(node.label, node.attributes, len(given.weights))
+    body = Body(operator, attributes, given, dtypes)
+    body.write()
+    if body.missing():
+        raise InputError(f"{node.op_type} {node.label!r} shows {body.missing()} without the input it is made of")
+    return body.function(list(node.attributes), version)
+
+
+class _Expansion:
+    """The work in progress: the nodes so far, level by level."""
+
+    def __init__(self, graph: Graph, prefix: str) -> None:
+        self.graph, self.prefix = graph, prefix
+        self.types = dict(graph.types)
+        self.nodes = list(graph.nodes)
+        self.functions: dict[Key, FunctionProto] = {
+            (each.domain, each.name, each.overload): each for each in graph.header.functions
+        }
+        self.calls: list[Call] = []
+        self.count = 0
+        self.makers = graph.producers()
+
+    # --- bodies ---------------------------------------------------------------------------------------------------
+
+    def first(self, chosen: set[int]) -> None:
+        """Replace the nodes of the graph that are to be expanded."""
+        nodes: list[Node] = []
+        for node in self.nodes:
+            nodes.extend(self._open(node) if id(node) in chosen else [node])
+        self.nodes = nodes
+
+    def deeper(self) -> bool:
+        """Replace the calls that bodies hold in turn; says whether there were any."""
+        nodes: list[Node] = []
+        found = False
+        for node in self.nodes:
+            origin = node.origin
+            if isinstance(origin, Origin) and (self._key(node) in self.functions or self._operator(node)):
+                found = True
+                nodes.extend(self._inner(node, origin))
+            else:
+                nodes.append(node)
+        self.nodes = nodes
+        return found
+
+    def _key(self, node: Node) -> Key:
+        return (node.domain, node.op_type, node.proto.overload if node.proto is not None else "")
+
+    def _operator(self, node: Node) -> Operator | None:
+        return OPERATORS.get((node.domain, node.op_type))
+
+    def _open(self, node: Node) -> list[Node]:
+        function, tags, given, operator = self._body(node)
+        call = Call(len(self.calls), node, operator, given, dict(node.attributes))
+        self.calls.append(call)
+        return self._written(node, function, tags, call)
+
+    def _inner(self, node: Node, origin: Origin) -> list[Node]:
+        function, tags, _, _ = self._body(node)
+        return self._written(node, function, [origin.weight for _ in tags], origin.call)
+
+    def _written(self, node: Node, function: FunctionProto, tags: Sequence[int], call: Call) -> list[Node]:
+        prefix = f"{self.prefix}.{self.count}"
+        self.count += 1
+        protos = inlined(function, node.to_proto(), prefix)
+        weights = [*tags, *[SHARED] * (len(protos) - len(tags))]
+        return [_node(proto, Origin(call, weight, 0)) for proto, weight in zip(protos, weights)]
+
+    def _body(self, node: Node) -> tuple[FunctionProto, list[int], Given, Operator | None]:
+        """A node's body, the weights of its nodes, the values in its slots, and its record in the table."""
+        held = self.functions.get(self._key(node))
+        operator = self._operator(node)
+        if operator is not None:
+            given = self._given(operator, node)
+            function, tags = table_body(operator, node, given, self.types, opset(self.graph))
+            if held is None or _same(held, function):
+                return function, tags, given, operator
+        assert held is not None
+        given = Given(
+            {}, [{f: a for f, a in zip(held.input, node.inputs) if a}],
+            {}, [{f: a for f, a in zip(held.output, node.outputs) if a}],
+        )  # fmt: skip
+        return held, [0] * len(held.node), given, None
+
+    def _given(self, operator: Operator, node: Node) -> Given:
+        given = operator.read(node.label, node.inputs, node.outputs)
+        if operator.arrangement is not Arrangement.SEQUENCE:
+            return given
+        members = {slot: self._members(node, slot, name) for slot, name in given.weights[0].items()}
+        counts = {slot: len(names) for slot, names in members.items()}
+        if len(set(counts.values())) != 1 or not all(counts.values()):
+            raise InputError(f"the sequences of {node.op_type} {node.label!r} differ in length, or are empty: {counts}")
+        count = next(iter(counts.values()))
+        prefix = f"{self.prefix}.{self.count}"
+        given.weights = [{slot: names[place] for slot, names in members.items()} for place in range(count)]
+        given.updated = [{slot: f"{prefix}.{slot}_{place}" for slot in given.updated[0]} for place in range(count)]
+        return given
+
+    def _members(self, node: Node, slot: str, name: str) -> list[str]:
+        maker = self.makers.get(name)
+        if maker is None or not maker.is_a("SequenceConstruct"):
+            raise UnsupportedError(
+                f"sequence {name!r}, the {slot} of {node.op_type} {node.label!r}, is not put together by "
+                "SequenceConstruct",
+                "list its tensors with one SequenceConstruct",
+            )
+        return maker.inputs
+
+    # --- sequences and types --------------------------------------------------------------------------------------
+
+    def read_sequences(self) -> None:
+        """Let readers of a sequence's members read the members themselves, and drop what is not needed any more."""
+        makers = {name: node for node in self.nodes for name in node.outputs if name}
+        found = read_through(self.nodes, makers, self.graph.initializers)
+        new: dict[str, str] = {}
+        nodes = []
+        for node in self.nodes:
+            value = found.get(node.outputs[0], "") if node.is_a("SequenceAt") else ""
+            if not value or (node.origin is None and makers.get(value, node).origin is None):
+                nodes.append(node)
+            elif node.origin is not None:
+                new[node.outputs[0]] = value
+            elif value.startswith(f"{self.prefix}.") and value not in new:
+                new[value] = node.outputs[0]
+            else:
+                nodes.append(_node(onnx.helper.make_node("Identity", [value], node.outputs, name=node.name), None))
+        self.nodes = nodes
+        if new:
+            self._rename(new)
+        self._sweep()
+        self._check_sequences()
+
+    def _rename(self, new: Mapping[str, str]) -> None:
+        def name(old: str) -> str:
+            while old in new:
+                old = new[old]
+            return old
+
+        for node in self.nodes:
+            if any(each in new for each in (*node.inputs, *node.outputs)):
+                node.inputs, node.outputs = [name(each) for each in node.inputs], [name(each) for each in node.outputs]
+                if node.proto is not None:
+                    node.proto = node.to_proto()
+        for call in self.calls:
+            for table in (call.given.scalars, call.given.results, *call.given.weights, *call.given.updated):
+                table.update({slot: name(value) for slot, value in table.items()})
+
+    def _sweep(self) -> None:
+        """Drop nodes of bodies, and sequences put together, that nothing reads."""
+        needed, kept = set(self.graph.outputs), []
+        for node in reversed(self.nodes):
+            loose = node.origin is not None or node.is_a("SequenceConstruct")
+            if not loose or any(name in needed for name in node.outputs):
+                kept.append(node)
+                needed.update(node.reads)
+        self.nodes = kept[::-1]
+
+    def _check_sequences(self) -> None:
+        made = {
+            name: node.origin.call
+            for node in self.nodes
+            if isinstance(node.origin, Origin) and node.is_a("SequenceConstruct")
+            for name in node.outputs
+        }
+        for node in self.nodes:
+            for name in node.reads if made else ():
+                if name in made and not isinstance(node.origin, Origin):
+                    raise UnsupportedError(
+                        f"sequence {name!r} that {made[name].label!r} makes is read by {node.op_type} {node.label!r}",
+                        "read its tensors by SequenceAt with constant places",
+                    )
+
+    def infer(self) -> None:
+        """Types of what bodies make."""
+        nodes = [node for node in self.nodes if isinstance(node.origin, Origin)]
+        made = {name for node in nodes for name in node.outputs}
+        reads = dict.fromkeys(name for node in nodes for name in node.reads if name not in made)
+        model = ModelProto(ir_version=max(self.graph.header.ir_version, 10))
+        model.opset_import.extend(each for each in self.graph.header.opset_import if each.domain != COMM)
+        model.functions.extend(self.graph.header.functions)
+        body = model.graph
+        body.name = "bodies"
+        for name in reads:
+            stored = self.graph.initializers.get(name)
+            if stored is not None and name not in self.graph.inputs and stored.proto and stored.nbytes <= _SMALL:
+                body.initializer.append(stored.proto)
+            else:
+                body.input.append(value_info(name, self.types.get(name) or TensorType("undefined", None)))
+        body.node.extend(node.to_proto() for node in nodes)
+        try:
+            result = onnx.shape_inference.infer_shapes(model, data_prop=True, strict_mode=False)
+        except Exception:  # its exceptions have no common base; who needs a type says so
+            return
+        for info in result.graph.value_info:
+            type = read_type(info.type)
+            if known(type.dtype) and not self.types.get(info.name, TensorType("undefined", None)).static:
+                self.types[info.name] = type
+
+    def finish(self) -> Graph:
+        places: dict[int, int] = {}
+        for node in self.nodes:
+            if isinstance(node.origin, Origin):
+                place = places[node.origin.call.number] = places.get(node.origin.call.number, -1) + 1
+                node.origin = replace(node.origin, place=place)
+        outputs = {
+            name: type if known(type.dtype) else self.types.get(name, type) for name, type in self.graph.outputs.items()
+        }
+        return replace(self.graph, nodes=self.nodes, types=self.types, outputs=outputs, written=self.graph.nodes)
+
+
+def _node(proto: NodeProto, origin: Origin | None) -> Node:
+    node = Node(proto.op_type, proto.input, proto.output, domain=proto.domain, name=proto.name, proto=proto)
+    node.origin = origin
+    return node
+
+
+def _same(held: FunctionProto, made: FunctionProto) -> bool:
+    """Whether a function of the file says just what the table says."""
+    copy = FunctionProto()
+    copy.CopyFrom(held)
+    for field in ("overload", "doc_string"):
+        copy.ClearField(field)
+    del copy.metadata_props[:]
+    return bool(copy.SerializeToString(deterministic=True) == made.SerializeToString(deterministic=True))

@@ -1,0 +1,28 @@
+"""What the operators' schemas say of roles: it goes behind the user's own map and before the data flow."""
+
+from __future__ import annotations
+
+from gopt.graph.model import Graph
+from gopt.sources.origin import Call, Origin
+
+
+def calls(graph: Graph) -> list[Call]:
+    """The expanded calls of a graph, in order."""
+    found = {node.origin.call.number: node.origin.call for node in graph.nodes if isinstance(node.origin, Origin)}
+    return [found[number] for number in sorted(found)]
+
+
+def pairs(graph: Graph) -> dict[str, str]:
+    """States and the outputs that replace them, as the slots of opaque operators say."""
+    found: dict[str, str] = {}
+    given = {*graph.inputs, *graph.initializers}
+    for call in calls(graph):
+        if call.operator is None:
+            continue
+        for table, new in zip(call.given.weights, call.given.updated):
+            for slot, result in call.operator.pairs.items():
+                if table.get(slot) in given and new.get(result) in graph.outputs:
+                    found.setdefault(table[slot], new[result])
+        if call.given.scalars.get("count") in given and call.given.results.get("new_count") in graph.outputs:
+            found.setdefault(call.given.scalars["count"], call.given.results["new_count"])
+    return found
