@@ -38,9 +38,10 @@ def read_through(nodes: Iterable[Node], makers: Mapping[str, Node], stored: Mapp
             continue
         source = makers.get(node.inputs[0])
         place = constant_index(node.inputs[1], makers, stored)
-        if source is not None and source.is_a("SequenceConstruct") and place is not None:
-            if -len(source.inputs) <= place < len(source.inputs):
-                found[node.outputs[0]] = source.inputs[place]
+        if source is None or not source.is_a("SequenceConstruct") or place is None:
+            continue
+        if -len(source.inputs) <= place < len(source.inputs):
+            found[node.outputs[0]] = source.inputs[place]
     return {name: _last(found, name) for name in found}
 
 
