@@ -113,9 +113,9 @@ class _Folder:
         call, name = pieces.call, f"gopt.{NAME}.{pieces.call.number}"
         scalars, results = slots(call, self.types)
         gone = [node for _, nodes in members for node in nodes]
-        shared = [each for held in pieces.now.get(SHARED, {}).values() for each in held]
-        if whole and all(member.place == EVERYWHERE for member, _ in members) and self._lone(shared + gone, results):
-            gone += shared
+        every = [node for table in pieces.now.values() for held in table.values() for node in held]
+        if whole and all(member.place == EVERYWHERE for member, _ in members) and self._lone(every, results):
+            gone = every
         else:
             made = {slot: f"{name}.{slot}" for slot in results}
             self.graph.types.update((made[slot], self.graph.type_of(value)) for slot, value in results.items())
@@ -212,8 +212,7 @@ class _Match:
         if len(source.inputs) != len(now.inputs) or len(source.outputs) != len(now.outputs):
             raise _NoFoldError(f"its {source.op_type} has other operands")
         for old, new in zip(source.inputs, now.inputs):
-            same = old == new if old not in local else renamed.setdefault(old, new) == new
-            if not same:
+            if new != (renamed.setdefault(old, new) if old in local else old):
                 raise _NoFoldError(f"its {source.op_type} reads {new} in place of {renamed.get(old, old)}")
         renamed.update(zip(source.outputs, now.outputs))
 
