@@ -50,6 +50,7 @@ class MpiEngine:
                 f"start it with {mesh.ranks}, or make other ranks with gopt reshard",
             )
         self._groups: dict[str, Any] = {}
+        self._rooms: dict[int, Array] = {}
         self._extremes: dict[tuple[str, str], Any] = {}
         self._watch = _Watch(deadline, explain, self._world)
 
@@ -96,17 +97,25 @@ class MpiEngine:
         return _unpacked(flat.copy() if inputs else flat, shapes)
 
     def _reduce_scatter(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+        pieces, shape = list(inputs), (-1,)
         if "cuts" in node.attributes:
-            flat, narrow = self._wide(inputs)
-            shape: tuple[int, ...] = (-1,)
             counts = [stop - start for start, stop in pairwise(node.attributes["cuts"])]
         else:
             pieces = _slices(inputs[0], node.attributes["axis"], node.attributes["sizes"])
-            flat, narrow = self._wide(pieces)
             shape, counts = pieces[comm.rank].shape, [piece.size for piece in pieces]
-        mine = np.empty(counts[comm.rank], flat.dtype)
+        flat = packed(pieces)
+        narrow = flat.dtype if flat.dtype.name in HALVES else None
+        flat = flat if narrow is None else flat.astype(np.float32)
+        mine = self._room(node, counts[comm.rank], flat.dtype)
         comm.Reduce_scatter(flat, mine, counts, self._op(node, flat))
         return [self._mean(mine, comm, node, narrow).reshape(shape)]
+
+    def _room(self, node: Node, size: int, dtype: np.dtype[Any]) -> Array:
+        """Memory for the result of a call that is read within the step: the same each time, for new pages are slow."""
+        held = self._rooms.get(id(node))
+        if held is None or held.size != size or held.dtype != dtype:
+            held = self._rooms[id(node)] = np.empty(size, dtype)
+        return held
 
     def _all_gather(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
         given = np.ascontiguousarray(inputs[0])
