@@ -42,7 +42,10 @@ class Source:
             kinds[state.kind.value] = kinds.get(state.kind.value, 0) + 1
         return {
             "file": self.name, "sha256": self.sha256, "bytes": self.nbytes,
-            "counts": {"nodes": len(graph.nodes), "inputs": len(graph.inputs), "outputs": len(graph.outputs), **kinds},
+            "counts": {
+                "nodes": len(graph.written or graph.nodes), "inputs": len(graph.inputs),
+                "outputs": len(graph.outputs), **kinds,
+            },
         }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ LAYERS = (
     {"gopt.analysis"},
     {"gopt.passes"},
     {"gopt.pipeline"},
-    {"gopt.specialise", "gopt.check", "gopt.write", "gopt.summary", "gopt.api"},
+    {"gopt.specialise", "gopt.check", "gopt.kept", "gopt.write", "gopt.summary", "gopt.api"},
     {"gopt.runtime", "gopt.offline"},
     {"gopt.cli"},
 )

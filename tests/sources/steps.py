@@ -294,14 +294,20 @@ step (w, g, m, lr, t) => (w1, m1, t1) {
 }"""
 
 
-def function(text: str = MOMENTUM, attributes: Mapping[str, Any] | None = None, *, counters: bool = True) -> onnx.ModelProto:
+def function(
+    text: str = MOMENTUM, attributes: Mapping[str, Any] | None = None, *, counters: bool = True
+) -> onnx.ModelProto:
     """The update of every weight is a call of a function that the file itself holds."""
     b, net = start("own", bias=text == MOMENTUM)
     lr = rate(b)
     for name, shape in net.params.items():
         (first,) = moments(b, name, shape, 1)
         count = counter(b, f"count.{name}")
-        outputs = [shown(b, f"{name}_out", shape), shown(b, f"{first}_out", shape), shown(b, f"{count}_out", (1,), "int64")]
+        outputs = [
+            shown(b, f"{name}_out", shape),
+            shown(b, f"{first}_out", shape),
+            shown(b, f"{count}_out", (1,), "int64"),
+        ]
         node(b, "own", "step", [name, net.gradients[name], first, lr, count], outputs, **(attributes or {}))
     model = b.model()
     model.functions.append(onnx.parser.parse_function(text))
@@ -321,3 +327,10 @@ def models() -> dict[str, onnx.ModelProto]:
     found |= {"narrow": narrow().model(), "deltas": deltas().model(), "groups": groups().model()}
     found |= {"function": function(), "function share": function(attributes={"share": 0.5})}
     return found | {"orthogonal": function(ORTHOGONAL)}
+
+
+def sgd_plain(b: Builder, net: Network) -> None:
+    """The same update in standard operators."""
+    lr = b.op("Squeeze", rate(b))
+    for name, shape in net.params.items():
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", lr, net.gradients[name])), shape)
