@@ -63,11 +63,12 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
 
 def _print_text(path: Path, roles: Any) -> None:
     """The text of a model, with roles where there are any; of a folder, rank after rank."""
-    from gopt.analysis.roles import recover
+    from gopt.api import read_roles
     from gopt.errors import GoptError
     from gopt.graph.load import load
     from gopt.offline.inspect import read_record
     from gopt.offline.text import canonical_text
+    from gopt.sources.expand import expand
 
     if path.is_dir():
         for rank in read_record(path, "manifest")["ranks"]:
@@ -79,7 +80,7 @@ def _print_text(path: Path, roles: Any) -> None:
     training = None
     if "gopt.rank" not in graph.metadata:
         try:
-            training = recover(graph, roles)
+            training = read_roles(expand(graph), roles)
         except GoptError as error:
             click.echo(f"note: printed without roles: {error.message}", err=True)
     click.echo(canonical_text(graph, training), nl=False)

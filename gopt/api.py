@@ -47,7 +47,10 @@ class Source:
             kinds[state.kind.value] = kinds.get(state.kind.value, 0) + 1
         return {
             "file": self.name, "sha256": self.sha256, "bytes": self.nbytes,
-            "counts": {"nodes": len(graph.nodes), "inputs": len(graph.inputs), "outputs": len(graph.outputs), **kinds},
+            "counts": {
+                "nodes": len(graph.written or graph.nodes), "inputs": len(graph.inputs),
+                "outputs": len(graph.outputs), **kinds,
+            },
         }  # fmt: skip
 
 
@@ -83,6 +86,11 @@ def with_schemas(graph: Graph, roles: RoleMap) -> RoleMap:
     taken = {*roles.states, *roles.states.values()}
     schema = {old: new for old, new in facts.pairs(graph).items() if not {old, new} & taken}
     return replace(roles, states={**schema, **roles.states})
+
+
+def read_roles(graph: Graph, roles: RoleMap) -> Training:
+    """Roles of an expanded graph: the user's map, then the schemas of its opaque operators, then the data flow."""
+    return recover(graph, with_schemas(graph, roles))
 
 
 def _supply(training: Training, path: Path) -> None:

@@ -13,6 +13,7 @@ from gopt.figures import report_figures
 from gopt.graph.model import COMM, Node
 from gopt.graph.place import EVERYWHERE
 from gopt.graph.types import TensorType
+from gopt.kept import removed_operators
 from gopt.pipeline import Ran
 from gopt.report import OpRecord, VarRecord, rank_ranges
 from gopt.specialise import RankGraph, RankState
@@ -90,6 +91,7 @@ def report(
     """What was removed, added and moved; grows with the graph, not with graph times ranks."""
     reasons = {key: (each.record.name, why) for each in ran for key, why in each.change.removed.items()}
     removed_ops, removed_vars = _removed(step, reasons, ranks)
+    removed_ops = removed_operators(step, ran, [rank.rank for rank in ranks]) + removed_ops
     added_ops, added_vars = _added(step, common, ranks)
     reducible = _reducible(step)
     rows = [_rank_row(step, common, parts, reducible) for parts in _by_rank(ranks).values()]
@@ -142,6 +144,8 @@ def _removed(
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
     for node in source.nodes:
+        if node.origin is not None:
+            continue  # it stands for an opaque operator, which has a record of its own
         kept = left.get(id(node.proto))
         if kept is not None and kept.place == EVERYWHERE:
             continue
@@ -204,7 +208,7 @@ def _added(
         node, places = nodes[key], rank_ranges(list(held))
         ops.append(OpRecord(key[0], _full_name(node), node.made_by, _purpose(node), places))
         for name in node.outputs:
-            if name not in step.training.graph.types:
+            if name and (name not in step.training.graph.types or name.startswith("gopt.")):
                 type = step.graph.type_of(name)
                 variables.append(
                     VarRecord(name, type.dtype, type.shape, type.nbytes, node.made_by, _purpose(node), places)

@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gopt.analysis.cones import signature
-from gopt.analysis.roles import RoleMap, recover
+from gopt.analysis.roles import RoleMap
 from gopt.analysis.training import State, Training
+from gopt.api import read_roles
 from gopt.errors import GoptError, InputError, OptionError
 from gopt.graph.load import load
 from gopt.graph.model import Graph, Node, Tensor
 from gopt.offline.inspect import read_record
 from gopt.offline.text import attribute_text, digest, node_text, ref, tensor_text
 from gopt.report import rank_ranges
+from gopt.sources.expand import expand
 
 T = TypeVar("T")
 
@@ -107,7 +109,7 @@ def _training(graph: Graph, name: str, notes: list[str]) -> Training | None:
     if "gopt.rank" in graph.metadata:
         return None
     try:
-        return recover(graph, _kept_roles(graph))
+        return read_roles(expand(graph), _kept_roles(graph))
     except GoptError as error:
         notes.append(f"{name}: states are not compared: {error.message}")
         return None

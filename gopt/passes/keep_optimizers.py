@@ -200,7 +200,8 @@ class _Match:
         place = self._place(found)
         self._check_scalars(found, place)
         self._check_inside(found, renamed)
-        inputs = {slot: renamed.get(name, "") for slot, name in self.inputs.items()}
+        unread = self.inputs if place == EVERYWHERE else {}
+        inputs = {slot: renamed.get(name, name if slot in unread else "") for slot, name in self.inputs.items()}
         for slot, name in inputs.items():
             if not name:
                 raise _NoFoldError(f"its {slot} is not read by its body")
@@ -251,13 +252,13 @@ class _Match:
     def _covers(self, place: Place, inputs: Values) -> tuple[Covered, ...]:
         """The source tensors that the member updates, with their elements in the bucket."""
         if isinstance(place, Span):
-            name = inputs.get("weight") or next(iter(inputs.values()))
-            maker, holding = self.folder.producer.get(name), self.folder.holdings.get(name)
-            if maker is not None and maker.domain == SPMD and "sizes" in maker.attributes:
-                starts, sizes = maker.attributes["starts"], maker.attributes["sizes"]
-                return tuple(Covered(t, a, a + n) for t, a, n in zip(maker.inputs, starts, sizes))
-            if holding is not None:
-                return tuple(Covered(part.tensor, part.offset, part.offset + part.elements) for part in holding.parts)
+            for name in inputs.values():
+                maker, holding = self.folder.producer.get(name), self.folder.holdings.get(name)
+                if maker is not None and maker.domain == SPMD and "sizes" in maker.attributes:
+                    starts, sizes = maker.attributes["starts"], maker.attributes["sizes"]
+                    return tuple(Covered(t, a, a + n) for t, a, n in zip(maker.inputs, starts, sizes))
+                if holding is not None:
+                    return tuple(Covered(p.tensor, p.offset, p.offset + p.elements) for p in holding.parts)
         return (Covered(self.title, 0, 0),)
 
 

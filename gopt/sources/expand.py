@@ -13,7 +13,7 @@ import onnx
 from onnx import FunctionProto, ModelProto, NodeProto
 
 from gopt.errors import InputError, UnsupportedError
-from gopt.graph.model import COMM, Graph, Node, read_type, value_info
+from gopt.graph.model import COMM, MADE_BY, Graph, Node, read_type, value_info
 from gopt.graph.types import FLOATS, TensorType, known
 from gopt.sources.body import SHARED, Body
 from gopt.sources.find import choose
@@ -24,6 +24,8 @@ from gopt.sources.sequences import read_through
 from gopt.sources.table import OPERATORS
 
 PREFIX = "gopt.update"
+MADE = "expand"
+"""What ``gopt.pass`` says of a node that a body brought."""
 DEPTH = 100
 _SMALL = 1024
 """Bytes up to which a constant takes part in inferring types."""
@@ -283,7 +285,12 @@ class _Expansion:
 
 
 def _node(proto: NodeProto, origin: Origin | None) -> Node:
-    node = Node(proto.op_type, proto.input, proto.output, domain=proto.domain, name=proto.name, proto=proto)
+    node = Node(
+        proto.op_type, proto.input, proto.output,
+        domain=proto.domain, name=proto.name, proto=proto, made_by=MADE if origin is not None else "",
+    )  # fmt: skip
+    if origin is not None and not proto.metadata_props:
+        proto.metadata_props.add(key=MADE_BY, value=MADE)
     node.origin = origin
     return node
 

@@ -16,7 +16,16 @@ LAYERS = (
     {"gopt.analysis"},
     {"gopt.passes"},
     {"gopt.pipeline"},
-    {"gopt.phases", "gopt.specialise", "gopt.check", "gopt.figures", "gopt.write", "gopt.summary", "gopt.api"},
+    {
+        "gopt.phases",
+        "gopt.specialise",
+        "gopt.check",
+        "gopt.figures",
+        "gopt.kept",
+        "gopt.write",
+        "gopt.summary",
+        "gopt.api",
+    },
     {"gopt.runtime", "gopt.offline"},
     {"gopt.cli"},
 )

@@ -327,3 +327,10 @@ def models() -> dict[str, onnx.ModelProto]:
     found |= {"narrow": narrow().model(), "deltas": deltas().model(), "groups": groups().model()}
     found |= {"function": function(), "function share": function(attributes={"share": 0.5})}
     return found | {"orthogonal": function(ORTHOGONAL)}
+
+
+def sgd_plain(b: Builder, net: Network) -> None:
+    """The same update in standard operators."""
+    lr = b.op("Squeeze", rate(b))
+    for name, shape in net.params.items():
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", lr, net.gradients[name])), shape)

@@ -26,7 +26,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {}, {"lambda": [0.1, 0.02], "alpha": [0.9, 0.8], "epsilon": [1e-6, 1e-3]},
         {"ratio_min": 0.5, "ratio_max": 2.0, "do_bias_correction": 0}, {"max_norm_clip": [0.25, 3.0]},
     ],
-    "AdamWOptimizer": [{}, {"adam_mode": 1}, {"correct_bias": 0, "weight_decay": 0.1}, {"adam_mode": 1, "correct_bias": 0}],
+    "AdamWOptimizer": [
+        {}, {"adam_mode": 1}, {"correct_bias": 0, "weight_decay": 0.1}, {"adam_mode": 1, "correct_bias": 0},
+    ],
     "Adam": [{}, {"norm_coefficient": 0.1, "norm_coefficient_post": 0.01}],
     "Momentum": [
         {"alpha": 0.9, "beta": 0.5, "mode": mode, "norm_coefficient": 0.1} for mode in ("standard", "nesterov")
@@ -161,3 +163,23 @@ def test_a_signal_that_is_off_changes_nothing(operator, tmp_path):
             assert np.array_equal(made[name], feeds[old]), slot
     for name in results:
         assert made[name].item() == (feeds["count"].item() if name == "new_count" else False)
+
+
+@pytest.mark.parametrize(
+    "operator", [each for each in OPERATORS.values() if each.domain != "com.microsoft"], ids=lambda each: each.op_type
+)
+def test_onnx_itself_agrees(operator, tmp_path):
+    """onnx's reference evaluator runs its own optimizers, function or not."""
+    from onnx.reference import ReferenceEvaluator
+
+    options = OPTIONS[operator.op_type][-1]
+    build(operator, options, set(), tmp_path / "one.onnx")
+    graph = load(tmp_path / "one.onnx")
+    generator = np.random.default_rng(0)
+    feeds = {
+        name: np.full(type.dims, 3, np.int64) if name == "count" else generator.random(type.dims).astype("f4")
+        for name, type in graph.inputs.items()
+    }
+    wanted = ReferenceEvaluator(onnx.load(tmp_path / "one.onnx")).run(None, feeds)
+    for value, made in zip(wanted, run_graph(graph, feeds).values()):
+        np.testing.assert_allclose(made, value, rtol=1e-5, atol=1e-6)

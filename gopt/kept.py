@@ -1,0 +1,74 @@
+"""What the report says of opaque optimizers: which weights of which node went from which ranks, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gopt.analysis.spmd import Step
+from gopt.pipeline import Ran
+from gopt.report import OpRecord, rank_ranges
+from gopt.sources.facts import calls
+from gopt.sources.kept import Covered, Kept, Member
+from gopt.sources.origin import Call
+
+PASS = "keep-optimizers"
+Holder = tuple[Kept, Member, Covered]
+
+
+def removed_operators(step: Step, ran: Sequence[Ran], ranks: Sequence[int]) -> list[OpRecord]:
+    """One record per node, reason and set of ranks; ``ranks`` are those that were made."""
+    members = {rank: step.mesh.index(step.group, rank) if step.sharding else 0 for rank in ranks}
+    holders = _holders(step)
+    reasons = _reasons(ran)
+    records: list[OpRecord] = []
+    for call in calls(step.training.graph):
+        found: dict[tuple[str, str], list[str]] = {}
+        for table in call.given.weights:
+            title = table.get("weight") or next(iter(table.values()))
+            holder = next((holders[name] for name in table.values() if name in holders), None)
+            why, gone = _absent(call, holder, members, reasons.get((call.label, title), ""))
+            if gone:
+                found.setdefault((why, rank_ranges(gone)), []).append(title)
+        count = len(call.given.weights)
+        for (why, where), titles in found.items():
+            which = "" if count == 1 else f"{len(titles)} of {count} weights ({_shown(titles)}): "
+            records.append(OpRecord(call.label, call.op_type, PASS, which + why, where))
+    return records
+
+
+def _shown(titles: Sequence[str]) -> str:
+    return ", ".join(titles[:8]) + (", …" if len(titles) > 8 else "")
+
+
+def _holders(step: Step) -> dict[str, Holder]:
+    """Source tensor -> the kept operator and the member of it that update it."""
+    return {
+        covered.tensor: (node.origin, member, covered)
+        for node in step.graph.nodes
+        if isinstance(node.origin, Kept)
+        for member in node.origin.members
+        for covered in member.covers
+    }
+
+
+def _reasons(ran: Sequence[Ran]) -> dict[tuple[str, str], str]:
+    """(node, weight) -> why its standard operators stay."""
+    return {
+        (row["name"], title): str(group["why"])
+        for each in ran
+        if each.record.name == PASS
+        for row in each.change.facts.get("operators", ())
+        for group in row.get("expanded", ())
+        for title in group["weights"]
+    }
+
+
+def _absent(call: Call, holder: Holder | None, members: Mapping[int, int], why: str) -> tuple[str, list[int]]:
+    """Why the node does not update a weight on some ranks, and on which."""
+    if holder is None:
+        text = "written out in standard operators" + (f": {why}" if why else ", as a part of another weight's update")
+        return text, list(members)
+    kept, member, covered = holder
+    if kept.call is not call:
+        return f"updated by {kept.call.label}, over runs of weights of one class", list(members)
+    return "updated by other ranks", [rank for rank, place in members.items() if not member.holds(covered, place)]
