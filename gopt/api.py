@@ -71,7 +71,9 @@ def read_roles(graph: Graph, roles: RoleMap) -> Training:
     """Roles of an expanded graph: the user's map, then the schemas of its opaque operators, then the data flow."""
     taken = {*roles.states, *roles.states.values()}
     schema = {old: new for old, new in facts.pairs(graph).items() if not {old, new} & taken}
-    return recover(graph, replace(roles, states={**schema, **roles.states}))
+    training = recover(graph, replace(roles, states={**schema, **roles.states}))
+    training.notes += facts.notes(graph)
+    return training
 
 
 def _supply(training: Training, path: Path) -> None:

@@ -264,7 +264,7 @@ def test_a_sequence_from_elsewhere_is_refused(tmp_path):
     model.graph.node.insert(place + 1, again)
     user = next(each for each in model.graph.node if each.op_type == "SGDOptimizerV2")
     user.input[1] = "again"
-    with pytest.raises(UnsupportedError, match="'again'.*SequenceConstruct"):
+    with pytest.raises(UnsupportedError, match=r"'again'.*SequenceConstruct"):
         gopt.load(save(model, tmp_path))
 
 
