@@ -70,8 +70,8 @@ def load(
     data = Path(path)
     graph = expand(load_graph(data))
     recognise(graph, group_types or {})
+    training = read_roles(graph, roles)
     roles = with_schemas(graph, roles)
-    training = recover(graph, roles)
     if state is not None:
         _supply(training, Path(state))
     digest = hashlib.sha256()
@@ -90,7 +90,9 @@ def with_schemas(graph: Graph, roles: RoleMap) -> RoleMap:
 
 def read_roles(graph: Graph, roles: RoleMap) -> Training:
     """Roles of an expanded graph: the user's map, then the schemas of its opaque operators, then the data flow."""
-    return recover(graph, with_schemas(graph, roles))
+    training = recover(graph, with_schemas(graph, roles))
+    training.notes += facts.notes(graph)
+    return training
 
 
 def _supply(training: Training, path: Path) -> None:

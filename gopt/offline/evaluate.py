@@ -176,7 +176,7 @@ class Trial:
             self.wide.update(node.outputs)
             self.of.update((name, next(iter(owners))) for name in node.outputs if owners)
             return
-        if not control_flow(node):
+        if not control_flow(node) and not self.is_constant(node.outputs[0]):
             self.small.append(node)
         behind: set[str | None] = set(owners) if reads_wide else set()
         if not reads_wide:

@@ -26,3 +26,16 @@ def pairs(graph: Graph) -> dict[str, str]:
         if call.given.scalars.get("count") in given and call.given.results.get("new_count") in graph.outputs:
             found.setdefault(call.given.scalars["count"], call.given.results["new_count"])
     return found
+
+
+def notes(graph: Graph) -> list[str]:
+    """One line per kind of opaque operator: how many nodes, over how many weights."""
+    nodes: dict[str, int] = {}
+    weights: dict[str, int] = {}
+    for call in calls(graph):
+        nodes[call.op_type] = nodes.get(call.op_type, 0) + 1
+        weights[call.op_type] = weights.get(call.op_type, 0) + len(call.given.weights)
+    return [
+        f"{name}: {count} {'node' if count == 1 else 'nodes'} over {weights[name]} weights, read as standard operators"
+        for name, count in nodes.items()
+    ]

@@ -40,7 +40,9 @@ def test_merge_gives_back_the_source(name, tmp_path):
     merged = merge(tmp_path / "out", tmp_path / "back.onnx")
     assert values(tmp_path / "back.onnx") == values(path)
     assert merged.states + len(merged.missing) == len(gopt.load(path).training.states)
-    assert diff(path, tmp_path / "back.onnx").equal
+    # A model with opaque operators comes back with the functions that let any runtime run it.
+    lines = diff(path, tmp_path / "back.onnx").lines
+    assert all(line.kind == "model" for line in lines) and (not lines or "_ort_" in name), lines
 
 
 layouts = st.sampled_from(

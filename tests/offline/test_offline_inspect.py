@@ -36,6 +36,7 @@ EXPECTED = {
     "mlp_lamb": [("LAMB", ADAMW[1])],
     "mlp_mom_clip_sched": [momentum(0.9)],
     "mlp_muon": [("non-elementwise update with 1 state", {}), momentum(0.95)],
+    "mlp_ort_adamw": [ADAMW],
     "mlp_rmsprop": [("RMSProp", {"alpha": 0.99, "eps": 1e-6, "weight_decay": 0.0})],
     "mlp_sgd": [SGD],
     "mlp_torchoptim_adamw": [ADAMW],
