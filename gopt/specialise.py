@@ -17,8 +17,8 @@ from gopt.graph.model import COMM, SPMD, Node
 from gopt.graph.place import EVERYWHERE, Span
 from gopt.graph.types import TensorType
 from gopt.phases import Phase
-from gopt.sources.expand import opset
 from gopt.sources.kept import KEEP, Kept
+from gopt.sources.tablebody import opset
 from gopt.sources.written import with_functions
 
 

@@ -14,14 +14,15 @@ from onnx import FunctionProto, ModelProto, NodeProto
 
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.model import COMM, MADE_BY, Graph, Node, read_type, value_info
-from gopt.graph.types import FLOATS, TensorType, known
-from gopt.sources.body import SHARED, Body
+from gopt.graph.types import TensorType, known
+from gopt.sources.body import SHARED
 from gopt.sources.find import choose
 from gopt.sources.inline import inlined
 from gopt.sources.operators import Arrangement, Given, Operator
 from gopt.sources.origin import Call, Origin
 from gopt.sources.sequences import read_through
 from gopt.sources.table import OPERATORS
+from gopt.sources.tablebody import opset, same_body, table_body
 
 PREFIX = "gopt.update"
 MADE = "expand"
@@ -51,35 +52,6 @@ def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
     else:
         raise InputError("functions of the model call one another without an end")
     return work.finish()
-
-
-def opset(graph: Graph) -> int:
-    """The version of the standard operators in a graph."""
-    return next((each.version for each in graph.header.opset_import if each.domain in ("", "ai.onnx")), 1)
-
-
-def table_body(
-    operator: Operator, node: Node, given: Given, types: Mapping[str, TensorType], version: int
-) -> tuple[FunctionProto, list[int]]:
-    """What an operator of the table does, as a function for this very node, and the weight of each of its nodes."""
-    dtypes = {}
-    for table in (given.scalars, *given.weights):
-        for slot, name in table.items():
-            type = types.get(name)
-            if type is None or not known(type.dtype):
-                raise UnsupportedError(
-                    f"the type of {name!r}, the {slot} of {node.op_type} {node.label!r}, is unknown",
-                    "declare it in the file (value_info)",
-                )
-            if slot in ("weight", "gradient", "rate") and type.dtype not in FLOATS:
-                raise InputError(f"{name!r}, the {slot} of {node.op_type} {node.label!r}, is {type.dtype}")
-            dtypes[name] = type.dtype
-    attributes = operator.settle(node.label, node.attributes, len(given.weights))
-    body = Body(operator, attributes, given, dtypes)
-    body.write()
-    if body.missing():
-        raise InputError(f"{node.op_type} {node.label!r} shows {body.missing()} without the input it is made of")
-    return body.function(list(node.attributes), version)
 
 
 class _Expansion:
@@ -149,7 +121,7 @@ class _Expansion:
         if operator is not None:
             given = self._given(operator, node)
             function, tags = table_body(operator, node, given, self.types, opset(self.graph))
-            if held is None or _same(held, function):
+            if held is None or same_body(held, function):
                 return function, tags, given, operator
         assert held is not None
         given = Given(
@@ -293,13 +265,3 @@ def _node(proto: NodeProto, origin: Origin | None) -> Node:
         proto.metadata_props.add(key=MADE_BY, value=MADE)
     node.origin = origin
     return node
-
-
-def _same(held: FunctionProto, made: FunctionProto) -> bool:
-    """Whether a function of the file says just what the table says."""
-    copy = FunctionProto()
-    copy.CopyFrom(held)
-    for field in ("overload", "doc_string"):
-        copy.ClearField(field)
-    del copy.metadata_props[:]
-    return bool(copy.SerializeToString(deterministic=True) == made.SerializeToString(deterministic=True))

@@ -10,9 +10,9 @@ from onnx import FunctionProto
 from gopt.graph.model import Node
 from gopt.graph.place import Place, Span
 from gopt.graph.types import TensorType
-from gopt.sources.expand import table_body
 from gopt.sources.operators import Arrangement, Given, Slot, Values
 from gopt.sources.origin import Call
+from gopt.sources.tablebody import table_body
 
 KEEP = "Keep"
 """The operator of ``gopt.spmd`` that stands for a kept one; ``specialise`` resolves it."""

@@ -1,10 +1,10 @@
-"""The visible table of opaque optimizer operators: adding one is one record here and one body in ``rules``."""
+"""The visible table of opaque optimizer operators: adding one is one record here and one body beside it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gopt.sources import rules
+from gopt.sources import preview, rules
 from gopt.sources.operators import Arrangement, Operator, Slot
 
 MICROSOFT = "com.microsoft"
@@ -86,21 +86,21 @@ _ROWS = (
         PREVIEW, "Adam", Arrangement.VARIADIC,
         (*_one("rate", "count"), *_each("weight", "gradient", "moment_1", "moment_2")),
         _each("new_weight", "new_moment_1", "new_moment_2"),
-        rules.preview_adam, _PAIRS,
+        preview.adam, _PAIRS,
         {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-6, "norm_coefficient": 0.0, "norm_coefficient_post": 0.0},
     ),
     Operator(
         PREVIEW, "Momentum", Arrangement.VARIADIC,
         (*_one("rate", "count"), *_each("weight", "gradient", "moment_1")),
         _each("new_weight", "new_moment_1"),
-        rules.preview_momentum, _PAIRS,
+        preview.momentum, _PAIRS,
         required=frozenset({"alpha", "beta", "mode", "norm_coefficient"}),
     ),
     Operator(
         PREVIEW, "Adagrad", Arrangement.VARIADIC,
         (*_one("rate", "count"), *_each("weight", "gradient", "moment_1")),
         _each("new_weight", "new_moment_1"),
-        rules.preview_adagrad, _PAIRS,
+        preview.adagrad, _PAIRS,
         {"epsilon": 1e-6, "decay_factor": 0.0, "norm_coefficient": 0.0},
     ),
 )  # fmt: skip

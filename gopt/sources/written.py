@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from onnx import FunctionProto, ModelProto, NodeProto
 
 from gopt.graph.model import Graph, Node
-from gopt.sources.expand import opset, table_body
 from gopt.sources.origin import Call, Origin
+from gopt.sources.tablebody import opset, table_body
 
 
 def with_functions(

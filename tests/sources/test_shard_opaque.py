@@ -307,3 +307,16 @@ def gopt_diff(a: Path, b: Path) -> Any:
     from gopt.offline.diff import diff
 
     return diff(a, b).lines
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("name", ["AdamWOptimizer", "AdamOptimizer", "Momentum"])
+def test_hoisted_casts_and_meshes(name, stage, tmp_path):
+    """Forward and backward in float16 behind casts of the weights; shards inside, another data axis outside."""
+    model = steps.build(name, half=True).model()
+    path = save(model, tmp_path)
+    made = gopt.shard(gopt.load(path), gopt.Mesh((("dp", 2), ("shard", 2))), stage=stage)
+    made.write(tmp_path / "out")
+    assert Verifier(tmp_path / "out").run(steps=2).equal
+    assert held(tmp_path / "out", 0)
+    assert any(each["pass"] == "hoist-casts" for each in made.report()["removed_ops"])

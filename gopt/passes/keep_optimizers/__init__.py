@@ -1,0 +1,135 @@
+"""Put opaque optimizer operators back where what is left of them is still what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gopt.analysis.spmd import Step
+from gopt.graph.edit import Draft
+from gopt.graph.model import SPMD, Graph, Node
+from gopt.graph.place import EVERYWHERE
+from gopt.passes.base import Pass
+from gopt.passes.keep_optimizers.match import Match, NoFoldError, Now, Pieces, slots
+from gopt.report import Change
+from gopt.sources.kept import KEEP, Kept, Member
+from gopt.sources.operators import Values
+from gopt.sources.origin import Call, Origin
+
+NAME = "keep-optimizers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Nothing to choose."""
+
+
+def keep_optimizers(step: Step, options: Options) -> Change:
+    """Fold what shard left of each opaque optimizer back into its operator.
+
+    Requires: to run after shard. Guarantees: an operator is put back only over nodes that are, one by one, those of
+    its body, on runs, owners or every rank; on a rank it lists the weights that the rank updates; what its update
+    counts is still counted on every rank. Where a body was changed (a norm taken over all ranks' shares) its standard
+    operators stay, and the facts say why. On the wire: nothing.
+    """
+    pieces = _pieces(step)
+    if not pieces:
+        return Change(note="no opaque optimizer")
+    draft = Draft(step.graph, NAME)
+    folder = _Folder(step, draft)
+    rows = [folder.fold(each) for each in pieces.values()]
+    draft.finish()
+    return Change(facts={"operators": rows})
+
+
+def _pieces(step: Step) -> dict[int, Pieces]:
+    found: dict[int, Pieces] = {}
+    for node in step.training.graph.nodes:
+        if isinstance(node.origin, Origin):
+            pieces = found.setdefault(node.origin.call.number, Pieces(node.origin.call))
+            pieces.source.setdefault(node.origin.weight, []).append(node)
+    for node in step.graph.nodes:
+        if isinstance(node.origin, Origin):
+            held = found[node.origin.call.number].now.setdefault(node.origin.weight, {})
+            held.setdefault(node.origin.place, []).append(node)
+    return found
+
+
+class _Folder:
+    """Folds call after call into one draft."""
+
+    def __init__(self, step: Step, draft: Draft) -> None:
+        self.step, self.draft = step, draft
+        self.graph: Graph = step.graph
+        holdings = {holding.input: holding for holding in step.holdings}
+        readers, makers = step.graph.readers(), step.graph.producers()
+        self.now = Now(step.training.graph.types, step.graph.outputs, readers, makers, holdings)
+        self.position = {id(node): place for place, node in enumerate(step.graph.nodes)}
+
+    def fold(self, pieces: Pieces) -> dict[str, object]:
+        """Fold what is left of one call; returns what the report says of it."""
+        call = pieces.call
+        members: list[tuple[Member, list[Node]]] = []
+        reasons: dict[str, list[str]] = {}
+        elsewhere = []
+        for weight in range(len(call.given.weights)):
+            try:
+                match = Match(self.now, pieces, weight)
+                if match.gone():
+                    elsewhere.append(match.title)
+                    continue
+                members.append(match.member())
+            except NoFoldError as why:
+                reasons.setdefault(str(why), []).append(self._title(call, weight))
+        row: dict[str, object] = {"name": call.label, "operator": call.op_type, "kept": len(members)}
+        if elsewhere:
+            row["merged"] = elsewhere
+        if reasons:
+            row["expanded"] = [{"weights": titles, "why": why} for why, titles in reasons.items()]
+        if members:
+            self._add(pieces, members, whole=len(members) == len(call.given.weights))
+        return row
+
+    @staticmethod
+    def _title(call: Call, weight: int) -> str:
+        table = call.given.weights[weight]
+        return table.get("weight") or next(iter(table.values()))
+
+    def _add(self, pieces: Pieces, members: list[tuple[Member, list[Node]]], *, whole: bool) -> None:
+        call, name = pieces.call, f"gopt.{NAME}.{pieces.call.number}"
+        scalars, results = slots(call, self.now.types)
+        gone = [node for _, nodes in members for node in nodes]
+        every = [node for table in pieces.now.values() for held in table.values() for node in held]
+        if whole and all(member.place == EVERYWHERE for member, _ in members) and self._lone(every, results):
+            gone = every
+        else:
+            made = {slot: f"{name}.{slot}" for slot in results}
+            self.graph.types.update((made[slot], self.graph.type_of(value)) for slot, value in results.items())
+            results = made
+        for node in gone:
+            self.draft.discard(node.outputs[0])
+        kept = Kept(call, scalars, results, tuple(member for member, _ in members), name)
+        inputs = [*scalars.values(), *(value for member, _ in members for value in member.inputs.values())]
+        outputs = [*results.values(), *(value for member, _ in members for value in member.outputs.values())]
+        last = max(gone, key=lambda node: self.position[id(node)])
+        types = {value: self.graph.type_of(value) for value in outputs}
+        node = self.draft.add(
+            KEEP, list(dict.fromkeys(inputs)), types, domain=SPMD, after=last,
+            attributes={"operator": call.op_type, "members": len(members)},
+        )  # fmt: skip
+        node.origin = kept
+
+    def _lone(self, nodes: Iterable[Node], results: Values) -> bool:
+        """Whether nothing but these nodes reads what they make, the operator's own results aside."""
+        own = {id(node) for node in nodes}
+        shown = {*results.values(), *self.graph.outputs}
+        for node in nodes:
+            made = [name for name in node.outputs if name not in shown]
+            if any(id(reader) not in own for name in made for reader in self.now.readers.get(name, ())):
+                call: Call = node.origin.call
+                if not any(name in table.values() for name in made for table in call.given.updated):
+                    return False
+        return True
+
+
+PASS = Pass(NAME, Options, keep_optimizers, after=("shard",))

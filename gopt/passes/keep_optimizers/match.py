@@ -1,0 +1,154 @@
+"""One weight of an opaque call, held against what shard left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gopt.analysis.spmd import Holding
+from gopt.graph.model import SPMD, Node
+from gopt.graph.place import EVERYWHERE, Place, Span
+from gopt.graph.types import TensorType
+from gopt.sources.kept import Covered, Member
+from gopt.sources.operators import Values
+from gopt.sources.origin import SHARED, Call
+
+
+@dataclass(slots=True)
+class Pieces:
+    """The nodes written for one call: as the source has them and as they now are, by weight and place in the body."""
+
+    call: Call
+    source: dict[int, list[Node]] = field(default_factory=dict)
+    now: dict[int, dict[int, list[Node]]] = field(default_factory=dict)
+
+
+class NoFoldError(Exception):
+    """Why the nodes of a weight are not the operator any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The graph as it is: types of the source, who reads and makes each value, what the ranks hold."""
+
+    types: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]
+    readers: Mapping[str, list[Node]]
+    producer: Mapping[str, Node]
+    holdings: Mapping[str, Holding]
+
+
+def slots(call: Call, types: Mapping[str, TensorType]) -> tuple[Values, Values]:
+    """The scalars a call reads and makes; of a function of the model, its one-element operands beside larger ones."""
+    if call.operator is not None:
+        return dict(call.given.scalars), dict(call.given.results)
+    return _single(call.given.weights[0], types), _single(call.given.updated[0], types)
+
+
+def _single(table: Values, types: Mapping[str, TensorType]) -> Values:
+    return {slot: name for slot, name in table.items() if name in types and types[name].elements == 1}
+
+
+class Match:
+    """One weight of a call, held against what became of it."""
+
+    def __init__(self, now: Now, pieces: Pieces, weight: int) -> None:
+        self.graph, self.pieces, self.weight, self.call = now, pieces, weight, pieces.call
+        scalars, results = slots(self.call, now.types)
+        self.inputs = {s: n for s, n in self.call.given.weights[weight].items() if s not in scalars}
+        self.outputs = {s: n for s, n in self.call.given.updated[weight].items() if s not in results}
+        self.title = self.inputs.get("weight") or next(iter(self.inputs.values()), self.call.label)
+        self.scalars, self.results = scalars, results
+        self.running = self._running()
+
+    def _running(self) -> list[Node]:
+        """The source's nodes that handle a weight's own values; the others are constants and scalars of the node."""
+        local = set(self.inputs.values())
+        found = []
+        for node in self.pieces.source.get(self.weight, []):
+            if any(name in local for name in node.reads):
+                local.update(node.outputs)
+                found.append(node)
+        return found
+
+    def gone(self) -> bool:
+        """Whether the weight's update runs as a part of another's: no node of it is left."""
+        now = self.pieces.now.get(self.weight, {})
+        return not any(node.origin.place in now for node in self.running)
+
+    def member(self) -> tuple[Member, list[Node]]:
+        """The weight as a member of the kept operator, and the nodes it replaces."""
+        now = self.pieces.now.get(self.weight, {})
+        renamed: dict[str, str] = {}
+        local = set(self.inputs.values())
+        found: list[Node] = []
+        for node in self.running:
+            held = now.get(node.origin.place, [])
+            if len(held) != 1:
+                raise NoFoldError(f"its {node.op_type} is taken over the shares of all ranks")
+            self._follow(node, held[0], local, renamed)
+            local.update(node.outputs)
+            found.append(held[0])
+        place = self._place(found)
+        self._check_scalars(found, place)
+        self._check_inside(found, renamed)
+        unread = self.inputs if place == EVERYWHERE else {}
+        inputs = {slot: renamed.get(name, name if slot in unread else "") for slot, name in self.inputs.items()}
+        for slot, name in inputs.items():
+            if not name:
+                raise NoFoldError(f"its {slot} is not read by its body")
+        outputs = {slot: renamed[name] for slot, name in self.outputs.items() if name in renamed}
+        return Member(place, self.weight, inputs, outputs, self._covers(place, inputs)), found
+
+    def _follow(self, source: Node, now: Node, local: set[str], renamed: dict[str, str]) -> None:
+        """Compare a node with the source's, operand by operand, and learn the names of today."""
+        if len(source.inputs) != len(now.inputs) or len(source.outputs) != len(now.outputs):
+            raise NoFoldError(f"its {source.op_type} has other operands")
+        for old, new in zip(source.inputs, now.inputs):
+            if new != (renamed.setdefault(old, new) if old in local else old):
+                raise NoFoldError(f"its {source.op_type} reads {new} in place of {renamed.get(old, old)}")
+        renamed.update(zip(source.outputs, now.outputs))
+
+    def _place(self, nodes: list[Node]) -> Place:
+        places = list(dict.fromkeys(node.place for node in nodes))
+        if len(places) != 1:
+            raise NoFoldError("its body stands in several places")
+        return places[0]
+
+    def _check_scalars(self, nodes: list[Node], place: Place) -> None:
+        """The operator's scalars must be there wherever it is, and be what the source says."""
+        for held in self.pieces.source.get(SHARED, []) + self._constants():
+            now = self.pieces.now.get(held.origin.weight, {}).get(held.origin.place, [])
+            if len(now) != 1 or now[0].inputs != held.inputs or now[0].outputs != held.outputs:
+                read = any(name in node.inputs for node in nodes for name in held.outputs)
+                if read or now:
+                    raise NoFoldError(f"its {held.op_type} on scalars was changed")
+        for name in self.scalars.values():
+            maker = self.graph.producer.get(name)
+            if maker is not None and maker.place not in (EVERYWHERE, place):
+                raise NoFoldError(f"{name} is known to one rank alone")
+
+    def _constants(self) -> list[Node]:
+        running = set(map(id, self.running))
+        return [node for node in self.pieces.source.get(self.weight, []) if id(node) not in running]
+
+    def _check_inside(self, nodes: list[Node], renamed: Mapping[str, str]) -> None:
+        """Nobody else may read, or be shown, what is inside the body."""
+        own, shown = set(map(id, nodes)), {renamed.get(name, name) for name in self.outputs.values()}
+        for node in nodes:
+            for name in node.outputs:
+                outside = [each for each in self.graph.readers.get(name, ()) if id(each) not in own]
+                if name not in shown and (outside or name in self.graph.outputs):
+                    raise NoFoldError(f"{name}, inside its body, is read elsewhere")
+
+    def _covers(self, place: Place, inputs: Values) -> tuple[Covered, ...]:
+        """The source tensors that the member updates, with their elements in the bucket."""
+        if isinstance(place, Span):
+            for name in inputs.values():
+                maker, holding = self.graph.producer.get(name), self.graph.holdings.get(name)
+                if maker is not None and maker.domain == SPMD and "sizes" in maker.attributes:
+                    starts, sizes = maker.attributes["starts"], maker.attributes["sizes"]
+                    return tuple(Covered(t, a, a + n) for t, a, n in zip(maker.inputs, starts, sizes))
+                if holding is not None:
+                    return tuple(Covered(p.tensor, p.offset, p.offset + p.elements) for p in holding.parts)
+        return (Covered(self.title, 0, 0),)
