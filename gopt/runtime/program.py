@@ -108,7 +108,8 @@ class Program:
                     output: name for output, name in (replaces or {}).items()
                     if output in step.segment.outputs and last.get(name) == place and name not in graph.outputs
                 }  # fmt: skip
-                self._steps.append(TiledRun(step, over, session_of(step.segment, graph, types, cache, step.rows)))
+                session = session_of(step.segment, graph, types, cache, step.rows)
+                self._steps.append(TiledRun(step, over, session, rooms))
         self._constants = self._resident(graph)
         self.mark: Mark = _no_mark
         """Hears of every segment: its name, and when it began and ended."""

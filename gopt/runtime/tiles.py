@@ -114,15 +114,19 @@ def _run(part: Segment, length: int, types: Mapping[str, TensorType]) -> Run:
 
 
 class TiledRun:
-    """A run with its session, made ready. ``over``: result -> the row that it takes the place of."""
+    """A run with its session, made ready. ``over``: result -> the row that it takes the place of; ``rooms``: memory in
+    which some results are to lie."""
 
-    def __init__(self, run: Run, over: Mapping[str, str], session: tuple[tuple[str, ...], Any]) -> None:
+    def __init__(
+        self, run: Run, over: Mapping[str, str], session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any]
+    ) -> None:
         self.inputs, self._session = session
         self.outputs = run.segment.outputs
         self.title = f"{len(run.segment.nodes)} elementwise over {run.length}"
         self._run = run
         self._scalars = [name for name in self.inputs if name not in run.rows]
-        self._over = {output: name for output, name in over.items() if name in run.rows}
+        self._rooms = {name: rooms[name] for name in self.outputs if name in rooms}
+        self._over = {output: name for output, name in over.items() if name in run.rows and output not in rooms}
         self._scratch = {name: np.empty(TILE, numpy_dtype(run.types[name].dtype)) for name in self._over}
         self._results: dict[str, list[Array]] = {}
         self.overwrites = frozenset(self._over.values())
@@ -152,6 +156,8 @@ class TiledRun:
         """Where a result goes: over its row; or into one of two arrays in turn, for the last one may still be read."""
         if name in self._over:
             return values[self._over[name]]
+        if name in self._rooms:
+            return self._rooms[name]
         held = self._results.setdefault(name, [])
         if len(held) < 2:
             held.append(np.empty(self._run.types[name].dims, numpy_dtype(self._run.types[name].dtype)))

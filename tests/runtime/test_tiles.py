@@ -1,0 +1,116 @@
+"""Updates in tiles give what they give at once, bit for bit; memory is reused only where nothing else reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from recipes import DIRECTIONS, Recipe
+from test_run import samples, train, values, written
+
+from gopt.graph.model import Graph, Node
+from gopt.graph.types import TensorType
+from gopt.runtime import tiles
+from gopt.runtime.cut import Segment
+from gopt.runtime.program import Program
+from gopt.runtime.session import SessionCache
+from gopt.runtime.tiles import Run, TiledRun, split
+
+RECIPES = {
+    "clip and ema": Recipe(widths=(3, 6, 4), norm="sumsquare-chain", ema=True),
+    "half with a loss scale": Recipe(widths=(3, 6, 4), half=True, loss_scale=True, check="max-below-inf"),
+    "ratios of norms": Recipe(widths=(3, 6, 4), trust=True, second_clip=True, metric=True),
+    "rows": Recipe(widths=(3, 6, 4), rows=True, own_constants=True),
+    **{each: Recipe(widths=(3, 6, 4), direction=(each,)) for each in DIRECTIONS},
+}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "micro_steps", "options"),
+    [
+        ("shard=1", 1, {"stage": 0}),
+        ("shard=2", 1, {"stage": 2}),
+        ("shard=3", 2, {"stage": 3}),
+        ("dp=2", 1, {"stage": 0}),
+    ],
+)
+@pytest.mark.parametrize("what", RECIPES)
+def test_tiles_change_nothing(what, mesh, micro_steps, options, tmp_path, monkeypatch):
+    folder, data = written(tmp_path, mesh, micro_steps, RECIPES[what], **options), samples(tmp_path)
+    train(folder, data, 3, checkpoint=tmp_path / "plain")
+    runs: list[TiledRun] = []
+    real = TiledRun.run
+    monkeypatch.setattr(TiledRun, "run", lambda self, given: (runs.append(self), real(self, given))[1])
+    for name, value in (("LENGTH", 4), ("TILE", 5), ("WORTH", 1)):
+        monkeypatch.setattr(tiles, name, value)
+    train(folder, data, 3, checkpoint=tmp_path / "tiled")
+    # Plain descent at stage 2 has no state but whole parameters, which are gathered.
+    assert runs and (any(run.overwrites for run in runs) or what in ("gradient", "sign"))
+    plain, tiled = (values(tmp_path / name / "step_00000003", tmp_path) for name in ("plain", "tiled"))
+    for name, value in plain.items():
+        assert np.array_equal(value, tiled[name], equal_nan=True), name
+
+
+def graph(nodes: list[Node], inputs: dict[str, Any], outputs: list[str]) -> Graph:
+    import onnx
+
+    header = onnx.ModelProto(ir_version=9, opset_import=[onnx.helper.make_opsetid("", 20)])
+    names = {name for node in nodes for name in node.outputs}
+    types = {**inputs, **dict.fromkeys(names, TensorType("float32", (8,)))}
+    types |= {name: TensorType("float32", ()) for name in names if name.startswith("s")}
+    return Graph("g", nodes, inputs, {name: types[name] for name in outputs}, {}, types, header)
+
+
+ROW = TensorType("float32", (8,))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for name, value in (("LENGTH", 4), ("TILE", 3), ("WORTH", 1)):
+        monkeypatch.setattr(tiles, name, value)
+
+
+def run(made: Graph, replaces: dict[str, str], **feeds: Any) -> dict[str, np.ndarray]:
+    return Program(made, SessionCache(), replaces).run(feeds, lambda *_: [])
+
+
+def test_a_norm_inside_makes_two_runs(small):
+    nodes = [
+        Node("Mul", ["w", "w"], ["a"]), Node("ReduceSum", ["a"], ["s"], attributes={"keepdims": 0}),
+        Node("Mul", ["w", "s"], ["b"]), Node("Add", ["b", "a"], ["out"]),
+    ]  # fmt: skip
+    made = graph(nodes, {"w": ROW}, ["out"])
+    parts = split(Segment(tuple(nodes), ("w",), ("out",)), made.types)
+    assert [isinstance(part, Run) for part in parts] == [True, False, True]
+    w = np.arange(8, dtype=np.float32)
+    np.testing.assert_array_equal(run(made, {"out": "w"}, w=w.copy())["out"], w * (w * w).sum() + w * w)
+
+
+def test_a_state_is_written_over_once_nobody_reads_it(small):
+    nodes = [Node("Add", ["w", "g"], ["out"]), Node("Mul", ["out", "out"], ["square"])]
+    made = graph(nodes, {"w": ROW, "g": ROW}, ["out", "square"])
+    w, g = np.arange(8, dtype=np.float32), np.ones(8, np.float32)
+    found = run(made, {"out": "w"}, w=w, g=g)
+    np.testing.assert_array_equal(found["square"], (np.arange(8) + 1.0) ** 2)
+    assert np.shares_memory(found["out"], w) or np.array_equal(w, np.arange(8) + 1)
+
+
+def test_a_state_that_is_read_later_keeps_its_memory(small):
+    nodes = [
+        Node("Add", ["w", "g"], ["out"]), Node("ReduceSum", ["out"], ["s"], attributes={"keepdims": 0}),
+        Node("Mul", ["w", "s"], ["late"]),
+    ]  # fmt: skip
+    made = graph(nodes, {"w": ROW, "g": ROW}, ["out", "late"])
+    w, g = np.arange(8, dtype=np.float32), np.ones(8, np.float32)
+    found = run(made, {"out": "w"}, w=w, g=g)
+    np.testing.assert_array_equal(w, np.arange(8))
+    np.testing.assert_array_equal(found["late"], np.arange(8) * (np.arange(8) + 1).sum())
+
+
+def test_results_of_the_step_before_can_still_be_read(small):
+    nodes = [Node("Add", ["x", "x"], ["double"])]
+    program = Program(graph(nodes, {"x": ROW}, ["double"]), SessionCache(), {})
+    first = program.run({"x": np.ones(8, np.float32)}, lambda *_: [])["double"]
+    second = program.run({"x": np.zeros(8, np.float32)}, lambda *_: [])["double"]
+    assert first.tolist() == [2.0] * 8 and second.tolist() == [0.0] * 8
