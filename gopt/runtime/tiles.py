@@ -61,15 +61,36 @@ def split(segment: Segment, types: Mapping[str, TensorType]) -> list[Segment | R
     if not any(lengths):
         return [segment]
     # Within a turn the rest (length 0) comes first; runs of different lengths do not read one another.
-    ordered = [parts[key] for key in sorted(parts)]
-    lengths = [length for _, length in sorted(parts)]
+    whole = [(parts[key], key[1]) for key in sorted(parts)]
+    pieces = [(nodes, size) for part, size in whole for nodes in (_apart(part, types, size) if size else [part])]
+    ordered, lengths = [nodes for nodes, _ in pieces], [size for _, size in pieces]
     wanted = set(segment.outputs)
     made: list[Segment | Run] = []
     for nodes, length in zip(reversed(ordered), reversed(lengths)):
         part = _part(nodes, wanted)
         wanted.update(part.inputs)
-        made.append(_run(part, length, types) if length else part)
+        made.append(_run(part, length, types) if length and len(nodes) >= WORTH else part)
     return made[::-1]
+
+
+def _apart(nodes: Sequence[Node], types: Mapping[str, TensorType], length: int) -> list[list[Node]]:
+    """Runs that share no row, each by itself: what a tile touches must fit the cache. Union by row, in order."""
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    rows = [[x for x in (*node.reads, *node.outputs) if x and types[x].elements == length] for node in nodes]
+    for names in rows:
+        for name in names[1:]:
+            parent[root(name)] = root(names[0])
+    found: dict[str, list[Node]] = {}
+    for node, names in zip(nodes, rows):
+        found.setdefault(root(names[0]), []).append(node)
+    return list(found.values())
 
 
 def _parts(segment: Segment, lengths: Sequence[int]) -> dict[tuple[int, int], list[Node]]:
