@@ -22,6 +22,8 @@ class Engine(Protocol):
     """One rank's side of the transport. All ranks make the same calls of a group in the same order."""
 
     rank: int
+    beside: bool
+    """Whether calls gain from running beside computation: a call that spins must have a processor of its own."""
 
     def prepare(self, groups: Sequence[str]) -> None:
         """Make ready for calls over these groups: the same list on all ranks."""
@@ -38,6 +40,8 @@ class Engine(Protocol):
 
 class ThreadEngine:
     """A rank that is a thread of this process."""
+
+    beside = True
 
     def __init__(self, rank: int, group: ThreadGroup, board: Board) -> None:
         self.rank, self.group, self.board = rank, group, board
@@ -117,7 +121,8 @@ def one_of_many(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh]
 @dataclass(slots=True)
 class Ahead:
     """Calls of a rank on a thread of their own, in file order: they start when their inputs are ready, and compute
-    goes on. ``position`` is told of each call as it starts."""
+    goes on. Where the engine has no processor to spare, compute waits. ``position`` is told of each call as it
+    starts."""
 
     engine: Engine
     position: Callable[[int], None]
@@ -125,7 +130,7 @@ class Ahead:
     """Hears of every call: its name, and when it began and ended."""
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "calls"))
 
-    def __call__(self, index: int, node: Node, inputs: list[Array]) -> Future[list[Array]]:
+    def __call__(self, index: int, node: Node, inputs: list[Array]) -> list[Array] | Future[list[Array]]:
         def make() -> list[Array]:
             self.position(index)
             begin = time.perf_counter()
@@ -133,7 +138,7 @@ class Ahead:
             self.mark(f"{node.op_type} {index} over {node.attributes['group']}", begin, time.perf_counter())
             return results
 
-        return self._pool.submit(make)
+        return self._pool.submit(make) if self.engine.beside else make()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -20,6 +20,7 @@ from gopt.collectives.layout import HALVES, parse_shapes, total_elements
 from gopt.errors import OptionError, RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
+from gopt.runtime.memory import Pool
 from gopt.runtime.session import Array
 
 LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
@@ -50,9 +51,10 @@ class MpiEngine:
                 f"start it with {mesh.ranks}, or make other ranks with gopt reshard",
             )
         self._groups: dict[str, Any] = {}
-        self._rooms: dict[int, Array] = {}
+        self._pool = Pool()
         self._extremes: dict[tuple[str, str], Any] = {}
         self._watch = _Watch(deadline, explain, self._world)
+        self.beside = _has_spare(MPI, self._world)
 
     def prepare(self, groups: Sequence[str]) -> None:
         for group in (each for each in groups if each not in self._groups):
@@ -92,7 +94,7 @@ class MpiEngine:
     def _broadcast(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
         shapes = parse_shapes(node.attributes["shapes"])
         dtype = _dtype(node.attributes["dtype"])
-        flat = packed(inputs) if inputs else np.empty(total_elements(shapes), dtype)
+        flat = packed(inputs) if inputs else self._pool.take([total_elements(shapes)], dtype)
         comm.Bcast(_bits(flat), node.attributes["root"])
         return _unpacked(flat.copy() if inputs else flat, shapes)
 
@@ -106,16 +108,9 @@ class MpiEngine:
         flat = packed(pieces)
         narrow = flat.dtype if flat.dtype.name in HALVES else None
         flat = flat if narrow is None else flat.astype(np.float32)
-        mine = self._room(node, counts[comm.rank], flat.dtype)
+        mine = self._pool.take([counts[comm.rank]], flat.dtype)
         comm.Reduce_scatter(flat, mine, counts, self._op(node, flat))
         return [self._mean(mine, comm, node, narrow).reshape(shape)]
-
-    def _room(self, node: Node, size: int, dtype: np.dtype[Any]) -> Array:
-        """Memory for the result of a call that is read within the step: the same each time, for new pages are slow."""
-        held = self._rooms.get(id(node))
-        if held is None or held.size != size or held.dtype != dtype:
-            held = self._rooms[id(node)] = np.empty(size, dtype)
-        return held
 
     def _all_gather(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
         given = np.ascontiguousarray(inputs[0])
@@ -126,7 +121,7 @@ class MpiEngine:
             sizes = attributes["sizes"]
             row = given.size // max(given.shape[attributes["axis"]], 1)
             counts = [size * row for size in sizes]
-        whole = np.empty(sum(counts), given.dtype)
+        whole = self._pool.take([sum(counts)], given.dtype)
         width = given.dtype.itemsize
         comm.Allgatherv(
             [_bits(given), self._mpi.BYTE], [_bits(whole), [count * width for count in counts], self._mpi.BYTE]
@@ -170,7 +165,11 @@ class MpiEngine:
             return flat.astype(np.float32), flat.dtype
         if flat.dtype == np.bool_:
             return flat.astype(np.uint8), flat.dtype
-        return (flat.copy() if any(np.shares_memory(flat, each) for each in inputs[:1]) else flat), None
+        if not any(np.shares_memory(flat, each) for each in inputs[:1]):
+            return flat, None
+        own = self._pool.take(flat.shape, flat.dtype)
+        np.copyto(own, flat)
+        return own, None
 
     def _mean(self, flat: Array, comm: Any, node: Node, narrow: np.dtype[Any] | None) -> Array:
         if node.attributes.get("reduce", "sum") == "mean":
@@ -189,6 +188,15 @@ class MpiEngine:
         if key not in self._extremes:
             self._extremes[key] = self._mpi.Op.Create(_extreme(how, flat.dtype), commute=True)
         return self._extremes[key]
+
+
+def _has_spare(mpi: Any, world: Any) -> bool:
+    """Whether the processors of this host are two for each of its ranks: a waiting call spins."""
+    here = world.Split_type(mpi.COMM_TYPE_SHARED)
+    if not hasattr(os, "sched_getaffinity"):
+        return bool((os.cpu_count() or 1) >= 2 * here.size)
+    usable = set().union(*here.allgather(os.sched_getaffinity(0)))
+    return bool(len(usable) >= 2 * here.size)
 
 
 def _extreme(how: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:

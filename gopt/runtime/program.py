@@ -20,6 +20,8 @@ from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, known
 from gopt.runtime.cut import Call, Segment, cut, dropped
 from gopt.runtime.lower import lower_halves
+from gopt.runtime.memory import Pool
+from gopt.runtime.products import fold_transposes
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
 from gopt.runtime.session import (
     Array,
@@ -32,7 +34,7 @@ from gopt.runtime.session import (
     runtime_value,
     session_of,
 )
-from gopt.runtime.tiles import Run, TiledRun, call_rooms, split
+from gopt.runtime.tiles import Run, TiledRun, call_rooms, split, tiled
 from gopt.sources.expand import expand
 
 CallBack: TypeAlias = Callable[[int, Node, list[Array]], list[Array] | Future[list[Array]]]
@@ -83,7 +85,7 @@ class Program:
     """
 
     def __init__(self, graph: Graph, cache: SessionCache, replaces: Mapping[str, str] | None = None) -> None:
-        self.graph = graph = lower_halves(expand(graph, "gopt.run"))
+        self.graph = graph = fold_transposes(lower_halves(expand(graph, "gopt.run")))
         self._inputs = graph.inputs
         self._initial = {name: graph.initializers[name] for name in graph.inputs if name in graph.initializers}
         self._outputs = tuple(graph.outputs)
@@ -97,6 +99,7 @@ class Program:
         self._dropped = dropped(borders, self._outputs)
         last = {name: place for place, each in enumerate(borders) for name in each.inputs}
         rooms = {name: runtime_value(array) for name, array in self._rooms.items()}
+        pool = Pool()
         self._steps: list[Call | _Piece | TiledRun] = []
         for place, step in enumerate(steps):
             if isinstance(step, Call):
@@ -104,12 +107,11 @@ class Program:
             elif isinstance(step, Segment):
                 self._steps.append(_Piece(step, session_of(step, graph, types, cache), rooms))
             else:
-                over = {
+                free = {
                     output: name for output, name in (replaces or {}).items()
                     if output in step.segment.outputs and last.get(name) == place and name not in graph.outputs
                 }  # fmt: skip
-                session = session_of(step.segment, graph, types, cache, step.rows)
-                self._steps.append(TiledRun(step, over, session, rooms))
+                self._steps.append(tiled(step, free, graph, types, cache, rooms, pool))
         self._constants = self._resident(graph)
         self.mark: Mark = _no_mark
         """Hears of every segment: its name, and when it began and ended."""

@@ -49,6 +49,11 @@ def _runtime() -> Any:
     if not hasattr(onnxruntime, "InferenceSession"):
         # What is left when one of two wheels that share the folder was uninstalled.
         raise RunError("ONNX Runtime is installed, but empty", _INSTALL)
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    # Grow by what is asked for, not by powers of two.
+    onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"arena_extend_strategy": 1}))
     return onnxruntime
 
 
@@ -81,8 +86,9 @@ def _session(model: bytes) -> Any:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     # Basic: nothing that swaps an operator for an approximation, or depends on the processor's layout.
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    # An arena per session would hold on to the memory of every value that has crossed a border.
-    options.enable_cpu_mem_arena = False
+    # One arena for all: fresh pages cost more than most operators, and an arena per session would hold on to the
+    # memory of every value that has crossed a border.
+    options.add_session_config_entry("session.use_env_allocators", "1")
     try:
         return runtime.InferenceSession(model, options, providers=_PROVIDERS)
     except Exception as error:  # its exceptions have no common base

@@ -11,7 +11,7 @@ from test_run import samples, train, values, written
 
 from gopt.graph.model import Graph, Node
 from gopt.graph.types import TensorType
-from gopt.runtime import tiles
+from gopt.runtime import rows, tiles
 from gopt.runtime.cut import Segment
 from gopt.runtime.program import Program
 from gopt.runtime.session import SessionCache
@@ -44,6 +44,7 @@ def test_tiles_change_nothing(what, mesh, micro_steps, options, tmp_path, monkey
     monkeypatch.setattr(TiledRun, "run", lambda self, given: (runs.append(self), real(self, given))[1])
     for name, value in (("LENGTH", 4), ("TILE", 5), ("WORTH", 1)):
         monkeypatch.setattr(tiles, name, value)
+    monkeypatch.setattr(rows, "TILE", 5)
     train(folder, data, 3, checkpoint=tmp_path / "tiled")
     # Plain descent at stage 2 has no state but whole parameters, which are gathered.
     assert runs and (any(run.overwrites for run in runs) or what in ("gradient", "sign"))
@@ -69,6 +70,7 @@ ROW = TensorType("float32", (8,))
 def small(monkeypatch):
     for name, value in (("LENGTH", 4), ("TILE", 3), ("WORTH", 1)):
         monkeypatch.setattr(tiles, name, value)
+    monkeypatch.setattr(rows, "TILE", 3)
 
 
 def run(made: Graph, replaces: dict[str, str], **feeds: Any) -> dict[str, np.ndarray]:
@@ -85,6 +87,16 @@ def test_a_norm_inside_makes_two_runs(small):
     assert [isinstance(part, Run) for part in parts] == [True, False, True]
     w = np.arange(8, dtype=np.float32)
     np.testing.assert_array_equal(run(made, {"out": "w"}, w=w.copy())["out"], w * (w * w).sum() + w * w)
+
+
+def test_rows_that_need_no_gradient_wait_for_those_that_do(small):
+    nodes = [
+        Node("Mul", ["w", "w"], ["decayed"]), Node("ReduceSum", ["g"], ["s"], attributes={"keepdims": 0}),
+        Node("Mul", ["g", "s"], ["move"]), Node("Sub", ["decayed", "move"], ["out"]),
+    ]  # fmt: skip
+    parts = split(Segment(tuple(nodes), ("w", "g"), ("out",)), graph(nodes, {"w": ROW, "g": ROW}, ["out"]).types)
+    found = [(part.segment if isinstance(part, Run) else part).nodes for part in parts]
+    assert [[node.outputs[0] for node in nodes] for nodes in found] == [["s"], ["decayed", "move", "out"]]
 
 
 def test_a_state_is_written_over_once_nobody_reads_it(small):
