@@ -28,8 +28,9 @@ class Engine(Protocol):
     def prepare(self, groups: Sequence[str]) -> None:
         """Make ready for calls over these groups: the same list on all ranks."""
 
-    def call(self, index: int, node: Node, inputs: list[Array]) -> list[Array]:
-        """One collective, to its end; no outputs where they are undefined. Raises RunError."""
+    def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:
+        """One collective, to its end; no outputs where they are undefined. ``room``: flat memory that it may write, of
+        a reduction its inputs' own, of a gather the place for what it makes. Raises RunError."""
 
     def gather(self, item: Any) -> list[Any]:
         """What every rank gives, in rank order: for a few words, not for tensors."""
@@ -49,7 +50,7 @@ class ThreadEngine:
     def prepare(self, groups: Sequence[str]) -> None:
         return None
 
-    def call(self, index: int, node: Node, inputs: list[Array]) -> list[Array]:
+    def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:
         return self.group.call(self.rank, index, node, inputs)
 
     def gather(self, item: Any) -> list[Any]:
@@ -130,11 +131,13 @@ class Ahead:
     """Hears of every call: its name, and when it began and ended."""
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "calls"))
 
-    def __call__(self, index: int, node: Node, inputs: list[Array]) -> list[Array] | Future[list[Array]]:
+    def __call__(
+        self, index: int, node: Node, inputs: list[Array], room: Array | None = None
+    ) -> list[Array] | Future[list[Array]]:
         def make() -> list[Array]:
             self.position(index)
             begin = time.perf_counter()
-            results = self.engine.call(index, node, inputs)
+            results = self.engine.call(index, node, inputs, room)
             self.mark(f"{node.op_type} {index} over {node.attributes['group']}", begin, time.perf_counter())
             return results
 

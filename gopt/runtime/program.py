@@ -6,7 +6,7 @@ In training, long elementwise runs go in tiles, and what one call sends lies in 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -20,9 +20,10 @@ from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, known
 from gopt.runtime.cut import Call, Segment, cut, dropped
 from gopt.runtime.lower import lower_halves
-from gopt.runtime.memory import Pool
+from gopt.runtime.memory import Pool, joined
 from gopt.runtime.products import fold_transposes
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
+from gopt.runtime.rooms import Rooms, lay_out
 from gopt.runtime.session import (
     Array,
     NoKernelError,
@@ -34,11 +35,15 @@ from gopt.runtime.session import (
     runtime_value,
     session_of,
 )
-from gopt.runtime.tiles import Run, TiledRun, call_rooms, split, tiled
+from gopt.runtime.tiles import Run, TiledRun, split, tiled
 from gopt.sources.expand import expand
 
-CallBack: TypeAlias = Callable[[int, Node, list[Array]], list[Array] | Future[list[Array]]]
-"""What does a collective: number of the call in the file, its node, its inputs -> its outputs, or their promise."""
+CallBack: TypeAlias = Callable[..., list[Array] | Future[list[Array]]]
+"""What does a collective: number of the call in the file, its node, its inputs -> its outputs, or their promise.
+
+Programs for training may give it a fourth, room: flat memory that the call may write. Of a reduction it is its inputs'
+own, of a gather the place for what it makes.
+"""
 
 
 Mark: TypeAlias = Callable[[str, float, float], None]
@@ -89,32 +94,41 @@ class Program:
         self._inputs = graph.inputs
         self._initial = {name: graph.initializers[name] for name in graph.inputs if name in graph.initializers}
         self._outputs = tuple(graph.outputs)
-        types = graph.types | graph.inputs
-        steps: list[Segment | Run | Call] = list(cut(graph))
-        self._rooms: dict[str, Array] = {}
-        if replaces is not None:
-            steps = [part for each in cut(graph) for part in ([each] if isinstance(each, Call) else split(each, types))]
-            self._rooms = call_rooms([step for step in steps if isinstance(step, Call)], graph)
+        self._rooms = rooms = Rooms(graph) if replaces is None else lay_out(graph, replaces)
+        graph, types = rooms.graph, graph.types | graph.inputs
+        steps: list[Segment | Run | Call] = []
+        for each in cut(graph):
+            steps += split(each, types) if replaces is not None and isinstance(each, Segment) else [each]
         borders = [step.segment if isinstance(step, Run) else step for step in steps]
         self._dropped = dropped(borders, self._outputs)
-        last = {name: place for place, each in enumerate(borders) for name in each.inputs}
-        rooms = {name: runtime_value(array) for name, array in self._rooms.items()}
-        pool = Pool()
-        self._steps: list[Call | _Piece | TiledRun] = []
-        for place, step in enumerate(steps):
-            if isinstance(step, Call):
-                self._steps.append(step)
-            elif isinstance(step, Segment):
-                self._steps.append(_Piece(step, session_of(step, graph, types, cache), rooms))
-            else:
-                free = {
-                    output: name for output, name in (replaces or {}).items()
-                    if output in step.segment.outputs and last.get(name) == place and name not in graph.outputs
-                }  # fmt: skip
-                self._steps.append(tiled(step, free, graph, types, cache, rooms, pool))
+        self._steps = self._ready(steps, borders, types, cache, replaces or {})
         self._constants = self._resident(graph)
         self.mark: Mark = _no_mark
         """Hears of every segment: its name, and when it began and ended."""
+
+    def _ready(
+        self, steps: Sequence[Segment | Run | Call], borders: Sequence[Segment | Call], types: dict[str, TensorType],
+        cache: SessionCache, replaces: Mapping[str, str],
+    ) -> list[Call | _Piece | TiledRun]:  # fmt: skip
+        """Steps with their sessions and memory."""
+        graph, rooms, pool = self._rooms.graph, self._rooms, Pool()
+        last = {name: place for place, each in enumerate(borders) for name in each.inputs}
+        sent = {name: runtime_value(array) for name, array in rooms.sent.items()}
+        made: list[Call | _Piece | TiledRun] = []
+        for place, step in enumerate(steps):
+            if isinstance(step, Call):
+                made.append(step)
+            elif isinstance(step, Segment):
+                made.append(_Piece(step, session_of(step, graph, types, cache), sent))
+            else:
+                free = {
+                    output: name for output, name in replaces.items()
+                    if output in step.segment.outputs and last.get(name) == place and name not in self._outputs
+                }  # fmt: skip
+                own = {name: rooms.in_place(name, step.rows, place, last) for name in step.segment.outputs}
+                free |= {name: row for name, row in own.items() if row is not None}
+                made.append(tiled(step, free, graph, types, cache, sent, pool))
+        return made
 
     def _resident(self, graph: Graph) -> dict[str, Any]:
         """Constants that stand in no model: large ones, those that a call reads, and those that are outputs."""
@@ -156,7 +170,7 @@ class Program:
         unknown = sorted(set(feeds) - set(self._inputs))
         if unknown:
             raise RunError(f"the graph has no input {unknown[0]!r}")
-        values = dict(self._constants)
+        values = dict(self._constants) | {name: runtime_value(view) for name, view in self._rooms.views().items()}
         for name, type in self._inputs.items():
             if name in feeds:
                 array = np.asarray(feeds[name])
@@ -165,18 +179,23 @@ class Program:
             else:
                 raise RunError(f"input {name!r} ({type}) was not fed, and the file stores no value")
             _check_fed(name, type, array)
-            values[name] = runtime_value(array)
+            room = self._rooms.states.get(name)
+            if room is not None and not _same(array, room):
+                np.copyto(room, array)
+            values[name] = runtime_value(array if room is None else room)
         return values
 
     def _call(self, step: Call, values: dict[str, Any], promised: dict[str, _Promise], call: CallBack) -> None:
         missing = [name for name in step.inputs if name not in values]
         if missing:
             raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
-        given = [self._rooms[name] if name in self._rooms else array_of(values[name]) for name in step.inputs]
-        results = call(step.index, step.node, given)
-        promise = _Promise(step.node, results)
+        sent, number = self._rooms.sent, step.index
+        given = [sent[name] if name in sent else array_of(values[name]) for name in step.inputs]
+        room = joined(given) if number in self._rooms.spare else self._rooms.gathered.get(number)
+        results = call(number, step.node, given, *([] if room is None else [room]))
+        promise = _Promise(step.node, results, self._rooms.delivered)
         if isinstance(results, Future):
-            promised.update(dict.fromkeys(step.node.outputs or [f"{step.index}"], promise))
+            promised.update(dict.fromkeys(step.node.outputs or [f"{number}"], promise))
         else:
             promise.settle(values, promised)
 
@@ -187,6 +206,7 @@ class _Promise:
 
     node: Node
     results: list[Array] | Future[list[Array]]
+    delivered: Mapping[str, Array]
 
     def settle(self, values: dict[str, Any], promised: dict[str, _Promise]) -> None:
         """Wait for the call and put its outputs among the values."""
@@ -194,9 +214,18 @@ class _Promise:
         names = self.node.outputs
         if results and len(results) != len(names):
             raise RunError(f"{self.node.op_type} {self.node.label!r} gave {len(results)} values, not {len(names)}")
-        values.update({name: runtime_value(array) for name, array in zip(names, results) if name})
+        for name, array in zip(names, results):
+            room = self.delivered.get(name)
+            if room is not None and not _same(array, room):
+                np.copyto(room, array)
+            if name:
+                values[name] = runtime_value(array if room is None else room)
         for name in [name for name, promise in promised.items() if promise is self]:
             del promised[name]
+
+
+def _same(array: Array, room: Array) -> bool:
+    return bool(array.__array_interface__["data"][0] == room.__array_interface__["data"][0])
 
 
 def _check_fed(name: str, type: TensorType, array: Array) -> None:

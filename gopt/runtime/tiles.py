@@ -8,7 +8,6 @@ to tile after tile of its rows. A result that takes the place of an operand is w
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,8 +16,8 @@ import numpy as np
 
 from gopt.analysis.operators import elementwise
 from gopt.graph.model import Graph, Node
-from gopt.graph.types import TensorType, known
-from gopt.runtime.cut import Call, Segment
+from gopt.graph.types import TensorType
+from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.memory import Pool
 from gopt.runtime.proto import is_constant, is_small
@@ -229,28 +228,3 @@ class SessionTiles:
 
 def _bind(bind: Any, name: str, array: Array, start: int, size: int) -> None:
     bind(name, "cpu", 0, array.dtype.type, (size,), array.ctypes.data + start * array.itemsize)
-
-
-def call_rooms(calls: Sequence[Call], graph: Graph) -> dict[str, Array]:
-    """For what one call sends together, memory in one buffer: value -> its array there.
-
-    Inputs and constants of the graph lie elsewhere, and so does what two calls send.
-    """
-    rooms: dict[str, Array] = {}
-    made = {name for node in graph.nodes for name in node.outputs} - set(graph.outputs)
-    sent = Counter(name for call in calls for name in call.inputs)
-    passed = {name for call in calls for name in call.outputs}
-    for call in calls:
-        types = [graph.types.get(name) for name in call.inputs]
-        free = all(name in made and name not in passed and sent[name] == 1 for name in call.inputs)
-        if len(types) < 2 or not free or not all(type is not None and type.static for type in types):
-            continue
-        known_types = [type for type in types if type is not None]
-        if not all(known(type.dtype) and type.dtype not in ("bfloat16", "bool", "string") for type in known_types):
-            continue
-        flat = np.empty(sum(type.elements for type in known_types), numpy_dtype(known_types[0].dtype))
-        place = 0
-        for name, type in zip(call.inputs, known_types):
-            rooms[name] = flat[place : place + type.elements].reshape(type.dims)
-            place += type.elements
-    return rooms
