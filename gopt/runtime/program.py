@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +18,7 @@ from gopt.errors import GoptError, RunError
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, known
 from gopt.runtime.cut import Call, Segment, cut, dropped
+from gopt.runtime.device import HOST, Device, Piece
 from gopt.runtime.lower import lower_halves
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
 from gopt.runtime.session import (
@@ -26,16 +26,20 @@ from gopt.runtime.session import (
     NoKernelError,
     SessionCache,
     array_dtype,
-    array_of,
     first_line,
-    run_bound,
-    runtime_value,
     session_of,
 )
-from gopt.runtime.tiles import Run, TiledRun, call_rooms, split
+from gopt.runtime.tiles import Run, TiledRun, split
 from gopt.sources.expand import expand
 
-CallBack: TypeAlias = Callable[[int, Node, list[Array]], list[Array] | Future[list[Array]]]
+
+class Awaited(Protocol):
+    """Outputs of a call that is under way, such as a Future."""
+
+    def result(self) -> list[Array]: ...
+
+
+CallBack: TypeAlias = Callable[[int, Node, list[Array]], list[Array] | Awaited]
 """What does a collective: number of the call in the file, its node, its inputs -> its outputs, or their promise."""
 
 
@@ -46,35 +50,10 @@ def _no_mark(name: str, begin: float, end: float) -> None:
     return None
 
 
-class _Piece:
-    """A segment with its session. ``rooms``: memory in which some results are to lie."""
-
-    overwrites: frozenset[str] = frozenset()
-
-    def __init__(self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any]) -> None:
-        self.outputs = segment.outputs
-        self.title = f"segment of {len(segment.nodes)}"
-        self.inputs, self._session = session
-        self._rooms = {name: rooms[name] for name in self.outputs if name in rooms}
-
-    def run(self, values: Mapping[str, Any]) -> list[Any]:
-        binding = self._session.io_binding()
-        for name in self.inputs:
-            binding.bind_ortvalue_input(name, values[name])
-        for name in self.outputs:
-            if name in self._rooms:
-                binding.bind_ortvalue_output(name, self._rooms[name])
-            else:
-                binding.bind_output(name, "cpu")
-        run_bound(self._session, binding)
-        results: list[Any] = binding.get_outputs()
-        return [self._rooms.get(name, result) for name, result in zip(self.outputs, results)]
-
-
 class Program:
-    """A rank's graph, or one without collectives, made ready to run on the CPU.
+    """A rank's graph, or one without collectives, made ready to run on the CPU, or on another ``device``.
 
-    Halves are lowered to float32 operators on the way. ``graph`` is not changed. Raises UnsupportedError where a
+    Halves are lowered to float32 operators on the CPU. ``graph`` is not changed. Raises UnsupportedError where a
     type that is needed is unknown, NoKernelError where the runtime has no kernel, RunError where it refuses.
 
     ``replaces`` (output -> input) is for training: long elementwise runs go in tiles, a result that replaces a state is
@@ -82,27 +61,32 @@ class Program:
     one buffer. Without it no array that was fed is written.
     """
 
-    def __init__(self, graph: Graph, cache: SessionCache, replaces: Mapping[str, str] | None = None) -> None:
-        self.graph = graph = lower_halves(expand(graph, "gopt.run"))
+    def __init__(
+        self, graph: Graph, cache: SessionCache, replaces: Mapping[str, str] | None = None, device: Device = HOST
+    ) -> None:
+        graph = expand(graph, "gopt.run")
+        self.graph = graph = lower_halves(graph) if device.lowers else graph
+        self._device = device
         self._inputs = graph.inputs
         self._initial = {name: graph.initializers[name] for name in graph.inputs if name in graph.initializers}
         self._outputs = tuple(graph.outputs)
         types = graph.types | graph.inputs
         steps: list[Segment | Run | Call] = list(cut(graph))
-        self._rooms: dict[str, Array] = {}
-        if replaces is not None:
+        self._rooms: Mapping[str, Any] = {}
+        if replaces is not None and device.tiles:
             steps = [part for each in cut(graph) for part in ([each] if isinstance(each, Call) else split(each, types))]
-            self._rooms = call_rooms([step for step in steps if isinstance(step, Call)], graph)
+        if replaces is not None:
+            self._rooms = device.rooms([step for step in steps if isinstance(step, Call)], graph)
         borders = [step.segment if isinstance(step, Run) else step for step in steps]
         self._dropped = dropped(borders, self._outputs)
         last = {name: place for place, each in enumerate(borders) for name in each.inputs}
-        rooms = {name: runtime_value(array) for name, array in self._rooms.items()}
-        self._steps: list[Call | _Piece | TiledRun] = []
+        rooms = {name: device.put(room) for name, room in self._rooms.items()}
+        self._steps: list[Call | Piece] = []
         for place, step in enumerate(steps):
             if isinstance(step, Call):
                 self._steps.append(step)
             elif isinstance(step, Segment):
-                self._steps.append(_Piece(step, session_of(step, graph, types, cache), rooms))
+                self._steps.append(device.piece(step, session_of(step, graph, types, cache), rooms, types))
             else:
                 over = {
                     output: name for output, name in (replaces or {}).items()
@@ -118,7 +102,7 @@ class Program:
         """Constants that stand in no model: large ones, those that a call reads, and those that are outputs."""
         read = {name for step in self._steps for name in step.inputs} | set(self._outputs)
         names = [name for name in graph.initializers if name in read and name not in graph.inputs]
-        return {name: runtime_value(graph.initializers[name].numpy()) for name in names}
+        return {name: self._device.put(graph.initializers[name].numpy()) for name in names}
 
     def run(self, feeds: Mapping[str, Array], call: CallBack) -> dict[str, Array]:
         """One step: values for the inputs in, the graph's outputs out.
@@ -148,7 +132,7 @@ class Program:
                 values.pop(name, None)
         while promised:
             next(iter(promised.values())).settle(values, promised)
-        return {name: array_of(values[name]) for name in self._outputs}
+        return {name: self._device.show(values[name]) for name in self._outputs}
 
     def _start(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
         unknown = sorted(set(feeds) - set(self._inputs))
@@ -157,23 +141,24 @@ class Program:
         values = dict(self._constants)
         for name, type in self._inputs.items():
             if name in feeds:
-                array = np.asarray(feeds[name])
+                array = feeds[name] if hasattr(feeds[name], "dtype") else np.asarray(feeds[name])
             elif name in self._initial:
                 array = self._initial[name].numpy()
             else:
                 raise RunError(f"input {name!r} ({type}) was not fed, and the file stores no value")
             _check_fed(name, type, array)
-            values[name] = runtime_value(array)
+            values[name] = self._device.put(array)
         return values
 
     def _call(self, step: Call, values: dict[str, Any], promised: dict[str, _Promise], call: CallBack) -> None:
         missing = [name for name in step.inputs if name not in values]
         if missing:
             raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
-        given = [self._rooms[name] if name in self._rooms else array_of(values[name]) for name in step.inputs]
+        show = self._device.show
+        given = [self._rooms[name] if name in self._rooms else show(values[name]) for name in step.inputs]
         results = call(step.index, step.node, given)
-        promise = _Promise(step.node, results)
-        if isinstance(results, Future):
+        promise = _Promise(step.node, results, self._device)
+        if not isinstance(results, list):
             promised.update(dict.fromkeys(step.node.outputs or [f"{step.index}"], promise))
         else:
             promise.settle(values, promised)
@@ -184,15 +169,16 @@ class _Promise:
     """A call under way, or its results."""
 
     node: Node
-    results: list[Array] | Future[list[Array]]
+    results: list[Array] | Awaited
+    device: Device
 
     def settle(self, values: dict[str, Any], promised: dict[str, _Promise]) -> None:
         """Wait for the call and put its outputs among the values."""
-        results = self.results.result() if isinstance(self.results, Future) else self.results
+        results = self.results if isinstance(self.results, list) else self.results.result()
         names = self.node.outputs
         if results and len(results) != len(names):
             raise RunError(f"{self.node.op_type} {self.node.label!r} gave {len(results)} values, not {len(names)}")
-        values.update({name: runtime_value(array) for name, array in zip(names, results) if name})
+        values.update({name: self.device.put(array) for name, array in zip(names, results) if name})
         for name in [name for name, promise in promised.items() if promise is self]:
             del promised[name]
 

@@ -41,7 +41,8 @@ class NoKernelError(RunError):
 
 
 @functools.cache
-def _runtime() -> Any:
+def runtime() -> Any:
+    """The package onnxruntime; raises RunError where it cannot be used."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -68,26 +69,35 @@ class SessionCache:
             if key in self._sessions:
                 self.reused += 1
             else:
-                self._sessions[key] = _session(model)
+                self._sessions[key] = self.build(model)
                 self.built += 1
             return self._sessions[key]
 
+    def build(self, model: bytes) -> Any:
+        """A new session; raises as ``get`` does."""
+        return _session(model)
+
 
 def _session(model: bytes) -> Any:
-    runtime = _runtime()
-    options = runtime.SessionOptions()
+    ort = runtime()
+    options = ort.SessionOptions()
     options.log_severity_level = 4  # what is fatal is raised as well
     # Ranks are the threads. A pool per session costs milliseconds each, and its size could show in the results.
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     # Basic: nothing that swaps an operator for an approximation, or depends on the processor's layout.
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     # An arena per session would hold on to the memory of every value that has crossed a border.
     options.enable_cpu_mem_arena = False
     try:
-        return runtime.InferenceSession(model, options, providers=_PROVIDERS)
+        return ort.InferenceSession(model, options, providers=_PROVIDERS)
     except Exception as error:  # its exceptions have no common base
-        kind = NoKernelError if type(error).__name__ == "NotImplemented" else RunError
-        raise kind(f"ONNX Runtime refuses a segment: {first_line(error)}") from error
+        raise refusal(error) from error
+
+
+def refusal(error: Exception) -> RunError:
+    """What it means that a session cannot be built."""
+    kind = NoKernelError if type(error).__name__ == "NotImplemented" else RunError
+    return kind(f"ONNX Runtime refuses a segment: {first_line(error)}")
 
 
 def first_line(error: Exception) -> str:
@@ -109,7 +119,7 @@ def runtime_value(array: Array) -> Any:
     """A runtime value over an array's own memory; it keeps the array alive."""
     dtype = array_dtype(array)
     array = np.require(array, requirements="C")
-    values = _runtime().OrtValue
+    values = runtime().OrtValue
     if dtype == "string" or array.dtype == object:
         raise UnsupportedError("strings cannot be handed to ONNX Runtime")
     if dtype in _PACKED:
