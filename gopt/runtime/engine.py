@@ -119,6 +119,19 @@ def one_of_many(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh]
     return run
 
 
+class Calls(Protocol):
+    """What makes a rank's calls during a step, beside the graph. ``position`` is told of each as it starts, ``mark`` of
+    its name, and when it began and ended."""
+
+    def __init__(
+        self, engine: Any, position: Callable[[int], None], mark: Callable[[str, float, float], None]
+    ) -> None: ...
+
+    def __call__(self, index: int, node: Node, inputs: list[Any], room: Any = None) -> Any: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Ahead:
     """Calls of a rank on a thread of their own, in file order: they start when their inputs are ready, and compute

@@ -50,6 +50,11 @@ def joined(arrays: Sequence[Array]) -> Array | None:
     return base[first : first + sum(each.size for each in arrays)]
 
 
+def same_memory(one: Array, other: Array) -> bool:
+    """Whether two arrays begin at one place."""
+    return bool(one.__array_interface__["data"][0] == other.__array_interface__["data"][0])
+
+
 def _references(held: list[Array], place: int) -> int:
     """Of an array in a list, counted alike each time: views of it count, whoever has them."""
     return sys.getrefcount(held[place])

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -22,6 +20,7 @@ from gopt.graph.model import Node
 from gopt.mesh import Mesh
 from gopt.runtime.memory import Pool, joined
 from gopt.runtime.session import Array
+from gopt.runtime.watch import Watch
 
 LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 """What launchers put into the environment of a rank."""
@@ -53,7 +52,7 @@ class MpiEngine:
         self._groups: dict[str, Any] = {}
         self._pool = Pool()
         self._extremes: dict[tuple[str, str], Any] = {}
-        self._watch = _Watch(deadline, explain, self._world)
+        self.watch = Watch(deadline, explain, lambda: self._world.Abort(RunError("").exit_code))
         self.beside = _has_spare(MPI, self._world)
 
     def prepare(self, groups: Sequence[str]) -> None:
@@ -62,8 +61,13 @@ class MpiEngine:
             self._groups[group] = self._world.Split(members[0], self._mesh.index(group, self.rank))
 
     def gather(self, item: Any) -> list[Any]:
-        with self._watch.on("the ranks' agreement"):
+        with self.watch.on("the ranks' agreement"):
             found: list[Any] = self._world.allgather(item)
+        return found
+
+    def neighbours(self) -> list[int]:
+        """The ranks on this machine, this one among them. All ranks ask together."""
+        found: list[int] = self._world.Split_type(self._mpi.COMM_TYPE_SHARED).allgather(self.rank)
         return found
 
     def fail(self, error: BaseException) -> None:
@@ -73,7 +77,7 @@ class MpiEngine:
 
     def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:
         make = getattr(self, f"_{_SNAKE[node.op_type]}")
-        with self._watch.on(f"call {index} ({node.op_type} over {node.attributes['group']})"):
+        with self.watch.on(f"call {index} ({node.op_type} over {node.attributes['group']})"):
             found: list[Array] = make(self._groups[node.attributes["group"]], node, inputs, room)
         return found
 
@@ -215,34 +219,6 @@ _SNAKE = {
     "AllReduce": "all_reduce", "Reduce": "reduce", "Broadcast": "broadcast", "ReduceScatter": "reduce_scatter",
     "AllGather": "all_gather", "AllToAll": "all_to_all", "Send": "send", "Recv": "recv",
 }  # fmt: skip
-
-
-class _Watch:
-    """Ends the job when one call takes too long: a blocking call cannot be left by itself."""
-
-    def __init__(self, deadline: float, explain: Callable[[str], None], world: Any) -> None:
-        self._deadline, self._explain, self._world = deadline, explain, world
-        self._what, self._since = "", 0.0
-        threading.Thread(target=self._live, name="watch", daemon=True).start()
-
-    def on(self, what: str) -> _Watch:
-        self._what = what
-        return self
-
-    def __enter__(self) -> None:
-        self._since = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._since = 0.0
-
-    def _live(self) -> None:
-        while True:
-            time.sleep(min(self._deadline / 4, 1.0))
-            since = self._since
-            if since and time.monotonic() - since > self._deadline:
-                self._explain(f"after {self._deadline:g} s, it still waits at {self._what}: another rank did not come")
-                sys.stderr.flush()
-                self._world.Abort(RunError("").exit_code)
 
 
 def packed(arrays: Sequence[Array]) -> Array:

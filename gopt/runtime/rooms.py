@@ -55,13 +55,14 @@ class Rooms:
     own: dict[str, frozenset[Piece]] = field(default_factory=dict)
     """What a gather sends -> pieces of its room, one of which is the rank's own."""
 
-    def views(self) -> dict[str, Array]:
-        """What was cut of states -> its place."""
+    def places(self) -> dict[str, Array]:
+        """States, what was cut of them and what becomes of them -> where it lies."""
         types = self.graph.types
-        return {
+        views = {
             name: self.gathered[piece.call][piece.start : piece.stop].reshape(types[name].dims)
             for name, piece in self.pieces.items() if name not in self.states
         }  # fmt: skip
+        return {**views, **self.states, **self.delivered}
 
     def in_place(self, name: str, rows: Sequence[str], place: int, last: Mapping[str, int]) -> str | None:
         """The row over which a step may write what a gather sends: the rank's own piece, when that is its last reader
@@ -160,21 +161,28 @@ def _piece(node: Node, pieces: Mapping[str, Piece], graph: Graph) -> Piece | Non
     return None
 
 
-def _sent(graph: Graph) -> dict[str, Array]:
-    """For what one call sends together, memory in one buffer. Inputs and constants lie elsewhere, and so does what two
-    calls send."""
+def together(graph: Graph) -> list[tuple[tuple[str, ...], list[TensorType]]]:
+    """What calls send together and could lie in one buffer, with the types. Inputs and constants lie elsewhere, and so
+    does what two calls send."""
     calls = [node for node in graph.nodes if node.domain == COMM]
-    rooms: dict[str, Array] = {}
     made = {name for node in graph.nodes if node.domain != COMM for name in node.outputs} - set(graph.outputs)
     sent = Counter(name for call in calls for name in call.inputs)
+    found = []
     for call in calls:
         types = [type for name in call.inputs if (type := graph.types.get(name)) is not None and type.static]
         free = all(name in made and sent[name] == 1 for name in call.inputs)
         if len(types) < 2 or len(types) < len(call.inputs) or not free:
             continue
         if all(known(type.dtype) and type.dtype not in _UNFIT for type in types):
-            flat = np.empty(sum(type.elements for type in types), numpy_dtype(types[0].dtype))
-            rooms.update(zip(call.inputs, _one_behind_the_other(flat, types)))
+            found.append((tuple(call.inputs), types))
+    return found
+
+
+def _sent(graph: Graph) -> dict[str, Array]:
+    rooms: dict[str, Array] = {}
+    for names, types in together(graph):
+        flat = np.empty(sum(type.elements for type in types), numpy_dtype(types[0].dtype))
+        rooms.update(zip(names, _one_behind_the_other(flat, types)))
     return rooms
 
 

@@ -22,7 +22,7 @@ from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.memory import Pool
 from gopt.runtime.proto import is_constant, is_small
 from gopt.runtime.rows import TILE, Rows, operation
-from gopt.runtime.session import Array, SessionCache, array_of, run_bound, runtime_value, session_of
+from gopt.runtime.session import Array, SessionCache, Value, run_bound, session_of
 
 LENGTH = 1 << 16
 """Elements from which a run is cut into tiles."""
@@ -150,7 +150,7 @@ class Worker(Protocol):
 
     inputs: tuple[str, ...]
 
-    def run(self, values: Mapping[str, Any], results: Mapping[str, Array]) -> None:
+    def run(self, values: Mapping[str, Value], results: Mapping[str, Array]) -> None:
         """``values``: of the inputs. ``results``: flat, where they go; over a row, that row's memory."""
 
 
@@ -158,7 +158,9 @@ class TiledRun:
     """A run made ready, and where its results lie. ``over``: result -> the row that it takes the place of; ``rooms``:
     memory in which some results are to lie; ``worker`` writes into both."""
 
-    def __init__(self, run: Run, over: Mapping[str, str], worker: Worker, rooms: Mapping[str, Any], pool: Pool) -> None:
+    def __init__(
+        self, run: Run, over: Mapping[str, str], worker: Worker, rooms: Mapping[str, Value], pool: Pool
+    ) -> None:
         self.inputs, self.outputs = worker.inputs, run.segment.outputs
         self.title = f"{len(run.segment.nodes)} elementwise over {run.length}"
         self._run, self._worker, self._pool = run, worker, pool
@@ -167,24 +169,24 @@ class TiledRun:
         self.overwrites = frozenset(self._over.values())
         """Inputs whose memory is written."""
 
-    def run(self, values: Mapping[str, Any]) -> list[Any]:
+    def run(self, values: Mapping[str, Value]) -> list[Value]:
         """Every tile in turn; returns the results whole."""
         results = {name: self._result(name, values) for name in self.outputs}
-        self._worker.run(values, {name: array_of(value).reshape(-1) for name, value in results.items()})
+        self._worker.run(values, {name: value.array.reshape(-1) for name, value in results.items()})
         return [results[name] for name in self.outputs]
 
-    def _result(self, name: str, values: Mapping[str, Any]) -> Any:
+    def _result(self, name: str, values: Mapping[str, Value]) -> Value:
         if name in self._over:
             return values[self._over[name]]
         if name in self._rooms:
             return self._rooms[name]
         type = self._run.types[name]
-        return runtime_value(self._pool.take(type.dims, numpy_dtype(type.dtype)))
+        return Value(self._pool.take(type.dims, numpy_dtype(type.dtype)))
 
 
 def tiled(
     run: Run, replaces: Mapping[str, str], graph: Graph, types: dict[str, TensorType], cache: SessionCache,
-    rooms: Mapping[str, Any], pool: Pool,
+    rooms: Mapping[str, Value], pool: Pool,
 ) -> TiledRun:  # fmt: skip
     """A run made ready. ``replaces``: result -> input whose memory may be written; it is where that is a row."""
     over = {output: name for output, name in replaces.items() if name in run.rows and output not in rooms}
@@ -209,11 +211,11 @@ class SessionTiles:
         # The runtime does not see when an operand is still read: what goes over one goes through a tile of its own.
         self._scratch = {name: np.empty(TILE, numpy_dtype(run.types[name].dtype)) for name in over}
 
-    def run(self, values: Mapping[str, Any], results: Mapping[str, Array]) -> None:
-        rows = {name: array_of(values[name]) for name in self._rows}
+    def run(self, values: Mapping[str, Value], results: Mapping[str, Array]) -> None:
+        rows = {name: values[name].array for name in self._rows}
         binding = self._session.io_binding()
         for name in self._scalars:
-            binding.bind_ortvalue_input(name, values[name])
+            binding.bind_ortvalue_input(name, values[name].given)
         for start in range(0, self._length, TILE):
             size = min(TILE, self._length - start)
             for name, array in rows.items():

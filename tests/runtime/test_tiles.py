@@ -11,7 +11,7 @@ from test_run import samples, train, values, written
 
 from gopt.graph.model import Graph, Node
 from gopt.graph.types import TensorType
-from gopt.runtime import program, rows, tiles
+from gopt.runtime import device, rows, tiles
 from gopt.runtime.cut import Segment
 from gopt.runtime.program import Program
 from gopt.runtime.rooms import Rooms
@@ -40,12 +40,12 @@ RECIPES = {
 def test_tiles_and_rooms_change_nothing(what, mesh, micro_steps, options, tmp_path, monkeypatch):
     folder, data = written(tmp_path, mesh, micro_steps, RECIPES[what], **options), samples(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(program, "lay_out", lambda graph, replaces: Rooms(graph))
+        patch.setattr(device, "lay_out", lambda graph, replaces: Rooms(graph))
         train(folder, data, 3, checkpoint=tmp_path / "plain")
     runs: list[TiledRun] = []
     rooms: list[Rooms] = []
-    real_rooms = program.lay_out
-    monkeypatch.setattr(program, "lay_out", lambda *given: (rooms.append(real_rooms(*given)), rooms[-1])[1])
+    real_rooms = device.lay_out
+    monkeypatch.setattr(device, "lay_out", lambda *given: (rooms.append(real_rooms(*given)), rooms[-1])[1])
     real = TiledRun.run
     monkeypatch.setattr(TiledRun, "run", lambda self, given: (runs.append(self), real(self, given))[1])
     for name, value in (("LENGTH", 4), ("TILE", 5), ("WORTH", 1)):
