@@ -90,13 +90,16 @@ def run(arguments: list[str], fault: str = "", **options: Any) -> subprocess.Com
     ],
 )
 def test_any_ranks_train_alike(mesh, micro_steps, options, tmp_path):
-    """The same samples a step, on one rank in micro-steps or on several: the states agree."""
+    """The same samples a step, on one rank in micro-steps or on several: states and losses agree."""
     data = samples(tmp_path)
     several = written(tmp_path, mesh, micro_steps, **options)
     parts = Mesh.parse(mesh).ranks * micro_steps
     alone = written(tmp_path, "shard=1", parts)
-    for folder, name in ((alone, "a"), (several, "b")):
-        train(folder, data, 6, checkpoint=tmp_path / name)
+    losses = [
+        [each.loss for each in train(folder, data, 6, checkpoint=tmp_path / name)]
+        for folder, name in ((alone, "a"), (several, "b"))
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
     first = values(tmp_path / "a" / "step_00000006", tmp_path)
     second = values(tmp_path / "b" / "step_00000006", tmp_path)
     for name, value in first.items():
