@@ -108,10 +108,9 @@ def compare(curves: Mapping[int, list[float]]) -> bool:
         worst = int(gaps.argmax())
         alike = bool((gaps <= TOLERANCE).all())  # not so for a loss that is no number either
         agree = agree and alike
-        print(
-            f"{counted(ranks)} against {fewest}: {'the same curve' if alike else 'ANOTHER CURVE'}; the loss differs "
-            f"by at most {gaps[worst]:.1e} of it (step {worst + 1}; bound {TOLERANCE:.0e})"
-        )
+        how = f"differs by at most {gaps[worst]:.1e} of it, at step {worst + 1} (bound {TOLERANCE:.0e})"
+        print(f"{counted(ranks)} against {fewest}: {'the same curve' if alike else 'ANOTHER CURVE'}; the loss "
+              f"{how if gaps[worst] != 0 else 'is the very same at all steps'}")  # fmt: skip
     return agree
 
 
