@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(missing("plotext", "sklearn"), reason="needs pip
 
 def run(example: str, out: Path, *more: str, script: Path = EXAMPLES / "train.py") -> subprocess.CompletedProcess[str]:
     line = [sys.executable, str(script), example, "--out", str(out), *more]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, encoding="utf-8")
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, encoding="utf-8")
 
 
 def curve(out: Path, ranks: int) -> np.ndarray:
