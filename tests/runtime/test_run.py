@@ -321,6 +321,28 @@ def test_ranks_and_launcher_must_agree(tmp_path):
     assert done.returncode == 2 and "holds 2 ranks" in done.stderr
 
 
+@mpi
+@pytest.mark.parametrize(
+    ("where", "data", "ranks", "code", "said"),
+    [
+        ("nowhere", "faulty_data:batches", 2, 3, "no output folder"),
+        ("", "faulty_data:batches", 3, 2, "the launcher started 3 ranks, the folder holds 2"),
+        ("", "none.npz", 2, 3, "none.npz: no such file"),
+        ("one file", "faulty_data:batches", 2, 5, "there is no file"),
+    ],
+)
+def test_ranks_of_a_users_launcher_say_it_once(where, data, ranks, code, said, tmp_path):
+    folder = written(tmp_path)
+    if where == "one file":
+        next(folder.glob("*1.onnx")).unlink()
+    target = tmp_path / where if where == "nowhere" else folder
+    done = run(
+        [launch.mpiexec(), "-n", str(ranks), *command(folder, data, 2)[:4], str(target), *command(folder, data, 2)[5:]]
+    )
+    errors = [line for line in done.stderr.splitlines() if line.startswith("gopt: error:")]
+    assert done.returncode == code and len(errors) == 1 and said in errors[0], (done.returncode, done.stderr)
+
+
 def test_a_launcher_that_starts_nobody_is_given_up(tmp_path, monkeypatch):
     stuck = tmp_path / "mpiexec"
     stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
