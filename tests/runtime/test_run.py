@@ -115,12 +115,21 @@ def test_the_loss_falls_and_is_told(tmp_path):
 
 
 @mpi
-@pytest.mark.parametrize("mesh", ["shard=2", "dp=2,shard=2"])
-def test_mpi_trains_as_threads_do(mesh, tmp_path):
-    folder, data = written(tmp_path, mesh, stage=3, bucket_mb=0), samples(tmp_path)
+@pytest.mark.parametrize(
+    ("mesh", "stage", "hosts"),
+    [("shard=2", 3, ""), ("shard=2", 1, ""), ("dp=2,shard=2", 3, ""), ("dp=2,shard=2", 2, "localhost:3,127.0.0.1:1")],
+)
+def test_mpi_trains_as_threads_do(mesh, stage, hosts, tmp_path):
+    """``hosts``: nodes to the launcher, which share no memory and talk over TCP."""
+    folder, data = written(tmp_path, mesh, stage=stage, bucket_mb=0), samples(tmp_path)
     train(folder, data, 5, checkpoint=tmp_path / "threads")
     ranks = str(Mesh.parse(mesh).ranks)
-    done = run(command(folder, data, 5, "--launch", ranks, "--checkpoint", str(tmp_path / "mpi"), "--json"))
+    given = ["--checkpoint", str(tmp_path / "mpi"), "--json"]
+    if hosts:
+        launcher = [launch.mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", ranks]
+        done = run([*launcher, *command(folder, data, 5, *given)])
+    else:
+        done = run(command(folder, data, 5, "--launch", ranks, *given))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["engine"] == "mpi"
     first, second = (values(tmp_path / name / "step_00000005", tmp_path) for name in ("threads", "mpi"))
