@@ -27,9 +27,10 @@ from gopt.runtime import draws, nccl, session
 from gopt.runtime.cuda import Cuda
 from gopt.runtime.device import HOST
 from gopt.runtime.engine import run_threads
-from gopt.runtime.gpu import Gpu
+from gopt.runtime.gpu import Gpu, Sessions
 from gopt.runtime.nccl import Inline, NcclEngine, on_gpus
 from gopt.runtime.program import Program
+from gopt.runtime.proto import build_model
 from gopt.runtime.train import Job, Trainer, read_manifest
 from gopt.runtime.wire import equal_parts
 
@@ -504,6 +505,21 @@ def test_a_runtime_without_a_gpu_is_refused():
     with pytest.raises(RunError, match="ONNX Runtime cannot use the GPU: ") as refused:
         Gpu(Cuda(FakeCudart()), 0)
     assert "\n" not in refused.value.message and "pip install" in refused.value.hints[0]
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_a_session_of_the_real_runtime_that_falls_back_is_refused(tmp_path, capfd):
+    graph = make(
+        tmp_path, [onnx.helper.make_node("Neg", ["x"], ["y"])], {"x": ("float32", [5])}, {"y": ("float32", [5])}
+    )
+    model = build_model(graph.header, graph.nodes, graph.inputs, graph.outputs)
+    session.runtime().set_default_logger_severity(4)
+    try:
+        with pytest.raises(RunError, match="fell back to the CPU"):
+            Sessions(0, 0).build(model.SerializeToString())
+    finally:
+        session.runtime().set_default_logger_severity(2)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
