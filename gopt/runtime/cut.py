@@ -1,8 +1,7 @@
 """A rank's graph cut at its collectives: what runs between two calls. Pure; no engine is asked.
 
-What a call or the caller waits for runs as early as it can: right after the last call that it depends on, in file
-order. All else runs just before its first reader. So ranks whose forward and backward are alike get equal first
-segments, however their updates differ: the part of an update that needs no gradient would be early, and is not.
+The file's order is the schedule: pass ``overlap`` has put every call where it is to start, and what waits for one as
+late as it may be. So a segment is what stands between two calls, and calls run beside the segments after them.
 """
 
 from __future__ import annotations
@@ -68,42 +67,20 @@ def dropped(steps: Sequence[Step], keep: Sequence[str]) -> list[tuple[str, ...]]
 
 
 def _levels(graph: Graph) -> tuple[list[Node], list[list[Node]]]:
-    """The calls, and for each and the end the nodes that run before it and after the one before."""
+    """The calls, and the nodes in front of each and behind the last; without those that nobody needs."""
     calls = [node for node in graph.nodes if node.domain == COMM]
     levels: list[list[Node]] = [[] for _ in range(len(calls) + 1)]
-    for node, level in zip(graph.nodes, _latest(graph, _earliest(graph)), strict=True):
-        if level is not None:
-            levels[level].append(node)
-    return calls, levels
-
-
-def _earliest(graph: Graph) -> list[int]:
-    """For every node, after how many calls it can run; for a call, its number from 1."""
-    result: list[int] = []
-    made_at: dict[str, int] = {}
-    calls = 0
-    for node in graph.nodes:
-        calls += node.domain == COMM
-        result.append(calls if node.domain == COMM else max((made_at.get(name, 0) for name in node.reads), default=0))
-        made_at.update((name, result[-1]) for name in node.outputs if name)
-    return result
-
-
-def _latest(graph: Graph, earliest: Sequence[int]) -> list[int | None]:
-    """For every node, after how many calls it is to run; None for calls, and for what nobody reads."""
-    awaited = set(graph.outputs).union(*(node.reads for node in graph.nodes if node.domain == COMM))
-    due: dict[str, int] = {}
-    result: list[int | None] = []
-    for node, early in zip(reversed(graph.nodes), reversed(earliest), strict=True):
-        levels = [due[name] for name in node.outputs if name in due]
-        if node.domain == COMM or not (levels or awaited.intersection(node.outputs)):
-            result.append(None)
+    needed = set(graph.outputs)
+    level = len(calls)
+    for node in reversed(graph.nodes):
+        if node.domain == COMM:
+            level -= 1
+        elif needed.isdisjoint(node.outputs):
             continue
-        level = early if awaited.intersection(node.outputs) else min(levels)
-        result.append(level)
-        for name in node.reads:
-            due[name] = min(due.get(name, level), level)
-    return result[::-1]
+        else:
+            levels[level].append(node)
+        needed.update(node.reads)
+    return calls, [nodes[::-1] for nodes in levels]
 
 
 def _borders(graph: Graph, calls: Sequence[Node], levels: Sequence[Sequence[Node]]) -> set[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from gopt.graph.model import Graph
 from gopt.graph.types import TensorType
-from gopt.runtime.cut import Call, Segment
-from gopt.runtime.session import Array, SessionCache, array_of, run_bound, runtime_value
-from gopt.runtime.tiles import call_rooms
+from gopt.runtime.cut import Segment
+from gopt.runtime.rooms import Rooms, lay_out
+from gopt.runtime.session import Array, SessionCache, Value, run_bound
 
 
 class Piece(Protocol):
@@ -45,8 +45,8 @@ class Device(Protocol):
     def down(self, shown: Any) -> Array:
         """An array in host memory, whole and current."""
 
-    def rooms(self, calls: Sequence[Call], graph: Graph) -> Mapping[str, Any]:
-        """For what one call sends together, memory in one buffer: value -> where it lies, shown."""
+    def rooms(self, graph: Graph, replaces: Mapping[str, str]) -> Rooms:
+        """Where values lie so that calls need no copies, shown; ``replaces``: output -> state."""
 
     def piece(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any],
@@ -60,28 +60,28 @@ class HostPiece:
 
     overwrites: frozenset[str] = frozenset()
 
-    def __init__(self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any]) -> None:
+    def __init__(self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Value]) -> None:
         self.outputs = segment.outputs
         self.title = f"segment of {len(segment.nodes)}"
         self.inputs, self._session = session
         self._rooms = {name: rooms[name] for name in self.outputs if name in rooms}
 
-    def run(self, values: Mapping[str, Any]) -> list[Any]:
+    def run(self, values: Mapping[str, Value]) -> list[Value]:
         binding = self._session.io_binding()
         for name in self.inputs:
-            binding.bind_ortvalue_input(name, values[name])
+            binding.bind_ortvalue_input(name, values[name].given)
         for name in self.outputs:
             if name in self._rooms:
-                binding.bind_ortvalue_output(name, self._rooms[name])
+                binding.bind_ortvalue_output(name, self._rooms[name].given)
             else:
                 binding.bind_output(name, "cpu")
         run_bound(self._session, binding)
-        results: list[Any] = binding.get_outputs()
-        return [self._rooms.get(name, result) for name, result in zip(self.outputs, results)]
+        results = binding.get_outputs()
+        return [self._rooms.get(name) or Value(given=result) for name, result in zip(self.outputs, results)]
 
 
 class Host:
-    """Host memory: values are the runtime's over NumPy's own memory, and nothing is copied."""
+    """Host memory: the runtime works on NumPy's own memory, and nothing is copied."""
 
     lowers = True
     tiles = True
@@ -89,17 +89,17 @@ class Host:
     def sessions(self) -> SessionCache:
         return SessionCache()
 
-    def put(self, shown: Array) -> Any:
-        return runtime_value(shown)
+    def put(self, shown: Array) -> Value:
+        return Value(shown)
 
-    def show(self, value: Any) -> Array:
-        return array_of(value)
+    def show(self, value: Value) -> Array:
+        return value.array
 
     def down(self, shown: Array) -> Array:
         return shown
 
-    def rooms(self, calls: Sequence[Call], graph: Graph) -> Mapping[str, Array]:
-        return call_rooms(calls, graph)
+    def rooms(self, graph: Graph, replaces: Mapping[str, str]) -> Rooms:
+        return lay_out(graph, replaces)
 
     def piece(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any],

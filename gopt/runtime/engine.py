@@ -22,12 +22,15 @@ class Engine(Protocol):
     """One rank's side of the transport. All ranks make the same calls of a group in the same order."""
 
     rank: int
+    beside: bool
+    """Whether calls gain from running beside computation: a call that spins must have a processor of its own."""
 
     def prepare(self, groups: Sequence[str]) -> None:
         """Make ready for calls over these groups: the same list on all ranks."""
 
-    def call(self, index: int, node: Node, inputs: list[Array]) -> list[Array]:
-        """One collective, to its end; no outputs where they are undefined. Raises RunError."""
+    def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:
+        """One collective, to its end; no outputs where they are undefined. ``room``: flat memory that it may write, of
+        a reduction its inputs' own, of a gather the place for what it makes. Raises RunError."""
 
     def gather(self, item: Any) -> list[Any]:
         """What every rank gives, in rank order: for a few words, not for tensors."""
@@ -39,13 +42,15 @@ class Engine(Protocol):
 class ThreadEngine:
     """A rank that is a thread of this process."""
 
+    beside = True
+
     def __init__(self, rank: int, group: ThreadGroup, board: Board) -> None:
         self.rank, self.group, self.board = rank, group, board
 
     def prepare(self, groups: Sequence[str]) -> None:
         return None
 
-    def call(self, index: int, node: Node, inputs: list[Array]) -> list[Array]:
+    def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:
         return self.group.call(self.rank, index, node, inputs)
 
     def gather(self, item: Any) -> list[Any]:
@@ -122,7 +127,7 @@ class Calls(Protocol):
         self, engine: Any, position: Callable[[int], None], mark: Callable[[str, float, float], None]
     ) -> None: ...
 
-    def __call__(self, index: int, node: Node, inputs: list[Any]) -> Any: ...
+    def __call__(self, index: int, node: Node, inputs: list[Any], room: Any = None) -> Any: ...
 
     def close(self) -> None: ...
 
@@ -130,7 +135,8 @@ class Calls(Protocol):
 @dataclass(slots=True)
 class Ahead:
     """Calls of a rank on a thread of their own, in file order: they start when their inputs are ready, and compute
-    goes on. ``position`` is told of each call as it starts."""
+    goes on. Where the engine has no processor to spare, compute waits. ``position`` is told of each call as it
+    starts."""
 
     engine: Engine
     position: Callable[[int], None]
@@ -138,15 +144,17 @@ class Ahead:
     """Hears of every call: its name, and when it began and ended."""
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "calls"))
 
-    def __call__(self, index: int, node: Node, inputs: list[Array]) -> Future[list[Array]]:
+    def __call__(
+        self, index: int, node: Node, inputs: list[Array], room: Array | None = None
+    ) -> list[Array] | Future[list[Array]]:
         def make() -> list[Array]:
             self.position(index)
             begin = time.perf_counter()
-            results = self.engine.call(index, node, inputs)
+            results = self.engine.call(index, node, inputs, room)
             self.mark(f"{node.op_type} {index} over {node.attributes['group']}", begin, time.perf_counter())
             return results
 
-        return self._pool.submit(make)
+        return self._pool.submit(make) if self.engine.beside else make()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

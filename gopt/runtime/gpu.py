@@ -19,14 +19,14 @@ import onnx
 
 from gopt.collectives.layout import ALIGN as SHARD
 from gopt.errors import RunError, UnsupportedError
-from gopt.graph.model import Graph
+from gopt.graph.model import COMM, Graph
 from gopt.graph.types import TensorType, dtype_code, known
 from gopt.runtime import session
 from gopt.runtime.cuda import INSTALL, Block, Cuda, Dtype, Event, Memory
-from gopt.runtime.cut import Call, Segment
+from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
+from gopt.runtime.rooms import Rooms, together
 from gopt.runtime.session import Array, SessionCache, array_dtype
-from gopt.runtime.tiles import call_rooms
 
 PROVIDER = "CUDAExecutionProvider"
 ALIGN = 16
@@ -193,22 +193,23 @@ class Gpu:
                 self.cuda("cudaStreamSynchronize", self.compute)
         return made
 
-    def rooms(self, calls: Sequence[Call], graph: Graph) -> dict[str, Block]:
-        """Where no tensor of the call would lie at an odd place."""
-        host = call_rooms(calls, graph)
-        made: dict[str, Block] = {}
-        for call in calls:
-            arrays = [host[name] for name in call.inputs if name in host]
-            if not arrays or any(array.nbytes % ALIGN for array in arrays[:-1]):
+    def rooms(self, graph: Graph, replaces: Mapping[str, str]) -> Rooms:
+        """For what calls send; not where a tensor would lie at an odd place."""
+        members = {
+            name: len(node.attributes.get("cuts", ()))
+            for node in graph.nodes if node.domain == COMM for name in node.inputs
+        }  # fmt: skip
+        made: dict[str, Any] = {}
+        for names, types in together(graph):
+            if any(type.nbytes % ALIGN for type in types[:-1]):
                 continue
-            elements = sum(array.size for array in arrays)
-            members = len(call.node.attributes.get("cuts", ()))
-            flat = self.empty((elements,), arrays[0].dtype, beyond=SHARD * members)
+            elements = sum(type.elements for type in types)
+            flat = self.empty((elements,), numpy_dtype(types[0].dtype), beyond=SHARD * members[names[0]])
             start = 0
-            for name, array in zip(call.inputs, arrays, strict=True):
-                made[name] = flat.part(start, array.shape)
-                start += array.size
-        return made
+            for name, type in zip(names, types, strict=True):
+                made[name] = flat.part(start, type.dims)
+                start += type.elements
+        return Rooms(graph, sent=made)
 
     def piece(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any],

@@ -151,8 +151,11 @@ class _Watch:
         while self.process.poll() is None and dead is None:
             seen = read(self.folder)
             self._follow(seen)
-            gone = [rank for rank, handle in self._handles.items() if select.select([handle], [], [], 0)[0]]
+            gone = self._gone()
             dead = self._silent(gone)
+            if dead is not None:
+                time.sleep(0.3)  # MPI may have ended the others before the system was done with the one that died
+                dead = self._silent(self._gone())
             self._tell()
             self._refuse_standstill(seen)
             if dead is None:
@@ -174,6 +177,9 @@ class _Watch:
                     self._handles[each.rank] = os.pidfd_open(each.process)
                 except ProcessLookupError:
                     continue
+
+    def _gone(self) -> list[int]:
+        return [rank for rank, handle in self._handles.items() if select.select([handle], [], [], 0)[0]]
 
     def _silent(self, gone: Sequence[int]) -> Seen | None:
         """A rank that is gone and has not said why, when no other has: else it was ended for that one's sake."""

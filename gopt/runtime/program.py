@@ -6,7 +6,7 @@ In training, long elementwise runs go in tiles, and what one call sends lies in 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -20,7 +20,10 @@ from gopt.graph.types import TensorType, known
 from gopt.runtime.cut import Call, Segment, cut, dropped
 from gopt.runtime.device import HOST, Device, Piece
 from gopt.runtime.lower import lower_halves
+from gopt.runtime.memory import Pool, joined, same_memory
+from gopt.runtime.products import fold_transposes
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
+from gopt.runtime.rooms import Rooms
 from gopt.runtime.session import (
     Array,
     NoKernelError,
@@ -29,18 +32,22 @@ from gopt.runtime.session import (
     first_line,
     session_of,
 )
-from gopt.runtime.tiles import Run, TiledRun, split
+from gopt.runtime.tiles import Run, split, tiled
 from gopt.sources.expand import expand
 
 
 class Awaited(Protocol):
     """Outputs of a call that is under way, such as a Future."""
 
-    def result(self) -> list[Array]: ...
+    def result(self) -> list[Any]: ...
 
 
-CallBack: TypeAlias = Callable[[int, Node, list[Array]], list[Array] | Awaited]
-"""What does a collective: number of the call in the file, its node, its inputs -> its outputs, or their promise."""
+CallBack: TypeAlias = Callable[..., list[Any] | Awaited]
+"""What does a collective: number of the call in the file, its node, its inputs -> its outputs, or their promise.
+
+Programs for training may give it a fourth, room: flat memory that the call may write. Of a reduction it is its inputs'
+own, of a gather the place for what it makes.
+"""
 
 
 Mark: TypeAlias = Callable[[str, float, float], None]
@@ -65,38 +72,51 @@ class Program:
         self, graph: Graph, cache: SessionCache, replaces: Mapping[str, str] | None = None, device: Device = HOST
     ) -> None:
         graph = expand(graph, "gopt.run")
-        self.graph = graph = lower_halves(graph) if device.lowers else graph
+        self.graph = graph = fold_transposes(lower_halves(graph)) if device.lowers else graph
         self._device = device
         self._inputs = graph.inputs
         self._initial = {name: graph.initializers[name] for name in graph.inputs if name in graph.initializers}
         self._outputs = tuple(graph.outputs)
-        types = graph.types | graph.inputs
-        steps: list[Segment | Run | Call] = list(cut(graph))
-        self._rooms: Mapping[str, Any] = {}
-        if replaces is not None and device.tiles:
-            steps = [part for each in cut(graph) for part in ([each] if isinstance(each, Call) else split(each, types))]
-        if replaces is not None:
-            self._rooms = device.rooms([step for step in steps if isinstance(step, Call)], graph)
+        self._rooms = rooms = Rooms(graph) if replaces is None else device.rooms(graph, replaces)
+        self._places = {name: device.put(place) for name, place in rooms.places().items()}
+        self._keeps = replaces is not None
+        self._fed: dict[str, tuple[Any, Any]] = {}
+        """What was fed last, and the value made of it: states mostly come back as they went."""
+        graph, types = rooms.graph, graph.types | graph.inputs
+        steps: list[Segment | Run | Call] = []
+        tiles = replaces is not None and device.tiles
+        for each in cut(graph):
+            steps += split(each, types) if tiles and isinstance(each, Segment) else [each]
         borders = [step.segment if isinstance(step, Run) else step for step in steps]
         self._dropped = dropped(borders, self._outputs)
-        last = {name: place for place, each in enumerate(borders) for name in each.inputs}
-        rooms = {name: device.put(room) for name, room in self._rooms.items()}
-        self._steps: list[Call | Piece] = []
-        for place, step in enumerate(steps):
-            if isinstance(step, Call):
-                self._steps.append(step)
-            elif isinstance(step, Segment):
-                self._steps.append(device.piece(step, session_of(step, graph, types, cache), rooms, types))
-            else:
-                over = {
-                    output: name for output, name in (replaces or {}).items()
-                    if output in step.segment.outputs and last.get(name) == place and name not in graph.outputs
-                }  # fmt: skip
-                session = session_of(step.segment, graph, types, cache, step.rows)
-                self._steps.append(TiledRun(step, over, session, rooms))
+        self._steps = self._ready(steps, borders, types, cache, replaces or {})
         self._constants = self._resident(graph)
         self.mark: Mark = _no_mark
         """Hears of every segment: its name, and when it began and ended."""
+
+    def _ready(
+        self, steps: Sequence[Segment | Run | Call], borders: Sequence[Segment | Call], types: dict[str, TensorType],
+        cache: SessionCache, replaces: Mapping[str, str],
+    ) -> list[Call | Piece]:  # fmt: skip
+        """Steps with their sessions and memory."""
+        graph, rooms, pool = self._rooms.graph, self._rooms, Pool()
+        last = {name: place for place, each in enumerate(borders) for name in each.inputs}
+        sent = {name: self._device.put(place) for name, place in rooms.sent.items()}
+        made: list[Call | Piece] = []
+        for place, step in enumerate(steps):
+            if isinstance(step, Call):
+                made.append(step)
+            elif isinstance(step, Segment):
+                made.append(self._device.piece(step, session_of(step, graph, types, cache), sent, types))
+            else:
+                free = {
+                    output: name for output, name in replaces.items()
+                    if output in step.segment.outputs and last.get(name) == place and name not in self._outputs
+                }  # fmt: skip
+                own = {name: rooms.in_place(name, step.rows, place, last) for name in step.segment.outputs}
+                free |= {name: row for name, row in own.items() if row is not None}
+                made.append(tiled(step, free, graph, types, cache, sent, pool))
+        return made
 
     def _resident(self, graph: Graph) -> dict[str, Any]:
         """Constants that stand in no model: large ones, those that a call reads, and those that are outputs."""
@@ -138,30 +158,49 @@ class Program:
         unknown = sorted(set(feeds) - set(self._inputs))
         if unknown:
             raise RunError(f"the graph has no input {unknown[0]!r}")
-        values = dict(self._constants)
+        values = self._constants | self._places
         for name, type in self._inputs.items():
             if name in feeds:
-                array = feeds[name] if hasattr(feeds[name], "dtype") else np.asarray(feeds[name])
+                given = feeds[name]
             elif name in self._initial:
-                array = self._initial[name].numpy()
+                given = self._initial[name].numpy()
             else:
                 raise RunError(f"input {name!r} ({type}) was not fed, and the file stores no value")
-            _check_fed(name, type, array)
-            values[name] = self._device.put(array)
+            before, value = self._fed.get(name, (None, None))
+            if before is not given:
+                shown = given if hasattr(given, "dtype") else np.asarray(given)
+                _check_fed(name, type, shown)
+                room = self._rooms.states.get(name)
+                if room is not None and not same_memory(shown, room):
+                    np.copyto(room, shown)
+                value = self._device.put(shown) if room is None else self._places[name]
+                if self._keeps:
+                    self._fed[name] = given, value
+            values[name] = value
         return values
 
     def _call(self, step: Call, values: dict[str, Any], promised: dict[str, _Promise], call: CallBack) -> None:
         missing = [name for name in step.inputs if name not in values]
         if missing:
             raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
-        show = self._device.show
-        given = [self._rooms[name] if name in self._rooms else show(values[name]) for name in step.inputs]
-        results = call(step.index, step.node, given)
-        promise = _Promise(step.node, results, self._device)
+        sent, show, number = self._rooms.sent, self._device.show, step.index
+        given = [sent[name] if name in sent else show(values[name]) for name in step.inputs]
+        room = joined(given) if number in self._rooms.spare else self._rooms.gathered.get(number)
+        results = call(number, step.node, given, *([] if room is None else [room]))
+        promise = _Promise(step.node, results, self._put)
         if not isinstance(results, list):
-            promised.update(dict.fromkeys(step.node.outputs or [f"{step.index}"], promise))
+            promised.update(dict.fromkeys(step.node.outputs or [f"{number}"], promise))
         else:
             promise.settle(values, promised)
+
+    def _put(self, name: str, shown: Any) -> Any:
+        """The value of what a call made; what has a room goes there, if the call did not put it there itself."""
+        room = self._rooms.delivered.get(name)
+        if room is None:
+            return self._device.put(shown)
+        if not same_memory(shown, room):
+            np.copyto(room, shown)
+        return self._places[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +208,8 @@ class _Promise:
     """A call under way, or its results."""
 
     node: Node
-    results: list[Array] | Awaited
-    device: Device
+    results: list[Any] | Awaited
+    put: Callable[[str, Any], Any]
 
     def settle(self, values: dict[str, Any], promised: dict[str, _Promise]) -> None:
         """Wait for the call and put its outputs among the values."""
@@ -178,7 +217,7 @@ class _Promise:
         names = self.node.outputs
         if results and len(results) != len(names):
             raise RunError(f"{self.node.op_type} {self.node.label!r} gave {len(results)} values, not {len(names)}")
-        values.update({name: self.device.put(array) for name, array in zip(names, results) if name})
+        values.update({name: self.put(name, shown) for name, shown in zip(names, results) if name})
         for name in [name for name, promise in promised.items() if promise is self]:
             del promised[name]
 

@@ -50,6 +50,11 @@ def runtime() -> Any:
     if not hasattr(onnxruntime, "InferenceSession"):
         # What is left when one of two wheels that share the folder was uninstalled.
         raise RunError("ONNX Runtime is installed, but empty", _INSTALL)
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    # Grow by what is asked for, not by powers of two.
+    onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"arena_extend_strategy": 1}))
     return onnxruntime
 
 
@@ -86,8 +91,9 @@ def _session(model: bytes) -> Any:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     # Basic: nothing that swaps an operator for an approximation, or depends on the processor's layout.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    # An arena per session would hold on to the memory of every value that has crossed a border.
-    options.enable_cpu_mem_arena = False
+    # One arena for all: fresh pages cost more than most operators, and an arena per session would hold on to the
+    # memory of every value that has crossed a border.
+    options.add_session_config_entry("session.use_env_allocators", "1")
     try:
         return ort.InferenceSession(model, options, providers=_PROVIDERS)
     except Exception as error:  # its exceptions have no common base
@@ -150,6 +156,28 @@ def array_of(value: Any) -> Array:
     if 0 in shape:
         return np.zeros(shape, dtype)  # no memory to look at: its address is null
     return np.asarray(_Memory(value, shape, dtype.itemsize)).view(dtype)
+
+
+class Value:
+    """A value in host memory: an array, and the runtime's view of the same memory, each made when first asked for."""
+
+    __slots__ = ("_array", "_given")
+
+    def __init__(self, array: Array | None = None, given: Any = None) -> None:
+        self._array, self._given = array, given
+
+    @property
+    def array(self) -> Array:
+        if self._array is None:
+            self._array = array_of(self._given)
+        return self._array
+
+    @property
+    def given(self) -> Any:
+        """For the runtime; raises UnsupportedError, RunError where it takes no such tensor."""
+        if self._given is None:
+            self._given = runtime_value(self.array)
+        return self._given
 
 
 # --- segments -------------------------------------------------------------------------------------------------------

@@ -1,32 +1,31 @@
 """Long elementwise runs in tiles that fit a cache: an update passes over its memory once, not once per operator.
 
-A segment is split into what works on long rows of one length, element by element, and the rest. Such a run becomes one
-small session with an open length, bound by address to tile after tile of its rows. A result that takes the place of an
-operand is written where that lay: through a scratch tile, for the runtime does not see when an operand is still read.
+A segment is split into what works on long rows of one length, element by element, and the rest. Such a run is NumPy's
+where that gives the very bits of ONNX Runtime; else it becomes one small session with an open length, bound by address
+to tile after tile of its rows. A result that takes the place of an operand is written where that lay.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from gopt.analysis.operators import elementwise
 from gopt.graph.model import Graph, Node
-from gopt.graph.types import TensorType, known
-from gopt.runtime.cut import Call, Segment
+from gopt.graph.types import TensorType
+from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
-from gopt.runtime.session import Array, array_of, run_bound, runtime_value
+from gopt.runtime.memory import Pool
+from gopt.runtime.proto import is_constant, is_small
+from gopt.runtime.rows import TILE, Rows, operation
+from gopt.runtime.session import Array, SessionCache, Value, run_bound, session_of
 
 LENGTH = 1 << 16
 """Elements from which a run is cut into tiles."""
-TILE = 1 << 15
-"""Elements of a tile: a dozen float32 rows of them fit a core's second-level cache."""
-
 
 _ROWS = frozenset({"float32", "float64", "float16", "int32", "int64", "bool", "uint8", "int8"})
 """Types that the runtime binds by address."""
@@ -50,7 +49,8 @@ class Run:
 def split(segment: Segment, types: Mapping[str, TensorType]) -> list[Segment | Run]:
     """The parts of a segment in an order in which they can run; the segment itself when nothing in it is long.
 
-    A node's turn is the number of times that work passes from rows to the rest on the way to it. Linear.
+    A node's turn is the number of times that work passes from rows to the rest on the way to it; a node on rows waits
+    for the turn of those that read what it makes. Linear.
     """
     lengths = [_length(node, types) for node in segment.nodes]
     parts = _parts(segment, lengths)
@@ -96,11 +96,22 @@ def _apart(nodes: Sequence[Node], types: Mapping[str, TensorType], length: int) 
 def _parts(segment: Segment, lengths: Sequence[int]) -> dict[tuple[int, int], list[Node]]:
     """Nodes by turn and length."""
     turn: dict[str, tuple[int, bool]] = {}
-    parts: dict[tuple[int, int], list[Node]] = {}
+    turns: list[int] = []
     for node, length in zip(segment.nodes, lengths):
         before = [turn[name] for name in node.reads if name in turn]
-        own = max((place + (in_run and not length) for place, in_run in before), default=0)
-        turn.update((name, (own, bool(length))) for name in node.outputs)
+        turns.append(max((place + (in_run and not length) for place, in_run in before), default=0))
+        turn.update((name, (turns[-1], bool(length))) for name in node.outputs)
+    due: dict[str, int] = {}
+    for place in range(len(turns) - 1, -1, -1):
+        node, length = segment.nodes[place], lengths[place]
+        readers = [due[name] for name in node.outputs if name in due]
+        if length and readers:
+            turns[place] = min(readers)
+        for name in node.reads:
+            latest = turns[place] - (not length)
+            due[name] = min(due.get(name, latest), latest)
+    parts: dict[tuple[int, int], list[Node]] = {}
+    for node, length, own in zip(segment.nodes, lengths, turns):
         parts.setdefault((own, length), []).append(node)
     return parts
 
@@ -134,82 +145,88 @@ def _run(part: Segment, length: int, types: Mapping[str, TensorType]) -> Run:
     return Run(part, length, rows, {name: types[name] for name in part.outputs})
 
 
+class Worker(Protocol):
+    """What computes a run, tile by tile."""
+
+    inputs: tuple[str, ...]
+
+    def run(self, values: Mapping[str, Value], results: Mapping[str, Array]) -> None:
+        """``values``: of the inputs. ``results``: flat, where they go; over a row, that row's memory."""
+
+
 class TiledRun:
-    """A run with its session, made ready. ``over``: result -> the row that it takes the place of; ``rooms``: memory in
-    which some results are to lie."""
+    """A run made ready, and where its results lie. ``over``: result -> the row that it takes the place of; ``rooms``:
+    memory in which some results are to lie; ``worker`` writes into both."""
 
     def __init__(
-        self, run: Run, over: Mapping[str, str], session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any]
+        self, run: Run, over: Mapping[str, str], worker: Worker, rooms: Mapping[str, Value], pool: Pool
     ) -> None:
-        self.inputs, self._session = session
-        self.outputs = run.segment.outputs
+        self.inputs, self.outputs = worker.inputs, run.segment.outputs
         self.title = f"{len(run.segment.nodes)} elementwise over {run.length}"
-        self._run = run
-        self._scalars = [name for name in self.inputs if name not in run.rows]
+        self._run, self._worker, self._pool = run, worker, pool
         self._rooms = {name: rooms[name] for name in self.outputs if name in rooms}
-        self._over = {output: name for output, name in over.items() if name in run.rows and output not in rooms}
-        self._scratch = {name: np.empty(TILE, numpy_dtype(run.types[name].dtype)) for name in self._over}
-        self._results: dict[str, list[Array]] = {}
+        self._over = over
         self.overwrites = frozenset(self._over.values())
         """Inputs whose memory is written."""
 
-    def run(self, values: Mapping[str, Any]) -> list[Any]:
+    def run(self, values: Mapping[str, Value]) -> list[Value]:
         """Every tile in turn; returns the results whole."""
-        rows = {name: array_of(values[name]) for name in self._run.rows}
         results = {name: self._result(name, values) for name in self.outputs}
-        arrays = {name: array_of(value).reshape(-1) for name, value in results.items()}
-        binding = self._session.io_binding()
-        for name in self._scalars:
-            binding.bind_ortvalue_input(name, values[name])
-        for start in range(0, self._run.length, TILE):
-            size = min(TILE, self._run.length - start)
-            for name, array in rows.items():
-                _bind(binding.bind_input, name, array, start, size)
-            for name, array in arrays.items():
-                scratch = self._scratch.get(name)
-                _bind(binding.bind_output, name, array if scratch is None else scratch, start * (scratch is None), size)
-            run_bound(self._session, binding)
-            for name, scratch in self._scratch.items():
-                arrays[name][start : start + size] = scratch[:size]
+        self._worker.run(values, {name: value.array.reshape(-1) for name, value in results.items()})
         return [results[name] for name in self.outputs]
 
-    def _result(self, name: str, values: Mapping[str, Any]) -> Any:
-        """Where a result goes: over its row; or into one of two arrays in turn, for the last one may still be read."""
+    def _result(self, name: str, values: Mapping[str, Value]) -> Value:
         if name in self._over:
             return values[self._over[name]]
         if name in self._rooms:
             return self._rooms[name]
-        held = self._results.setdefault(name, [])
-        if len(held) < 2:
-            held.append(np.empty(self._run.types[name].dims, numpy_dtype(self._run.types[name].dtype)))
-        held.reverse()
-        return runtime_value(held[0])
+        type = self._run.types[name]
+        return Value(self._pool.take(type.dims, numpy_dtype(type.dtype)))
+
+
+def tiled(
+    run: Run, replaces: Mapping[str, str], graph: Graph, types: dict[str, TensorType], cache: SessionCache,
+    rooms: Mapping[str, Value], pool: Pool,
+) -> TiledRun:  # fmt: skip
+    """A run made ready. ``replaces``: result -> input whose memory may be written; it is where that is a row."""
+    over = {output: name for output, name in replaces.items() if name in run.rows and output not in rooms}
+    segment = run.segment
+    worker: Worker
+    if all(operation(node, types) is not None for node in segment.nodes):
+        small = [name for name in segment.inputs if is_constant(graph, name) and is_small(graph.initializers[name])]
+        constants = {name: graph.initializers[name].numpy() for name in small}
+        worker = Rows(segment, run.length, run.rows, types, over, constants)
+    else:
+        worker = SessionTiles(run, over, session_of(segment, graph, types, cache, run.rows))
+    return TiledRun(run, over, worker, rooms, pool)
+
+
+class SessionTiles:
+    """A run by a session with an open length."""
+
+    def __init__(self, run: Run, over: Mapping[str, str], session: tuple[tuple[str, ...], Any]) -> None:
+        self.inputs, self._session = session
+        self._rows, self._length = run.rows, run.length
+        self._scalars = [name for name in self.inputs if name not in run.rows]
+        # The runtime does not see when an operand is still read: what goes over one goes through a tile of its own.
+        self._scratch = {name: np.empty(TILE, numpy_dtype(run.types[name].dtype)) for name in over}
+
+    def run(self, values: Mapping[str, Value], results: Mapping[str, Array]) -> None:
+        rows = {name: values[name].array for name in self._rows}
+        binding = self._session.io_binding()
+        for name in self._scalars:
+            binding.bind_ortvalue_input(name, values[name].given)
+        for start in range(0, self._length, TILE):
+            size = min(TILE, self._length - start)
+            for name, array in rows.items():
+                _bind(binding.bind_input, name, array, start, size)
+            for name, array in results.items():
+                scratch = self._scratch.get(name)
+                _bind(binding.bind_output, name, array if scratch is None else scratch, start * (scratch is None), size)
+            run_bound(self._session, binding)
+            for name, scratch in self._scratch.items():
+                results[name][start : start + size] = scratch[:size]
 
 
 def _bind(bind: Any, name: str, array: Array, start: int, size: int) -> None:
     bind(name, "cpu", 0, array.dtype.type, (size,), array.ctypes.data + start * array.itemsize)
-
-
-def call_rooms(calls: Sequence[Call], graph: Graph) -> dict[str, Array]:
-    """For what one call sends together, memory in one buffer: value -> its array there.
-
-    Inputs and constants of the graph lie elsewhere, and so does what two calls send.
-    """
-    rooms: dict[str, Array] = {}
-    made = {name for node in graph.nodes for name in node.outputs} - set(graph.outputs)
-    sent = Counter(name for call in calls for name in call.inputs)
-    passed = {name for call in calls for name in call.outputs}
-    for call in calls:
-        types = [graph.types.get(name) for name in call.inputs]
-        free = all(name in made and name not in passed and sent[name] == 1 for name in call.inputs)
-        if len(types) < 2 or not free or not all(type is not None and type.static for type in types):
-            continue
-        known_types = [type for type in types if type is not None]
-        if not all(known(type.dtype) and type.dtype not in ("bfloat16", "bool", "string") for type in known_types):
-            continue
-        flat = np.empty(sum(type.elements for type in known_types), numpy_dtype(known_types[0].dtype))
-        place = 0
-        for name, type in zip(call.inputs, known_types):
-            rooms[name] = flat[place : place + type.elements].reshape(type.dims)
-            place += type.elements
-    return rooms

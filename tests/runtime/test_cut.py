@@ -10,7 +10,7 @@ from gopt.runtime.cut import Call, Segment, cut, dropped
 op = helper.make_node
 
 
-def test_what_a_call_waits_for_is_early_and_all_else_late(tmp_path):
+def test_a_segment_is_what_stands_between_two_calls(tmp_path):
     graph = sharded_sgd(tmp_path, 0, [0, 8, 8])
     assert segments(graph) == [
         ["wt", "xw", "y", "yy", "loss", "yt", "gw", "gb"], ["ReduceScatter"],
@@ -18,14 +18,14 @@ def test_what_a_call_waits_for_is_early_and_all_else_late(tmp_path):
     ]  # fmt: skip
 
 
-def test_what_only_a_later_call_waits_for_is_early_all_the_same(tmp_path):
+def test_the_order_of_the_file_is_kept(tmp_path):
     kind = ("float32", [2])
     nodes = [
-        comm("AllReduce", ["x"], ["a"]), op("Neg", ["x"], ["n"]), op("Abs", ["n"], ["g"]), op("Exp", ["n"], ["late"]),
+        op("Neg", ["x"], ["n"]), comm("AllReduce", ["x"], ["a"]), op("Abs", ["n"], ["g"]), op("Exp", ["n"], ["late"]),
         comm("AllReduce", ["g"], ["b"]), op("Add", ["b", "late"], ["y"]), op("Relu", ["x"], ["out"]),
     ]  # fmt: skip
     graph = make(tmp_path, nodes, {"x": kind}, {"y": kind, "out": kind, "a": kind}, values={"b": kind})
-    assert segments(graph) == [["n", "g", "out"], ["AllReduce"], ["AllReduce"], ["late", "y"]]
+    assert segments(graph) == [["n"], ["AllReduce"], ["g", "late"], ["AllReduce"], ["y", "out"]]
 
 
 def test_border_values_are_listed_once_in_order_of_use(tmp_path):
@@ -51,7 +51,7 @@ def test_calls_in_a_row_have_no_segment_between_them(tmp_path):
     nodes = [comm("AllReduce", ["x"], ["y"]), comm("AllReduce", ["y"], ["z"]), op("Relu", ["x"], ["r"])]
     kind = ("float32", [2])
     graph = make(tmp_path, nodes, {"x": kind}, {"z": kind, "r": kind}, values={"y": kind})
-    assert segments(graph) == [["r"], ["AllReduce"], ["AllReduce"]]
+    assert segments(graph) == [["AllReduce"], ["AllReduce"], ["r"]]
 
 
 def test_what_nobody_reads_is_left_out(tmp_path):

@@ -1,0 +1,60 @@
+"""Memory that is used again. A fresh page costs more than the work that is done on it: a step should ask for none."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gopt.runtime.session import Array
+
+
+class Pool:
+    """Arrays whose memory is used again once nobody has a view of it any more. Threads may share one."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, list[Array]] = {}
+        self._lock = threading.Lock()
+        self._alone = _references([np.empty(1, np.uint8)], 0)
+
+    def take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+        """An array with values of no meaning."""
+        size = math.prod(shape) * dtype.itemsize
+        with self._lock:
+            held = self._held.setdefault(size, [])
+            place = next((n for n in range(len(held)) if _references(held, n) == self._alone), len(held))
+            if place == len(held):
+                held.append(np.empty(size, np.uint8))
+            return held[place].view(dtype).reshape(shape)
+
+
+def joined(arrays: Sequence[Array]) -> Array | None:
+    """Arrays that lie one behind the other in one flat array, as that; None where they do not."""
+    if len(arrays) == 1:
+        return arrays[0].reshape(-1) if arrays[0].flags.c_contiguous else None
+    base = arrays[0].base
+    if (
+        not isinstance(base, np.ndarray)
+        or base.ndim != 1
+        or any(x.base is not base or not x.flags.c_contiguous for x in arrays)
+    ):
+        return None
+    starts = [each.__array_interface__["data"][0] for each in arrays]
+    if base.dtype != arrays[0].dtype or any(a + x.nbytes != b for a, b, x in zip(starts, starts[1:], arrays)):
+        return None
+    first = (starts[0] - base.__array_interface__["data"][0]) // base.itemsize
+    return base[first : first + sum(each.size for each in arrays)]
+
+
+def same_memory(one: Array, other: Array) -> bool:
+    """Whether two arrays begin at one place."""
+    return bool(one.__array_interface__["data"][0] == other.__array_interface__["data"][0])
+
+
+def _references(held: list[Array], place: int) -> int:
+    """Of an array in a list, counted alike each time: views of it count, whoever has them."""
+    return sys.getrefcount(held[place])

@@ -1,0 +1,59 @@
+"""Products that read their operands transposed in place: no transposed copy of a weight or an activation is made.
+
+An exporter writes a gradient as a product with a transposed operand. The copy costs a pass over memory, and is kept
+from the forward to the backward where both are in different segments. The runtime's products can read an operand
+either way, and sum in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gopt.graph.model import Graph, Node
+from gopt.graph.types import TensorType
+
+FUSED = "com.microsoft"
+"""Domain of the runtime's own MatMul with transposed operands; float32 alone has a kernel."""
+
+
+def fold_transposes(graph: Graph) -> Graph:
+    """The graph with float32 MatMul and Gemm reading the operands of Transpose nodes that swap the last two axes.
+
+    The Transpose nodes stay; those that nobody reads any more are left out when the graph is cut. Linear.
+    """
+    swapped = {node.outputs[0]: node.inputs[0] for node in graph.nodes if _swaps(node, graph.types)}
+    if not swapped:
+        return graph
+    nodes = [_folded(node, swapped, graph.types) for node in graph.nodes]
+    if all(new is old for new, old in zip(nodes, graph.nodes)):
+        return graph
+    header = type(graph.header)()
+    header.CopyFrom(graph.header)
+    if all(entry.domain != FUSED for entry in header.opset_import):
+        header.opset_import.add(domain=FUSED, version=1)
+    return replace(graph, nodes=nodes, header=header)
+
+
+def _swaps(node: Node, types: Mapping[str, TensorType]) -> bool:
+    type = types.get(node.outputs[0]) if node.is_a("Transpose") else None
+    if type is None or type.dtype != "float32" or type.shape is None:
+        return False
+    axes = list(range(len(type.shape)))
+    default = axes[::-1]
+    return len(axes) >= 2 and node.attributes.get("perm", default) == [*axes[:-2], axes[-1], axes[-2]]
+
+
+def _folded(node: Node, swapped: Mapping[str, str], types: Mapping[str, TensorType]) -> Node:
+    if not node.is_a("MatMul", "Gemm") or swapped.keys().isdisjoint(node.inputs[:2]):
+        return node
+    # A vector operand is a row or a column as the product needs it: nothing to transpose.
+    if any((type := types.get(name)) is None or type.shape is None or len(type.shape) < 2 for name in node.inputs[:2]):
+        return node
+    attributes = dict(node.attributes)
+    for place, key in enumerate(("transA", "transB")):
+        attributes[key] = int(attributes.get(key, 0)) ^ (node.inputs[place] in swapped)
+    inputs = [swapped.get(name, name) if place < 2 else name for place, name in enumerate(node.inputs)]
+    fused = node.is_a("MatMul")
+    return Node("FusedMatMul" if fused else "Gemm", inputs, node.outputs, domain=FUSED if fused else "",
+                name=node.name, attributes=attributes, made_by=node.made_by, place=node.place)  # fmt: skip

@@ -1,0 +1,48 @@
+"""Memory is handed out again when, and only when, nobody can see it any more."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gopt.runtime.memory import Pool
+from gopt.runtime.session import array_of, runtime_value
+
+FLOAT = np.dtype(np.float32)
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def test_what_nobody_sees_is_used_again():
+    pool = Pool()
+    first = address(pool.take((3, 4), FLOAT))
+    again = pool.take((12,), np.dtype(np.int32))
+    assert address(again) == first and again.shape == (12,) and again.dtype == np.int32
+
+
+def test_a_view_of_a_view_keeps_the_memory():
+    pool = Pool()
+    view = pool.take((3, 4), FLOAT)[1:].reshape(-1)[2:]
+    assert not np.shares_memory(pool.take((3, 4), FLOAT), view)
+
+
+def test_a_runtime_value_and_a_look_into_it_keep_the_memory():
+    pool = Pool()
+    value = runtime_value(pool.take((3, 4), FLOAT))
+    assert not np.shares_memory(pool.take((3, 4), FLOAT), array_of(value))
+    look = array_of(value)
+    del value
+    other = pool.take((3, 4), FLOAT)
+    assert not np.shares_memory(other, look)
+    place = address(look)
+    del look
+    kept = [pool.take((3, 4), FLOAT) for _ in range(2)]
+    assert place in {address(each) for each in kept}
+
+
+def test_sizes_do_not_mix():
+    pool = Pool()
+    small = address(pool.take((3,), FLOAT))
+    assert pool.take((0, 5), FLOAT).shape == (0, 5)
+    assert address(pool.take((3,), FLOAT)) == small
