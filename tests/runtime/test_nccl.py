@@ -378,6 +378,22 @@ def test_a_result_of_unknown_length_is_the_runtimes_own(runtime, tmp_path):
     assert one_rank(runtime, (), work) == {"found": [[1, 3, 4]], "y": [0, -2, 0, -1, -3]}
 
 
+def test_an_array_that_is_fed_again_is_read_again(runtime, tmp_path):
+    """A source of batches may fill the same arrays each time."""
+    nodes = [onnx.helper.make_node("Neg", ["x"], ["y"])]
+    graph = make(tmp_path, nodes, {"x": ("float32", [2])}, {"y": ("float32", [2])})
+
+    def work(rank):
+        program = Program(graph, rank.gpu.sessions(), {}, rank.gpu)
+        batch, made = np.zeros(2, "f4"), []
+        for value in (1, 2):
+            batch[:] = value
+            made += rank.gpu.down(program.run({"x": batch}, lambda *_: [])["y"]).tolist()
+        return made
+
+    assert one_rank(runtime, (), work) == [-1, -1, -2, -2]
+
+
 def test_memory_is_used_again(runtime):
     def work(rank):
         pointers = {rank.value(np.ones(9, "f4")).pointer for _ in range(5)}
