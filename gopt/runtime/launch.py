@@ -26,6 +26,8 @@ LIVE = "live"
 """File in that folder: what the first rank tells of each step, a line of JSON each."""
 _RECORD = struct.Struct("<qqqqd")
 """Process number, step, call, how it goes, seconds since the epoch."""
+START = 5.0
+"""Seconds beyond twice the deadline that ranks have to start, or to move."""
 GOING, ENDED, SPOKE = 0, 1, 2
 """How it goes: on; the rank has ended well; it has said why it cannot go on."""
 _NOISE = ("=====", "=   ", "YOUR APPLICATION TERMINATED", "This typically refers", "Please see the FAQ", "Abort(")
@@ -145,6 +147,7 @@ class _Watch:
     _handles: dict[int, int] = field(default_factory=dict)
     """Rank -> handle of its process."""
     _told: int = 0
+    _begun: float = field(default_factory=time.time)
 
     def run(self) -> int:
         dead: Seen | None = None
@@ -191,7 +194,10 @@ class _Watch:
         return min(silent, key=lambda each: (each.step, each.call), default=None)
 
     def _refuse_standstill(self, seen: Sequence[Seen]) -> None:
-        if seen and time.time() - max(each.when for each in seen) > 2 * self.deadline + 5:
+        limit = 2 * self.deadline + START
+        if not seen and time.time() - self._begun > limit:
+            raise RunError(f"after {limit:g} s, mpiexec has started no rank", f"try {mpiexec()} -n 1 hostname")
+        if seen and time.time() - max(each.when for each in seen) > limit:
             late = min(seen, key=lambda each: (each.step, each.call))
             raise RunError(f"{late.where}: it has not moved for {2 * self.deadline:g} s")
 

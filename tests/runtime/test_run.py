@@ -22,6 +22,7 @@ from gopt.errors import GoptError, RunError
 from gopt.mesh import Mesh
 from gopt.offline.merge import merge, reshard
 from gopt.pipeline import build_pipeline
+from gopt.runtime import launch
 from gopt.runtime.engine import run_threads
 from gopt.runtime.train import Job, Progress, Trainer, read_manifest
 
@@ -90,13 +91,16 @@ def run(arguments: list[str], fault: str = "", **options: Any) -> subprocess.Com
     ],
 )
 def test_any_ranks_train_alike(mesh, micro_steps, options, tmp_path):
-    """The same samples a step, on one rank in micro-steps or on several: the states agree."""
+    """The same samples a step, on one rank in micro-steps or on several: states and losses agree."""
     data = samples(tmp_path)
     several = written(tmp_path, mesh, micro_steps, **options)
     parts = Mesh.parse(mesh).ranks * micro_steps
     alone = written(tmp_path, "shard=1", parts)
-    for folder, name in ((alone, "a"), (several, "b")):
-        train(folder, data, 6, checkpoint=tmp_path / name)
+    losses = [
+        [each.loss for each in train(folder, data, 6, checkpoint=tmp_path / name)]
+        for folder, name in ((alone, "a"), (several, "b"))
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
     first = values(tmp_path / "a" / "step_00000006", tmp_path)
     second = values(tmp_path / "b" / "step_00000006", tmp_path)
     for name, value in first.items():
@@ -315,6 +319,17 @@ def test_ranks_and_launcher_must_agree(tmp_path):
     folder = written(tmp_path)
     done = run(command(folder, "faulty_data:batches", 2, "--launch", "3"))
     assert done.returncode == 2 and "holds 2 ranks" in done.stderr
+
+
+def test_a_launcher_that_starts_nobody_is_given_up(tmp_path, monkeypatch):
+    stuck = tmp_path / "mpiexec"
+    stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
+    stuck.chmod(0o755)
+    monkeypatch.setattr(launch, "mpiexec", lambda: str(stuck))
+    monkeypatch.setattr(launch, "START", 0.3)
+    with pytest.raises(RunError, match=r"after 0\.5 s, .* has started no rank"):
+        launch.launch(2, ["run"], 0.1, lambda line: None)
+    assert not processes(stuck)
 
 
 @mpi
