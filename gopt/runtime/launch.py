@@ -33,13 +33,6 @@ GOING, ENDED, SPOKE = 0, 1, 2
 _NOISE = ("=====", "=   ", "YOUR APPLICATION TERMINATED", "This typically refers", "Please see the FAQ", "Abort(")
 """How lines begin that MPICH's launcher prints when ranks end early: gopt says it in one line."""
 
-_ROOMY = {
-    "MALLOC_MMAP_THRESHOLD_": f"{32 << 20}",
-    "MALLOC_TRIM_THRESHOLD_": f"{1 << 40}",
-    "MALLOC_TOP_PAD_": f"{64 << 20}",
-}
-"""For the C library: keep the memory of buffers up to 32 MiB from step to step, where fresh pages cost a fault each."""
-
 
 @dataclass(slots=True)
 class Heartbeat:
@@ -94,7 +87,7 @@ def launch(ranks: int, arguments: Sequence[str], deadline: float, show: Callable
     without a word, or when none moves for twice the deadline.
     """
     with tempfile.TemporaryDirectory(prefix="gopt.") as folder:
-        environment = {**_ROOMY, **os.environ, HEARTBEATS: folder}
+        environment = {**os.environ, HEARTBEATS: folder}
         if ranks > 2 * (os.cpu_count() or 1):
             environment["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"  # many more ranks than cores: give way while waiting
         command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", "gopt.cli", *arguments]
