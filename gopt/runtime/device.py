@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from gopt.graph.model import Graph
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Segment
+from gopt.runtime.draws import numpy_dtype
+from gopt.runtime.memory import Pool
 from gopt.runtime.rooms import Rooms, lay_out
 from gopt.runtime.session import Array, SessionCache, Value, run_bound
 
@@ -52,9 +54,14 @@ class Device(Protocol):
 
     def piece(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any],
-        types: Mapping[str, TensorType],
+        types: Mapping[str, TensorType], pool: Pool,
     ) -> Piece:  # fmt: skip
-        """A segment made ready. ``rooms``: memory in which some results are to lie."""
+        """A segment made ready. ``rooms``: memory in which some results are to lie; ``pool``: for others, on the
+        host."""
+
+
+LARGE = 1 << 16
+"""Bytes of a result from which its memory comes from the pool: the runtime's arena would fall to pieces."""
 
 
 class HostPiece:
@@ -62,24 +69,36 @@ class HostPiece:
 
     overwrites: frozenset[str] = frozenset()
 
-    def __init__(self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Value]) -> None:
+    def __init__(
+        self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Value],
+        types: Mapping[str, TensorType], pool: Pool,
+    ) -> None:  # fmt: skip
         self.outputs = segment.outputs
         self.title = f"segment of {len(segment.nodes)}"
         self.inputs, self._session = session
         self._rooms = {name: rooms[name] for name in self.outputs if name in rooms}
+        self._pool = pool
+        large = {name: types[name] for name in self.outputs if name in types and types[name].nbytes >= LARGE}
+        self._large = {
+            name: (type.dims, numpy_dtype(type.dtype))
+            for name, type in large.items() if name not in rooms and type.dtype not in ("bfloat16", "string")
+        }  # fmt: skip
 
     def run(self, values: Mapping[str, Value]) -> list[Value]:
         binding = self._session.io_binding()
         for name in self.inputs:
             binding.bind_ortvalue_input(name, values[name].given)
+        places = dict(self._rooms)
         for name in self.outputs:
-            if name in self._rooms:
-                binding.bind_ortvalue_output(name, self._rooms[name].given)
+            if name in self._large:
+                places[name] = Value(self._pool.take(*self._large[name]))
+            if name in places:
+                binding.bind_ortvalue_output(name, places[name].given)
             else:
                 binding.bind_output(name, "cpu")
         run_bound(self._session, binding)
         results = binding.get_outputs()
-        return [self._rooms.get(name) or Value(given=result) for name, result in zip(self.outputs, results)]
+        return [places.get(name) or Value(given=result) for name, result in zip(self.outputs, results)]
 
 
 class Host:
@@ -106,9 +125,9 @@ class Host:
 
     def piece(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any],
-        types: Mapping[str, TensorType],
+        types: Mapping[str, TensorType], pool: Pool,
     ) -> HostPiece:  # fmt: skip
-        return HostPiece(segment, session, rooms)
+        return HostPiece(segment, session, rooms, types, pool)
 
 
 HOST = Host()

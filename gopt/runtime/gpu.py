@@ -25,6 +25,7 @@ from gopt.runtime import session
 from gopt.runtime.cuda import INSTALL, Block, Cuda, Dtype, Event, Memory
 from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
+from gopt.runtime.memory import Pool
 from gopt.runtime.rooms import Rooms, together
 from gopt.runtime.session import Array, SessionCache, array_dtype
 
@@ -214,7 +215,7 @@ class Gpu:
 
     def piece(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any],
-        types: Mapping[str, TensorType],
+        types: Mapping[str, TensorType], pool: Pool,
     ) -> GpuPiece:  # fmt: skip
         return GpuPiece(self, segment, session, rooms, types)
 

@@ -107,7 +107,7 @@ class Program:
             if isinstance(step, Call):
                 made.append(step)
             elif isinstance(step, Segment):
-                made.append(self._device.piece(step, session_of(step, graph, types, cache), sent, types))
+                made.append(self._device.piece(step, session_of(step, graph, types, cache), sent, types, pool))
             else:
                 free = {
                     output: name for output, name in replaces.items()
@@ -123,6 +123,13 @@ class Program:
         read = {name for step in self._steps for name in step.inputs} | set(self._outputs)
         names = [name for name in graph.initializers if name in read and name not in graph.inputs]
         return {name: self._device.put(graph.initializers[name].numpy()) for name in names}
+
+    def move_in(self, held: dict[str, Array]) -> None:
+        """Put states where they are to lie, one by one, so that the first step need not hold two of each."""
+        for name, room in self._rooms.states.items():
+            if name in held:
+                np.copyto(room, held[name])
+                held[name] = room
 
     def run(self, feeds: Mapping[str, Array], call: CallBack) -> dict[str, Array]:
         """One step: values for the inputs in, the graph's outputs out.

@@ -115,6 +115,8 @@ class Trainer:
         cache = device.sessions()
         replaces = {each["output"]: each["input"] for each in (*self.states, *self.sums)}
         self.programs = {phase: Program(graph, cache, replaces, device) for phase, graph in self._graphs.items()}
+        for program in self.programs.values():
+            program.move_in(self.held)
         data = [name for name, _ in self.mesh.axes if name in DATA_AXES]
         self.part = self.mesh.index("+".join(data), engine.rank) if data else 0
         self.parts = self.mesh.size("+".join(data)) if data else 1
