@@ -77,20 +77,19 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     from gopt.runtime.mpi import launched
 
     engine = given["engine"] or ("mpi" if launched() else "threads")
-    run = {"threads": _threads, "mpi": _mpi, "nccl": _nccl}[engine]
-    return run(job, mesh, given)
+    return _threads(job, mesh, given) if engine == "threads" else _processes(job, mesh, given, engine)
 
 
 def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
     from gopt.runtime.launch import launch
     from gopt.runtime.train import read_manifest
 
-    if given["engine"] not in (None, "mpi"):
-        raise OptionError(f"--launch starts MPI ranks, and --engine is {given['engine']}")
+    if given["engine"] == "threads":
+        raise OptionError("--launch starts MPI ranks, and --engine is threads")
     _, mesh = read_manifest(Path(folder))
     if mesh.ranks != given["launch"]:
         raise OptionError(f"--launch {given['launch']}, but {folder} holds {mesh.ranks} ranks", "see gopt reshard")
-    arguments = ["run", folder, "--engine", "mpi", *arguments_of(context, ("launch", "engine"))]
+    arguments = ["run", folder, "--engine", given["engine"] or "mpi", *arguments_of(context, ("launch", "engine"))]
     from .render_run import live_run
 
     with live_run(given["steps"]) as show:
@@ -106,7 +105,8 @@ def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
     return 0
 
 
-def _mpi(job: Any, mesh: Any, given: dict[str, Any]) -> int:
+def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str) -> int:
+    """This process is one rank of many."""
     from gopt.runtime.launch import ENDED, SPOKE, Heartbeat
     from gopt.runtime.mpi import MpiEngine
     from gopt.runtime.train import Trainer
@@ -119,7 +119,7 @@ def _mpi(job: Any, mesh: Any, given: dict[str, Any]) -> int:
         if beat is not None:
             beat.at(where["step"], where["call"], SPOKE)
 
-    engine = MpiEngine(mesh, given["deadline"], explain)
+    engine: Any = MpiEngine(mesh, given["deadline"], explain)
     beat = Heartbeat.open(engine.rank)
 
     def position(step: int, call: int) -> None:
@@ -128,9 +128,14 @@ def _mpi(job: Any, mesh: Any, given: dict[str, Any]) -> int:
             beat.at(step, call)
 
     try:
-        trainer = Trainer(job, engine, position)
+        place: list[Any] = []
+        if kind == "nccl":
+            from gopt.runtime.nccl import on_gpus
+
+            engine, *place = on_gpus(mesh, engine)
+        trainer = Trainer(job, engine, position, *place)
         if engine.rank == 0:
-            with _telling(job, mesh, given, "mpi") as tell:
+            with _telling(job, mesh, given, kind) as tell:
                 trainer.run(tell)
         else:
             trainer.run(lambda _: None)
@@ -144,10 +149,6 @@ def _mpi(job: Any, mesh: Any, given: dict[str, Any]) -> int:
             beat.at(where["step"], where["call"], SPOKE)
         engine.fail(error)
     return 0
-
-
-def _nccl(job: Any, mesh: Any, given: dict[str, Any]) -> int:
-    raise OptionError("the nccl engine is not built yet", "use --engine mpi or threads")
 
 
 def _nowhere(step: int, call: int) -> None:

@@ -76,15 +76,18 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.home / f"step_{step:08d}"
 
-    def save(self, engine: Engine, step: int, held: Mapping[str, Array]) -> None:
-        """Write a checkpoint; every rank calls it. Raises RunError when it cannot be written."""
+    def save(self, engine: Engine, step: int, held: Mapping[str, Any], down: Callable[[Any], Array]) -> None:
+        """Write a checkpoint; every rank calls it. ``down`` gives a state's array in host memory.
+
+        Raises RunError when it cannot be written.
+        """
         draft = self.home / f".step_{step:08d}.tmp"
         if engine.rank == 0:
             shutil.rmtree(draft, ignore_errors=True)
             _guarded(draft, draft.mkdir)
         engine.gather(None)
         name = rank_name(engine.rank)
-        mine = {state: held[state] for state in self._written_by(engine.rank)}
+        mine = {state: down(held[state]) for state in self._written_by(engine.rank)}
         entry = _guarded(draft / name, lambda: _write(draft / name, mine))
         entries = engine.gather((name, entry))
         if engine.rank == 0:

@@ -28,8 +28,9 @@ class Engine(Protocol):
     def prepare(self, groups: Sequence[str]) -> None:
         """Make ready for calls over these groups: the same list on all ranks."""
 
-    def call(self, index: int, node: Node, inputs: list[Array]) -> list[Array]:
-        """One collective, to its end; no outputs where they are undefined. Raises RunError."""
+    def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:
+        """One collective, to its end; no outputs where they are undefined. ``room``: flat memory that it may write, of
+        a reduction its inputs' own, of a gather the place for what it makes. Raises RunError."""
 
     def gather(self, item: Any) -> list[Any]:
         """What every rank gives, in rank order: for a few words, not for tensors."""
@@ -49,7 +50,7 @@ class ThreadEngine:
     def prepare(self, groups: Sequence[str]) -> None:
         return None
 
-    def call(self, index: int, node: Node, inputs: list[Array]) -> list[Array]:
+    def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:
         return self.group.call(self.rank, index, node, inputs)
 
     def gather(self, item: Any) -> list[Any]:
@@ -118,6 +119,19 @@ def one_of_many(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh]
     return run
 
 
+class Calls(Protocol):
+    """What makes a rank's calls during a step, beside the graph. ``position`` is told of each as it starts, ``mark`` of
+    its name, and when it began and ended."""
+
+    def __init__(
+        self, engine: Any, position: Callable[[int], None], mark: Callable[[str, float, float], None]
+    ) -> None: ...
+
+    def __call__(self, index: int, node: Node, inputs: list[Any], room: Any = None) -> Any: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Ahead:
     """Calls of a rank on a thread of their own, in file order: they start when their inputs are ready, and compute
@@ -130,11 +144,13 @@ class Ahead:
     """Hears of every call: its name, and when it began and ended."""
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "calls"))
 
-    def __call__(self, index: int, node: Node, inputs: list[Array]) -> list[Array] | Future[list[Array]]:
+    def __call__(
+        self, index: int, node: Node, inputs: list[Array], room: Array | None = None
+    ) -> list[Array] | Future[list[Array]]:
         def make() -> list[Array]:
             self.position(index)
             begin = time.perf_counter()
-            results = self.engine.call(index, node, inputs)
+            results = self.engine.call(index, node, inputs, room)
             self.mark(f"{node.op_type} {index} over {node.attributes['group']}", begin, time.perf_counter())
             return results
 

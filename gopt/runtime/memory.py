@@ -32,6 +32,29 @@ class Pool:
             return held[place].view(dtype).reshape(shape)
 
 
+def joined(arrays: Sequence[Array]) -> Array | None:
+    """Arrays that lie one behind the other in one flat array, as that; None where they do not."""
+    if len(arrays) == 1:
+        return arrays[0].reshape(-1) if arrays[0].flags.c_contiguous else None
+    base = arrays[0].base
+    if (
+        not isinstance(base, np.ndarray)
+        or base.ndim != 1
+        or any(x.base is not base or not x.flags.c_contiguous for x in arrays)
+    ):
+        return None
+    starts = [each.__array_interface__["data"][0] for each in arrays]
+    if base.dtype != arrays[0].dtype or any(a + x.nbytes != b for a, b, x in zip(starts, starts[1:], arrays)):
+        return None
+    first = (starts[0] - base.__array_interface__["data"][0]) // base.itemsize
+    return base[first : first + sum(each.size for each in arrays)]
+
+
+def same_memory(one: Array, other: Array) -> bool:
+    """Whether two arrays begin at one place."""
+    return bool(one.__array_interface__["data"][0] == other.__array_interface__["data"][0])
+
+
 def _references(held: list[Array], place: int) -> int:
     """Of an array in a list, counted alike each time: views of it count, whoever has them."""
     return sys.getrefcount(held[place])

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -20,8 +18,9 @@ from gopt.collectives.layout import HALVES, parse_shapes, total_elements
 from gopt.errors import OptionError, RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
-from gopt.runtime.memory import Pool
+from gopt.runtime.memory import Pool, joined
 from gopt.runtime.session import Array
+from gopt.runtime.watch import Watch
 
 LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 """What launchers put into the environment of a rank."""
@@ -53,7 +52,7 @@ class MpiEngine:
         self._groups: dict[str, Any] = {}
         self._pool = Pool()
         self._extremes: dict[tuple[str, str], Any] = {}
-        self._watch = _Watch(deadline, explain, self._world)
+        self.watch = Watch(deadline, explain, lambda: self._world.Abort(RunError("").exit_code))
         self.beside = _has_spare(MPI, self._world)
 
     def prepare(self, groups: Sequence[str]) -> None:
@@ -62,8 +61,13 @@ class MpiEngine:
             self._groups[group] = self._world.Split(members[0], self._mesh.index(group, self.rank))
 
     def gather(self, item: Any) -> list[Any]:
-        with self._watch.on("the ranks' agreement"):
+        with self.watch.on("the ranks' agreement"):
             found: list[Any] = self._world.allgather(item)
+        return found
+
+    def neighbours(self) -> list[int]:
+        """The ranks on this machine, this one among them. All ranks ask together."""
+        found: list[int] = self._world.Split_type(self._mpi.COMM_TYPE_SHARED).allgather(self.rank)
         return found
 
     def fail(self, error: BaseException) -> None:
@@ -71,19 +75,19 @@ class MpiEngine:
         sys.stderr.flush()
         self._world.Abort(getattr(error, "exit_code", 70))
 
-    def call(self, index: int, node: Node, inputs: list[Array]) -> list[Array]:
+    def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:
         make = getattr(self, f"_{_SNAKE[node.op_type]}")
-        with self._watch.on(f"call {index} ({node.op_type} over {node.attributes['group']})"):
-            found: list[Array] = make(self._groups[node.attributes["group"]], node, inputs)
+        with self.watch.on(f"call {index} ({node.op_type} over {node.attributes['group']})"):
+            found: list[Array] = make(self._groups[node.attributes["group"]], node, inputs, room)
         return found
 
-    def _all_reduce(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
-        flat, narrow = self._wide(inputs)
+    def _all_reduce(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
+        flat, narrow = self._wide(inputs, room)
         comm.Allreduce(self._mpi.IN_PLACE, flat, self._op(node, flat))
         return _unpacked(self._mean(flat, comm, node, narrow), [x.shape for x in inputs])
 
-    def _reduce(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
-        flat, narrow = self._wide(inputs)
+    def _reduce(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
+        flat, narrow = self._wide(inputs, room)
         root = node.attributes["root"]
         if comm.rank != root:
             comm.Reduce(flat, None, self._op(node, flat), root)
@@ -91,47 +95,49 @@ class MpiEngine:
         comm.Reduce(self._mpi.IN_PLACE, flat, self._op(node, flat), root)
         return _unpacked(self._mean(flat, comm, node, narrow), [x.shape for x in inputs])
 
-    def _broadcast(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+    def _broadcast(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
         shapes = parse_shapes(node.attributes["shapes"])
         dtype = _dtype(node.attributes["dtype"])
         flat = packed(inputs) if inputs else self._pool.take([total_elements(shapes)], dtype)
         comm.Bcast(_bits(flat), node.attributes["root"])
         return _unpacked(flat.copy() if inputs else flat, shapes)
 
-    def _reduce_scatter(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
-        pieces, shape = list(inputs), (-1,)
+    def _reduce_scatter(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
         if "cuts" in node.attributes:
             counts = [stop - start for start, stop in pairwise(node.attributes["cuts"])]
-        else:
-            pieces = _slices(inputs[0], node.attributes["axis"], node.attributes["sizes"])
-            shape, counts = pieces[comm.rank].shape, [piece.size for piece in pieces]
-        flat = packed(pieces)
-        narrow = flat.dtype if flat.dtype.name in HALVES else None
-        flat = flat if narrow is None else flat.astype(np.float32)
-        mine = self._pool.take([counts[comm.rank]], flat.dtype)
-        comm.Reduce_scatter(flat, mine, counts, self._op(node, flat))
-        return [self._mean(mine, comm, node, narrow).reshape(shape)]
+            flat, narrow = self._wide(inputs, room)
+            # The result lies at the front of what is reduced in place.
+            comm.Reduce_scatter(self._mpi.IN_PLACE, flat, counts, self._op(node, flat))
+            return [self._mean(flat[: counts[comm.rank]], comm, node, narrow)]
+        pieces = _slices(inputs[0], node.attributes["axis"], node.attributes["sizes"])
+        flat, narrow = self._wide(pieces, None)
+        comm.Reduce_scatter(self._mpi.IN_PLACE, flat, [piece.size for piece in pieces], self._op(node, flat))
+        mine = pieces[comm.rank]
+        return [self._mean(flat[: mine.size], comm, node, narrow).reshape(mine.shape)]
 
-    def _all_gather(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+    def _all_gather(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
         given = np.ascontiguousarray(inputs[0])
         attributes = node.attributes
         if "cuts" in attributes:
             counts = [stop - start for start, stop in pairwise(attributes["cuts"])]
         else:
-            sizes = attributes["sizes"]
             row = given.size // max(given.shape[attributes["axis"]], 1)
-            counts = [size * row for size in sizes]
-        whole = self._pool.take([sum(counts)], given.dtype)
-        width = given.dtype.itemsize
-        comm.Allgatherv(
-            [_bits(given), self._mpi.BYTE], [_bits(whole), [count * width for count in counts], self._mpi.BYTE]
-        )
+            counts = [size * row for size in attributes["sizes"]]
+        whole = self._pool.take([sum(counts)], given.dtype) if room is None else room
+        own = whole[sum(counts[: comm.rank]) :][: given.size]
+        there = given.size > 0 and own.__array_interface__["data"] == given.__array_interface__["data"]
+        width, byte = given.dtype.itemsize, self._mpi.BYTE
+        sent = self._mpi.IN_PLACE if there else [_bits(given), byte]
+        if len(set(counts)) == 1:  # MPI is quicker where it knows that parts are equal
+            comm.Allgather(sent, [_bits(whole), counts[0] * width, byte])
+        else:
+            comm.Allgatherv(sent, [_bits(whole), [count * width for count in counts], byte])
         if "cuts" in attributes:
             return _unpacked(whole, parse_shapes(attributes["shapes"]))
         shapes = [_with(given.shape, attributes["axis"], size) for size in attributes["sizes"]]
         return [np.concatenate(_unpacked(whole, shapes), attributes["axis"])]
 
-    def _all_to_all(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+    def _all_to_all(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
         attributes = node.attributes
         out, into = attributes["split_axis"], attributes["concat_axis"]
         pieces = [np.ascontiguousarray(each) for each in _slices(inputs[0], out, attributes["split_sizes"])]
@@ -146,30 +152,29 @@ class MpiEngine:
         )
         return [np.concatenate(_unpacked(got, shapes), into)]
 
-    def _send(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+    def _send(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
         peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
         comm.Send([_bits(packed(inputs)), self._mpi.BYTE], peer, node.attributes["tag"])
         return []
 
-    def _recv(self, comm: Any, node: Node, inputs: list[Array]) -> list[Array]:
+    def _recv(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
         shapes = parse_shapes(node.attributes["shapes"])
         flat = np.empty(total_elements(shapes), _dtype(node.attributes["dtype"]))
         peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
         comm.Recv([_bits(flat), self._mpi.BYTE], peer, node.attributes["tag"])
         return _unpacked(flat, shapes)
 
-    def _wide(self, inputs: Sequence[Array]) -> tuple[Array, np.dtype[Any] | None]:
+    def _wide(self, inputs: Sequence[Array], room: Array | None) -> tuple[Array, np.dtype[Any] | None]:
         """The inputs as one buffer that may be overwritten, in the type in which they are combined."""
-        flat = packed(inputs)
-        if flat.dtype.name in HALVES:
-            return flat.astype(np.float32), flat.dtype
-        if flat.dtype == np.bool_:
-            return flat.astype(np.uint8), flat.dtype
-        if not any(np.shares_memory(flat, each) for each in inputs[:1]):
-            return flat, None
-        own = self._pool.take(flat.shape, flat.dtype)
-        np.copyto(own, flat)
-        return own, None
+        dtype = inputs[0].dtype
+        if dtype.name in HALVES or dtype == np.bool_:
+            wide = np.dtype(np.uint8 if dtype == np.bool_ else np.float32)
+            return np.concatenate([each.reshape(-1) for each in inputs]).astype(wide), dtype
+        if room is not None:
+            return room, None
+        flat = self._pool.take([sum(each.size for each in inputs)], dtype)
+        np.concatenate([each.reshape(-1) for each in inputs], out=flat)
+        return flat, None
 
     def _mean(self, flat: Array, comm: Any, node: Node, narrow: np.dtype[Any] | None) -> Array:
         if node.attributes.get("reduce", "sum") == "mean":
@@ -216,48 +221,10 @@ _SNAKE = {
 }  # fmt: skip
 
 
-class _Watch:
-    """Ends the job when one call takes too long: a blocking call cannot be left by itself."""
-
-    def __init__(self, deadline: float, explain: Callable[[str], None], world: Any) -> None:
-        self._deadline, self._explain, self._world = deadline, explain, world
-        self._what, self._since = "", 0.0
-        threading.Thread(target=self._live, name="watch", daemon=True).start()
-
-    def on(self, what: str) -> _Watch:
-        self._what = what
-        return self
-
-    def __enter__(self) -> None:
-        self._since = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._since = 0.0
-
-    def _live(self) -> None:
-        while True:
-            time.sleep(min(self._deadline / 4, 1.0))
-            since = self._since
-            if since and time.monotonic() - since > self._deadline:
-                self._explain(f"after {self._deadline:g} s, it still waits at {self._what}: another rank did not come")
-                sys.stderr.flush()
-                self._world.Abort(RunError("").exit_code)
-
-
 def packed(arrays: Sequence[Array]) -> Array:
-    """Arrays as one flat buffer: a view where they lie one behind the other in one, else a copy."""
-    if len(arrays) == 1:
-        return np.ascontiguousarray(arrays[0]).reshape(-1)
-    base = arrays[0].base
-    if isinstance(base, np.ndarray) and base.ndim == 1 and base.dtype == arrays[0].dtype:
-        starts = [each.__array_interface__["data"][0] for each in arrays]
-        follows = all(
-            here + each.nbytes == after and each.base is base for here, after, each in zip(starts, starts[1:], arrays)
-        )
-        if follows and arrays[-1].base is base and all(each.flags.c_contiguous for each in arrays):
-            first = (starts[0] - base.__array_interface__["data"][0]) // base.itemsize
-            return base[first : first + sum(each.size for each in arrays)]
-    return np.concatenate([each.reshape(-1) for each in arrays])
+    """Arrays as one flat buffer: a view where they lie one behind the other, else a copy."""
+    flat = joined(arrays)
+    return np.concatenate([each.reshape(-1) for each in arrays]) if flat is None else flat
 
 
 def _unpacked(flat: Array, shapes: Sequence[Sequence[int]]) -> list[Array]:

@@ -6,10 +6,9 @@ In training, long elementwise runs go in tiles, and what one call sends lies in 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -19,26 +18,36 @@ from gopt.errors import GoptError, RunError
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, known
 from gopt.runtime.cut import Call, Segment, cut, dropped
+from gopt.runtime.device import HOST, Device, Piece
 from gopt.runtime.lower import lower_halves
-from gopt.runtime.memory import Pool
+from gopt.runtime.memory import Pool, joined, same_memory
 from gopt.runtime.products import fold_transposes
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
+from gopt.runtime.rooms import Rooms
 from gopt.runtime.session import (
     Array,
     NoKernelError,
     SessionCache,
     array_dtype,
-    array_of,
     first_line,
-    run_bound,
-    runtime_value,
     session_of,
 )
-from gopt.runtime.tiles import Run, TiledRun, call_rooms, split, tiled
+from gopt.runtime.tiles import Run, split, tiled
 from gopt.sources.expand import expand
 
-CallBack: TypeAlias = Callable[[int, Node, list[Array]], list[Array] | Future[list[Array]]]
-"""What does a collective: number of the call in the file, its node, its inputs -> its outputs, or their promise."""
+
+class Awaited(Protocol):
+    """Outputs of a call that is under way, such as a Future."""
+
+    def result(self) -> list[Any]: ...
+
+
+CallBack: TypeAlias = Callable[..., list[Any] | Awaited]
+"""What does a collective: number of the call in the file, its node, its inputs -> its outputs, or their promise.
+
+Programs for training may give it a fourth, room: flat memory that the call may write. Of a reduction it is its inputs'
+own, of a gather the place for what it makes.
+"""
 
 
 Mark: TypeAlias = Callable[[str, float, float], None]
@@ -48,35 +57,10 @@ def _no_mark(name: str, begin: float, end: float) -> None:
     return None
 
 
-class _Piece:
-    """A segment with its session. ``rooms``: memory in which some results are to lie."""
-
-    overwrites: frozenset[str] = frozenset()
-
-    def __init__(self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any]) -> None:
-        self.outputs = segment.outputs
-        self.title = f"segment of {len(segment.nodes)}"
-        self.inputs, self._session = session
-        self._rooms = {name: rooms[name] for name in self.outputs if name in rooms}
-
-    def run(self, values: Mapping[str, Any]) -> list[Any]:
-        binding = self._session.io_binding()
-        for name in self.inputs:
-            binding.bind_ortvalue_input(name, values[name])
-        for name in self.outputs:
-            if name in self._rooms:
-                binding.bind_ortvalue_output(name, self._rooms[name])
-            else:
-                binding.bind_output(name, "cpu")
-        run_bound(self._session, binding)
-        results: list[Any] = binding.get_outputs()
-        return [self._rooms.get(name, result) for name, result in zip(self.outputs, results)]
-
-
 class Program:
-    """A rank's graph, or one without collectives, made ready to run on the CPU.
+    """A rank's graph, or one without collectives, made ready to run on the CPU, or on another ``device``.
 
-    Halves are lowered to float32 operators on the way. ``graph`` is not changed. Raises UnsupportedError where a
+    Halves are lowered to float32 operators on the CPU. ``graph`` is not changed. Raises UnsupportedError where a
     type that is needed is unknown, NoKernelError where the runtime has no kernel, RunError where it refuses.
 
     ``replaces`` (output -> input) is for training: long elementwise runs go in tiles, a result that replaces a state is
@@ -84,43 +68,61 @@ class Program:
     one buffer. Without it no array that was fed is written.
     """
 
-    def __init__(self, graph: Graph, cache: SessionCache, replaces: Mapping[str, str] | None = None) -> None:
-        self.graph = graph = fold_transposes(lower_halves(expand(graph, "gopt.run")))
+    def __init__(
+        self, graph: Graph, cache: SessionCache, replaces: Mapping[str, str] | None = None, device: Device = HOST
+    ) -> None:
+        graph = expand(graph, "gopt.run")
+        self.graph = graph = fold_transposes(lower_halves(graph)) if device.lowers else graph
+        self._device = device
         self._inputs = graph.inputs
         self._initial = {name: graph.initializers[name] for name in graph.inputs if name in graph.initializers}
         self._outputs = tuple(graph.outputs)
-        types = graph.types | graph.inputs
-        steps: list[Segment | Run | Call] = list(cut(graph))
-        self._rooms: dict[str, Array] = {}
-        if replaces is not None:
-            steps = [part for each in cut(graph) for part in ([each] if isinstance(each, Call) else split(each, types))]
-            self._rooms = call_rooms([step for step in steps if isinstance(step, Call)], graph)
+        self._rooms = rooms = Rooms(graph) if replaces is None else device.rooms(graph, replaces)
+        self._places = {name: device.put(place) for name, place in rooms.places().items()}
+        self._keeps = replaces is not None
+        self._fed: dict[str, tuple[Any, Any]] = {}
+        """What was fed last, and the value made of it: states mostly come back as they went."""
+        graph, types = rooms.graph, graph.types | graph.inputs
+        steps: list[Segment | Run | Call] = []
+        tiles = replaces is not None and device.tiles
+        for each in cut(graph):
+            steps += split(each, types) if tiles and isinstance(each, Segment) else [each]
         borders = [step.segment if isinstance(step, Run) else step for step in steps]
         self._dropped = dropped(borders, self._outputs)
-        last = {name: place for place, each in enumerate(borders) for name in each.inputs}
-        rooms = {name: runtime_value(array) for name, array in self._rooms.items()}
-        pool = Pool()
-        self._steps: list[Call | _Piece | TiledRun] = []
-        for place, step in enumerate(steps):
-            if isinstance(step, Call):
-                self._steps.append(step)
-            elif isinstance(step, Segment):
-                self._steps.append(_Piece(step, session_of(step, graph, types, cache), rooms))
-            else:
-                free = {
-                    output: name for output, name in (replaces or {}).items()
-                    if output in step.segment.outputs and last.get(name) == place and name not in graph.outputs
-                }  # fmt: skip
-                self._steps.append(tiled(step, free, graph, types, cache, rooms, pool))
+        self._steps = self._ready(steps, borders, types, cache, replaces or {})
         self._constants = self._resident(graph)
         self.mark: Mark = _no_mark
         """Hears of every segment: its name, and when it began and ended."""
+
+    def _ready(
+        self, steps: Sequence[Segment | Run | Call], borders: Sequence[Segment | Call], types: dict[str, TensorType],
+        cache: SessionCache, replaces: Mapping[str, str],
+    ) -> list[Call | Piece]:  # fmt: skip
+        """Steps with their sessions and memory."""
+        graph, rooms, pool = self._rooms.graph, self._rooms, Pool()
+        last = {name: place for place, each in enumerate(borders) for name in each.inputs}
+        sent = {name: self._device.put(place) for name, place in rooms.sent.items()}
+        made: list[Call | Piece] = []
+        for place, step in enumerate(steps):
+            if isinstance(step, Call):
+                made.append(step)
+            elif isinstance(step, Segment):
+                made.append(self._device.piece(step, session_of(step, graph, types, cache), sent, types))
+            else:
+                free = {
+                    output: name for output, name in replaces.items()
+                    if output in step.segment.outputs and last.get(name) == place and name not in self._outputs
+                }  # fmt: skip
+                own = {name: rooms.in_place(name, step.rows, place, last) for name in step.segment.outputs}
+                free |= {name: row for name, row in own.items() if row is not None}
+                made.append(tiled(step, free, graph, types, cache, sent, pool))
+        return made
 
     def _resident(self, graph: Graph) -> dict[str, Any]:
         """Constants that stand in no model: large ones, those that a call reads, and those that are outputs."""
         read = {name for step in self._steps for name in step.inputs} | set(self._outputs)
         names = [name for name in graph.initializers if name in read and name not in graph.inputs]
-        return {name: runtime_value(graph.initializers[name].numpy()) for name in names}
+        return {name: self._device.put(graph.initializers[name].numpy()) for name in names}
 
     def run(self, feeds: Mapping[str, Array], call: CallBack) -> dict[str, Array]:
         """One step: values for the inputs in, the graph's outputs out.
@@ -150,35 +152,55 @@ class Program:
                 values.pop(name, None)
         while promised:
             next(iter(promised.values())).settle(values, promised)
-        return {name: array_of(values[name]) for name in self._outputs}
+        return {name: self._device.show(values[name]) for name in self._outputs}
 
     def _start(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
         unknown = sorted(set(feeds) - set(self._inputs))
         if unknown:
             raise RunError(f"the graph has no input {unknown[0]!r}")
-        values = dict(self._constants)
+        values = self._constants | self._places
         for name, type in self._inputs.items():
             if name in feeds:
-                array = np.asarray(feeds[name])
+                given = feeds[name]
             elif name in self._initial:
-                array = self._initial[name].numpy()
+                given = self._initial[name].numpy()
             else:
                 raise RunError(f"input {name!r} ({type}) was not fed, and the file stores no value")
-            _check_fed(name, type, array)
-            values[name] = runtime_value(array)
+            before, value = self._fed.get(name, (None, None))
+            if before is not given:
+                shown = given if hasattr(given, "dtype") else np.asarray(given)
+                _check_fed(name, type, shown)
+                room = self._rooms.states.get(name)
+                if room is not None and not same_memory(shown, room):
+                    np.copyto(room, shown)
+                value = self._device.put(shown) if room is None else self._places[name]
+                if self._keeps:
+                    self._fed[name] = given, value
+            values[name] = value
         return values
 
     def _call(self, step: Call, values: dict[str, Any], promised: dict[str, _Promise], call: CallBack) -> None:
         missing = [name for name in step.inputs if name not in values]
         if missing:
             raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
-        given = [self._rooms[name] if name in self._rooms else array_of(values[name]) for name in step.inputs]
-        results = call(step.index, step.node, given)
-        promise = _Promise(step.node, results)
-        if isinstance(results, Future):
-            promised.update(dict.fromkeys(step.node.outputs or [f"{step.index}"], promise))
+        sent, show, number = self._rooms.sent, self._device.show, step.index
+        given = [sent[name] if name in sent else show(values[name]) for name in step.inputs]
+        room = joined(given) if number in self._rooms.spare else self._rooms.gathered.get(number)
+        results = call(number, step.node, given, *([] if room is None else [room]))
+        promise = _Promise(step.node, results, self._put)
+        if not isinstance(results, list):
+            promised.update(dict.fromkeys(step.node.outputs or [f"{number}"], promise))
         else:
             promise.settle(values, promised)
+
+    def _put(self, name: str, shown: Any) -> Any:
+        """The value of what a call made; what has a room goes there, if the call did not put it there itself."""
+        room = self._rooms.delivered.get(name)
+        if room is None:
+            return self._device.put(shown)
+        if not same_memory(shown, room):
+            np.copyto(room, shown)
+        return self._places[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +208,16 @@ class _Promise:
     """A call under way, or its results."""
 
     node: Node
-    results: list[Array] | Future[list[Array]]
+    results: list[Any] | Awaited
+    put: Callable[[str, Any], Any]
 
     def settle(self, values: dict[str, Any], promised: dict[str, _Promise]) -> None:
         """Wait for the call and put its outputs among the values."""
-        results = self.results.result() if isinstance(self.results, Future) else self.results
+        results = self.results if isinstance(self.results, list) else self.results.result()
         names = self.node.outputs
         if results and len(results) != len(names):
             raise RunError(f"{self.node.op_type} {self.node.label!r} gave {len(results)} values, not {len(names)}")
-        values.update({name: runtime_value(array) for name, array in zip(names, results) if name})
+        values.update({name: self.put(name, shown) for name, shown in zip(names, results) if name})
         for name in [name for name, promise in promised.items() if promise is self]:
             del promised[name]
 

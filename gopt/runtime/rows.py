@@ -17,7 +17,7 @@ from gopt.graph.model import Node
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
-from gopt.runtime.session import Array, array_of
+from gopt.runtime.session import Array, Value
 
 TILE = 1 << 15
 """Elements of a tile: a dozen float32 rows of them fit a core's second-level cache."""
@@ -106,9 +106,9 @@ class Rows:
         self._late = [(place[name], name) for name in results if name in held.late]
         self._scratch = [np.empty(min(TILE, length), dtype) for dtype in held.dtypes]
 
-    def run(self, values: Mapping[str, Any], results: Mapping[str, Array]) -> None:
+    def run(self, values: Mapping[str, Value], results: Mapping[str, Array]) -> None:
         """Every tile in turn. ``results`` are flat; what goes over a row has that row's memory."""
-        held = self._constants | {name: array_of(values[name]) for name in self.inputs}
+        held = self._constants | {name: values[name].array for name in self.inputs}
         singles = [held[name].reshape(()) for name in self._singles]
         rows = [*(held[name].reshape(-1) for name in self._rows), *(results[name] for name in self._direct)]
         late = [(place, results[name]) for place, name in self._late]

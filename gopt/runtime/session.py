@@ -41,7 +41,8 @@ class NoKernelError(RunError):
 
 
 @functools.cache
-def _runtime() -> Any:
+def runtime() -> Any:
+    """The package onnxruntime; raises RunError where it cannot be used."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -73,27 +74,36 @@ class SessionCache:
             if key in self._sessions:
                 self.reused += 1
             else:
-                self._sessions[key] = _session(model)
+                self._sessions[key] = self.build(model)
                 self.built += 1
             return self._sessions[key]
 
+    def build(self, model: bytes) -> Any:
+        """A new session; raises as ``get`` does."""
+        return _session(model)
+
 
 def _session(model: bytes) -> Any:
-    runtime = _runtime()
-    options = runtime.SessionOptions()
+    ort = runtime()
+    options = ort.SessionOptions()
     options.log_severity_level = 4  # what is fatal is raised as well
     # Ranks are the threads. A pool per session costs milliseconds each, and its size could show in the results.
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     # Basic: nothing that swaps an operator for an approximation, or depends on the processor's layout.
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     # One arena for all: fresh pages cost more than most operators, and an arena per session would hold on to the
     # memory of every value that has crossed a border.
     options.add_session_config_entry("session.use_env_allocators", "1")
     try:
-        return runtime.InferenceSession(model, options, providers=_PROVIDERS)
+        return ort.InferenceSession(model, options, providers=_PROVIDERS)
     except Exception as error:  # its exceptions have no common base
-        kind = NoKernelError if type(error).__name__ == "NotImplemented" else RunError
-        raise kind(f"ONNX Runtime refuses a segment: {first_line(error)}") from error
+        raise refusal(error) from error
+
+
+def refusal(error: Exception) -> RunError:
+    """What it means that a session cannot be built."""
+    kind = NoKernelError if type(error).__name__ == "NotImplemented" else RunError
+    return kind(f"ONNX Runtime refuses a segment: {first_line(error)}")
 
 
 def first_line(error: Exception) -> str:
@@ -115,7 +125,7 @@ def runtime_value(array: Array) -> Any:
     """A runtime value over an array's own memory; it keeps the array alive."""
     dtype = array_dtype(array)
     array = np.require(array, requirements="C")
-    values = _runtime().OrtValue
+    values = runtime().OrtValue
     if dtype == "string" or array.dtype == object:
         raise UnsupportedError("strings cannot be handed to ONNX Runtime")
     if dtype in _PACKED:
@@ -146,6 +156,28 @@ def array_of(value: Any) -> Array:
     if 0 in shape:
         return np.zeros(shape, dtype)  # no memory to look at: its address is null
     return np.asarray(_Memory(value, shape, dtype.itemsize)).view(dtype)
+
+
+class Value:
+    """A value in host memory: an array, and the runtime's view of the same memory, each made when first asked for."""
+
+    __slots__ = ("_array", "_given")
+
+    def __init__(self, array: Array | None = None, given: Any = None) -> None:
+        self._array, self._given = array, given
+
+    @property
+    def array(self) -> Array:
+        if self._array is None:
+            self._array = array_of(self._given)
+        return self._array
+
+    @property
+    def given(self) -> Any:
+        """For the runtime; raises UnsupportedError, RunError where it takes no such tensor."""
+        if self._given is None:
+            self._given = runtime_value(self.array)
+        return self._given
 
 
 # --- segments -------------------------------------------------------------------------------------------------------

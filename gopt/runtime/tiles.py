@@ -8,7 +8,6 @@ to tile after tile of its rows. A result that takes the place of an operand is w
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,13 +16,13 @@ import numpy as np
 
 from gopt.analysis.operators import elementwise
 from gopt.graph.model import Graph, Node
-from gopt.graph.types import TensorType, known
-from gopt.runtime.cut import Call, Segment
+from gopt.graph.types import TensorType
+from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.memory import Pool
 from gopt.runtime.proto import is_constant, is_small
 from gopt.runtime.rows import TILE, Rows, operation
-from gopt.runtime.session import Array, SessionCache, array_of, run_bound, runtime_value, session_of
+from gopt.runtime.session import Array, SessionCache, Value, run_bound, session_of
 
 LENGTH = 1 << 16
 """Elements from which a run is cut into tiles."""
@@ -151,7 +150,7 @@ class Worker(Protocol):
 
     inputs: tuple[str, ...]
 
-    def run(self, values: Mapping[str, Any], results: Mapping[str, Array]) -> None:
+    def run(self, values: Mapping[str, Value], results: Mapping[str, Array]) -> None:
         """``values``: of the inputs. ``results``: flat, where they go; over a row, that row's memory."""
 
 
@@ -159,7 +158,9 @@ class TiledRun:
     """A run made ready, and where its results lie. ``over``: result -> the row that it takes the place of; ``rooms``:
     memory in which some results are to lie; ``worker`` writes into both."""
 
-    def __init__(self, run: Run, over: Mapping[str, str], worker: Worker, rooms: Mapping[str, Any], pool: Pool) -> None:
+    def __init__(
+        self, run: Run, over: Mapping[str, str], worker: Worker, rooms: Mapping[str, Value], pool: Pool
+    ) -> None:
         self.inputs, self.outputs = worker.inputs, run.segment.outputs
         self.title = f"{len(run.segment.nodes)} elementwise over {run.length}"
         self._run, self._worker, self._pool = run, worker, pool
@@ -168,24 +169,24 @@ class TiledRun:
         self.overwrites = frozenset(self._over.values())
         """Inputs whose memory is written."""
 
-    def run(self, values: Mapping[str, Any]) -> list[Any]:
+    def run(self, values: Mapping[str, Value]) -> list[Value]:
         """Every tile in turn; returns the results whole."""
         results = {name: self._result(name, values) for name in self.outputs}
-        self._worker.run(values, {name: array_of(value).reshape(-1) for name, value in results.items()})
+        self._worker.run(values, {name: value.array.reshape(-1) for name, value in results.items()})
         return [results[name] for name in self.outputs]
 
-    def _result(self, name: str, values: Mapping[str, Any]) -> Any:
+    def _result(self, name: str, values: Mapping[str, Value]) -> Value:
         if name in self._over:
             return values[self._over[name]]
         if name in self._rooms:
             return self._rooms[name]
         type = self._run.types[name]
-        return runtime_value(self._pool.take(type.dims, numpy_dtype(type.dtype)))
+        return Value(self._pool.take(type.dims, numpy_dtype(type.dtype)))
 
 
 def tiled(
     run: Run, replaces: Mapping[str, str], graph: Graph, types: dict[str, TensorType], cache: SessionCache,
-    rooms: Mapping[str, Any], pool: Pool,
+    rooms: Mapping[str, Value], pool: Pool,
 ) -> TiledRun:  # fmt: skip
     """A run made ready. ``replaces``: result -> input whose memory may be written; it is where that is a row."""
     over = {output: name for output, name in replaces.items() if name in run.rows and output not in rooms}
@@ -210,11 +211,11 @@ class SessionTiles:
         # The runtime does not see when an operand is still read: what goes over one goes through a tile of its own.
         self._scratch = {name: np.empty(TILE, numpy_dtype(run.types[name].dtype)) for name in over}
 
-    def run(self, values: Mapping[str, Any], results: Mapping[str, Array]) -> None:
-        rows = {name: array_of(values[name]) for name in self._rows}
+    def run(self, values: Mapping[str, Value], results: Mapping[str, Array]) -> None:
+        rows = {name: values[name].array for name in self._rows}
         binding = self._session.io_binding()
         for name in self._scalars:
-            binding.bind_ortvalue_input(name, values[name])
+            binding.bind_ortvalue_input(name, values[name].given)
         for start in range(0, self._length, TILE):
             size = min(TILE, self._length - start)
             for name, array in rows.items():
@@ -229,28 +230,3 @@ class SessionTiles:
 
 def _bind(bind: Any, name: str, array: Array, start: int, size: int) -> None:
     bind(name, "cpu", 0, array.dtype.type, (size,), array.ctypes.data + start * array.itemsize)
-
-
-def call_rooms(calls: Sequence[Call], graph: Graph) -> dict[str, Array]:
-    """For what one call sends together, memory in one buffer: value -> its array there.
-
-    Inputs and constants of the graph lie elsewhere, and so does what two calls send.
-    """
-    rooms: dict[str, Array] = {}
-    made = {name for node in graph.nodes for name in node.outputs} - set(graph.outputs)
-    sent = Counter(name for call in calls for name in call.inputs)
-    passed = {name for call in calls for name in call.outputs}
-    for call in calls:
-        types = [graph.types.get(name) for name in call.inputs]
-        free = all(name in made and name not in passed and sent[name] == 1 for name in call.inputs)
-        if len(types) < 2 or not free or not all(type is not None and type.static for type in types):
-            continue
-        known_types = [type for type in types if type is not None]
-        if not all(known(type.dtype) and type.dtype not in ("bfloat16", "bool", "string") for type in known_types):
-            continue
-        flat = np.empty(sum(type.elements for type in known_types), numpy_dtype(known_types[0].dtype))
-        place = 0
-        for name, type in zip(call.inputs, known_types):
-            rooms[name] = flat[place : place + type.elements].reshape(type.dims)
-            place += type.elements
-    return rooms

@@ -22,13 +22,15 @@ from gopt.graph.types import TensorType
 from gopt.mesh import DATA_AXES, Mesh
 from gopt.runtime.checkpoint import Checkpoints, latest
 from gopt.runtime.data import Source, Turn, open_data, parse_schedule
+from gopt.runtime.device import HOST, Device
 from gopt.runtime.draws import numpy_dtype
-from gopt.runtime.engine import Ahead, Engine
+from gopt.runtime.engine import Ahead, Calls, Engine
 from gopt.runtime.program import Program
-from gopt.runtime.session import Array, SessionCache
+from gopt.runtime.session import Array
 from gopt.runtime.trace import Trace, no_mark
 
 Values = dict[str, Array]
+"""Arrays; once steps run, what the device shows for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +92,11 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Mesh]:
 class Trainer:
     """One rank of a job."""
 
-    def __init__(self, job: Job, engine: Engine, position: Callable[[int, int], None]) -> None:
-        self.job, self.engine = job, engine
+    def __init__(
+        self, job: Job, engine: Engine, position: Callable[[int, int], None], device: Device = HOST,
+        calls: type[Calls] = Ahead,
+    ) -> None:  # fmt: skip
+        self.job, self.engine, self.device, self._calls = job, engine, device, calls
         self.manifest, self.mesh = read_manifest(job.folder)
         self.record = self.manifest["ranks"][engine.rank]
         listed = self.manifest.get("phases", [{"name": "step", "times": 1}])
@@ -107,9 +112,9 @@ class Trainer:
         self.data: Source = open_data(job.data, self.types, job.shuffle)
         self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep) if job.checkpoint else None
         self.held = self._start()
-        cache = SessionCache()
+        cache = device.sessions()
         replaces = {each["output"]: each["input"] for each in (*self.states, *self.sums)}
-        self.programs = {phase: Program(graph, cache, replaces) for phase, graph in self._graphs.items()}
+        self.programs = {phase: Program(graph, cache, replaces, device) for phase, graph in self._graphs.items()}
         data = [name for name, _ in self.mesh.axes if name in DATA_AXES]
         self.part = self.mesh.index("+".join(data), engine.rank) if data else 0
         self.parts = self.mesh.size("+".join(data)) if data else 1
@@ -225,7 +230,8 @@ class Trainer:
                 "group": group, "root": 0, "dtype": self._input(name).dtype, "shapes": [format_shape(array.shape)],
             }  # fmt: skip
             node = Node("Broadcast", [name], [name], domain=COMM, attributes=attributes)
-            self.held[name] = self.engine.call(place, node, [array] if self.engine.rank == 0 else [])[0]
+            given = [self.device.show(self.device.put(array))] if self.engine.rank == 0 else []
+            self.held[name] = self.device.down(self.engine.call(place, node, given)[0])
 
     def _compare_states(self) -> None:
         mine = {name: hashlib.sha256(np.ascontiguousarray(self.held[name]).tobytes()).hexdigest()
@@ -247,7 +253,8 @@ class Trainer:
             if self.checkpoints is not None and self.engine.rank == 0:
                 self.checkpoints.open()
             trace = Trace(self.engine.rank) if self.job.trace is not None else None
-            ahead = Ahead(self.engine, self._at, trace.call if trace is not None else no_mark)
+            ahead = self._calls(self.engine, self._at, trace.call if trace is not None else no_mark)
+            self.held = {name: self.device.show(self.device.put(array)) for name, array in self.held.items()}
             for program in self.programs.values():
                 program.mark = trace.segment if trace is not None else no_mark
             try:
@@ -275,7 +282,7 @@ class Trainer:
         self.call = call
         self._position(self.step, call)
 
-    def _step(self, ahead: Ahead, tell: Callable[[Progress], None]) -> None:
+    def _step(self, ahead: Calls, tell: Callable[[Progress], None]) -> None:
         begin = time.perf_counter()
         self._at(-1)
         hyper = self._hyper()
@@ -293,7 +300,7 @@ class Trainer:
                     if each["output"] in outputs:
                         self.held[each["input"]] = outputs[each["output"]]
                 if self.manifest["loss"] in outputs:
-                    loss = float(outputs[self.manifest["loss"]])
+                    loss = float(self.device.down(outputs[self.manifest["loss"]]))
         if self.job.stop_on_nan and not math.isfinite(loss):
             raise RunError(f"the loss is {loss}", "lower the learning rate, or leave --stop-on-nan out")
         self.step += 1
@@ -302,7 +309,7 @@ class Trainer:
             size = max((type.dims[0] if type.dims else 1 for type in self.types.values()), default=1)
             tell(Progress(self.step, tuple(losses), time.perf_counter() - begin, size * self.parts * times))
         if self.checkpoints is not None and self._due():
-            self.checkpoints.save(self.engine, self.step, self.held)
+            self.checkpoints.save(self.engine, self.step, self.held, self.device.down)
 
     def _due(self) -> bool:
         return self.step == self.job.steps or bool(self.job.every and self.step % self.job.every == 0)

@@ -34,6 +34,9 @@ ONLY = {
     "rich": lambda module: module.startswith("gopt.cli.render"),
     "click": lambda module: module.startswith("gopt.cli."),
     "onnxruntime": lambda module: module == "gopt.runtime.session",
+    "mpi4py": lambda module: module == "gopt.runtime.mpi",
+    "nccl": lambda module: module == "gopt.runtime.nccl",
+    "cuda": lambda module: module == "gopt.runtime.cuda",
 }
 """A package -> the modules that may import it."""
 

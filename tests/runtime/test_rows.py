@@ -16,7 +16,7 @@ from gopt.runtime import rows
 from gopt.runtime.cut import Segment
 from gopt.runtime.program import run_graph
 from gopt.runtime.rows import Rows, operation
-from gopt.runtime.session import runtime_value
+from gopt.runtime.session import Value
 
 LENGTH = 169
 ODD = np.array(
@@ -46,7 +46,7 @@ def by_rows(
     held = {name: value.copy() for name, value in values.items()}
     into = {name: np.empty(LENGTH, types[name].dtype) for name in results}
     into |= {name: held[row] for name, row in (over or {}).items()}
-    worker.run({name: runtime_value(value) for name, value in held.items()}, into)
+    worker.run({name: Value(value) for name, value in held.items()}, into)
     return into
 
 

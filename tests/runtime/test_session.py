@@ -266,9 +266,9 @@ def test_a_graph_with_collectives_needs_its_ranks(tmp_path):
 
 @pytest.fixture
 def fresh_runtime():
-    session._runtime.cache_clear()
+    session.runtime.cache_clear()
     yield
-    session._runtime.cache_clear()
+    session.runtime.cache_clear()
 
 
 def test_an_empty_runtime_is_named(fresh_runtime, monkeypatch):

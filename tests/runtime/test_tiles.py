@@ -11,9 +11,10 @@ from test_run import samples, train, values, written
 
 from gopt.graph.model import Graph, Node
 from gopt.graph.types import TensorType
-from gopt.runtime import rows, tiles
+from gopt.runtime import device, rows, tiles
 from gopt.runtime.cut import Segment
 from gopt.runtime.program import Program
+from gopt.runtime.rooms import Rooms
 from gopt.runtime.session import SessionCache
 from gopt.runtime.tiles import Run, TiledRun, split
 
@@ -36,10 +37,15 @@ RECIPES = {
     ],
 )
 @pytest.mark.parametrize("what", RECIPES)
-def test_tiles_change_nothing(what, mesh, micro_steps, options, tmp_path, monkeypatch):
+def test_tiles_and_rooms_change_nothing(what, mesh, micro_steps, options, tmp_path, monkeypatch):
     folder, data = written(tmp_path, mesh, micro_steps, RECIPES[what], **options), samples(tmp_path)
-    train(folder, data, 3, checkpoint=tmp_path / "plain")
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "lay_out", lambda graph, replaces: Rooms(graph))
+        train(folder, data, 3, checkpoint=tmp_path / "plain")
     runs: list[TiledRun] = []
+    rooms: list[Rooms] = []
+    real_rooms = device.lay_out
+    monkeypatch.setattr(device, "lay_out", lambda *given: (rooms.append(real_rooms(*given)), rooms[-1])[1])
     real = TiledRun.run
     monkeypatch.setattr(TiledRun, "run", lambda self, given: (runs.append(self), real(self, given))[1])
     for name, value in (("LENGTH", 4), ("TILE", 5), ("WORTH", 1)):
@@ -48,6 +54,10 @@ def test_tiles_change_nothing(what, mesh, micro_steps, options, tmp_path, monkey
     train(folder, data, 3, checkpoint=tmp_path / "tiled")
     # Plain descent at stage 2 has no state but whole parameters, which are gathered.
     assert runs and (any(run.overwrites for run in runs) or what in ("gradient", "sign"))
+    if options["stage"] == 2 and what not in ("half with a loss scale", "ratios of norms", "rows"):
+        # Parameters that are gathered are states; what is cut of them is updated where it lies.
+        own = {name for each in rooms for name in each.pieces} - {name for each in rooms for name in each.states}
+        assert own and any(run.overwrites & own for run in runs)
     plain, tiled = (values(tmp_path / name / "step_00000003", tmp_path) for name in ("plain", "tiled"))
     for name, value in plain.items():
         assert np.array_equal(value, tiled[name], equal_nan=True), name
@@ -122,7 +132,7 @@ def test_a_state_that_is_read_later_keeps_its_memory(small):
 
 def test_results_of_the_step_before_can_still_be_read(small):
     nodes = [Node("Add", ["x", "x"], ["double"])]
-    program = Program(graph(nodes, {"x": ROW}, ["double"]), SessionCache(), {})
-    first = program.run({"x": np.ones(8, np.float32)}, lambda *_: [])["double"]
-    second = program.run({"x": np.zeros(8, np.float32)}, lambda *_: [])["double"]
+    made = Program(graph(nodes, {"x": ROW}, ["double"]), SessionCache(), {})
+    first = made.run({"x": np.ones(8, np.float32)}, lambda *_: [])["double"]
+    second = made.run({"x": np.zeros(8, np.float32)}, lambda *_: [])["double"]
     assert first.tolist() == [2.0] * 8 and second.tolist() == [0.0] * 8

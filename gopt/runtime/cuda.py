@@ -1,0 +1,134 @@
+"""CUDA's runtime and its memory, no more than a rank needs. The only file that imports CUDA's bindings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gopt.errors import RunError
+
+Dtype: TypeAlias = np.dtype[Any]
+
+INSTALL = (
+    "it needs an NVIDIA driver, CUDA 13 and cuDNN 9: pip install 'gopt[nccl]' 'onnxruntime-gpu[cuda,cudnn]'",
+    "--engine mpi runs on the CPU",
+)
+
+
+def bindings() -> Any:
+    """The package cuda.bindings.runtime; raises RunError."""
+    try:
+        from cuda.bindings import runtime
+    except ImportError as error:
+        raise RunError(f"CUDA cannot be used: {error}", *INSTALL) from error
+    return runtime
+
+
+class Cuda:
+    """CUDA's runtime with errors raised. Raises RunError where a call fails, and where there is no GPU."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+        self.count = int(self("cudaGetDeviceCount"))
+        if self.count < 1:
+            raise RunError("this machine has no GPU", *INSTALL)
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        """Make one call; its only result, or None."""
+        code, *results = getattr(self._api, name)(*arguments)
+        if int(code):
+            text = self._api.cudaGetErrorString(code)[1].decode()
+            raise RunError(f"the GPU cannot be used: {name}: {text}", *INSTALL)
+        return results[0] if results else None
+
+    def kind(self, name: str) -> Any:
+        return getattr(self._api.cudaMemcpyKind, f"cudaMemcpy{name}")
+
+    def stream(self) -> int:
+        return int(self("cudaStreamCreateWithFlags", self._api.cudaStreamNonBlocking))
+
+    def event(self, stream: int) -> Event:
+        """An event behind all that was handed to a stream so far."""
+        event = Event(self, self("cudaEventCreateWithFlags", self._api.cudaEventDisableTiming))
+        self("cudaEventRecord", event.handle, stream)
+        return event
+
+    def finished(self, event: Event) -> bool:
+        """Whether all work before an event is done; also true after an error, which shows elsewhere."""
+        return bool(self._api.cudaEventQuery(event.handle)[0] != self._api.cudaError_t.cudaErrorNotReady)
+
+
+class Event:
+    """A place in a stream. It is destroyed with its last holder, which CUDA allows while others still wait for it."""
+
+    __slots__ = ("_cuda", "handle")
+
+    def __init__(self, cuda: Cuda, handle: Any) -> None:
+        self._cuda, self.handle = cuda, handle
+
+    def __del__(self) -> None:
+        self._cuda("cudaEventDestroy", self.handle)
+
+
+class Memory:
+    """Memory of the GPU. What came from a pool goes back to it when nobody holds it."""
+
+    __slots__ = ("_pool", "nbytes", "pointer", "value")
+
+    def __init__(self, value: Any, nbytes: int, pool: list[Any] | None = None) -> None:
+        self.value, self.nbytes, self._pool = value, nbytes, pool
+        self.pointer: int = value.data_ptr()
+
+    def __del__(self) -> None:
+        if self._pool is not None:
+            self._pool.append(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A tensor in the GPU's memory, contiguous, ``offset`` bytes into it."""
+
+    memory: Memory
+    offset: int
+    dtype: Dtype
+    shape: tuple[int, ...]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def pointer(self) -> int:
+        return self.memory.pointer + self.offset
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+    def part(self, start: int, shape: Sequence[int]) -> Block:
+        """The elements from ``start`` on, as a tensor of that shape; may reach beyond the block, in its memory."""
+        return Block(self.memory, self.offset + start * self.dtype.itemsize, self.dtype, tuple(shape))
+
+    def bits(self) -> Block:
+        """The same bytes, one behind the other."""
+        return Block(self.memory, self.offset, np.dtype(np.uint8), (self.nbytes,))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        # Without a stream: order is our business.
+        return {
+            "data": (self.pointer, False), "shape": self.shape, "typestr": self.dtype.str, "strides": None,
+            "version": 3,
+        }  # fmt: skip

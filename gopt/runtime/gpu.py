@@ -1,0 +1,257 @@
+"""A GPU as the place where a rank's values live.
+
+Two streams: *compute* for the sessions, *wire* for all that belongs to calls. Work on one stream runs in the order in
+which it was handed over, and the host runs ahead of both. So memory may be used again as soon as nobody here holds it,
+if only the compute stream has been made to wait for whatever the wire did with it: ``Gpu.order``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from io import StringIO
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gopt.collectives.layout import ALIGN as SHARD
+from gopt.errors import RunError, UnsupportedError
+from gopt.graph.model import COMM, Graph
+from gopt.graph.types import TensorType, dtype_code, known
+from gopt.runtime import session
+from gopt.runtime.cuda import INSTALL, Block, Cuda, Dtype, Event, Memory
+from gopt.runtime.cut import Segment
+from gopt.runtime.draws import numpy_dtype
+from gopt.runtime.rooms import Rooms, together
+from gopt.runtime.session import Array, SessionCache, array_dtype
+
+PROVIDER = "CUDAExecutionProvider"
+ALIGN = 16
+"""Bytes to which values for sessions are to be aligned: the widest load of a kernel."""
+_GRAIN = 512
+"""Bytes to which memory is rounded up, so that it is more often of use again."""
+
+
+class Sessions(SessionCache):
+    """Sessions of ONNX Runtime's CUDA provider, whose work goes on one stream and is not waited for."""
+
+    def __init__(self, index: int, stream: int) -> None:
+        super().__init__()
+        self._options = {
+            "device_id": str(index), "user_compute_stream": str(stream),
+            "use_tf32": "0",  # float32 is float32
+            "cudnn_conv_algo_search": "HEURISTIC",  # timing kernels gives other results each time
+        }  # fmt: skip
+
+    def build(self, model: bytes) -> Any:
+        ort = session.runtime()
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.use_deterministic_compute = True
+        try:
+            made = ort.InferenceSession(
+                model, options, providers=[(PROVIDER, self._options), "CPUExecutionProvider"], enable_fallback=0
+            )
+        except Exception as error:  # its exceptions have no common base
+            raise session.refusal(error) from error
+        # It says so in its log only, when the provider cannot be loaded. Single operators without a kernel for the
+        # GPU still run on the CPU, and so do shapes.
+        if made.get_providers()[0] != PROVIDER:
+            raise RunError("ONNX Runtime fell back to the CPU: its CUDA provider cannot be loaded", *INSTALL)
+        return made
+
+
+class GpuPiece:
+    """A segment on the GPU. Results of known shape are bound to memory that was free; others the runtime allocates."""
+
+    overwrites: frozenset[str] = frozenset()
+
+    def __init__(
+        self, gpu: Gpu, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Block],
+        types: Mapping[str, TensorType],
+    ) -> None:  # fmt: skip
+        self.outputs = segment.outputs
+        self.title = f"segment of {len(segment.nodes)}"
+        self.inputs, self._session = session
+        self._gpu = gpu
+        self._rooms = {name: rooms[name] for name in self.outputs if name in rooms}
+        known_types = {name: types[name] for name in self.outputs if name in types and known(types[name].dtype)}
+        self._types = {name: type for name, type in known_types.items() if type.static}
+
+    def run(self, values: Mapping[str, Block]) -> list[Block]:
+        given = {name: values[name] for name in self.inputs}
+        made = {
+            name: self._rooms[name] if name in self._rooms else self._gpu.empty(type.dims, numpy_dtype(type.dtype))
+            for name, type in self._types.items()
+        }
+        with self._gpu.guard():
+            return self._gpu.run(self._session, given, made, self.outputs)
+
+
+class Gpu:
+    """One GPU: a Device. Values and what is shown are Blocks.
+
+    Operators on halves run as the provider has them, each rounding its results; nothing is lowered. ``guard``
+    watches over waits of the host.
+    """
+
+    lowers = False
+    tiles = False
+
+    def __init__(self, cuda: Cuda, index: int) -> None:
+        self.cuda, self.index = cuda, index
+        self.guard: Callable[[], AbstractContextManager[Any]] = nullcontext
+        cuda("cudaSetDevice", index)
+        ort = session.runtime()
+        ort.set_default_logger_severity(4)
+        with redirect_stdout(StringIO()):  # it tells of what it does not find, and the system may have it
+            ort.preload_dlls()
+        self._options = ort.RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._pool: dict[int, list[Any]] = {}
+        self._memory = ort.OrtValue.ortvalue_from_shape_and_type
+        try:
+            self.empty((1,), np.dtype(np.uint8))
+        except RuntimeError as error:
+            raise RunError(f"ONNX Runtime cannot use the GPU: {_last_line(error)}", *INSTALL) from error
+        self.compute, self.wire = cuda.stream(), cuda.stream()
+
+    # --- memory ---
+
+    def empty(self, shape: Sequence[int], dtype: Dtype, beyond: int = 0) -> Block:
+        """A tensor of any values, and room for ``beyond`` elements behind it. For the compute stream, or for the
+        wire once that waits for the compute stream."""
+        needed = (math.prod(shape) + beyond) * dtype.itemsize
+        nbytes = max(-(-needed // _GRAIN), 1) * _GRAIN
+        free = self._pool.setdefault(nbytes, [])
+        value = free.pop() if free else self._memory([nbytes], np.uint8, "cuda", self.index)
+        return Block(Memory(value, nbytes, free), 0, dtype, tuple(shape))
+
+    def copy(self, target: Block, source: Block, stream: int) -> None:
+        """The bytes of ``source`` to the front of ``target``."""
+        if source.nbytes:
+            kind = self.cuda.kind("DeviceToDevice")
+            self.cuda("cudaMemcpyAsync", target.pointer, source.pointer, source.nbytes, kind, stream)
+
+    def copy_rows(
+        self, target: Block, step: int, source: Block, stride: int, width: int, rows: int, stream: int
+    ) -> None:
+        """``rows`` rows of ``width`` bytes, which lie ``stride`` bytes apart in ``source``, ``step`` in ``target``."""
+        if width * rows:
+            kind = self.cuda.kind("DeviceToDevice")
+            self.cuda(
+                "cudaMemcpy2DAsync", target.pointer, step, source.pointer, stride, width, rows, kind, stream
+            )  # fmt: skip
+
+    # --- order ---
+
+    def order(self, stream: int, event: Event) -> None:
+        """What is handed to the stream from now on waits for an event."""
+        self.cuda("cudaStreamWaitEvent", stream, event.handle, 0)
+
+    def settle(self) -> None:
+        """Wait until both streams have done all they were given."""
+        with self.guard():
+            self.cuda("cudaStreamSynchronize", self.compute)
+            self.cuda("cudaStreamSynchronize", self.wire)
+
+    # --- a Device ---
+
+    def sessions(self) -> SessionCache:
+        return Sessions(self.index, self.compute)
+
+    def put(self, shown: Array | Block) -> Block:
+        if isinstance(shown, Block):
+            return shown
+        array = np.require(shown, requirements="C")
+        if array_dtype(array) == "string" or array.dtype.hasobject:
+            raise UnsupportedError("strings cannot be handed to a GPU")
+        made = self.empty(array.shape, array.dtype)
+        if array.nbytes:
+            # Pageable memory: it has been read when this returns.
+            kind = self.cuda.kind("HostToDevice")
+            with self.guard():
+                self.cuda("cudaMemcpyAsync", made.pointer, array.ctypes.data, array.nbytes, kind, self.compute)
+        return made
+
+    def show(self, value: Block) -> Block:
+        return value
+
+    def down(self, shown: Array | Block) -> Array:
+        if not isinstance(shown, Block):
+            return shown
+        made = np.empty(shown.shape, shown.dtype)
+        if made.nbytes:
+            kind = self.cuda.kind("DeviceToHost")
+            with self.guard():
+                self.cuda("cudaMemcpyAsync", made.ctypes.data, shown.pointer, made.nbytes, kind, self.compute)
+                self.cuda("cudaStreamSynchronize", self.compute)
+        return made
+
+    def rooms(self, graph: Graph, replaces: Mapping[str, str]) -> Rooms:
+        """For what calls send; not where a tensor would lie at an odd place."""
+        members = {
+            name: len(node.attributes.get("cuts", ()))
+            for node in graph.nodes if node.domain == COMM for name in node.inputs
+        }  # fmt: skip
+        made: dict[str, Any] = {}
+        for names, types in together(graph):
+            if any(type.nbytes % ALIGN for type in types[:-1]):
+                continue
+            elements = sum(type.elements for type in types)
+            flat = self.empty((elements,), numpy_dtype(types[0].dtype), beyond=SHARD * members[names[0]])
+            start = 0
+            for name, type in zip(names, types, strict=True):
+                made[name] = flat.part(start, type.dims)
+                start += type.elements
+        return Rooms(graph, sent=made)
+
+    def piece(
+        self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any],
+        types: Mapping[str, TensorType],
+    ) -> GpuPiece:  # fmt: skip
+        return GpuPiece(self, segment, session, rooms, types)
+
+    def run(
+        self, session: Any, given: Mapping[str, Block], made: Mapping[str, Block], outputs: Sequence[str]
+    ) -> list[Block]:
+        """Hand a session's run to its stream; returns its outputs. Raises RunError."""
+        binding = session.io_binding()
+        for name, block in given.items():
+            binding.bind_input(name, "cuda", self.index, code(block.dtype), block.shape, block.pointer)
+        for name in outputs:
+            if name in made:
+                block = made[name]
+                binding.bind_output(name, "cuda", self.index, code(block.dtype), block.shape, block.pointer)
+            else:
+                binding.bind_output(name, "cuda", self.index)
+        try:
+            session.run_with_iobinding(binding, self._options)
+        except Exception as error:  # its exceptions have no common base
+            raise RunError(f"ONNX Runtime failed: {_last_line(error)}") from error
+        if len(made) == len(outputs):
+            return [made[name] for name in outputs]
+        values = zip(outputs, binding.get_outputs(), strict=True)
+        return [made[name] if name in made else _allocated(value) for name, value in values]
+
+
+def _allocated(value: Any) -> Block:
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(value.element_type())
+    return Block(Memory(value, value.tensor_size_in_bytes()), 0, dtype, tuple(value.shape()))
+
+
+@functools.cache
+def code(dtype: Dtype) -> int:
+    """ONNX's number of an element type."""
+    return dtype_code(array_dtype(np.empty(0, dtype)))
+
+
+def _last_line(error: Exception) -> str:
+    """Without the source lines that the runtime puts in front."""
+    words = session.first_line(error)
+    return words.rpartition(") ")[2] or words

@@ -1,0 +1,53 @@
+"""What calls do to values on a GPU beside moving them: small sessions, made when first needed.
+
+The one use of them is to reduce as the reference does where NCCL would not: halves in float32, short integers at all,
+and a maximum or minimum in which NaN wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from gopt.runtime.cuda import Block
+from gopt.runtime.gpu import Gpu, Sessions, code
+
+
+class Kernels:
+    """Elementwise work on flat blocks, on the wire."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self._sessions = gpu, Sessions(gpu.index, gpu.wire)
+
+    def cast(self, source: Block, target: Block) -> None:
+        """Elements of one block as those of another: rounded, or cut to the width of an integer."""
+        node = helper.make_node("Cast", ["x"], ["y"], to=code(target.dtype))
+        self._run([node], [source], target)
+
+    def mark_nan(self, source: Block, target: Block) -> None:
+        """1 where an element is no number, else 0; ``target`` is of uint8."""
+        nodes = [helper.make_node("IsNaN", ["x"], ["n"]), helper.make_node("Cast", ["n"], ["y"], to=TensorProto.UINT8)]
+        self._run(nodes, [source], target)
+
+    def put_nan(self, source: Block, marks: Block, target: Block) -> None:
+        """The elements of ``source``, and NaN where ``marks`` (uint8) are not 0."""
+        nan = helper.make_tensor("v", code(source.dtype), [1], [np.nan])
+        nodes = [
+            helper.make_node("Constant", [], ["nan"], value=nan),
+            helper.make_node("Cast", ["z"], ["b"], to=TensorProto.BOOL),
+            helper.make_node("Where", ["b", "nan", "x"], ["y"]),
+        ]
+        self._run(nodes, [source, marks], target)
+
+    def _run(self, nodes: Sequence[NodeProto], given: Sequence[Block], target: Block) -> None:
+        if not target.size:
+            return
+        infos = [helper.make_tensor_value_info(n, code(b.dtype), ["rows"]) for n, b in zip("xz", given)]
+        made = helper.make_tensor_value_info("y", code(target.dtype), ["rows"])
+        graph = helper.make_graph(list(nodes), "kernel", infos, [made])
+        model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+        session: Any = self._sessions.get(model.SerializeToString(deterministic=True))
+        self._gpu.run(session, dict(zip("xz", given)), {"y": target}, ["y"])

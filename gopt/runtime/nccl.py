@@ -1,0 +1,347 @@
+"""Ranks as MPI processes with a GPU each, calls by NCCL. The only file that imports NCCL's binding.
+
+A call is handed to the *wire*, a stream of its own, behind what the compute stream was given so far; whoever reads its
+outputs makes the compute stream wait for it. The host waits for neither. Sums are of float32 where values are halves,
+rounded once; a mean is NCCL's average, each value divided before it is added. Unique ids and words go over MPI.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol, TypeVar
+
+from gopt.collectives.layout import parse_shapes, total_elements
+from gopt.errors import GoptError, OptionError, RunError
+from gopt.graph.model import Node
+from gopt.mesh import Mesh
+from gopt.runtime.cuda import INSTALL, Block, Cuda, Event, bindings
+from gopt.runtime.draws import numpy_dtype
+from gopt.runtime.gpu import Gpu
+from gopt.runtime.kernels import Kernels
+from gopt.runtime.watch import Watch
+from gopt.runtime.wire import Reduction, Wire, equal_parts, lengths, resized
+
+T = TypeVar("T")
+
+
+class Words(Protocol):
+    """What is said between hosts: MpiEngine has it."""
+
+    rank: int
+    watch: Watch
+
+    def gather(self, item: Any) -> list[Any]: ...
+
+    def neighbours(self) -> list[int]: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+def on_gpus(mesh: Mesh, words: Words) -> tuple[NcclEngine, Gpu, type[Inline]]:
+    """The engine, the device and the calls of this rank. All ranks call it together; raises RunError, OptionError."""
+    cuda, nccl = _together(words, lambda: (Cuda(bindings()), library()))
+    near = words.neighbours()
+    # A launcher may show each of its ranks one GPU alone.
+    index = near.index(words.rank) % cuda.count
+    names = words.gather((near[0], cuda("cudaDeviceGetPCIBusId", 32, index)))
+    _together(words, lambda: _refuse_twins(names, words.rank))
+    gpu = _together(words, lambda: Gpu(cuda, index))
+    return NcclEngine(mesh, words, gpu, nccl), gpu, Inline
+
+
+def library() -> Any:
+    """The package nccl.core; raises RunError."""
+    try:
+        import nccl.core
+    except ImportError as error:
+        raise RunError(f"NCCL cannot be used: {error}", *INSTALL) from error
+    return nccl.core
+
+
+def _refuse_twins(names: Sequence[Any], rank: int) -> None:
+    """Refuse two ranks on one GPU, which NCCL cannot serve."""
+    twins = [other for other, name in enumerate(names) if name == names[rank]]
+    if len(twins) > 1:
+        raise OptionError(
+            f"ranks {twins[0]} and {twins[1]} would share a GPU",
+            "NCCL needs a GPU per rank: start fewer ranks on each machine, or use --engine mpi",
+        )
+
+
+def _together(words: Words, work: Callable[[], T]) -> T:
+    """Do what may be refused. Where ranks refuse, the first of them says so, and the others wait for their end."""
+    found: T | GoptError
+    try:
+        found = work()
+    except GoptError as error:
+        found = error
+    refused = [rank for rank, each in enumerate(words.gather(isinstance(found, GoptError))) if each]
+    if refused and refused[0] != words.rank:
+        words.gather(None)
+        raise RunError(f"stopped, because rank {refused[0]} cannot run")
+    if isinstance(found, GoptError):
+        raise found
+    return found
+
+
+@dataclass(slots=True)
+class Started:
+    """A call on its way. ``held``: blocks that its stream still uses."""
+
+    gpu: Gpu
+    done: Event
+    outputs: list[Block]
+    held: list[Block]
+
+    def result(self) -> list[Block]:
+        """The outputs, for what the compute stream is given from now on."""
+        self.gpu.order(self.gpu.compute, self.done)
+        self.held = []  # what gets their memory now comes behind the wait
+        return self.outputs
+
+
+class NcclEngine:
+    """One process, one rank, one GPU. An Engine whose arrays are Blocks of the GPU."""
+
+    def __init__(self, mesh: Mesh, words: Words, gpu: Gpu, nccl: Any) -> None:
+        self.rank = words.rank
+        self._mesh, self._words, self._gpu, self._nccl = mesh, words, gpu, nccl
+        self._comms: dict[str, Any] = {}
+        self._under_way: deque[tuple[str, Event]] = deque()
+        self._kernels = Kernels(gpu)
+        gpu.guard = lambda: words.watch.on(self._unfinished)
+
+    def prepare(self, groups: Sequence[str]) -> None:
+        new = [group for group in groups if group not in self._comms]
+        mine = {
+            group: bytes(self._nccl.get_unique_id())
+            for group in new if self._mesh.members(group, self.rank)[0] == self.rank
+        }  # fmt: skip
+        ids = self._words.gather(mine)
+        for group in new:
+            members, place = self._mesh.members(group, self.rank), self._mesh.index(group, self.rank)
+            unique = self._nccl.UniqueId.from_bytes(ids[members[0]][group])
+            with self._words.watch.on(f"the start of NCCL over {group}"):
+                self._comms[group] = self._nccl.Communicator.init(len(members), place, unique)
+
+    def gather(self, item: Any) -> list[Any]:
+        # Words are said between steps: what the GPU was given ends first, so that a hang is seen where it is.
+        self._gpu.settle()
+        self._under_way.clear()
+        return self._words.gather(item)
+
+    def fail(self, error: BaseException) -> None:
+        """End all ranks at once. Kernels that wait for other ranks could keep this process from ending."""
+        enders = [threading.Thread(target=comm.abort, daemon=True) for comm in self._comms.values()]
+        for ender in enders:
+            ender.start()
+        for ender in enders:
+            ender.join(2.0)
+        self._words.fail(error)
+
+    def call(self, index: int, node: Node, inputs: list[Block]) -> list[Block]:
+        return self.start(index, node, inputs).result()
+
+    def start(self, index: int, node: Node, inputs: list[Block]) -> Started:
+        """Hand a call to the GPU. Raises RunError."""
+        group = node.attributes["group"]
+        name = f"call {index} ({node.op_type} over {group})"
+        wire = Wire(self._gpu, self._kernels, [*inputs])
+        self._gpu.order(self._gpu.wire, self._gpu.cuda.event(self._gpu.compute))
+        make = _Call(self._comms[group], self._nccl, self._mesh, self.rank, wire, node, inputs)
+        with self._words.watch.on(name):  # the first call of a kind connects the ranks
+            try:
+                outputs = _MAKE[node.op_type](make)
+            except RunError:
+                raise
+            except Exception as error:  # its exceptions have no common base
+                raise RunError(f"NCCL failed at {name}: {error}") from error
+        done = self._gpu.cuda.event(self._gpu.wire)
+        self._under_way.append((name, done))
+        return Started(self._gpu, done, outputs, [*wire.held, *outputs])
+
+    def _unfinished(self) -> str:
+        """The first call that the GPU has not done, for who asks why it takes so long."""
+        late = (name for name, done in list(self._under_way) if not self._gpu.cuda.finished(done))
+        return next(late, "the GPU")
+
+
+@dataclass(slots=True)
+class Inline:
+    """A rank's calls, made where they stand: NCCL goes on beside the graph by itself."""
+
+    engine: NcclEngine
+    position: Callable[[int], None]
+    mark: Callable[[str, float, float], None]
+
+    def __call__(self, index: int, node: Node, inputs: list[Block]) -> Started:
+        self.position(index)
+        begin = time.perf_counter()
+        started = self.engine.start(index, node, inputs)
+        self.mark(f"{node.op_type} {index} over {node.attributes['group']}", begin, time.perf_counter())
+        return started
+
+    def close(self) -> None:
+        return None
+
+
+class _Call:
+    """One call, each method one kind: it gives the outputs, which the wire's stream will have written."""
+
+    def __init__(
+        self, comm: Any, nccl: Any, mesh: Mesh, rank: int, wire: Wire, node: Node, inputs: list[Block]
+    ) -> None:
+        self._comm, self._group, self._wire, self._inputs = comm, nccl.group, wire, inputs
+        self._attributes = node.attributes
+        self._stream = wire.gpu.wire
+        self._place = mesh.index(node.attributes["group"], rank)
+        self._peer = mesh.index(node.attributes["group"], node.attributes.get("peer", rank))
+        self._how = Reduction.of(node, inputs[0].dtype) if inputs else None
+        self._operator = getattr(nccl, self._how.operator) if self._how is not None else None
+        self._any = nccl.MAX
+
+    def all_reduce(self) -> list[Block]:
+        return self._reduced(lambda x, y, operator: self._comm.allreduce(x, y, operator, stream=self._stream))
+
+    def reduce(self) -> list[Block]:
+        root = self._attributes["root"]
+        found = self._reduced(lambda x, y, operator: self._comm.reduce(x, y, operator, root, stream=self._stream))
+        return found if self._place == root else []
+
+    def _reduced(self, make: Callable[[Block, Block, Any], None]) -> list[Block]:
+        """All tensors, each where it lies; NCCL sees them as one."""
+        how, wire = self._reduction, self._wire
+        given = [wire.widened(each, how) for each in self._inputs]
+        marks = [wire.marks(each, how) for each in given]
+        totals = [wire.empty(each.size, each.dtype) for each in given]
+        with self._group():
+            for source, total, seen in zip(given, totals, marks):
+                if source.size:
+                    make(source, total, self._operator)
+                if seen.size:
+                    make(seen, seen, self._any)
+        narrow = [wire.narrowed(total, seen, how) for total, seen in zip(totals, marks)]
+        return [flat.part(0, each.shape) for flat, each in zip(narrow, self._inputs)]
+
+    def broadcast(self) -> list[Block]:
+        made = self._stated()
+        with self._group():
+            for source, target in zip(self._inputs or made, made):
+                if target.size:
+                    self._comm.broadcast(source.bits(), target.bits(), self._attributes["root"], stream=self._stream)
+        return made
+
+    def reduce_scatter(self) -> list[Block]:
+        how, wire, place = self._reduction, self._wire, self._place
+        if "cuts" in self._attributes:
+            pieces, counts = self._inputs, lengths(self._attributes["cuts"])
+            shape: tuple[int, ...] = (counts[place],)
+        else:
+            pieces = wire.sliced(self._inputs[0], self._attributes["axis"], self._attributes["sizes"])
+            counts, shape = [piece.size for piece in pieces], pieces[place].shape
+        equal = equal_parts(counts)
+        flat = wire.packed(pieces, how, equal * len(counts))
+        marks = wire.marks(flat, how, equal * len(counts))
+        mine = wire.empty(equal or counts[place], flat.dtype)
+        seen = wire.empty(mine.size, marks.dtype)
+        with self._group():
+            self._scatter(flat, mine, counts, equal, self._operator)
+            if marks.size:
+                self._scatter(marks, seen, counts, equal, self._any)
+        own = (counts[place],)
+        return [wire.narrowed(mine.part(0, own), seen.part(0, own), how).part(0, shape)]
+
+    def _scatter(self, flat: Block, mine: Block, counts: Sequence[int], equal: int, operator: Any) -> None:
+        if equal:
+            whole = flat.part(0, (equal * len(counts),))
+            self._comm.reduce_scatter(whole, mine, operator, stream=self._stream)
+            return
+        for member, start in enumerate(accumulate(counts[:-1], initial=0)):
+            if counts[member]:
+                part = flat.part(start, (counts[member],))
+                self._comm.reduce(part, mine, operator, member, stream=self._stream)
+
+    def all_gather(self) -> list[Block]:
+        shard, attributes = self._inputs[0], self._attributes
+        if "cuts" in attributes:
+            whole = self._gathered(shard, lengths(attributes["cuts"]))
+            return self._wire.unpacked(whole, parse_shapes(attributes["shapes"]))
+        axis = attributes["axis"]
+        shapes = [resized(shard.shape, axis, size) for size in attributes["sizes"]]
+        whole = self._gathered(shard, [math.prod(shape) for shape in shapes])
+        return [self._wire.joined(_behind(whole, shapes), axis)]
+
+    def _gathered(self, shard: Block, counts: Sequence[int]) -> Block:
+        """The shards of all members, one behind the other."""
+        equal = equal_parts(counts)
+        whole = self._wire.empty(equal * len(counts) or sum(counts), shard.dtype)
+        if equal:
+            if counts[self._place] != equal:  # its part of the result is as long as NCCL wants it
+                own = whole.part(self._place * equal, (equal,))
+                self._wire.copy(own, shard)
+                shard = own
+            self._comm.allgather(shard.bits(), whole.bits(), stream=self._stream)
+            return whole
+        with self._group():
+            for member, part in enumerate(_behind(whole, [(count,) for count in counts])):
+                if part.size:
+                    source = shard if member == self._place else part
+                    self._comm.broadcast(source.bits(), part.bits(), member, stream=self._stream)
+        return whole
+
+    def all_to_all(self) -> list[Block]:
+        attributes, axis = self._attributes, self._attributes["concat_axis"]
+        given = self._wire.sliced(self._inputs[0], attributes["split_axis"], attributes["split_sizes"])
+        shapes = [resized(given[self._place].shape, axis, size) for size in attributes["concat_sizes"]]
+        got = _behind(self._wire.empty(total_elements(shapes), given[0].dtype), shapes)
+        with self._group():
+            for member, (out, into) in enumerate(zip(given, got)):
+                self._exchange([out], self._comm.send, member)
+                self._exchange([into], self._comm.recv, member)
+        return [self._wire.joined(got, axis)]
+
+    def send(self) -> list[Block]:
+        """Pairs meet in file order: NCCL has no tags."""
+        with self._group():
+            self._exchange(self._inputs, self._comm.send, self._peer)
+        return []
+
+    def recv(self) -> list[Block]:
+        made = self._stated()
+        with self._group():
+            self._exchange(made, self._comm.recv, self._peer)
+        return made
+
+    def _exchange(self, blocks: Sequence[Block], move: Callable[..., None], peer: int) -> None:
+        for block in blocks:
+            if block.size:
+                move(block.bits(), peer, stream=self._stream)
+
+    def _stated(self) -> list[Block]:
+        """Memory for the outputs that the attributes state."""
+        dtype = numpy_dtype(self._attributes["dtype"])
+        return [self._wire.empty(shape, dtype) for shape in parse_shapes(self._attributes["shapes"])]
+
+    @property
+    def _reduction(self) -> Reduction:
+        assert self._how is not None
+        return self._how
+
+
+_MAKE: dict[str, Callable[[_Call], list[Block]]] = {
+    "AllReduce": _Call.all_reduce, "Reduce": _Call.reduce, "Broadcast": _Call.broadcast,
+    "ReduceScatter": _Call.reduce_scatter, "AllGather": _Call.all_gather, "AllToAll": _Call.all_to_all,
+    "Send": _Call.send, "Recv": _Call.recv,
+}  # fmt: skip
+
+
+def _behind(flat: Block, shapes: Sequence[tuple[int, ...]]) -> list[Block]:
+    """Tensors one behind the other in a flat block."""
+    starts = accumulate(map(math.prod, shapes), initial=0)
+    return [flat.part(start, shape) for start, shape in zip(starts, shapes)]

@@ -1,0 +1,204 @@
+"""Where values lie so that calls need no copies: what one sends together, and the states that one delivers together.
+
+States that one gather delivers lie one behind the other in its room, from the first step on. A rank's own shard of
+them is then a piece of that room: the update reads it there, and writes it there, and the gather fills in the rest.
+All of it is decided before the first step, from the order of the file: what stands in front of a call has run when the
+call is made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+
+from gopt.graph.model import COMM, Graph, Node
+from gopt.graph.types import TensorType, known
+from gopt.runtime.draws import numpy_dtype
+from gopt.runtime.proto import is_constant
+from gopt.runtime.session import Array
+
+_REDUCES = frozenset({"AllReduce", "Reduce", "ReduceScatter"})
+_UNFIT = frozenset({"bfloat16", "bool", "string"})
+"""Types that NumPy does not hold, or that travel as others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements ``start`` to ``stop`` of the room of a gather, ``call`` by its number in the file."""
+
+    call: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """``graph``: without the nodes that only cut pieces of states; what those made is fed."""
+
+    graph: Graph
+    sent: dict[str, Array] = field(default_factory=dict)
+    """Value that a call reads beside others -> its place in their buffer."""
+    spare: frozenset[int] = frozenset()
+    """Numbers of the calls that may write over what they read: nobody reads it after them."""
+    gathered: dict[int, Array] = field(default_factory=dict)
+    """Number of a gather -> its room, flat."""
+    states: dict[str, Array] = field(default_factory=dict)
+    """State -> its place in such a room."""
+    delivered: dict[str, Array] = field(default_factory=dict)
+    """What a gather makes -> the same place."""
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    """Value -> where it lies, of states and what was cut of them."""
+    own: dict[str, frozenset[Piece]] = field(default_factory=dict)
+    """What a gather sends -> pieces of its room, one of which is the rank's own."""
+
+    def places(self) -> dict[str, Array]:
+        """States, what was cut of them and what becomes of them -> where it lies."""
+        types = self.graph.types
+        views = {
+            name: self.gathered[piece.call][piece.start : piece.stop].reshape(types[name].dims)
+            for name, piece in self.pieces.items() if name not in self.states
+        }  # fmt: skip
+        return {**views, **self.states, **self.delivered}
+
+    def in_place(self, name: str, rows: Sequence[str], place: int, last: Mapping[str, int]) -> str | None:
+        """The row over which a step may write what a gather sends: the rank's own piece, when that is its last reader
+        and all else in that room has been read. ``last``: value -> number of the last step that reads it."""
+        own = self.own.get(name, frozenset())
+        row = next((row for row in rows if self.pieces.get(row) in own), None)
+        if row is None:
+            return None
+        others = [each for each, piece in self.pieces.items() if piece.call == self.pieces[row].call and each != row]
+        free = all(last.get(each, -1) < place for each in others) and last[row] == place
+        return row if free else None
+
+
+def lay_out(graph: Graph, replaces: Mapping[str, str]) -> Rooms:
+    """Rooms for a rank's graph; ``replaces``: output -> the state that it is at the next step. Linear."""
+    at = [place for place, node in enumerate(graph.nodes) if node.domain == COMM]
+    last: dict[str, int] = {}
+    for place, node in enumerate(graph.nodes):
+        last.update(dict.fromkeys(node.reads, place))
+    states = {number: _delivers(graph.nodes[place], graph, replaces) for number, place in enumerate(at)}
+    pieces = _pieces(graph, states)
+    # A gather writes its room: whoever reads an old value must stand in front of it.
+    late = {piece.call for name, piece in pieces.items() if last.get(name, -1) > at[piece.call]}
+    pieces = {name: piece for name, piece in pieces.items() if piece.call not in late}
+    cut = {name for name in pieces if name not in graph.inputs}
+    nodes = [node for node in graph.nodes if cut.isdisjoint(node.outputs)]
+    read = {name for node in nodes for name in node.reads}
+    rest = replace(graph, nodes=nodes, inputs=graph.inputs | {name: graph.types[name] for name in cut & read})
+    rooms = Rooms(
+        rest,
+        sent=_sent(rest),
+        spare=frozenset(number for number, place in enumerate(at) if _is_spare(place, graph, last, cut)),
+        pieces={name: piece for name, piece in pieces.items() if name in graph.inputs or name in read},
+    )
+    for number, names in states.items():
+        if names and number not in late:
+            node = graph.nodes[at[number]]
+            types = [graph.inputs[name] for name in names]
+            flat = np.zeros(sum(type.elements for type in types), numpy_dtype(types[0].dtype))
+            places = _one_behind_the_other(flat, types)
+            rooms.gathered[number] = flat
+            rooms.states.update(zip(names, places))
+            rooms.delivered.update(zip(node.outputs, places))
+            if node.inputs[0] not in graph.outputs:
+                rooms.own[node.inputs[0]] = frozenset(Piece(number, *cut) for cut in pairwise(node.attributes["cuts"]))
+    return rooms
+
+
+def _delivers(node: Node, graph: Graph, replaces: Mapping[str, str]) -> list[str]:
+    """The states that a call makes for the next step, where it makes nothing else; none for other calls."""
+    states = [replaces.get(name, "") for name in node.outputs]
+    if node.op_type != "AllGather" or "cuts" not in node.attributes or not all(name in graph.inputs for name in states):
+        return []
+    types = [graph.inputs[name] for name in states]
+    same = all(graph.types.get(made) == type and type.static for made, type in zip(node.outputs, types))
+    one = len({type.dtype for type in types}) == 1 and known(types[0].dtype) and types[0].dtype not in _UNFIT
+    return states if same and one and graph.outputs.keys().isdisjoint(states) else []
+
+
+def _pieces(graph: Graph, states: Mapping[int, Sequence[str]]) -> dict[str, Piece]:
+    """States and what is cut of them: where each lies in the room of its call."""
+    pieces: dict[str, Piece] = {}
+    for call, names in states.items():
+        start = 0
+        for name in names:
+            pieces[name] = Piece(call, start, start + graph.inputs[name].elements)
+            start = pieces[name].stop
+    if pieces:
+        for node in graph.nodes:
+            made = node.outputs[0] if len(node.outputs) == 1 else ""
+            type = graph.types.get(made)
+            if node.inputs and node.inputs[0] in pieces and type is not None and type.static:
+                piece = _piece(node, pieces, graph)
+                if piece is not None and made not in graph.outputs:
+                    pieces[made] = piece
+    return pieces
+
+
+def _piece(node: Node, pieces: Mapping[str, Piece], graph: Graph) -> Piece | None:
+    given = pieces[node.inputs[0]]
+    if node.is_a("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"):
+        return given
+    if node.is_a("Concat") and all(name in pieces for name in node.inputs):
+        parts = [pieces[name] for name in node.inputs]
+        follow = all(a.call == b.call and a.stop == b.start for a, b in pairwise(parts))
+        return Piece(given.call, given.start, parts[-1].stop) if follow and node.attributes["axis"] == 0 else None
+    shape = (graph.inputs.get(node.inputs[0]) or graph.types[node.inputs[0]]).shape
+    if node.is_a("Slice") and shape is not None and len(shape) == 1 and len(node.inputs) >= 3:
+        if not all(is_constant(graph, name) for name in node.inputs[1:] if name):
+            return None
+        bounds = [graph.initializers[name].numpy().reshape(-1).tolist() if name else [] for name in node.inputs[1:]]
+        start, stop, *more = (each[0] if each else None for each in bounds)
+        if more[1:] in ([], [None], [1]):
+            start, stop, _ = slice(start, stop).indices(given.stop - given.start)
+            return Piece(given.call, given.start + start, given.start + max(start, stop))
+    return None
+
+
+def together(graph: Graph) -> list[tuple[tuple[str, ...], list[TensorType]]]:
+    """What calls send together and could lie in one buffer, with the types. Inputs and constants lie elsewhere, and so
+    does what two calls send."""
+    calls = [node for node in graph.nodes if node.domain == COMM]
+    made = {name for node in graph.nodes if node.domain != COMM for name in node.outputs} - set(graph.outputs)
+    sent = Counter(name for call in calls for name in call.inputs)
+    found = []
+    for call in calls:
+        types = [type for name in call.inputs if (type := graph.types.get(name)) is not None and type.static]
+        free = all(name in made and sent[name] == 1 for name in call.inputs)
+        if len(types) < 2 or len(types) < len(call.inputs) or not free:
+            continue
+        if all(known(type.dtype) and type.dtype not in _UNFIT for type in types):
+            found.append((tuple(call.inputs), types))
+    return found
+
+
+def _sent(graph: Graph) -> dict[str, Array]:
+    rooms: dict[str, Array] = {}
+    for names, types in together(graph):
+        flat = np.empty(sum(type.elements for type in types), numpy_dtype(types[0].dtype))
+        rooms.update(zip(names, _one_behind_the_other(flat, types)))
+    return rooms
+
+
+def _is_spare(place: int, graph: Graph, last: Mapping[str, int], views: set[str]) -> bool:
+    node = graph.nodes[place]
+    if node.op_type not in _REDUCES or len(set(node.inputs)) < len(node.inputs):
+        return False
+    return all(
+        last[name] == place and name not in graph.outputs and name not in graph.inputs and name not in views
+        and name not in graph.initializers for name in node.inputs
+    )  # fmt: skip
+
+
+def _one_behind_the_other(flat: Array, types: Sequence[TensorType]) -> list[Array]:
+    found, place = [], 0
+    for type in types:
+        found.append(flat[place : place + type.elements].reshape(type.dims))
+        place += type.elements
+    return found

@@ -1,0 +1,104 @@
+"""States that one gather delivers lie in its room; what is cut of them is a piece of it, unless somebody reads late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+from runtime_graphs import comm, make
+
+from gopt.graph.model import Graph
+from gopt.runtime.program import Program
+from gopt.runtime.rooms import Piece, lay_out
+from gopt.runtime.session import SessionCache
+
+op = helper.make_node
+W, B = ("float32", [2, 3]), ("float32", [2])
+REPLACES = {"w.new": "w", "b.new": "b"}
+
+
+def step(tmp_path, *more: Any, outputs: dict[str, Any] | None = None, order: str = "wb") -> Graph:
+    """Rank 1 of two: p = [w, b][4:8], p.new = p - g, gathered."""
+    nodes = [
+        op("Neg", ["x"], ["n"]),
+        comm("ReduceScatter", ["n"], ["g"], reduce="sum", cuts=[0, 4, 8]),
+        op("Reshape", ["w", "flat"], ["wf"]),
+        op("Slice", ["wf", "four", "six"], ["ws"]),
+        op("Concat", ["ws", "b"] if order == "wb" else ["b", "ws"], ["p"], axis=0),
+        op("Sub", ["p", "g"], ["p.new"]),
+        comm("AllGather", ["p.new"], ["w.new", "b.new"], cuts=[0, 4, 8], shapes=["2,3", "2"]),
+        *more,
+    ]
+    return make(
+        tmp_path, nodes, {"w": W, "b": B, "x": ("float32", [8])}, {"w.new": W, "b.new": B} | (outputs or {}),
+        constants={name: np.array([value]) for name, value in (("flat", -1), ("four", 4), ("six", 6))},
+        values={"n": ("float32", [8]), "g": ("float32", [4]), "p.new": ("float32", [4]), "wf": ("float32", [6]),
+                "ws": ("float32", [2]), "p": ("float32", [4])},
+    )  # fmt: skip
+
+
+def test_what_is_cut_of_states_is_a_piece_of_their_room(tmp_path):
+    graph = step(tmp_path)
+    rooms = lay_out(graph, REPLACES)
+    assert rooms.pieces == {"w": Piece(1, 0, 6), "b": Piece(1, 6, 8), "p": Piece(1, 4, 8)}
+    assert [node.op_type for node in rooms.graph.nodes] == ["Neg", "ReduceScatter", "Sub", "AllGather"]
+    assert rooms.own == {"p.new": frozenset({Piece(1, 0, 4), Piece(1, 4, 8)})} and rooms.spare == {0}
+    assert all(np.shares_memory(array, rooms.gathered[1]) for array in rooms.states.values())
+    assert rooms.in_place("p.new", ["p", "g"], 2, {"p": 2}) == "p"
+    assert rooms.in_place("p.new", ["p", "g"], 2, {"p": 3}) is None
+    assert rooms.in_place("p.new", ["p", "g"], 2, {"p": 2, "w": 2}) is None
+    assert rooms.in_place("p.new", ["g"], 2, {"p": 2}) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "outputs", "order"),
+    [
+        ([op("Neg", ["w"], ["late"])], {"late": W}, "wb"),
+        ([op("Neg", ["p"], ["late"])], {"late": ("float32", [4])}, "wb"),
+        ([], {"w": W}, "wb"),
+    ],
+)
+def test_who_reads_behind_the_gather_finds_the_old_values(more, outputs, order, tmp_path):
+    rooms = lay_out(step(tmp_path, *more, outputs=outputs, order=order), REPLACES)
+    assert not rooms.gathered and not rooms.states and not rooms.pieces
+
+
+def test_pieces_that_do_not_follow_one_another_are_put_together(tmp_path):
+    rooms = lay_out(step(tmp_path, order="bw"), REPLACES)
+    assert rooms.pieces.keys() == {"w", "b", "ws"} and rooms.pieces["ws"] == Piece(1, 4, 6)
+    assert "Concat" in [node.op_type for node in rooms.graph.nodes]
+
+
+def test_a_value_that_is_sent_and_read_later_is_not_spare(tmp_path):
+    rooms = lay_out(step(tmp_path, op("Abs", ["n"], ["late"]), outputs={"late": ("float32", [8])}), REPLACES)
+    assert rooms.spare == frozenset() and rooms.gathered
+
+
+@pytest.mark.parametrize("order", ["wb", "bw"])
+@pytest.mark.parametrize("fills", [True, False])
+def test_steps_go_on_from_the_room(order, fills, tmp_path):
+    """Two steps as rank 1 with a peer that sends zeros, by an engine that fills the room and by one that does not."""
+    program = Program(step(tmp_path, order=order), SessionCache(), REPLACES)
+    seen: list[np.ndarray] = []
+
+    def call(index, node, inputs, room=None):
+        if node.op_type == "ReduceScatter":
+            return [inputs[0][4:] * 1]
+        seen.append(inputs[0].copy())
+        whole = room if fills else np.empty(8, np.float32)
+        whole[4:], whole[:4] = inputs[0], 0
+        return [whole[:6].reshape(2, 3), whole[6:]]
+
+    w, b, x = np.arange(6, dtype="f4").reshape(2, 3), np.array([6, 7], "f4"), np.ones(8, "f4")
+    held = {"w": w.copy(), "b": b.copy()}
+    for _ in range(2):
+        p = np.concatenate(
+            [held["w"].reshape(-1)[4:], held["b"]] if order == "wb" else [held["b"], held["w"].reshape(-1)[4:]]
+        )
+        made = program.run({**held, "x": x}, call)
+        np.testing.assert_array_equal(seen[-1], p + 1)
+        expected = np.concatenate([np.zeros(4, "f4"), p + 1])
+        np.testing.assert_array_equal(np.concatenate([made["w.new"].reshape(-1), made["b.new"]]), expected)
+        held = {"w": made["w.new"], "b": made["b.new"]}
