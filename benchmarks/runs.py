@@ -69,7 +69,7 @@ def gopt(case: Case, ranks: int, stage: int, steps: int, *, copies: int = 1, thr
          wire: bool = False) -> Run:  # fmt: skip
     """``gopt run``, traced, under MPI or with ``threads``; ``copies`` of it at once; ``wire``: over TCP, bytes counted.
 
-    ``imports`` stands for what a rank imports; ``shares``: where the time goes, every step of every rank.
+    ``shares``: where the time goes, every step of every rank; ``handed``: bytes a step that its calls send on a ring.
     """
     with tempfile.TemporaryDirectory(prefix="gopt-run-") as text:
         folders = [Path(text, str(copy)) for copy in range(copies)]

@@ -90,13 +90,15 @@ def _span(event: Mapping[str, Any]) -> Span:
 
 
 def middle(steps: Sequence[Shares]) -> dict[str, float]:
-    """The median of each share, in milliseconds; ``update_ns``: nanoseconds of the update a byte, 0 without one."""
+    """The median of each share, in milliseconds; ``update_ns``: nanoseconds of the update a byte, 0 without one, and
+    ``update_min_ns``, of the best step."""
     names = ("wall", "compute", "exposed", "overhead", "loop", "calls", "update")
     row = {name: 1000 * statistics.median(getattr(each, name) for each in steps) for name in names}
     row["overhead_share"] = statistics.median(each.overhead / each.wall for each in steps)
     elements = statistics.median(each.update_elements for each in steps)
     row["update_bytes"] = 4 * _ROWS * elements
     row["update_ns"] = 1e6 * row["update"] / row["update_bytes"] if elements else 0.0
+    row["update_min_ns"] = 1e9 * min(each.update for each in steps) / row["update_bytes"] if elements else 0.0
     return row
 
 

@@ -50,7 +50,7 @@ def decide(name: str, rows: Rows) -> Iterator[Verdict]:
     if name not in LARGE:
         return
     for way, memory in (("gopt1", "pass1"), *((stage, "pass2") for stage in STAGES)):
-        yield from _update(name, way, rows[way]["shares"], rows[memory])
+        yield _update(name, way, rows[way]["shares"], rows[memory])
     for way in STAGES:
         yield _against(name, rows, way, "gopt1", COST)
         yield _against(name, rows, way, "gopt1x2", COST)
@@ -70,8 +70,9 @@ def _against(name: str, rows: Rows, way: str, other: str, limit: float) -> Verdi
     return Verdict(f"{name}: {NAMES[way]} / {NAMES[other]}", *ratios, limit)
 
 
-def _update(name: str, way: str, shares: Mapping[str, float], memory: Mapping[str, float]) -> Iterator[Verdict]:
-    if shares["update_bytes"]:
-        note = f"{shares['update']:.1f} ms for {shares['update_bytes'] / 1e6:.0f} MB"
-        ratios = (shares["update_ns"] / memory[key] for key in ("ns", "min_ns"))
-        yield Verdict(f"{name}, {NAMES[way]}: update / memory pass", *ratios, UPDATE, note)
+def _update(name: str, way: str, shares: Mapping[str, float], memory: Mapping[str, float]) -> Verdict:
+    if not shares["update_bytes"]:
+        raise SystemExit(f"{name}, {NAMES[way]}: the trace shows no update in tiles; spans.py knows it by its title")
+    note = f"{shares['update']:.1f} ms for {shares['update_bytes'] / 1e6:.0f} MB"
+    ratios = shares["update_ns"] / memory["ns"], shares["update_min_ns"] / memory["min_ns"]
+    return Verdict(f"{name}, {NAMES[way]}: update / memory pass", *ratios, UPDATE, note)

@@ -55,7 +55,8 @@ def measure(case: Case, rounds: int, steps: int, torch: str | None, imports: int
     found: dict[str, list[runs.Run]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
-            found[name].append(way())
+            begin = time.monotonic()
+            found[name].append(way() | {"took": time.monotonic() - begin})
     rows = {name: row(made, imports if name.startswith("gopt") else None) for name, made in found.items()}
     bound = case.figures(2, 2)["traffic"]["bound"]
     for name in ("pass1", "pass2") if "pass1" in rows else ():
@@ -77,7 +78,8 @@ def row(made: list[runs.Run], imports: int | None) -> dict[str, Any]:
     """Some runs of one contestant as one row: the median of their medians, the best step, the largest peak."""
     medians = [1000 * statistics.median(run["seconds"]) for run in made]
     found: dict[str, Any] = {
-        "ms": statistics.median(medians), "min_ms": 1000 * min(min(run["seconds"]) for run in made), "rounds": medians
+        "ms": statistics.median(medians), "min_ms": 1000 * min(min(run["seconds"]) for run in made), "rounds": medians,
+        "took_s": sum(run["took"] for run in made),
     }  # fmt: skip
     if "peak" in made[0]:
         taken = imports if imports is not None else made[0]["imports"]
@@ -132,7 +134,7 @@ def show_targets(console: Console, verdicts: list[Verdict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=15, help=f"that count, behind {WARMUP} that do not")
+    parser.add_argument("--steps", type=int, default=8, help=f"that count, behind {WARMUP} that do not")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has PyTorch")
     parser.add_argument("--model", action="append", choices=models(), help="only this one; may be repeated")
@@ -151,9 +153,9 @@ def main() -> None:
                 continue
             case = prepare(name, model, Path(text, name))
             rows = measure(case, given.rounds, given.steps if name in LARGE else 4 * given.steps, given.torch, imports)
-            verdicts += decide(name, rows)
             record["models"][name] = rows
             show(console, name, rows)
+            verdicts += decide(name, rows)
     show_targets(console, verdicts)
     record |= {"targets": [each.to_json() for each in verdicts], "minutes": (time.monotonic() - start) / 60}
     console.print(
