@@ -42,7 +42,8 @@ def render_run(record: Mapping[str, Any], losses: Sequence[float]) -> None:
         return
     last, seconds = record["last"], record["seconds"]
     out.print(
-        f"{record['steps']} steps on {record['ranks']} ranks ({record['engine']}) in {seconds:.1f} s, "
+        f"{record['steps']} steps on {record['ranks']} rank{'s' * (record['ranks'] != 1)} ({record['engine']}) "
+        f"in {seconds:.1f} s, "
         f"{1000 * seconds / record['steps']:.1f} ms a step, {last['samples_per_second']:.0f} samples/s at the end"
     )
     out.print(f"loss {record['first']['loss']:.6g} → {last['loss']:.6g}  {sparkline(losses)}")

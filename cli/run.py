@@ -73,11 +73,13 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
         keep=given["keep"], resume=given["resume"], stop_on_nan=given["stop_on_nan"], sync_init=given["sync_init"],
         trace=None if given["trace"] is None else Path(given["trace"]),
     )  # fmt: skip
-    _, mesh = read_manifest(job.folder)
-    from gopt.runtime.mpi import launched
+    from gopt.runtime.mpi import launched, told_once
 
     engine = given["engine"] or ("mpi" if launched() else "threads")
-    return _threads(job, mesh, given) if engine == "threads" else _processes(job, mesh, given, engine)
+    if engine == "threads":
+        return _threads(job, read_manifest(job.folder)[1], given)
+    _, mesh = told_once(lambda: read_manifest(job.folder))
+    return _processes(job, mesh, given, engine)
 
 
 def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
@@ -108,7 +110,7 @@ def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
 def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str) -> int:
     """This process is one rank of many."""
     from gopt.runtime.launch import ENDED, SPOKE, Heartbeat
-    from gopt.runtime.mpi import MpiEngine
+    from gopt.runtime.mpi import MpiEngine, told_once
     from gopt.runtime.train import Trainer
 
     where = {"step": 0, "call": -1}
@@ -119,7 +121,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str) -> int:
         if beat is not None:
             beat.at(where["step"], where["call"], SPOKE)
 
-    engine: Any = MpiEngine(mesh, given["deadline"], explain)
+    engine: Any = told_once(lambda: MpiEngine(mesh, given["deadline"], explain))
     beat = Heartbeat.open(engine.rank)
 
     def position(step: int, call: int) -> None:
@@ -133,7 +135,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str) -> int:
             from gopt.runtime.nccl import on_gpus
 
             engine, *place = on_gpus(mesh, engine)
-        trainer = Trainer(job, engine, position, *place)
+        trainer = told_once(lambda: Trainer(job, engine, position, *place))
         if engine.rank == 0:
             with _telling(job, mesh, given, kind) as tell:
                 trainer.run(tell)
@@ -148,6 +150,10 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str) -> int:
         if beat is not None:
             beat.at(where["step"], where["call"], SPOKE)
         engine.fail(error)
+    except SystemExit:  # another rank says why
+        if beat is not None:
+            beat.at(where["step"], where["call"], ENDED)
+        raise
     return 0
 
 

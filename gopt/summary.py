@@ -117,10 +117,11 @@ def _notes(step: Step) -> list[str]:
     notes = []
     if step.mesh.ranks > elements:
         notes.append(f"{step.mesh.ranks} ranks share {elements} elements: some own nothing")
-    reduced = {name for node in step.graph.nodes if node.domain == COMM for name in node.outputs}
-    behind = set(reduced)
+    behind: set[str] = set()
     for node in step.graph.nodes:
-        if any(name in behind for name in node.reads):
+        # a gather of parameters, or a reduction that the source had in its forward, is none of gradients
+        reduces = node.domain == COMM and node.made_by and COLLECTIVES[node.op_type].reduces
+        if reduces or any(name in behind for name in node.reads):
             behind.update(node.outputs)
     for name in step.training.metrics:
         what = "follows the reduced gradients" if name in behind else "is the rank's own"

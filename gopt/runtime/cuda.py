@@ -53,7 +53,8 @@ class Cuda:
 
     def event(self, stream: int) -> Event:
         """An event behind all that was handed to a stream so far."""
-        event = Event(self, self("cudaEventCreateWithFlags", self._api.cudaEventDisableTiming))
+        made = self("cudaEventCreateWithFlags", self._api.cudaEventDisableTiming)
+        event = Event(self._api.cudaEventDestroy, made)
         self("cudaEventRecord", event.handle, stream)
         return event
 
@@ -65,13 +66,13 @@ class Cuda:
 class Event:
     """A place in a stream. It is destroyed with its last holder, which CUDA allows while others still wait for it."""
 
-    __slots__ = ("_cuda", "handle")
+    __slots__ = ("_destroy", "handle")
 
-    def __init__(self, cuda: Cuda, handle: Any) -> None:
-        self._cuda, self.handle = cuda, handle
+    def __init__(self, destroy: Any, handle: Any) -> None:
+        self._destroy, self.handle = destroy, handle
 
     def __del__(self) -> None:
-        self._cuda("cudaEventDestroy", self.handle)
+        self._destroy(self.handle)  # may fail as the process ends, which is no matter
 
 
 class Memory:

@@ -32,6 +32,8 @@ class Device(Protocol):
     """Whether operators on halves are lowered to float32 ones."""
     tiles: bool
     """Whether long elementwise runs go in tiles that fit a cache."""
+    shares: bool
+    """Whether a value made of an array is the array's own memory, and changes with it."""
 
     def sessions(self) -> SessionCache:
         """An empty cache whose sessions run here."""
@@ -85,6 +87,7 @@ class Host:
 
     lowers = True
     tiles = True
+    shares = True
 
     def sessions(self) -> SessionCache:
         return SessionCache()

@@ -102,6 +102,7 @@ class Gpu:
 
     lowers = False
     tiles = False
+    shares = False
 
     def __init__(self, cuda: Cuda, index: int) -> None:
         self.cuda, self.index = cuda, index

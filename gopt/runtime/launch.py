@@ -26,17 +26,12 @@ LIVE = "live"
 """File in that folder: what the first rank tells of each step, a line of JSON each."""
 _RECORD = struct.Struct("<qqqqd")
 """Process number, step, call, how it goes, seconds since the epoch."""
+START = 5.0
+"""Seconds beyond twice the deadline that ranks have to start, or to move."""
 GOING, ENDED, SPOKE = 0, 1, 2
 """How it goes: on; the rank has ended well; it has said why it cannot go on."""
 _NOISE = ("=====", "=   ", "YOUR APPLICATION TERMINATED", "This typically refers", "Please see the FAQ", "Abort(")
 """How lines begin that MPICH's launcher prints when ranks end early: gopt says it in one line."""
-
-_ROOMY = {
-    "MALLOC_MMAP_THRESHOLD_": f"{32 << 20}",
-    "MALLOC_TRIM_THRESHOLD_": f"{1 << 40}",
-    "MALLOC_TOP_PAD_": f"{64 << 20}",
-}
-"""For the C library: keep the memory of buffers up to 32 MiB from step to step, where fresh pages cost a fault each."""
 
 
 @dataclass(slots=True)
@@ -92,7 +87,7 @@ def launch(ranks: int, arguments: Sequence[str], deadline: float, show: Callable
     without a word, or when none moves for twice the deadline.
     """
     with tempfile.TemporaryDirectory(prefix="gopt.") as folder:
-        environment = {**_ROOMY, **os.environ, HEARTBEATS: folder}
+        environment = {**os.environ, HEARTBEATS: folder}
         if ranks > 2 * (os.cpu_count() or 1):
             environment["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"  # many more ranks than cores: give way while waiting
         command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", "gopt.cli", *arguments]
@@ -145,6 +140,7 @@ class _Watch:
     _handles: dict[int, int] = field(default_factory=dict)
     """Rank -> handle of its process."""
     _told: int = 0
+    _begun: float = field(default_factory=time.time)
 
     def run(self) -> int:
         dead: Seen | None = None
@@ -191,7 +187,10 @@ class _Watch:
         return min(silent, key=lambda each: (each.step, each.call), default=None)
 
     def _refuse_standstill(self, seen: Sequence[Seen]) -> None:
-        if seen and time.time() - max(each.when for each in seen) > 2 * self.deadline + 5:
+        limit = 2 * self.deadline + START
+        if not seen and time.time() - self._begun > limit:
+            raise RunError(f"after {limit:g} s, mpiexec has started no rank", f"try {mpiexec()} -n 1 hostname")
+        if seen and time.time() - max(each.when for each in seen) > limit:
             late = min(seen, key=lambda each: (each.step, each.call))
             raise RunError(f"{late.where}: it has not moved for {2 * self.deadline:g} s")
 

@@ -10,17 +10,19 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from gopt.collectives.layout import HALVES, parse_shapes, total_elements
-from gopt.errors import OptionError, RunError
+from gopt.errors import GoptError, OptionError, RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
 from gopt.runtime.memory import Pool, joined
 from gopt.runtime.session import Array
 from gopt.runtime.watch import Watch
+
+T = TypeVar("T")
 
 LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 """What launchers put into the environment of a rank."""
@@ -32,19 +34,42 @@ def launched() -> bool:
     return any(name in os.environ for name in LAUNCHED)
 
 
+def told_once(work: Callable[[], T]) -> T:
+    """Do what may be refused, on all ranks that the launcher started. Where some refuse, the first of them raises its
+    error, and the others exit without a word and with the same code."""
+    world = _mpi().COMM_WORLD
+    found: T | None = None
+    error: GoptError | None = None
+    try:
+        found = work()
+    except GoptError as refused:
+        error = refused
+    codes = world.allgather(0 if error is None else error.exit_code)
+    first = next((rank for rank, code in enumerate(codes) if code), None)
+    if first is not None and first != world.rank:
+        raise SystemExit(codes[first])
+    if error is not None:
+        raise error
+    return cast("T", found)
+
+
+def _mpi() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RunError(f"MPI cannot be used: {error}", _INSTALL) from error
+    return MPI
+
+
 class MpiEngine:
     """One process, one rank. A call that takes longer than ``deadline`` seconds ends the whole job."""
 
     def __init__(self, mesh: Mesh, deadline: float, explain: Callable[[str], None]) -> None:
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            raise RunError(f"MPI cannot be used: {error}", _INSTALL) from error
-        self._mpi: Any = MPI
-        self._world = MPI.COMM_WORLD.Dup()
+        self._mpi: Any = _mpi()
+        self._world = self._mpi.COMM_WORLD.Dup()
         self.rank: int = self._world.rank
         self._mesh = mesh
-        if self._world.size != mesh.ranks:
+        if any(ranks != self._world.size for ranks in self._world.allgather(mesh.ranks)):
             raise OptionError(
                 f"the launcher started {self._world.size} ranks, the folder holds {mesh.ranks}",
                 f"start it with {mesh.ranks}, or make other ranks with gopt reshard",
@@ -53,7 +78,7 @@ class MpiEngine:
         self._pool = Pool()
         self._extremes: dict[tuple[str, str], Any] = {}
         self.watch = Watch(deadline, explain, lambda: self._world.Abort(RunError("").exit_code))
-        self.beside = _has_spare(MPI, self._world)
+        self.beside = _has_spare(self._mpi, self._world)
 
     def prepare(self, groups: Sequence[str]) -> None:
         for group in (each for each in groups if each not in self._groups):

@@ -79,7 +79,7 @@ class Program:
         self._outputs = tuple(graph.outputs)
         self._rooms = rooms = Rooms(graph) if replaces is None else device.rooms(graph, replaces)
         self._places = {name: device.put(place) for name, place in rooms.places().items()}
-        self._keeps = replaces is not None
+        self._keeps = replaces is not None and device.shares
         self._fed: dict[str, tuple[Any, Any]] = {}
         """What was fed last, and the value made of it: states mostly come back as they went."""
         graph, types = rooms.graph, graph.types | graph.inputs

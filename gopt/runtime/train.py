@@ -57,7 +57,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step as the first rank tells it: losses of all ranks (of the last micro-step), seconds, samples of all."""
+    """One step as the first rank tells it: losses of all ranks (means of micro-steps), seconds, samples of all."""
 
     step: int
     losses: tuple[float, ...]
@@ -286,7 +286,7 @@ class Trainer:
         begin = time.perf_counter()
         self._at(-1)
         hyper = self._hyper()
-        loss = math.nan
+        seen: list[float] = []
         times = max(times for _, times in self.phases)
         for phase, count in self.phases:
             program = self.programs[phase]
@@ -300,7 +300,8 @@ class Trainer:
                     if each["output"] in outputs:
                         self.held[each["input"]] = outputs[each["output"]]
                 if self.manifest["loss"] in outputs:
-                    loss = float(self.device.down(outputs[self.manifest["loss"]]))
+                    seen.append(float(self.device.down(outputs[self.manifest["loss"]])))
+        loss = sum(seen) / len(seen) if seen else math.nan
         if self.job.stop_on_nan and not math.isfinite(loss):
             raise RunError(f"the loss is {loss}", "lower the learning rate, or leave --stop-on-nan out")
         self.step += 1

@@ -171,6 +171,22 @@ def test_more_ranks_than_elements_has_a_note(stage, capsys):
     assert main(["verify", "out", "--no-confirm"]) == 0
 
 
+@pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_metric_and_what_it_follows(norm, stage, capsys):
+    """Parameters that are gathered for the forward do not tie what it shows to the gradients."""
+    b = Builder()
+    net = perceptron(b, (3, 2))
+    squares = [b.op("ReduceSum", b.op("Mul", grad, grad), keepdims=0) for grad in net.gradients.values()]
+    b.output("shown", b.op("Sqrt", b.op("Sum", *squares)) if norm else b.op("Exp", net.loss), ())
+    sgd(b, net)
+    b.save(Path("m.onnx"))
+    assert main(["shard", "m.onnx", "--ranks", "2", "--stage", stage, "--loss", "loss", "--json", "-o", "out"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    follows = "follows the reduced gradients" if norm else "is the rank's own"
+    assert f"metric shown {follows}" in notes
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["passes", "--help"], ["shard", "--help"]])
 def test_help_is_quick_and_imports_little(arguments):
     code = (

@@ -10,6 +10,7 @@ provider's kernels do.
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import itertools
 import tempfile
@@ -40,6 +41,35 @@ _handles = itertools.count(4096)
 def at(pointer: int, nbytes: int) -> np.ndarray:
     """Bytes in memory."""
     return np.frombuffer((ctypes.c_char * nbytes).from_address(pointer), np.uint8)
+
+
+class Given:
+    """Memory of GPUs that was given out."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+
+    def add(self, start: int, nbytes: int) -> None:
+        with self.lock:
+            place = bisect.bisect(self.starts, start)
+            self.starts.insert(place, start)
+            self.ends.insert(place, start + nbytes)
+
+    def remove(self, start: int) -> None:
+        with self.lock:
+            place = bisect.bisect_left(self.starts, start)
+            del self.starts[place], self.ends[place]
+
+    def holds(self, pointer: int, nbytes: int) -> bool:
+        """Whether all of these bytes are in one piece."""
+        with self.lock:
+            place = bisect.bisect(self.starts, pointer) - 1
+            return place >= 0 and pointer + nbytes <= self.ends[place]
+
+
+given = Given()
 
 
 # --- CUDA -----------------------------------------------------------------------------------------------------------
@@ -149,17 +179,20 @@ class FakeCudart:
         return (Status.cudaSuccess if place[0].done >= place[1] else Status.cudaErrorNotReady,)
 
     def cudaMemcpyAsync(self, dst, src, count, kind, stream):
+        assert kind == Kind.cudaMemcpyHostToDevice or given.holds(src, count)
+        assert kind == Kind.cudaMemcpyDeviceToHost or given.holds(dst, count)
         # Pageable host memory is read at once, into a buffer of the driver's.
-        given = at(src, count).copy() if kind == Kind.cudaMemcpyHostToDevice else None
+        read = at(src, count).copy() if kind == Kind.cudaMemcpyHostToDevice else None
 
         def move() -> None:
-            at(dst, count)[:] = at(src, count) if given is None else given
+            at(dst, count)[:] = at(src, count) if read is None else read
 
         self._stream(stream).give(move)
         return (Status.cudaSuccess,)
 
     def cudaMemcpy2DAsync(self, dst, dpitch, src, spitch, width, height, kind, stream):
         assert kind == Kind.cudaMemcpyDeviceToDevice and width <= min(dpitch, spitch)
+        assert given.holds(dst, (height - 1) * dpitch + width) and given.holds(src, (height - 1) * spitch + width)
 
         def move() -> None:
             for row in range(height):
@@ -349,12 +382,13 @@ class Communicator:
 class _Buffer:
     """What NCCL sees of a buffer; refuses types that it has no word for."""
 
-    def __init__(self, given: Any) -> None:
-        seen = given.__cuda_array_interface__
+    def __init__(self, buffer: Any) -> None:
+        seen = buffer.__cuda_array_interface__
         self.dtype = np.dtype(seen["typestr"])
         assert self.dtype.kind in "iuf" and (self.dtype.kind == "f" or self.dtype.itemsize != 2), self.dtype
         assert "stream" not in seen and seen["strides"] is None
         self.pointer, self.count = seen["data"][0], int(np.prod(seen["shape"]))
+        assert given.holds(self.pointer, self.count * self.dtype.itemsize)
 
     def read(self) -> np.ndarray:
         return at(self.pointer, self.count * self.dtype.itemsize).view(self.dtype).copy()
@@ -379,11 +413,16 @@ def _combined(found: list[np.ndarray], op: Op) -> np.ndarray:
 
 
 class FakeValue:
-    """An OrtValue on the GPU: poisoned memory of the host."""
+    """An OrtValue on the GPU: memory of the host, poisoned when it is new."""
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        at(value.data_ptr(), value.tensor_size_in_bytes())[:] = 0xFF
+    def __init__(self, value: Any, new: bool = True) -> None:
+        self._value, self._at = value, value.data_ptr()
+        given.add(self._at, value.tensor_size_in_bytes())
+        if new:
+            at(self._at, value.tensor_size_in_bytes())[:] = 0xFF
+
+    def __del__(self) -> None:
+        given.remove(self._at)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._value, name)
@@ -422,9 +461,9 @@ class FakeRuntime:
     def InferenceSession(self, model, options, providers, **more):
         if providers == ["CPUExecutionProvider"]:
             return onnxruntime.InferenceSession(model, options, providers=providers)
-        name, given = providers[0]
+        name, chosen = providers[0]
         assert name == "CUDAExecutionProvider" and more == {"enable_fallback": 0}
-        return FakeSession(model, given, self.provider)
+        return FakeSession(model, chosen, self.provider)
 
 
 class FakeRunOptions:
@@ -467,8 +506,8 @@ class FakeSession:
         inputs, outputs = dict(iobinding.inputs), dict(iobinding.outputs)
 
         def run() -> None:
-            given = {name: _array(*place).copy() for name, place in inputs.items()}
-            results = self.program.run(given, lambda *_: [])
+            feeds = {name: _array(*place).copy() for name, place in inputs.items()}
+            results = self.program.run(feeds, lambda *_: [])
             for name, place in outputs.items():
                 if place is None:
                     iobinding.made[name] = results[name]
@@ -501,7 +540,7 @@ class FakeBinding:
 
     def get_outputs(self) -> list[Any]:
         return [
-            None if place is not None else onnxruntime.OrtValue.ortvalue_from_numpy(self.made[name])
+            None if place is not None else FakeValue(onnxruntime.OrtValue.ortvalue_from_numpy(self.made[name]), False)
             for name, place in self.outputs.items()
         ]
 

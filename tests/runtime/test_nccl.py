@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from fake_gpu import Fabric, FakeCudart, FakeNccl, FakeRuntime, together
 from helpers import FIXTURES
+from runtime_graphs import make
 
 import gopt
 from gopt.collectives.table import COLLECTIVES
@@ -23,9 +25,12 @@ from gopt.offline.merge import merge
 from gopt.pipeline import build_pipeline
 from gopt.runtime import draws, nccl, session
 from gopt.runtime.cuda import Cuda
+from gopt.runtime.device import HOST
 from gopt.runtime.engine import run_threads
-from gopt.runtime.gpu import Gpu
+from gopt.runtime.gpu import Gpu, Sessions
 from gopt.runtime.nccl import Inline, NcclEngine, on_gpus
+from gopt.runtime.program import Program
+from gopt.runtime.proto import build_model
 from gopt.runtime.train import Job, Trainer, read_manifest
 from gopt.runtime.wire import equal_parts
 
@@ -56,7 +61,11 @@ class Rank:
 
 # --- every call -----------------------------------------------------------------------------------------------------
 
-FLAT = {"even": [0, 8, 16, 24], "short": [0, 16, 32, 37], "empty": [0, 16, 16, 16], "uneven": [0, 3, 30, 37]}
+FLAT = {
+    "even": [0, 8, 16, 24], "short": [0, 16, 32, 37], "empty": [0, 16, 16, 16], "uneven": [0, 3, 30, 37],
+    "beyond its memory": [0, 176, 352, 508],
+}  # fmt: skip
+"""The last in equal parts is longer than what 508 elements are given."""
 KINDS = ("float32", "float16", "bfloat16", "float64", "int64", "int16", "uint16", "uint8")
 
 
@@ -79,7 +88,7 @@ def cases() -> Any:
     yield "Broadcast", {"root": 1, **stated}, [[], whole[0], []], None
     for name, cuts in FLAT.items():
         given = [[(cuts[-1] - 6,), (3, 2)]] * 3
-        for how in ("sum", "max") if name in ("short", "uneven") else ("mean",):
+        for how in ("sum", "max") if name in ("short", "uneven", "beyond its memory") else ("mean",):
             yield "ReduceScatter", {"reduce": how, "cuts": cuts}, given, how
         shards = [[(stop - start,)] for start, stop in itertools.pairwise(cuts)]
         yield "AllGather", {"cuts": cuts, "shapes": [f"{cuts[-1] - 6}", "3,2"]}, shards, None
@@ -356,6 +365,35 @@ def test_memory_of_a_call_under_way_is_not_given_away(holds, runtime):
     assert np.array_equal(one_rank(runtime, (0,), work), array) == holds
 
 
+def test_a_result_of_unknown_length_is_the_runtimes_own(runtime, tmp_path):
+    nodes = [onnx.helper.make_node("NonZero", ["x"], ["found"]), onnx.helper.make_node("Neg", ["x"], ["y"])]
+    spec = {"found": ("int64", [1, "n"]), "y": ("float32", [5])}
+    graph = make(tmp_path, nodes, {"x": ("float32", [5])}, spec)
+
+    def work(rank):
+        program = Program(graph, rank.gpu.sessions(), {}, rank.gpu)
+        made = program.run({"x": np.array([0, 2, 0, 1, 3], "f4")}, lambda *_: [])
+        return {name: rank.gpu.down(block).tolist() for name, block in made.items()}
+
+    assert one_rank(runtime, (), work) == {"found": [[1, 3, 4]], "y": [0, -2, 0, -1, -3]}
+
+
+def test_an_array_that_is_fed_again_is_read_again(runtime, tmp_path):
+    """A source of batches may fill the same arrays each time."""
+    nodes = [onnx.helper.make_node("Neg", ["x"], ["y"])]
+    graph = make(tmp_path, nodes, {"x": ("float32", [2])}, {"y": ("float32", [2])})
+
+    def work(rank):
+        program = Program(graph, rank.gpu.sessions(), {}, rank.gpu)
+        batch, made = np.zeros(2, "f4"), []
+        for value in (1, 2):
+            batch[:] = value
+            made += rank.gpu.down(program.run({"x": batch}, lambda *_: [])["y"]).tolist()
+        return made
+
+    assert one_rank(runtime, (), work) == [-1, -1, -2, -2]
+
+
 def test_memory_is_used_again(runtime):
     def work(rank):
         pointers = {rank.value(np.ones(9, "f4")).pointer for _ in range(5)}
@@ -382,6 +420,31 @@ def test_what_takes_long_is_named(runtime):
     assert one_rank(runtime, (), work) == [
         "call 4 (AllReduce over shard)", "call 7 (AllReduce over shard)", "the GPU",
     ]  # fmt: skip
+
+
+def test_before_words_all_work_is_done(runtime):
+    node = Node("AllReduce", ["x"], ["y"], domain=COMM, attributes={"group": "shard"})
+
+    def work(rank):
+        rank.engine.start(0, node, [rank.value(np.ones(3, "f4"))])
+        before = [stream.done < len(stream.work) for stream in rank.api.streams]
+        rank.engine.gather(None)
+        return before, [stream.done == len(stream.work) for stream in rank.api.streams]
+
+    assert one_rank(runtime, (), work) == ([True, True], [True, True])
+
+
+def test_halves_are_left_to_the_provider(runtime, tmp_path):
+    nodes = [onnx.helper.make_node("Add", ["x", "x"], ["y"])]
+    graph = make(tmp_path, nodes, {"x": ("float16", [5])}, {"y": ("float16", [5])})
+
+    def kinds(rank):
+        return [
+            [node.op_type for node in Program(graph, device.sessions(), {}, device).graph.nodes]
+            for device in (HOST, rank.gpu)
+        ]
+
+    assert one_rank(runtime, (), kinds) == [["Cast", "Add", "Cast"], ["Add"]]
 
 
 def test_events_are_not_left_behind(runtime):
@@ -458,6 +521,21 @@ def test_a_runtime_without_a_gpu_is_refused():
     with pytest.raises(RunError, match="ONNX Runtime cannot use the GPU: ") as refused:
         Gpu(Cuda(FakeCudart()), 0)
     assert "\n" not in refused.value.message and "pip install" in refused.value.hints[0]
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_a_session_of_the_real_runtime_that_falls_back_is_refused(tmp_path, capfd):
+    graph = make(
+        tmp_path, [onnx.helper.make_node("Neg", ["x"], ["y"])], {"x": ("float32", [5])}, {"y": ("float32", [5])}
+    )
+    model = build_model(graph.header, graph.nodes, graph.inputs, graph.outputs)
+    session.runtime().set_default_logger_severity(4)
+    try:
+        with pytest.raises(RunError, match="fell back to the CPU"):
+            Sessions(0, 0).build(model.SerializeToString())
+    finally:
+        session.runtime().set_default_logger_severity(2)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")

@@ -22,6 +22,7 @@ from gopt.errors import GoptError, RunError
 from gopt.mesh import Mesh
 from gopt.offline.merge import merge, reshard
 from gopt.pipeline import build_pipeline
+from gopt.runtime import launch
 from gopt.runtime.engine import run_threads
 from gopt.runtime.train import Job, Progress, Trainer, read_manifest
 
@@ -90,13 +91,16 @@ def run(arguments: list[str], fault: str = "", **options: Any) -> subprocess.Com
     ],
 )
 def test_any_ranks_train_alike(mesh, micro_steps, options, tmp_path):
-    """The same samples a step, on one rank in micro-steps or on several: the states agree."""
+    """The same samples a step, on one rank in micro-steps or on several: states and losses agree."""
     data = samples(tmp_path)
     several = written(tmp_path, mesh, micro_steps, **options)
     parts = Mesh.parse(mesh).ranks * micro_steps
     alone = written(tmp_path, "shard=1", parts)
-    for folder, name in ((alone, "a"), (several, "b")):
-        train(folder, data, 6, checkpoint=tmp_path / name)
+    losses = [
+        [each.loss for each in train(folder, data, 6, checkpoint=tmp_path / name)]
+        for folder, name in ((alone, "a"), (several, "b"))
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
     first = values(tmp_path / "a" / "step_00000006", tmp_path)
     second = values(tmp_path / "b" / "step_00000006", tmp_path)
     for name, value in first.items():
@@ -111,12 +115,21 @@ def test_the_loss_falls_and_is_told(tmp_path):
 
 
 @mpi
-@pytest.mark.parametrize("mesh", ["shard=2", "dp=2,shard=2"])
-def test_mpi_trains_as_threads_do(mesh, tmp_path):
-    folder, data = written(tmp_path, mesh, stage=3, bucket_mb=0), samples(tmp_path)
+@pytest.mark.parametrize(
+    ("mesh", "stage", "hosts"),
+    [("shard=2", 3, ""), ("shard=2", 1, ""), ("dp=2,shard=2", 3, ""), ("dp=2,shard=2", 2, "localhost:3,127.0.0.1:1")],
+)
+def test_mpi_trains_as_threads_do(mesh, stage, hosts, tmp_path):
+    """``hosts``: nodes to the launcher, which share no memory and talk over TCP."""
+    folder, data = written(tmp_path, mesh, stage=stage, bucket_mb=0), samples(tmp_path)
     train(folder, data, 5, checkpoint=tmp_path / "threads")
     ranks = str(Mesh.parse(mesh).ranks)
-    done = run(command(folder, data, 5, "--launch", ranks, "--checkpoint", str(tmp_path / "mpi"), "--json"))
+    given = ["--checkpoint", str(tmp_path / "mpi"), "--json"]
+    if hosts:
+        launcher = [launch.mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", ranks]
+        done = run([*launcher, *command(folder, data, 5, *given)])
+    else:
+        done = run(command(folder, data, 5, "--launch", ranks, *given))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["engine"] == "mpi"
     first, second = (values(tmp_path / name / "step_00000005", tmp_path) for name in ("threads", "mpi"))
@@ -315,6 +328,39 @@ def test_ranks_and_launcher_must_agree(tmp_path):
     folder = written(tmp_path)
     done = run(command(folder, "faulty_data:batches", 2, "--launch", "3"))
     assert done.returncode == 2 and "holds 2 ranks" in done.stderr
+
+
+@mpi
+@pytest.mark.parametrize(
+    ("where", "data", "ranks", "code", "said"),
+    [
+        ("nowhere", "faulty_data:batches", 2, 3, "no output folder"),
+        ("", "faulty_data:batches", 3, 2, "the launcher started 3 ranks, the folder holds 2"),
+        ("", "none.npz", 2, 3, "none.npz: no such file"),
+        ("one file", "faulty_data:batches", 2, 5, "there is no file"),
+    ],
+)
+def test_ranks_of_a_users_launcher_say_it_once(where, data, ranks, code, said, tmp_path):
+    folder = written(tmp_path)
+    if where == "one file":
+        next(folder.glob("*1.onnx")).unlink()
+    target = tmp_path / where if where == "nowhere" else folder
+    done = run(
+        [launch.mpiexec(), "-n", str(ranks), *command(folder, data, 2)[:4], str(target), *command(folder, data, 2)[5:]]
+    )
+    errors = [line for line in done.stderr.splitlines() if line.startswith("gopt: error:")]
+    assert done.returncode == code and len(errors) == 1 and said in errors[0], (done.returncode, done.stderr)
+
+
+def test_a_launcher_that_starts_nobody_is_given_up(tmp_path, monkeypatch):
+    stuck = tmp_path / "mpiexec"
+    stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
+    stuck.chmod(0o755)
+    monkeypatch.setattr(launch, "mpiexec", lambda: str(stuck))
+    monkeypatch.setattr(launch, "START", 0.3)
+    with pytest.raises(RunError, match=r"after 0\.5 s, .* has started no rank"):
+        launch.launch(2, ["run"], 0.1, lambda line: None)
+    assert not processes(stuck)
 
 
 @mpi

@@ -1,0 +1,80 @@
+"""The shipped examples, as a newcomer runs them: the same loss curve however many ranks share the work."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import ROOT
+
+EXAMPLES = ROOT / "examples"
+ROUNDING = 1e-5
+"""Of a loss, over the few steps that are tried here: float32 sums in another order. Other data is 1e-1 off."""
+
+
+def missing(*modules: str) -> bool:
+    return any(importlib.util.find_spec(module) is None for module in modules)
+
+
+pytestmark = pytest.mark.skipif(missing("plotext", "sklearn"), reason="needs pip install 'gopt[examples]'")
+
+
+def run(example: str, out: Path, *more: str, script: Path = EXAMPLES / "train.py") -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, str(script), example, "--out", str(out), *more]
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, encoding="utf-8")
+
+
+def curve(out: Path, ranks: int) -> np.ndarray:
+    return np.array([json.loads(line)["loss"] for line in (out / f"{ranks}.jsonl").read_text().splitlines()])
+
+
+@pytest.mark.parametrize(("example", "steps", "falls"), [("digits", 20, 0.5), ("gpt", 8, 0.9)])
+def test_the_curves_agree_and_the_loss_falls(example, steps, falls, tmp_path):
+    done = run(example, tmp_path / "out", "--steps", str(steps))
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *others = (curve(tmp_path / "out", ranks) for ranks in (1, 2, 4))
+    assert len(first) == steps
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=ROUNDING)
+    assert first[-2:].mean() < falls * first[:2].mean()
+    judged = [line.partition(": ")[2] for line in done.stdout.splitlines() if ", merged: " in line]
+    assert len(judged) == 3 and len(set(judged)) == 1, "trained alike, judged alike"
+    assert done.stdout.count("the same curve") == 2
+    assert all(f"{title}, loss by step" in done.stdout for title in ("1 rank", "2 ranks", "4 ranks"))
+
+
+@pytest.mark.skipif(missing("mpi4py"), reason="needs pip install 'gopt[mpi]'")
+def test_processes_train_as_threads_do(tmp_path):
+    for engine, ranks in (("threads", "1"), ("mpi", "2")):
+        done = run("digits", tmp_path / engine, "--engine", engine, "--ranks", ranks, "--steps", "8")
+        assert done.returncode == 0, done.stdout + done.stderr
+    np.testing.assert_allclose(curve(tmp_path / "mpi", 2), curve(tmp_path / "threads", 1), rtol=ROUNDING)
+
+
+def test_other_data_is_another_curve(tmp_path):
+    """Ranks that all see the same batches: the example says so, and fails."""
+    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    module = tmp_path / "examples" / "digits.py"
+    text = module.read_text(encoding="utf-8")
+    assert "itertools.count(part, parts)" in text
+    module.write_text(text.replace("itertools.count(part, parts)", "itertools.count()"), encoding="utf-8")
+    script = tmp_path / "examples" / "train.py"
+    done = run("digits", tmp_path / "out", "--ranks", "1", "2", "--steps", "4", script=script)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "ANOTHER CURVE" in done.stdout
+    gap = np.abs(curve(tmp_path / "out", 2) / curve(tmp_path / "out", 1) - 1)
+    assert gap.max() > 1000 * ROUNDING
+
+
+@pytest.mark.parametrize("more", [(), ("--force",)])
+def test_a_folder_of_others_stays(more, tmp_path):
+    (tmp_path / "thesis.txt").write_text("done")
+    done = run("digits", tmp_path, *more)
+    assert done.returncode == 2 and "exists already" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
