@@ -1,8 +1,9 @@
-"""Step time of training side by side: ``python benchmarks/train.py``.
+"""Training steps side by side: ``python benchmarks/train.py --torch PYTHON --json FILE``.
 
-Two steps, AdamW in float32: an MLP of 8 layers of 2048, and a GPT of 4 blocks of 256. Beside one another: one rank and
-two ranks of gopt under MPI, the whole step as one onnxruntime session, and, where ``--torch PYTHON`` has PyTorch, one
-process and two processes (gloo) of it. One thread a process. Rounds are interleaved; the best median counts.
+An MLP of 8 layers of 2048 and a GPT of 4 blocks of 256, AdamW in float32, one thread a process: gopt with one rank and
+with two under MPI, the whole step as one onnxruntime session, and, where ``--torch`` names an interpreter with PyTorch,
+one process and two (gloo) of it. Two steps of about ten milliseconds show what the executor costs. All take turns in
+every round, so that a disturbance of the machine meets all of them. How to read it: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -11,135 +12,160 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import graphs
-import numpy as np
-from onnx import ModelProto
+import runs
+import spans
+from cases import LARGE, Case, models, prepare
+from counters import WARMUP, quiet_rate
+from rich.console import Console
+from rich.table import Table
+from targets import NAMES, STAGES, Verdict, decide
 
-SIZE = graphs.Size(4, 128, 256, 1024, 8)
-WAYS = {"1 rank": (1, 2), "2 ranks, stage 2": (2, 2), "2 ranks, stage 3": (2, 3)}
-
-
-def models() -> dict[str, ModelProto]:
-    return {"mlp": graphs.mlp(8, width=2048, batch=32), "gpt": graphs.gpt(4, size=SIZE)}
-
-
-def prepare(name: str, model: ModelProto, folder: Path) -> None:
-    """The step, values for its states, samples, and the ranks of every way."""
-    import gopt
-
-    path = folder / f"{name}.onnx"
-    path.write_bytes(model.SerializeToString())
-    source = gopt.load(path)
-    types, generator = source.training.graph.types, np.random.default_rng(0)
-    state = {}
-    for each in source.training.states:
-        type = types[each.tensor]
-        dtype = np.dtype(type.dtype)
-        drawn = generator.standard_normal(type.dims) * 0.02 + (each.tensor.endswith(("ln1.weight", "ln2.weight")))
-        state[each.tensor] = (drawn if each.kind.value == "parameter" else np.zeros(type.dims)).astype(dtype)
-    np.savez(folder / f"{name}_state.npz", **state)
-    samples = {}
-    for batch in source.training.batch:
-        type = types[batch]
-        shape = (type.dims[0] * 8, *type.dims[1:])
-        whole = type.dtype == "int64"
-        samples[batch] = generator.integers(0, 1000, shape) if whole else generator.standard_normal(shape).astype("f4")
-    np.savez(folder / f"{name}_data.npz", **samples)
-    for ranks, stage in WAYS.values():
-        loaded = gopt.load(path, state=folder / f"{name}_state.npz")
-        gopt.shard(loaded, ranks, stage=stage).write(folder / f"{name}.{ranks}.{stage}", force=True)
+WIRE_STEPS = 5
+MIB = 1 << 20
 
 
-def run_gopt(name: str, ranks: int, stage: int, folder: Path, steps: int) -> dict[str, Any]:
-    """Median milliseconds of a step of ``gopt run``, warm-up left out, and bytes and calls of the report."""
-    target, log = folder / f"{name}.{ranks}.{stage}", folder / "log.jsonl"
-    log.unlink(missing_ok=True)
-    command = [
-        sys.executable, "-m", "gopt.cli", "run", str(target), "--data", str(folder / f"{name}_data.npz"),
-        "--steps", str(steps), "--set", "lr=0.0001", "--launch", str(ranks), "--log", str(log),
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    seconds = [json.loads(line)["seconds"] for line in log.read_text().splitlines()][5:]
-    row = json.loads((target / "report.json").read_text())["ranks"][0]["communication"]
-    return {
-        "ms": 1000 * statistics.median(seconds), "sent": sum(each["bytes_sent"] for each in row),
-        "calls": sum(each["calls"] for each in row),
+def contestants(case: Case, steps: int, torch: str | None) -> dict[str, Callable[[], runs.Run]]:
+    """Name -> one run of it."""
+    small = case.name not in LARGE
+    ways: dict[str, Callable[[], runs.Run]] = {
+        "session": partial(runs.session, case, steps),
+        "gopt1": partial(runs.gopt, case, 1, 2, steps, threads=small),
+        "gopt2.2": partial(runs.gopt, case, 2, 2, steps),
+        "gopt2.3": partial(runs.gopt, case, 2, 3, steps),
+    }
+    if not small:
+        ways["gopt1x2"] = partial(runs.gopt, case, 1, 2, steps, copies=2)
+        for mode in ("single", "ddp", "zero1", "fsdp2") if torch else ():
+            ways[mode] = partial(runs.torch, torch, case, mode, steps)
+        ways["pass1"] = partial(runs.memory, case.parameters, 1)
+        ways["pass2"] = partial(runs.memory, case.parameters // 2, 2)
+    return {name: ways[name] for name in NAMES if name in ways}
+
+
+def measure(case: Case, rounds: int, steps: int, torch: str | None, imports: int) -> dict[str, dict[str, Any]]:
+    """A row of every contestant. Bytes of gopt are counted apart, over TCP."""
+    ways = contestants(case, steps, torch)
+    found: dict[str, list[runs.Run]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            begin = time.monotonic()
+            found[name].append(way() | {"took": time.monotonic() - begin})
+    rows = {name: row(made, imports if name.startswith("gopt") else None) for name, made in found.items()}
+    bound = case.figures(2, 2)["traffic"]["bound"]
+    for name in ("pass1", "pass2") if "pass1" in rows else ():
+        size = 28 * (case.parameters if name == "pass1" else case.parameters // 2)
+        rows[name] |= {"ns": 1e6 * rows[name]["ms"] / size, "min_ns": 1e6 * rows[name]["min_ms"] / size}
+    for name, stage in zip(STAGES, (2, 3)):
+        over_tcp = runs.gopt(case, 2, stage, WIRE_STEPS, wire=True)["sent"]
+        handed, planned = rows[name]["handed"], case.figures(2, stage)["traffic"]["ratio"]
+        # Where MPI knows no such way around shared memory, loopback saw nothing but the launcher.
+        seen = over_tcp > handed / 2
+        rows[name] |= {"sent": over_tcp if seen else handed, "measured": seen, "planned_ratio": planned}
+    for each in rows.values():
+        if each.get("sent"):
+            each["of_bound"] = each["sent"] / bound
+    return rows
+
+
+def row(made: list[runs.Run], imports: int | None) -> dict[str, Any]:
+    """Some runs of one contestant as one row: the median of their medians, the best step, the largest peak."""
+    medians = [1000 * statistics.median(run["seconds"]) for run in made]
+    found: dict[str, Any] = {
+        "ms": statistics.median(medians), "min_ms": 1000 * min(min(run["seconds"]) for run in made), "rounds": medians,
+        "took_s": sum(run["took"] for run in made),
     }  # fmt: skip
-
-
-def run_session(name: str, folder: Path, steps: int) -> dict[str, Any]:
-    """The whole step as one session, as a user of onnxruntime would run it: states in and out, swapped each step."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), options, providers=["CPUExecutionProvider"])
-    feeds = {key: onnxruntime.OrtValue.ortvalue_from_numpy(value) for key, value in _feeds(name, folder).items()}
-    import gopt
-
-    pairs = {state.updated: state.tensor for state in gopt.load(folder / f"{name}.onnx").training.states}
-    outputs = [each.name for each in session.get_outputs()]
-    times = []
-    for _ in range(steps):
-        begin = time.perf_counter()
-        made = session.run_with_ort_values(outputs, feeds)
-        feeds |= {pairs[key]: value for key, value in zip(outputs, made) if key in pairs}
-        times.append(time.perf_counter() - begin)
-    return {"ms": 1000 * statistics.median(times[5:]), "sent": 0, "calls": 0}
-
-
-def _feeds(name: str, folder: Path) -> dict[str, Any]:
-    data, state = (dict(np.load(folder / f"{name}_{what}.npz")) for what in ("data", "state"))
-    first = {key: np.ascontiguousarray(value[: len(value) // 8]) for key, value in data.items()}
-    return {**first, **state, "lr": np.array(1e-4, np.float32)}
-
-
-def run_torch(python: str, name: str, mode: str, steps: int) -> dict[str, Any]:
-    """A peer, in its own interpreter: see ``benchmarks/peers.py``."""
-    script = Path(__file__).with_name("peers.py")
-    done = subprocess.run([python, str(script), name, mode, str(steps)], check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if "peak" in made[0]:
+        taken = imports if imports is not None else made[0]["imports"]
+        found |= {"peak": max(max(run["peak"]) for run in made), "imports": taken}
+    for key in ("sent", "calls", "handed"):
+        if key in made[0]:
+            found[key] = statistics.median(run[key] for run in made)
+    if "shares" in made[0]:
+        parts = [spans.middle(run["shares"]) for run in made]
+        found["shares"] = {key: statistics.median(part[key] for part in parts) for key in parts[0]}
     return found
+
+
+def show(console: Console, name: str, rows: dict[str, dict[str, Any]]) -> None:
+    table = Table(title=f"{name}: a step, each process one thread")
+    for title in ("", "median ms", "best ms", "MB sent", "× bound", "calls", "peak MiB", "above imports"):
+        table.add_column(title, justify="right" if title else "left")
+    for way, each in rows.items():
+        cells = [f"{each['ms']:.1f}", f"{each['min_ms']:.1f}", "", "", "", "", ""]
+        if each.get("sent"):
+            cells[2:5] = f"{each['sent'] / 1e6:.1f}", f"{each['of_bound']:.3f}", f"{each['calls']:.0f}"
+        if "peak" in each:
+            cells[5:] = f"{each['peak'] / MIB:.0f}", f"{(each['peak'] - each['imports']) / MIB:.0f}"
+        table.add_row(NAMES[way], *cells)
+    console.print(table)
+    if not all(rows[way]["measured"] for way in STAGES):
+        console.print("MB sent: of gopt counted on a ring, for its MPI would not leave shared memory", highlight=False)
+    table = Table(title=f"{name}: where the time of a rank goes, ms")
+    columns = ("wall", "compute", "update", "exposed", "overhead", "loop", "calls")
+    titles = ("step", "compute", "of it update", "calls exposed", "overhead", "of it between segments", "calls in all")
+    for title in ("", *titles, "update, ns a byte"):
+        table.add_column(title, justify="right" if title else "left")
+    for way, each in rows.items():
+        if shares := each.get("shares"):
+            update = f"{shares['update_ns']:.3f}" if shares["update_bytes"] else ""
+            table.add_row(NAMES[way], *(f"{shares[key]:.2f}" for key in columns), update)
+        elif "ns" in each:
+            table.add_row(NAMES[way], *[""] * len(columns), f"{each['ns']:.3f}")
+    console.print(table)
+
+
+def show_targets(console: Console, verdicts: list[Verdict]) -> None:
+    table = Table(title="targets")
+    for title in ("", "target", "median", "best", "at most", "where it goes"):
+        table.add_column(title, justify="right" if title in ("median", "best", "at most") else "left")
+    for each in verdicts:
+        best = "" if each.best is None else f"{each.best:.2f}"
+        mark = "[green]met[/]" if each.met else "[red]missed[/]"
+        table.add_row(mark, each.what, f"{each.value:.3f}", best, f"{each.limit:g}", each.note)
+    console.print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--steps", type=int, default=8, help=f"that count, behind {WARMUP} that do not")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has PyTorch")
-    parser.add_argument("--model", action="append", choices=["mlp", "gpt"])
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
+    parser.add_argument("--model", action="append", choices=models(), help="only this one; may be repeated")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    given = parser.parse_args()
+    console, start = Console(width=None if os.isatty(1) else 150), time.monotonic()
+    record: dict[str, Any] = {
+        "rounds": given.rounds, "steps": given.steps, "warmup": WARMUP, "cores": os.cpu_count(),
+        "load": os.getloadavg()[0], "loopback_quiet_bytes_per_s": quiet_rate(), "models": {},
+    }  # fmt: skip
+    verdicts: list[Verdict] = []
+    imports = runs.imports()
+    with tempfile.TemporaryDirectory(prefix="gopt-bench-") as text:
         for name, model in models().items():
-            if options.model and name not in options.model:
+            if given.model and name not in given.model:
                 continue
-            prepare(name, model, folder)
-            ways: dict[str, Callable[[], dict[str, Any]]] = {
-                "onnxruntime, one session": lambda name=name: run_session(name, folder, options.steps)  # type: ignore
-            }
-            for title, (ranks, stage) in WAYS.items():
-                ways[f"gopt, {title}"] = lambda n=name, r=ranks, s=stage: run_gopt(n, r, s, folder, options.steps)  # type: ignore
-            for mode in ("single", "ddp", "zero1", "fsdp2") if options.torch else ():
-                ways[f"torch, {mode}"] = lambda n=name, m=mode: run_torch(options.torch, n, m, options.steps)  # type: ignore
-            best: dict[str, dict[str, Any]] = {}
-            for _ in range(options.rounds):
-                for title, way in ways.items():
-                    found = way()
-                    if title not in best or found["ms"] < best[title]["ms"]:
-                        best[title] = found
-            load = os.getloadavg()[0]
-            print(f"{name}: best median of {options.rounds} rounds of {options.steps} steps; load {load:.2f}")
-            for title, row in best.items():
-                print(f"  {title:28} {row['ms']:8.1f} ms  {row['sent'] / 1e6:8.1f} MB sent  {row['calls']:4} calls")
+            case = prepare(name, model, Path(text, name))
+            rows = measure(case, given.rounds, given.steps if name in LARGE else 4 * given.steps, given.torch, imports)
+            record["models"][name] = rows
+            show(console, name, rows)
+            verdicts += decide(name, rows)
+    show_targets(console, verdicts)
+    record |= {"targets": [each.to_json() for each in verdicts], "minutes": (time.monotonic() - start) / 60}
+    console.print(
+        f"{given.rounds} rounds of {given.steps} steps in {record['minutes']:.1f} min; load at the start "
+        f"{record['load']:.2f} on {record['cores']} cores; loopback carried "
+        f"{record['loopback_quiet_bytes_per_s'] / 1e6:.2f} MB/s while nothing ran",
+        highlight=False,
+    )  # fmt: skip
+    if given.json:
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,17 @@ import numpy as np
 
 from gopt.runtime.session import Array
 
+ALIGN = 64
+"""Bytes to which long rows are aligned: a vector that straddles two cache lines costs two."""
+
+
+def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """An array with values of no meaning, at a multiple of ``ALIGN`` bytes."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + ALIGN, np.uint8)
+    start = -memory.__array_interface__["data"][0] % ALIGN
+    return memory[start : start + size].view(dtype).reshape(shape)
+
 
 class Pool:
     """Arrays whose memory is used again once nobody has a view of it any more. Threads may share one."""
@@ -28,8 +39,9 @@ class Pool:
             held = self._held.setdefault(size, [])
             place = next((n for n in range(len(held)) if _references(held, n) == self._alone), len(held))
             if place == len(held):
-                held.append(np.empty(size, np.uint8))
-            return held[place].view(dtype).reshape(shape)
+                held.append(np.empty(size + ALIGN, np.uint8))
+            start = -held[place].__array_interface__["data"][0] % ALIGN
+            return held[place][start : start + size].view(dtype).reshape(shape)
 
 
 def joined(arrays: Sequence[Array]) -> Array | None:
@@ -37,17 +49,18 @@ def joined(arrays: Sequence[Array]) -> Array | None:
     if len(arrays) == 1:
         return arrays[0].reshape(-1) if arrays[0].flags.c_contiguous else None
     base = arrays[0].base
-    if (
-        not isinstance(base, np.ndarray)
-        or base.ndim != 1
-        or any(x.base is not base or not x.flags.c_contiguous for x in arrays)
-    ):
+    if not isinstance(base, np.ndarray) or any(x.base is not base or not x.flags.c_contiguous for x in arrays):
         return None
     starts = [each.__array_interface__["data"][0] for each in arrays]
-    if base.dtype != arrays[0].dtype or any(a + x.nbytes != b for a, b, x in zip(starts, starts[1:], arrays)):
+    if base.ndim != 1 or any(a + x.nbytes != b for a, b, x in zip(starts, starts[1:], arrays)):
         return None
-    first = (starts[0] - base.__array_interface__["data"][0]) // base.itemsize
-    return base[first : first + sum(each.size for each in arrays)]
+    first = starts[0] - base.__array_interface__["data"][0]
+    flat: Array = base.view(np.uint8)[first : first + sum(each.nbytes for each in arrays)].view(arrays[0].dtype)
+    return flat
+
+
+def is_aligned(array: Array) -> bool:
+    return bool(array.__array_interface__["data"][0] % ALIGN == 0)
 
 
 def same_memory(one: Array, other: Array) -> bool:

@@ -20,7 +20,7 @@ from gopt.graph.types import TensorType, known
 from gopt.runtime.cut import Call, Segment, cut, dropped
 from gopt.runtime.device import HOST, Device, Piece
 from gopt.runtime.lower import lower_halves
-from gopt.runtime.memory import Pool, joined, same_memory
+from gopt.runtime.memory import Pool, aligned, is_aligned, joined, same_memory
 from gopt.runtime.products import fold_transposes
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
 from gopt.runtime.rooms import Rooms
@@ -124,12 +124,14 @@ class Program:
         names = [name for name in graph.initializers if name in read and name not in graph.inputs]
         return {name: self._device.put(graph.initializers[name].numpy()) for name in names}
 
-    def move_in(self, held: dict[str, Array]) -> None:
+    def move_in(self, held: dict[str, Any]) -> None:
         """Put states where they are to lie, one by one, so that the first step need not hold two of each."""
-        for name, room in self._rooms.states.items():
-            if name in held:
-                np.copyto(room, held[name])
-                held[name] = room
+        for name in self._inputs.keys() & held.keys():
+            if self._keeps:
+                array, room = held[name], self._rooms.states.get(name)
+                if room is not None or not is_aligned(array):
+                    held[name] = aligned(array.shape, array.dtype) if room is None else room
+                    np.copyto(held[name], array)
 
     def run(self, feeds: Mapping[str, Array], call: CallBack) -> dict[str, Array]:
         """One step: values for the inputs in, the graph's outputs out.

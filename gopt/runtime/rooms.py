@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-import numpy as np
-
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, known
 from gopt.runtime.draws import numpy_dtype
+from gopt.runtime.memory import aligned
 from gopt.runtime.proto import is_constant
 from gopt.runtime.session import Array
 
@@ -101,7 +100,7 @@ def lay_out(graph: Graph, replaces: Mapping[str, str]) -> Rooms:
         if names and number not in late:
             node = graph.nodes[at[number]]
             types = [graph.inputs[name] for name in names]
-            flat = np.zeros(sum(type.elements for type in types), numpy_dtype(types[0].dtype))
+            flat = aligned([sum(type.elements for type in types)], numpy_dtype(types[0].dtype))
             places = _one_behind_the_other(flat, types)
             rooms.gathered[number] = flat
             rooms.states.update(zip(names, places))
@@ -181,7 +180,7 @@ def together(graph: Graph) -> list[tuple[tuple[str, ...], list[TensorType]]]:
 def _sent(graph: Graph) -> dict[str, Array]:
     rooms: dict[str, Array] = {}
     for names, types in together(graph):
-        flat = np.empty(sum(type.elements for type in types), numpy_dtype(types[0].dtype))
+        flat = aligned([sum(type.elements for type in types)], numpy_dtype(types[0].dtype))
         rooms.update(zip(names, _one_behind_the_other(flat, types)))
     return rooms
 

@@ -17,6 +17,7 @@ from gopt.graph.model import Node
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
+from gopt.runtime.memory import aligned
 from gopt.runtime.session import Array, Value
 
 TILE = 1 << 15
@@ -104,7 +105,7 @@ class Rows:
         ]
         self._direct = [name for name in results if name not in held.late]
         self._late = [(place[name], name) for name in results if name in held.late]
-        self._scratch = [np.empty(min(TILE, length), dtype) for dtype in held.dtypes]
+        self._scratch = [aligned([min(TILE, length)], dtype) for dtype in held.dtypes]
 
     def run(self, values: Mapping[str, Value], results: Mapping[str, Array]) -> None:
         """Every tile in turn. ``results`` are flat; what goes over a row has that row's memory."""

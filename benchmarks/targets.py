@@ -1,0 +1,78 @@
+"""The targets of speed, decided from the rows of ``benchmarks/train.py``. Ratios are of medians, and of best steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cases import LARGE, SMALL
+
+Rows = Mapping[str, Mapping[str, Any]]
+"""Contestant -> its row."""
+STAGES = ("gopt2.2", "gopt2.3")
+NAMES = {
+    "session": "onnxruntime, one session", "gopt1": "gopt, 1 rank", "gopt1x2": "gopt, 1 rank, twice at once",
+    "gopt2.2": "gopt, 2 ranks, stage 2", "gopt2.3": "gopt, 2 ranks, stage 3", "single": "torch, one process",
+    "ddp": "torch DDP", "zero1": "torch ZeRO-1", "fsdp2": "torch FSDP2", "pass1": "memory pass, 1 process",
+    "pass2": "memory pass, 2 at once",
+}  # fmt: skip
+UPDATE, COST, TRAFFIC, OVERHEAD = 2.0, 1.1, 1.02, 0.05
+"""The targets. Traffic leaves room for the frames around the bytes: TCP adds almost 1 % on loopback."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One target. ``best``: the same ratio of the best steps, which noise hardly touches; None where there is none."""
+
+    what: str
+    value: float
+    best: float | None
+    limit: float
+    note: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.value <= self.limit
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"met": self.met}
+
+
+def decide(name: str, rows: Rows) -> Iterator[Verdict]:
+    """The targets that one model's rows can decide."""
+    if name in SMALL:
+        for way in ("gopt1", *STAGES):
+            shares = rows[way]["shares"]
+            note = f"{shares['overhead']:.2f} ms, of it {shares['loop']:.2f} between segments"
+            what = f"{name}, {NAMES[way]}: executor overhead / step"
+            yield Verdict(what, shares["overhead_share"], None, OVERHEAD, note)
+    if name not in LARGE:
+        return
+    for way, memory in (("gopt1", "pass1"), *((stage, "pass2") for stage in STAGES)):
+        yield _update(name, way, rows[way]["shares"], rows[memory])
+    for way in STAGES:
+        yield _against(name, rows, way, "gopt1", COST)
+        yield _against(name, rows, way, "gopt1x2", COST)
+    for way in STAGES:
+        for peer in ("ddp", "zero1", "fsdp2") if name == "mlp" else ("fsdp2",):
+            if peer in rows:
+                yield _against(name, rows, way, peer, 1.0)
+    for way in STAGES:
+        each = rows[way]
+        note = f"{'measured' if each['measured'] else 'counted'}; the report says {each['planned_ratio']:.3f}"
+        yield Verdict(f"{name}, {NAMES[way]}: bytes sent / bound", each["of_bound"], None, TRAFFIC, note)
+
+
+def _against(name: str, rows: Rows, way: str, other: str, limit: float) -> Verdict:
+    mine, theirs = rows[way], rows[other]
+    ratios = (mine[key] / theirs[key] for key in ("ms", "min_ms"))
+    return Verdict(f"{name}: {NAMES[way]} / {NAMES[other]}", *ratios, limit)
+
+
+def _update(name: str, way: str, shares: Mapping[str, float], memory: Mapping[str, float]) -> Verdict:
+    if not shares["update_bytes"]:
+        raise SystemExit(f"{name}, {NAMES[way]}: the trace shows no update in tiles; spans.py knows it by its title")
+    note = f"{shares['update']:.1f} ms for {shares['update_bytes'] / 1e6:.0f} MB"
+    ratios = shares["update_ns"] / memory["ns"], shares["update_min_ns"] / memory["min_ns"]
+    return Verdict(f"{name}, {NAMES[way]}: update / memory pass", *ratios, UPDATE, note)
