@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gopt.graph.model import Graph
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
-from gopt.runtime.memory import Pool
+from gopt.runtime.memory import Pool, aligned
 from gopt.runtime.rooms import Rooms, lay_out
 from gopt.runtime.session import Array, SessionCache, Value, run_bound
 
@@ -54,10 +55,10 @@ class Device(Protocol):
 
     def piece(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any],
-        types: Mapping[str, TensorType], pool: Pool,
+        types: Mapping[str, TensorType], pool: Pool | None,
     ) -> Piece:  # fmt: skip
-        """A segment made ready. ``rooms``: memory in which some results are to lie; ``pool``: for others, on the
-        host."""
+        """A segment made ready. ``rooms``: memory in which some results are to lie; ``pool``: for others, in training
+        on the host. Then results are good until the end of the next step."""
 
 
 LARGE = 1 << 16
@@ -65,40 +66,98 @@ LARGE = 1 << 16
 
 
 class HostPiece:
-    """A segment on the CPU."""
+    """A segment on the CPU, with results in memory of their own."""
 
     overwrites: frozenset[str] = frozenset()
 
-    def __init__(
-        self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Value],
-        types: Mapping[str, TensorType], pool: Pool,
-    ) -> None:  # fmt: skip
+    def __init__(self, segment: Segment, session: tuple[tuple[str, ...], Any]) -> None:
         self.outputs = segment.outputs
         self.title = f"segment of {len(segment.nodes)}"
         self.inputs, self._session = session
-        self._rooms = {name: rooms[name] for name in self.outputs if name in rooms}
-        self._pool = pool
-        large = {name: types[name] for name in self.outputs if name in types and types[name].nbytes >= LARGE}
-        self._large = {
-            name: (type.dims, numpy_dtype(type.dtype))
-            for name, type in large.items() if name not in rooms and type.dtype not in ("bfloat16", "string")
-        }  # fmt: skip
 
     def run(self, values: Mapping[str, Value]) -> list[Value]:
         binding = self._session.io_binding()
         for name in self.inputs:
             binding.bind_ortvalue_input(name, values[name].given)
-        places = dict(self._rooms)
         for name in self.outputs:
-            if name in self._large:
-                places[name] = Value(self._pool.take(*self._large[name]))
-            if name in places:
-                binding.bind_ortvalue_output(name, places[name].given)
-            else:
-                binding.bind_output(name, "cpu")
+            binding.bind_output(name, "cpu")
         run_bound(self._session, binding)
-        results = binding.get_outputs()
-        return [places.get(name) or Value(given=result) for name, result in zip(self.outputs, results)]
+        return [Value(given=result) for result in binding.get_outputs()]
+
+
+_PLAIN = frozenset({
+    "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+})  # fmt: skip
+"""Types that NumPy has of its own."""
+
+
+@dataclass(slots=True)
+class _Side:
+    """A binding, and what it is bound to."""
+
+    binding: Any
+    places: dict[str, Value]
+    """Results that always lie there."""
+    bound: dict[str, Value] = field(default_factory=dict)
+
+
+class KeptPiece(HostPiece):
+    """A segment that runs step after step, on what is mostly the same memory: only what moved is bound anew.
+
+    Small results have two places each and take them in turn, so that a state can be read while the next is written.
+    """
+
+    def __init__(
+        self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Value],
+        types: Mapping[str, TensorType], pool: Pool,
+    ) -> None:  # fmt: skip
+        super().__init__(segment, session)
+        self._pool = pool
+        self._large: dict[str, tuple[tuple[int, ...], Any]] = {}
+        small: dict[str, TensorType] = {}
+        for name in self.outputs:
+            type = types.get(name)
+            if name in rooms or type is None or not type.elements or type.dtype not in _PLAIN:
+                continue
+            if type.nbytes >= LARGE:
+                self._large[name] = type.dims, numpy_dtype(type.dtype)
+            else:
+                small[name] = type
+        self._sides = [_Side(self._session.io_binding(), self._places(rooms, small)) for _ in range(2)]
+        for side in self._sides:
+            for name, value in side.places.items():
+                side.binding.bind_ortvalue_output(name, value.given)
+        self._others = [name for name in self.outputs if name not in self._large and name not in self._sides[0].places]
+        self._turn = 0
+
+    def _places(self, rooms: Mapping[str, Value], small: Mapping[str, TensorType]) -> dict[str, Value]:
+        made = {name: aligned(type.dims, numpy_dtype(type.dtype)) for name, type in small.items()}
+        places = {name: Value(array, lasting=True) for name, array in made.items()}
+        return places | {name: rooms[name] for name in self.outputs if name in rooms}
+
+    def run(self, values: Mapping[str, Value]) -> list[Value]:
+        self._turn ^= 1
+        side = self._sides[self._turn]
+        binding, bound = side.binding, side.bound
+        for name in self.inputs:
+            value = values[name]
+            if bound.get(name) is not value:
+                binding.bind_ortvalue_input(name, value.given)
+                if value.lasting:
+                    bound[name] = value
+                else:
+                    bound.pop(name, None)
+        made = dict(side.places)
+        for name, (shape, dtype) in self._large.items():
+            made[name] = Value(self._pool.take(shape, dtype))
+            binding.bind_ortvalue_output(name, made[name].given)
+        for name in self._others:
+            binding.bind_output(name, "cpu")
+        run_bound(self._session, binding)
+        if self._others:
+            results = dict(zip([*side.places, *self._large, *self._others], binding.get_outputs()))
+            made |= {name: Value(given=results[name]) for name in self._others}
+        return [made[name] for name in self.outputs]
 
 
 class Host:
@@ -125,9 +184,9 @@ class Host:
 
     def piece(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any],
-        types: Mapping[str, TensorType], pool: Pool,
+        types: Mapping[str, TensorType], pool: Pool | None,
     ) -> HostPiece:  # fmt: skip
-        return HostPiece(segment, session, rooms, types, pool)
+        return HostPiece(segment, session) if pool is None else KeptPiece(segment, session, rooms, types, pool)
 
 
 HOST = Host()

@@ -157,6 +157,8 @@ class _Watch:
             if dead is None:
                 waiting = [handle for rank, handle in self._handles.items() if rank not in gone]
                 select.select(waiting, [], [], 0.05)
+        if dead is None and self.process.returncode:  # the launcher was quicker than this look around
+            dead = self._silent(self._gone())
         if dead is not None:
             raise RunError(f"{dead.where}: the process died without a word", "killed, perhaps for its memory?")
         code = self.process.wait()

@@ -18,7 +18,7 @@ from gopt.errors import GoptError, RunError
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, known
 from gopt.runtime.cut import Call, Segment, cut, dropped
-from gopt.runtime.device import HOST, Device, Piece
+from gopt.runtime.device import HOST, LARGE, Device, Piece
 from gopt.runtime.lower import lower_halves
 from gopt.runtime.memory import Pool, aligned, is_aligned, joined, same_memory
 from gopt.runtime.products import fold_transposes
@@ -79,14 +79,14 @@ class Program:
         self._outputs = tuple(graph.outputs)
         self._rooms = rooms = Rooms(graph) if replaces is None else device.rooms(graph, replaces)
         self._places = {name: device.put(place) for name, place in rooms.places().items()}
-        self._keeps = replaces is not None and device.shares
-        self._fed: dict[str, tuple[Any, Any]] = {}
-        """What was fed last, and the value made of it: states mostly come back as they went."""
+        self._trains = replaces is not None
+        self._keeps = self._trains and device.shares
+        self._fed: dict[str, list[tuple[Any, Any]]] = {}
+        """What was fed lately, and the value made of it: states mostly come back as they went, or one of two."""
         graph, types = rooms.graph, graph.types | graph.inputs
         steps: list[Segment | Run | Call] = []
-        tiles = replaces is not None and device.tiles
         for each in cut(graph):
-            steps += split(each, types) if tiles and isinstance(each, Segment) else [each]
+            steps += split(each, types) if self._trains and device.tiles and isinstance(each, Segment) else [each]
         borders = [step.segment if isinstance(step, Run) else step for step in steps]
         self._dropped = dropped(borders, self._outputs)
         self._steps = self._ready(steps, borders, types, cache, replaces or {})
@@ -100,6 +100,7 @@ class Program:
     ) -> list[Call | Piece]:  # fmt: skip
         """Steps with their sessions and memory."""
         graph, rooms, pool = self._rooms.graph, self._rooms, Pool()
+        kept = pool if self._trains else None
         last = {name: place for place, each in enumerate(borders) for name in each.inputs}
         sent = {name: self._device.put(place) for name, place in rooms.sent.items()}
         made: list[Call | Piece] = []
@@ -107,7 +108,7 @@ class Program:
             if isinstance(step, Call):
                 made.append(step)
             elif isinstance(step, Segment):
-                made.append(self._device.piece(step, session_of(step, graph, types, cache), sent, types, pool))
+                made.append(self._device.piece(step, session_of(step, graph, types, cache), sent, types, kept))
             else:
                 free = {
                     output: name for output, name in replaces.items()
@@ -175,18 +176,29 @@ class Program:
                 given = self._initial[name].numpy()
             else:
                 raise RunError(f"input {name!r} ({type}) was not fed, and the file stores no value")
-            before, value = self._fed.get(name, (None, None))
-            if before is not given:
-                shown = given if hasattr(given, "dtype") else np.asarray(given)
-                _check_fed(name, type, shown)
-                room = self._rooms.states.get(name)
-                if room is not None and not same_memory(shown, room):
-                    np.copyto(room, shown)
-                value = self._device.put(shown) if room is None else self._places[name]
-                if self._keeps:
-                    self._fed[name] = given, value
-            values[name] = value
+            values[name] = self._known(name, given) or self._take(name, type, given)
         return values
+
+    def _known(self, name: str, given: Any) -> Any:
+        """The value of what was fed before."""
+        for before, value in self._fed.get(name, ()):
+            if before is given:
+                value.lasting = True
+                return value
+        return None
+
+    def _take(self, name: str, type: TensorType, given: Any) -> Any:
+        shown = given if hasattr(given, "dtype") else np.asarray(given)
+        _check_fed(name, type, shown)
+        room = self._rooms.states.get(name)
+        if room is not None and not same_memory(shown, room):
+            np.copyto(room, shown)
+        value = self._device.put(shown) if room is None else self._places[name]
+        if self._keeps:
+            # Of large ones no more than one: what is held here cannot be used again.
+            kept = self._fed.get(name, []) if type.nbytes < LARGE else []
+            self._fed[name] = [(given, value), *kept[:1]]
+        return value
 
     def _call(self, step: Call, values: dict[str, Any], promised: dict[str, _Promise], call: CallBack) -> None:
         missing = [name for name in step.inputs if name not in values]

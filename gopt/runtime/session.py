@@ -159,12 +159,15 @@ def array_of(value: Any) -> Array:
 
 
 class Value:
-    """A value in host memory: an array, and the runtime's view of the same memory, each made when first asked for."""
+    """A value in host memory: an array, and the runtime's view of the same memory, each made when first asked for.
 
-    __slots__ = ("_array", "_given")
+    ``lasting``: it stays over the steps, so who reads it may go on holding it.
+    """
 
-    def __init__(self, array: Array | None = None, given: Any = None) -> None:
-        self._array, self._given = array, given
+    __slots__ = ("_array", "_given", "lasting")
+
+    def __init__(self, array: Array | None = None, given: Any = None, lasting: bool = False) -> None:
+        self._array, self._given, self.lasting = array, given, lasting
 
     @property
     def array(self) -> Array:

@@ -110,11 +110,11 @@ def test_rows_that_need_no_gradient_wait_for_those_that_do(small):
 
 
 def test_a_state_is_written_over_once_nobody_reads_it(small):
-    nodes = [Node("Add", ["w", "g"], ["out"]), Node("Mul", ["out", "out"], ["square"])]
-    made = graph(nodes, {"w": ROW, "g": ROW}, ["out", "square"])
+    nodes = [Node("Add", ["w", "g"], ["out"]), Node("Mul", ["out", "out"], ["product"])]
+    made = graph(nodes, {"w": ROW, "g": ROW}, ["out", "product"])
     w, g = np.arange(8, dtype=np.float32), np.ones(8, np.float32)
     found = run(made, {"out": "w"}, w=w, g=g)
-    np.testing.assert_array_equal(found["square"], (np.arange(8) + 1.0) ** 2)
+    np.testing.assert_array_equal(found["product"], (np.arange(8) + 1.0) ** 2)
     assert np.shares_memory(found["out"], w) or np.array_equal(w, np.arange(8) + 1)
 
 
