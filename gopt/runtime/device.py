@@ -10,7 +10,7 @@ from gopt.graph.model import Graph
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
-from gopt.runtime.memory import Pool, aligned
+from gopt.runtime.memory import Store, aligned
 from gopt.runtime.rooms import Rooms, lay_out
 from gopt.runtime.session import Array, SessionCache, Value, run_bound
 
@@ -54,15 +54,14 @@ class Device(Protocol):
         """Where values lie so that calls need no copies, shown; ``replaces``: output -> state."""
 
     def piece(
-        self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any],
-        types: Mapping[str, TensorType], pool: Pool | None,
-    ) -> Piece:  # fmt: skip
-        """A segment made ready. ``rooms``: memory in which some results are to lie; ``pool``: for others, in training
-        on the host. Then results are good until the end of the next step."""
+        self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType], store: Store
+    ) -> Piece:
+        """A segment made ready."""
 
 
-LARGE = 1 << 16
-"""Bytes of a result from which its memory comes from the pool: the runtime's arena would fall to pieces."""
+LARGE = 1 << 18
+"""Bytes of a result from which its memory comes from the pool, to be used for others as well; below, a result has a
+place of its own, for binding it anew would cost more than filling it."""
 
 
 class HostPiece:
@@ -104,36 +103,33 @@ class _Side:
 class KeptPiece(HostPiece):
     """A segment that runs step after step, on what is mostly the same memory: only what moved is bound anew.
 
-    Small results have two places each and take them in turn, so that a state can be read while the next is written.
+    Small results, and those that outlive a step, have two places each and take them in turn: one can be read while the
+    other is written. Large ones come from the pool.
     """
 
     def __init__(
-        self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Value],
-        types: Mapping[str, TensorType], pool: Pool,
-    ) -> None:  # fmt: skip
+        self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType], store: Store
+    ) -> None:
         super().__init__(segment, session)
-        self._pool = pool
+        assert store.pool is not None
+        self._pool = store.pool
         self._large: dict[str, tuple[tuple[int, ...], Any]] = {}
-        small: dict[str, TensorType] = {}
+        sent = {name: store.sent[name] for name in self.outputs if name in store.sent}
+        self._sides = [_Side(self._session.io_binding(), dict(sent)) for _ in range(2)]
         for name in self.outputs:
             type = types.get(name)
-            if name in rooms or type is None or not type.elements or type.dtype not in _PLAIN:
+            if name in sent or type is None or not type.elements or type.dtype not in _PLAIN:
                 continue
-            if type.nbytes >= LARGE:
+            if type.nbytes >= LARGE and name not in store.kept:
                 self._large[name] = type.dims, numpy_dtype(type.dtype)
             else:
-                small[name] = type
-        self._sides = [_Side(self._session.io_binding(), self._places(rooms, small)) for _ in range(2)]
+                for side in self._sides:
+                    side.places[name] = Value(aligned(type.dims, numpy_dtype(type.dtype)), lasting=True)
         for side in self._sides:
             for name, value in side.places.items():
                 side.binding.bind_ortvalue_output(name, value.given)
         self._others = [name for name in self.outputs if name not in self._large and name not in self._sides[0].places]
         self._turn = 0
-
-    def _places(self, rooms: Mapping[str, Value], small: Mapping[str, TensorType]) -> dict[str, Value]:
-        made = {name: aligned(type.dims, numpy_dtype(type.dtype)) for name, type in small.items()}
-        places = {name: Value(array, lasting=True) for name, array in made.items()}
-        return places | {name: rooms[name] for name in self.outputs if name in rooms}
 
     def run(self, values: Mapping[str, Value]) -> list[Value]:
         self._turn ^= 1
@@ -183,10 +179,9 @@ class Host:
         return lay_out(graph, replaces)
 
     def piece(
-        self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any],
-        types: Mapping[str, TensorType], pool: Pool | None,
-    ) -> HostPiece:  # fmt: skip
-        return HostPiece(segment, session) if pool is None else KeptPiece(segment, session, rooms, types, pool)
+        self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType], store: Store
+    ) -> HostPiece:
+        return HostPiece(segment, session) if store.pool is None else KeptPiece(segment, session, types, store)
 
 
 HOST = Host()

@@ -25,7 +25,7 @@ from gopt.runtime import session
 from gopt.runtime.cuda import INSTALL, Block, Cuda, Dtype, Event, Memory
 from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
-from gopt.runtime.memory import Pool
+from gopt.runtime.memory import Store
 from gopt.runtime.rooms import Rooms, together
 from gopt.runtime.session import Array, SessionCache, array_dtype
 
@@ -214,10 +214,9 @@ class Gpu:
         return Rooms(graph, sent=made)
 
     def piece(
-        self, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Any],
-        types: Mapping[str, TensorType], pool: Pool,
-    ) -> GpuPiece:  # fmt: skip
-        return GpuPiece(self, segment, session, rooms, types)
+        self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType], store: Store
+    ) -> GpuPiece:
+        return GpuPiece(self, segment, session, store.sent, types)
 
     def run(
         self, session: Any, given: Mapping[str, Block], made: Mapping[str, Block], outputs: Sequence[str]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,19 +30,37 @@ class Pool:
 
     def __init__(self) -> None:
         self._held: dict[int, list[Array]] = {}
+        self._next: dict[int, int] = {}
         self._lock = threading.Lock()
         self._alone = _references([np.empty(1, np.uint8)], 0)
 
     def take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """An array with values of no meaning."""
+        """An array with values of no meaning. Looks on where it found one last: what was taken first is free first."""
         size = math.prod(shape) * dtype.itemsize
         with self._lock:
-            held = self._held.setdefault(size, [])
-            place = next((n for n in range(len(held)) if _references(held, n) == self._alone), len(held))
-            if place == len(held):
+            held, first = self._held.setdefault(size, []), self._next.get(size, 0)
+            for step in range(len(held)):
+                place = (first + step) % len(held)
+                if _references(held, place) == self._alone:
+                    break
+            else:
+                place = len(held)
                 held.append(np.empty(size + ALIGN, np.uint8))
+            self._next[size] = place + 1
             start = -held[place].__array_interface__["data"][0] % ALIGN
             return held[place][start : start + size].view(dtype).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Where results of a program go."""
+
+    sent: Mapping[str, Any] = field(default_factory=dict)
+    """What a call sends with others -> its place beside them, as a value of the device."""
+    kept: Container[str] = ()
+    """What outlives a step."""
+    pool: Pool | None = None
+    """In training, for what does not. Then what is kept is good until the end of the next step."""
 
 
 def joined(arrays: Sequence[Array]) -> Array | None:

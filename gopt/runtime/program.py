@@ -18,9 +18,9 @@ from gopt.errors import GoptError, RunError
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, known
 from gopt.runtime.cut import Call, Segment, cut, dropped
-from gopt.runtime.device import HOST, LARGE, Device, Piece
+from gopt.runtime.device import HOST, Device, Piece
 from gopt.runtime.lower import lower_halves
-from gopt.runtime.memory import Pool, aligned, is_aligned, joined, same_memory
+from gopt.runtime.memory import Pool, Store, aligned, is_aligned, joined, same_memory
 from gopt.runtime.products import fold_transposes
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
 from gopt.runtime.rooms import Rooms
@@ -99,16 +99,16 @@ class Program:
         cache: SessionCache, replaces: Mapping[str, str],
     ) -> list[Call | Piece]:  # fmt: skip
         """Steps with their sessions and memory."""
-        graph, rooms, pool = self._rooms.graph, self._rooms, Pool()
-        kept = pool if self._trains else None
+        graph, rooms = self._rooms.graph, self._rooms
         last = {name: place for place, each in enumerate(borders) for name in each.inputs}
         sent = {name: self._device.put(place) for name, place in rooms.sent.items()}
+        store = Store(sent, graph.outputs, Pool() if self._trains else None)
         made: list[Call | Piece] = []
         for place, step in enumerate(steps):
             if isinstance(step, Call):
                 made.append(step)
             elif isinstance(step, Segment):
-                made.append(self._device.piece(step, session_of(step, graph, types, cache), sent, types, kept))
+                made.append(self._device.piece(step, session_of(step, graph, types, cache), types, store))
             else:
                 free = {
                     output: name for output, name in replaces.items()
@@ -116,7 +116,7 @@ class Program:
                 }  # fmt: skip
                 own = {name: rooms.in_place(name, step.rows, place, last) for name in step.segment.outputs}
                 free |= {name: row for name, row in own.items() if row is not None}
-                made.append(tiled(step, free, graph, types, cache, sent, pool))
+                made.append(tiled(step, free, graph, types, cache, store))
         return made
 
     def _resident(self, graph: Graph) -> dict[str, Any]:
@@ -195,9 +195,7 @@ class Program:
             np.copyto(room, shown)
         value = self._device.put(shown) if room is None else self._places[name]
         if self._keeps:
-            # Of large ones no more than one: what is held here cannot be used again.
-            kept = self._fed.get(name, []) if type.nbytes < LARGE else []
-            self._fed[name] = [(given, value), *kept[:1]]
+            self._fed[name] = [(given, value), *self._fed.get(name, [])[:1]]
         return value
 
     def _call(self, step: Call, values: dict[str, Any], promised: dict[str, _Promise], call: CallBack) -> None:

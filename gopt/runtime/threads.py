@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gopt.collectives.node import CallSignature, call_signature
@@ -151,7 +151,9 @@ class ThreadGroup:
     def _send(self, entry: _Entry) -> None:
         with self._changed:
             self._raise_failure()
-            self._mail.setdefault(self._channel(entry, entry.rank, self._peer(entry)), deque()).append(entry)
+            # The sender goes on, and may write where this lies before the receiver comes.
+            kept = replace(entry, inputs=[array.copy() for array in entry.inputs])
+            self._mail.setdefault(self._channel(entry, entry.rank, self._peer(entry)), deque()).append(kept)
             self._changed.notify_all()
 
     def _receive(self, entry: _Entry) -> list[Array]:

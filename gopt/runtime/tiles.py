@@ -19,20 +19,24 @@ from gopt.graph.model import Graph, Node
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
-from gopt.runtime.memory import Pool
+from gopt.runtime.memory import Pool, Store, aligned
 from gopt.runtime.proto import is_constant, is_small
 from gopt.runtime.rows import TILE, Rows, operation
 from gopt.runtime.session import Array, SessionCache, Value, run_bound, session_of
 
 LENGTH = 1 << 16
 """Elements from which a run is cut into tiles."""
+SHORT = 1 << 13
+"""Elements from which NumPy is worth a run by itself."""
 
 _ROWS = frozenset({"float32", "float64", "float16", "int32", "int64", "bool", "uint8", "int8"})
 """Types that the runtime binds by address."""
 
 
 WORTH = 4
-"""Nodes from which a run is worth a session of its own: fewer pass over memory hardly more often than a tile does."""
+"""Nodes from which a long run is taken out: fewer pass over memory hardly more often than a tile does."""
+WORTH_SHORT = 8
+"""Nodes from which a run shorter than ``LENGTH`` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ def split(segment: Segment, types: Mapping[str, TensorType]) -> list[Segment | R
     """
     lengths = [_length(node, types) for node in segment.nodes]
     parts = _parts(segment, lengths)
-    short = {id(node) for (_, length), nodes in parts.items() if length and len(nodes) < WORTH for node in nodes}
+    short = {id(node) for (_, length), nodes in parts.items() if length and not _worth(nodes, length) for node in nodes}
     if short:
         lengths = [0 if id(node) in short else length for node, length in zip(segment.nodes, lengths)]
         parts = _parts(segment, lengths)
@@ -69,8 +73,12 @@ def split(segment: Segment, types: Mapping[str, TensorType]) -> list[Segment | R
     for nodes, length in zip(reversed(ordered), reversed(lengths)):
         part = _part(nodes, wanted)
         wanted.update(part.inputs)
-        made.append(_run(part, length, types) if length and len(nodes) >= WORTH else part)
+        made.append(_run(part, length, types) if length and _worth(nodes, length) else part)
     return made[::-1]
+
+
+def _worth(nodes: Sequence[Node], length: int) -> bool:
+    return len(nodes) >= (WORTH if length >= LENGTH else WORTH_SHORT)
 
 
 def _apart(nodes: Sequence[Node], types: Mapping[str, TensorType], length: int) -> list[list[Node]]:
@@ -130,7 +138,9 @@ def _length(node: Node, types: Mapping[str, TensorType]) -> int:
     if len(shapes) != 1 or any(types[name].dims not in shapes for name in node.outputs if name):
         return 0
     length = math.prod(shapes.pop())
-    return length if length >= LENGTH else 0
+    if length >= LENGTH or (length >= SHORT and operation(node, types) is not None):
+        return length
+    return 0
 
 
 def _part(nodes: Sequence[Node], wanted: set[str]) -> Segment:
@@ -155,17 +165,16 @@ class Worker(Protocol):
 
 
 class TiledRun:
-    """A run made ready, and where its results lie. ``over``: result -> the row that it takes the place of; ``rooms``:
-    memory in which some results are to lie; ``worker`` writes into both."""
+    """A run made ready, and where its results lie. ``over``: result -> the row that it takes the place of; ``worker``
+    writes there, and into the store."""
 
-    def __init__(
-        self, run: Run, over: Mapping[str, str], worker: Worker, rooms: Mapping[str, Value], pool: Pool
-    ) -> None:
+    def __init__(self, run: Run, over: Mapping[str, str], worker: Worker, store: Store) -> None:
         self.inputs, self.outputs = worker.inputs, run.segment.outputs
         self.title = f"{len(run.segment.nodes)} elementwise over {run.length}"
-        self._run, self._worker, self._pool = run, worker, pool
-        self._rooms = {name: rooms[name] for name in self.outputs if name in rooms}
+        self._run, self._worker, self._pool = run, worker, store.pool or Pool()
+        self._rooms = {name: store.sent[name] for name in self.outputs if name in store.sent}
         self._over = over
+        self._kept = {name: _two(run.types[name]) for name in self.outputs if name in store.kept and name not in over}
         self.overwrites = frozenset(self._over.values())
         """Inputs whose memory is written."""
 
@@ -179,17 +188,20 @@ class TiledRun:
         if name in self._over:
             return values[self._over[name]]
         if name in self._rooms:
-            return self._rooms[name]
+            place: Value = self._rooms[name]
+            return place
+        if name in self._kept:
+            self._kept[name].reverse()
+            return self._kept[name][0]
         type = self._run.types[name]
         return Value(self._pool.take(type.dims, numpy_dtype(type.dtype)))
 
 
 def tiled(
-    run: Run, replaces: Mapping[str, str], graph: Graph, types: dict[str, TensorType], cache: SessionCache,
-    rooms: Mapping[str, Value], pool: Pool,
-) -> TiledRun:  # fmt: skip
+    run: Run, replaces: Mapping[str, str], graph: Graph, types: dict[str, TensorType], cache: SessionCache, store: Store
+) -> TiledRun:
     """A run made ready. ``replaces``: result -> input whose memory may be written; it is where that is a row."""
-    over = {output: name for output, name in replaces.items() if name in run.rows and output not in rooms}
+    over = {output: name for output, name in replaces.items() if name in run.rows and output not in store.sent}
     segment = run.segment
     worker: Worker
     if all(operation(node, types) is not None for node in segment.nodes):
@@ -198,7 +210,12 @@ def tiled(
         worker = Rows(segment, run.length, run.rows, types, over, constants)
     else:
         worker = SessionTiles(run, over, session_of(segment, graph, types, cache, run.rows))
-    return TiledRun(run, over, worker, rooms, pool)
+    return TiledRun(run, over, worker, store)
+
+
+def _two(type: TensorType) -> list[Value]:
+    """Two places for a result, which take turns: one may still be read while the other is written."""
+    return [Value(aligned(type.dims, numpy_dtype(type.dtype)), lasting=True) for _ in range(2)]
 
 
 class SessionTiles:
