@@ -6,6 +6,7 @@ behind the other in memory they are not copied.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -121,7 +122,7 @@ class MpiEngine:
         return _unpacked(self._mean(flat, comm, node, narrow), [x.shape for x in inputs])
 
     def _broadcast(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
-        shapes = parse_shapes(node.attributes["shapes"])
+        shapes = _shapes(tuple(node.attributes["shapes"]))
         dtype = _dtype(node.attributes["dtype"])
         flat = packed(inputs) if inputs else self._pool.take([total_elements(shapes)], dtype)
         comm.Bcast(_bits(flat), node.attributes["root"])
@@ -158,7 +159,7 @@ class MpiEngine:
         else:
             comm.Allgatherv(sent, [_bits(whole), [count * width for count in counts], byte])
         if "cuts" in attributes:
-            return _unpacked(whole, parse_shapes(attributes["shapes"]))
+            return _unpacked(whole, _shapes(tuple(attributes["shapes"])))
         shapes = [_with(given.shape, attributes["axis"], size) for size in attributes["sizes"]]
         return [np.concatenate(_unpacked(whole, shapes), attributes["axis"])]
 
@@ -183,7 +184,7 @@ class MpiEngine:
         return []
 
     def _recv(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
-        shapes = parse_shapes(node.attributes["shapes"])
+        shapes = _shapes(tuple(node.attributes["shapes"]))
         flat = np.empty(total_elements(shapes), _dtype(node.attributes["dtype"]))
         peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
         comm.Recv([_bits(flat), self._mpi.BYTE], peer, node.attributes["tag"])
@@ -255,6 +256,11 @@ def packed(arrays: Sequence[Array]) -> Array:
 def _unpacked(flat: Array, shapes: Sequence[Sequence[int]]) -> list[Array]:
     ends = [0, *accumulate(total_elements([tuple(shape)]) for shape in shapes)]
     return [flat[start:stop].reshape(shape) for (start, stop), shape in zip(pairwise(ends), shapes, strict=True)]
+
+
+@functools.cache
+def _shapes(texts: tuple[str, ...]) -> list[tuple[int, ...]]:
+    return parse_shapes(texts)
 
 
 def _slices(array: Array, axis: int, sizes: Sequence[int]) -> list[Array]:

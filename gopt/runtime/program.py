@@ -146,7 +146,7 @@ class Program:
         values = self._start(feeds)
         promised: dict[str, _Promise] = {}
         for step, dead in zip(self._steps, self._dropped, strict=True):
-            for name in step.inputs:
+            for name in step.inputs if promised else ():
                 if name in promised:
                     promised[name].settle(values, promised)
             if isinstance(step, Call):
