@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gopt.analysis.cones import signature
+from gopt.analysis.classes import signature
 from gopt.analysis.roles import RoleMap
 from gopt.analysis.training import State, Training
 from gopt.api import read_roles

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gopt.analysis.cones import Cone, find_updates
+from gopt.analysis.cones import find_updates
 from gopt.analysis.training import Kind, Phase, Training
+from gopt.analysis.updates import Cone
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.types import HALVES, TensorType
 from gopt.offline.controls import Controls, find_controls

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.analysis.cones import Cone, Mode
 from gopt.analysis.training import Kind, Phase, State, Training
+from gopt.analysis.updates import Cone, Mode
 from gopt.graph.model import Node
 from gopt.graph.types import FLOATS
 from gopt.offline.evaluate import Array, Cell, Scalars, Trial, spread

@@ -8,10 +8,11 @@ from difflib import get_close_matches
 from enum import Enum, IntEnum
 from fnmatch import fnmatchcase
 
-from gopt.analysis.cones import Cone, Mode, find_updates
+from gopt.analysis.cones import find_updates
 from gopt.analysis.partition import Owners, Partition, Rule
 from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind, Phase
+from gopt.analysis.updates import Cone, Mode
 from gopt.errors import OptionError
 from gopt.graph.edit import Draft
 from gopt.passes.base import Pass
@@ -86,9 +87,7 @@ def shard(step: Step, options: Options) -> Change:
     uncut = options.style is Style.BROADCAST
     updates = find_updates(training, whole_accumulators=options.stage is Stage.STATES, uncut=uncut)
     if options.stage is Stage.NONE or step.members == 1:
-        why = "stage 0" if options.stage is Stage.NONE else "no axis shards the states"
-        for cone in updates.cones.values():
-            cone.mode, cone.why = Mode.REPLICATED, why
+        updates = updates.replicated("stage 0" if options.stage is Stage.NONE else "no axis shards the states")
     layout = _layout(step, options)
     draft = Draft(step.graph, "shard")
     scalars = Scalars(draft, training.graph, updates, step.group)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gopt.analysis.cones import Cone
 from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.spmd import Holding, Part
+from gopt.analysis.updates import Cone
 from gopt.errors import InvariantError
 from gopt.graph.edit import Draft
 from gopt.graph.model import Node
