@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gopt.errors import InvariantError
 from gopt.graph.model import Graph, Node
+from gopt.graph.order import runnable
 from gopt.graph.place import EVERYWHERE, Place
 from gopt.graph.types import TensorType
 
@@ -118,28 +118,8 @@ class Draft:
         """Apply the removals and restore a topological order, as near to the old one as dependencies allow."""
         nodes = [node for node in self.graph.nodes if id(node) not in self._gone]
         nodes += [node for node in self._added if id(node) not in self._gone]
-        self.graph.nodes = _ordered(nodes, self._priority)
-
-
-def _ordered(nodes: list[Node], priority: Mapping[int, float]) -> list[Node]:
-    producer = {name: place for place, node in enumerate(nodes) for name in node.outputs if name}
-    waiting = [0] * len(nodes)
-    followers: list[list[int]] = [[] for _ in nodes]
-    for place, node in enumerate(nodes):
-        for before in {producer[name] for name in node.reads if name in producer}:
-            waiting[place] += 1
-            followers[before].append(place)
-    heap = [(priority[id(nodes[p])], p) for p, count in enumerate(waiting) if not count]
-    heapq.heapify(heap)
-    result: list[Node] = []
-    while heap:
-        _, place = heapq.heappop(heap)
-        result.append(nodes[place])
-        for after in followers[place]:
-            waiting[after] -= 1
-            if not waiting[after]:
-                heapq.heappush(heap, (priority[id(nodes[after])], after))
-    if len(result) != len(nodes):
-        stuck = next(nodes[p] for p, count in enumerate(waiting) if count)
-        raise InvariantError(f"the rewritten graph has a cycle through {stuck.label!r}")
-    return result
+        self.graph.nodes = runnable(nodes, [self._priority[id(node)] for node in nodes])
+        if len(self.graph.nodes) != len(nodes):
+            placed = {id(node) for node in self.graph.nodes}
+            stuck = next(node for node in nodes if id(node) not in placed)
+            raise InvariantError(f"the rewritten graph has a cycle through {stuck.label!r}")
