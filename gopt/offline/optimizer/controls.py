@@ -9,8 +9,10 @@ import numpy as np
 
 from gopt.analysis.training import Kind, State
 from gopt.graph.types import FLOATS
-from gopt.offline.evaluate import Scalars, spread
-from gopt.offline.optimizer import TRIALS, Recogniser, Rule, tidy, ungated
+from gopt.offline.optimizer.gates import find_gates
+from gopt.offline.optimizer.recogniser import TRIALS, Recogniser
+from gopt.offline.optimizer.settle import Rule, tidy
+from gopt.offline.optimizer.trial import Scalars, spread
 
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 
@@ -77,22 +79,12 @@ class Controls:
 
 def find_controls(recogniser: Recogniser, rules: Iterable[Rule]) -> Controls:
     """All controls of a step; ``rules`` are those of its cones."""
-    gates = _gates(recogniser)
+    gates = find_gates(recogniser.training, recogniser.trial)
     finite = _finite_check(recogniser, gates)
     return Controls(
         _learning_rate(recogniser, rules), _clip(recogniser), finite, _loss_scale(recogniser, finite),
         _accumulation(recogniser, gates),
     )  # fmt: skip
-
-
-def _gates(recogniser: Recogniser) -> dict[str, list[tuple[State, bool]]]:
-    """Condition -> the states it gates, and the value for which they advance."""
-    found: dict[str, list[tuple[State, bool]]] = {}
-    for state in recogniser.training.states:
-        if state.kind in (Kind.PARAMETER, Kind.OPTIMIZER_STATE):
-            for gate in ungated(recogniser.trial, state)[1]:
-                found.setdefault(gate.condition, []).append((state, gate.advances))
-    return found
 
 
 def _learning_rate(recogniser: Recogniser, rules: Iterable[Rule]) -> LearningRate | None:
@@ -103,11 +95,11 @@ def _learning_rate(recogniser: Recogniser, rules: Iterable[Rule]) -> LearningRat
         if trial.is_constant(source):
             value = recogniser.trials[0].number(source)
             return LearningRate("", source, None if value is None else tidy(value), (), ())
-        behind = recogniser.inputs_behind(source)
+        behind = trial.inputs_behind(source)
         name = _proportional(recogniser, source, [name for name in trial.inputs if name in behind & hypers])
         if source == name:
             return LearningRate(name, name, None, (), ())
-        between = [x for x in recogniser.scalars_before([source]) if x in trial.producer]
+        between = [x for x in trial.scalars_before([source]) if x in trial.producer]
         order = trial.position
         between.sort(key=lambda x: order[id(trial.producer[x])])
         follows = tuple(x for x in trial.inputs if x in behind and x not in hypers)
@@ -221,7 +213,7 @@ def _loss_scale(recogniser: Recogniser, finite: FiniteCheck | None) -> LossScale
     updated = states[name].updated
     if finite is None:
         return LossScale(name, True, None, None, None)
-    good = next(flag for _, flag in _gates(recogniser)[finite.condition])
+    good = next(flag for _, flag in find_gates(recogniser.training, recogniser.trial)[finite.condition])
     interval, counter = _threshold(recogniser, updated)
     given = dict.fromkeys(trial.inputs, 1.0)
     backoff = Scalars(trial, given, pinned={finite.condition: not good}).number(updated)
@@ -239,12 +231,12 @@ def _threshold(recogniser: Recogniser, value: str) -> tuple[float | None, str]:
     """The one constant that a counter is compared with before ``value``, and the counter's input."""
     trial = recogniser.trial
     found: dict[tuple[float, str], None] = {}
-    for name in recogniser.scalars_before([value]):
+    for name in trial.scalars_before([value]):
         node = trial.producer.get(name)
         if node is None or not node.is_a(*_COMPARISONS) or name in trial.owner:
             continue
         for place, operand in enumerate(node.inputs):
-            number, counters = recogniser.trials[0].number(operand), recogniser.inputs_behind(node.inputs[1 - place])
+            number, counters = recogniser.trials[0].number(operand), trial.inputs_behind(node.inputs[1 - place])
             if trial.is_constant(operand) and number is not None and len(counters) == 1:
                 found[tidy(number), next(iter(counters))] = None
     return next(iter(found)) if len(found) == 1 else (None, "")
