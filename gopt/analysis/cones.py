@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from gopt.analysis import classes
 from gopt.analysis.operators import COMBINERS, control_flow, elementwise
+from gopt.analysis.owners import Owners
 from gopt.analysis.sweeps import Index, ancestors
 from gopt.analysis.training import Kind, Phase, State, Training
 from gopt.analysis.updates import Cone, Mode, Tree, Updates
@@ -58,8 +59,7 @@ class _Finder:
         self.nodes = [n for n, phase in zip(training.graph.nodes, training.phases) if phase is Phase.UPDATE]
         self.reachable = {name for state in training.states for name in (state.tensor, state.updated)}
         self.cones: dict[str, Cone] = {}
-        self.owner: dict[str, str] = {}
-        self.reduced: dict[str, str] = {}
+        wide: dict[str, str] = {}
         self.flattened: set[str] = set()
         """Values that hold a parameter-shaped one in another shape, for a full reduction alone."""
         self.first: dict[str, str] = {}
@@ -67,19 +67,24 @@ class _Finder:
         accumulated = {state.of for state in training.states if state.kind is Kind.ACCUMULATOR}
         for state in training.parameters:
             if state.tensor in training.gradients:
-                self._open(state, whole_accumulators and state.tensor in accumulated)
+                self._open(state, whole_accumulators and state.tensor in accumulated, wide)
         for state in training.states:
-            if state.of in self.cones and state.kind is not Kind.SCALAR and state.tensor not in self.owner:
+            if state.of in self.cones and state.kind is not Kind.SCALAR and state.tensor not in wide:
                 cone = self.cones[state.of]
                 if state.kind is Kind.ACCUMULATOR and whole_accumulators:
                     continue
                 cone.states.append(state)
-                self.owner[state.tensor] = state.of
+                wide[state.tensor] = state.of
+        # A step counter of a parameter's own has one element, and is no piece of it.
+        self.owners = Owners(self.graph, {name: of for name, of in wide.items() if self._as_wide(name, of)})
 
-    def _open(self, state: State, whole_gradient: bool) -> None:
+    def _as_wide(self, name: str, parameter: str) -> bool:
+        return not self.index.one_element(name) or self.graph.types[parameter].elements == 1
+
+    def _open(self, state: State, whole_gradient: bool, wide: dict[str, str]) -> None:
         name, gradient = state.tensor, self.training.gradients[state.tensor]
         cone = self.cones[name] = Cone(state, gradient, [state])
-        self.owner[name] = name
+        wide[name] = name
         cone.whole_gradient = whole_gradient
         if self.graph.types[name].elements == 1:
             cone.demote(Mode.REPLICATED, "it has one element")
@@ -88,13 +93,13 @@ class _Finder:
             for each in (cone, first):
                 each.demote(Mode.REPLICATED, f"it shares its gradient {gradient}")
         elif not cone.whole_gradient:
-            self.owner[gradient] = name
+            wide[gradient] = name
 
     def collect(self) -> None:
         """Give every node of the update to the parameter whose full-shaped values it handles."""
         needed = ancestors(self.index, (state.updated for state in self.training.states))[0]
         for node in self.nodes:
-            owners = dict.fromkeys(self.owner[name] for name in node.reads if self._owned(name))
+            owners = self.owners.note(node)
             if owners or id(node) in needed:
                 self._refuse_unknown(node)
             if not owners:
@@ -102,19 +107,9 @@ class _Finder:
             if len(owners) > 1:
                 for of in owners:
                     self.cones[of].demote(Mode.REPLICATED, f"{node.label} mixes it with another parameter")
-            of = next(iter(owners))
-            cone = self.cones[of]
+            cone = self.cones[owners[0]]
             cone.nodes.append(node)
             self._judge(cone, node)
-            for name in node.outputs:
-                if name and not self.index.one_element(name):
-                    self.owner[name] = of
-                elif name:
-                    self.reduced[name] = of
-
-    def _owned(self, name: str) -> bool:
-        of = self.owner.get(name)
-        return of is not None and not (self.index.one_element(name) and self.graph.types[of].elements > 1)
 
     def _refuse_unknown(self, node: Node) -> None:
         if control_flow(node):
@@ -176,21 +171,10 @@ class _Finder:
 
     def localise(self) -> None:
         """Scalars that a whole cone computes for itself alone belong to it and need no call."""
-        behind = dict(self.reduced)
-        scalars = []
-        for node in self.nodes:
-            if any(self._owned(name) for name in node.reads):
-                continue
-            sources = {behind[name] for name in node.reads if name in behind}
-            if sources:
-                # A call is made by every rank, and so belongs to no owner.
-                only = next(iter(sources)) if len(sources) == 1 and node.domain != COMM else ""
-                behind.update(dict.fromkeys(node.outputs, only))
-                scalars.append(node)
         member = {id(node): of for of, cone in self.cones.items() for node in cone.nodes}
-        for node in reversed(scalars):
-            of = behind[node.outputs[0]]
-            if not of or self.cones[of].mode is not Mode.WHOLE:
+        for node in reversed(self.nodes):
+            of = self.owners.reduced.get(node.outputs[0], "")
+            if id(node) in member or not of or self.cones[of].mode is not Mode.WHOLE:
                 continue
             readers = [reader for name in node.outputs for reader in self.index.readers.get(name, ())]
             shown = any(name in self.graph.outputs for name in node.outputs)

@@ -144,7 +144,9 @@ def _clip(recogniser: Recogniser) -> Clip | None:
     awake = [Scalars(trial, spread(trial.inputs, seed), 10.0**power) for seed in range(TRIALS) for power in (10, 14)]
     for node in trial.small:
         name = node.outputs[0]
-        if name not in trial.owner or trial.graph.type_of(name).dtype not in FLOATS or asleep.number(name) != 1.0:
+        if name not in trial.owners.reduced or trial.graph.type_of(name).dtype not in FLOATS:
+            continue
+        if asleep.number(name) != 1.0:
             continue
         values = [each.number(name) for each in awake]
         if any(value is None or not 0 < value < 1 for value in values):
@@ -181,9 +183,9 @@ def _behind_reductions(recogniser: Recogniser, name: str) -> _Behind:
         if node is None:
             continue
         for operand in node.reads:
-            if operand in trial.wide:
-                owners.update([trial.of[operand]] if operand in trial.of else [])
-            elif operand not in seen and operand in trial.owner:
+            if operand in trial.owners.wide:
+                owners.add(trial.owners.wide[operand])
+            elif operand not in seen and operand in trial.owners.reduced:
                 seen.add(operand)
                 stack.append(operand)
     order = sorted(seen, key=lambda value: trial.position[id(trial.producer[value])])
@@ -196,7 +198,7 @@ def _finite_check(recogniser: Recogniser, gates: dict[str, list[tuple[State, boo
     given = spread(trial.inputs, 0)
     runs = [Scalars(trial, given, reduced) for reduced in (0.0, float("inf"))]
     for condition, states in gates.items():
-        if condition in trial.owner:
+        if condition in trial.owners.reduced:
             values = [each.number(condition) for each in runs]
             if None not in values and values[0] != values[1]:
                 return FiniteCheck(condition, len(states))
@@ -233,7 +235,7 @@ def _threshold(recogniser: Recogniser, value: str) -> tuple[float | None, str]:
     found: dict[tuple[float, str], None] = {}
     for name in trial.scalars_before([value]):
         node = trial.producer.get(name)
-        if node is None or not node.is_a(*_COMPARISONS) or name in trial.owner:
+        if node is None or not node.is_a(*_COMPARISONS) or name in trial.owners.reduced:
             continue
         for place, operand in enumerate(node.inputs):
             number, counters = recogniser.trials[0].number(operand), trial.inputs_behind(node.inputs[1 - place])
@@ -246,6 +248,6 @@ def _accumulation(recogniser: Recogniser, gates: dict[str, list[tuple[State, boo
     accumulators = sum(state.kind is Kind.ACCUMULATOR for state in recogniser.training.states)
     if not accumulators:
         return None
-    condition = next((name for name in gates if name not in recogniser.trial.owner), "")
+    condition = next((name for name in gates if name not in recogniser.trial.owners.reduced), "")
     every, _ = _threshold(recogniser, condition) if condition else (None, "")
     return Accumulation(condition, accumulators, every)

@@ -86,11 +86,11 @@ class Recogniser:
 
     def _scales(self, scalar: str, averaging: bool) -> bool:
         """Whether a scalar undoes the loss scale, clips, or averages what was accumulated: no learning rate."""
-        if not self.trial.single(scalar) or scalar in self.trial.wide:
+        if not self.trial.single(scalar) or scalar in self.trial.owners.wide:
             return False
         if self.trial.is_constant(scalar):
             return averaging
-        if scalar in self.trial.owner:
+        if scalar in self.trial.owners.reduced:
             return all(close(each.number(scalar), 1.0) for each in self.trials)
         behind = self.trial.inputs_behind(scalar)
         if not behind or not behind <= self._in_backward:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 
 from gopt.analysis.operators import control_flow
+from gopt.analysis.owners import Owners
 from gopt.analysis.training import Phase, Training
 from gopt.graph.model import Node, Tensor
 from gopt.graph.types import FLOATS, TensorType, dtype_name
@@ -35,7 +36,7 @@ class Scalars:
             self.values[name] = trial.typed(name, number)
         pinned = pinned or {}
         for node in trial.small:
-            leaf = any(name in trial.wide for name in node.reads)
+            leaf = any(name in trial.owners.wide for name in node.reads)
             for name in node.outputs:
                 if name in pinned:
                     self.values[name] = np.asarray(pinned[name])
@@ -65,27 +66,26 @@ class Trial:
         self._constants: Values = {}
         self._tensors = {name: tensor for name, tensor in graph.initializers.items() if name not in graph.inputs}
         tensors = {state.tensor for state in training.states if not _one(graph.type_of(state.tensor))}
-        self.wide = tensors | set(training.gradients.values()) | {s.tensor for s in training.parameters}
+        full = tensors | {s.tensor for s in training.parameters}
+        wide = {gradient: parameter for parameter, gradient in training.gradients.items()}
+        wide |= {state.tensor: state.of or state.tensor for state in training.states if state.tensor in full}
+        self.owners = Owners(graph, wide)
         self.hyper = set(training.hyper)
         self.inputs = [
             name for name in (*training.hyper, *(state.tensor for state in training.states))
-            if name not in self.wide and _one(graph.type_of(name))
+            if name not in wide and _one(graph.type_of(name))
         ]  # fmt: skip
         self.small: list[Node] = []
-        self.owner: dict[str, str | None] = {}
-        """One-element values behind a reduction of one parameter's values -> that parameter; None: of several."""
         self.producer: dict[str, Node] = {}
         self.position = {id(node): place for place, node in enumerate(graph.nodes)}
-        self.of: dict[str, str] = {}
-        """Full-shaped value -> the parameter whose it is."""
-        self.of |= {gradient: parameter for parameter, gradient in training.gradients.items()}
-        self.of |= {state.tensor: state.of or state.tensor for state in training.states if state.tensor in self.wide}
         known = {*self.inputs, ""}
         for node, phase in zip(graph.nodes, training.phases):
             self._note_constant(node)
             if phase is Phase.UPDATE:
                 self.producer.update((name, node) for name in node.outputs)
-                self._sort(node)
+                full_shaped = self.owners.note(node) and any(name in self.owners.wide for name in node.outputs)
+                if not full_shaped and not control_flow(node) and not self.is_constant(node.outputs[0]):
+                    self.small.append(node)
             elif all(name in known or self.is_constant(name) for name in node.reads) and not control_flow(node):
                 self.producer.update((name, node) for name in node.outputs)
                 self.small.append(node)
@@ -96,23 +96,6 @@ class Trial:
         if node.is_a("Constant") and isinstance(value := node.attributes.get("value"), onnx.TensorProto):
             type = TensorType(dtype_name(value.data_type), tuple(value.dims))
             self._tensors[node.outputs[0]] = Tensor(type, proto=value)
-
-    def _sort(self, node: Node) -> None:
-        """Whether a node of the update makes a full-shaped value, reduces one, or handles small ones."""
-        owners = {self.of[name] for name in node.reads if name in self.of}
-        reads_wide = any(name in self.wide for name in node.reads)
-        if reads_wide and not all(_one(self.graph.type_of(name)) for name in node.outputs if name):
-            self.wide.update(node.outputs)
-            self.of.update((name, next(iter(owners))) for name in node.outputs if owners)
-            return
-        if not control_flow(node) and not self.is_constant(node.outputs[0]):
-            self.small.append(node)
-        behind: set[str | None] = set(owners) if reads_wide else set()
-        if not reads_wide:
-            behind = {self.owner[name] for name in node.reads if name in self.owner}
-        if behind:
-            only = next(iter(behind)) if len(behind) == 1 else None
-            self.owner.update(dict.fromkeys(node.outputs, only))
 
     def constant(self, name: str) -> Array | None:
         """A constant of few elements, or one that repeats a single value (as that value)."""
@@ -138,11 +121,11 @@ class Trial:
         stack = [name for name in names if name and self.single(name)]
         while stack:
             name = stack.pop()
-            if name in found or name in self.wide or len(found) > 500:
+            if name in found or name in self.owners.wide or len(found) > 500:
                 continue
             found[name] = None
             node = self.producer.get(name)
-            if node is not None and not any(x in self.wide for x in node.reads):
+            if node is not None and not any(x in self.owners.wide for x in node.reads):
                 stack.extend(x for x in node.inputs if x)
         return list(found)
 
@@ -196,7 +179,7 @@ class Cell:
             if name in seen or node is None:
                 continue
             seen.add(name)
-            if name in trial.owner and trial.owner[name] is None:
+            if trial.owners.reduced.get(name) == "":  # of several: another parameter's values are behind it
                 continue
             found[id(node)] = node
             stack.extend(node.reads)
