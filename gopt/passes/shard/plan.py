@@ -31,7 +31,6 @@ from gopt.analysis.sweeps import Index
 from gopt.analysis.training import Phase, Training
 from gopt.analysis.updates import Cone, Mode, Updates
 from gopt.collectives.layout import flat_cuts
-from gopt.errors import OptionError
 from gopt.graph.place import Span
 from gopt.graph.types import TensorType
 
@@ -118,17 +117,6 @@ class Layout:
     @property
     def least_piece(self) -> int:
         return self.least if self.least is not None else LEAST_PIECE if self.rule is Rule.CEIL else 1
-
-
-def parse_overrides(text: str) -> tuple[tuple[str, Partition], ...]:
-    """``embed*:rows;*.bias:whole`` -> patterns with their partitions; raises OptionError."""
-    found = []
-    for part in filter(None, (part.strip() for part in text.split(";"))):
-        pattern, colon, kind = part.rpartition(":")
-        if not colon or kind not in {each.value for each in Partition}:
-            raise OptionError(f"cannot read {part!r} as a partition of some parameters", "write it as 'embed*:rows'")
-        found.append((pattern, Partition(kind)))
-    return tuple(found)
 
 
 def make_plan(training: Training, updates: Updates, layout: Layout, copies: Mapping[str, Holding]) -> Plan:
