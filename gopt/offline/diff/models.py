@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from gopt.analysis.roles import RoleMap
+from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.training import State, Training
 from gopt.api import read_roles, roles_from
 from gopt.errors import GoptError
