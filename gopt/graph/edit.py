@@ -41,26 +41,30 @@ class Draft:
         place: Place = EVERYWHERE,
         after: Node | None = None,
         before: Node | None = None,
-        like: Node | None = None,
     ) -> Node:
-        """Add a node that makes ``outputs``; ``like`` lends operator and attributes; ``after``, ``before``: where it
-        is due."""
-        if like is not None:
-            node = Node(like.op_type, inputs, list(outputs), domain=like.domain, proto=None, place=place)
-            node._attributes = dict(like.attributes)
-            node.origin = like.origin
-        else:
-            node = Node(op_type, inputs, list(outputs), domain=domain, attributes=dict(attributes or {}), place=place)
-        node.made_by = self.pass_name
-        self.graph.types.update(outputs)
-        self._added.append(node)
-        self._made.update(dict.fromkeys(node.outputs, node))
-        self._priority[id(node)] = float("inf")
+        """Add a node that makes ``outputs``; ``after``, ``before``: where it is due."""
+        node = Node(op_type, inputs, list(outputs), domain=domain, attributes=dict(attributes or {}), place=place)
+        self._add(node, outputs)
         if after is not None:
             self._priority[id(node)] = self._priority[id(after)] + _BEHIND
         elif before is not None:
             self._priority[id(node)] = self._priority[id(before)] - 0.25
         return node
+
+    def repeat(self, source: Node, inputs: Sequence[str], outputs: Mapping[str, TensorType], place: Place) -> Node:
+        """Add a node that does to ``inputs`` what a source node does to its own."""
+        attributes = dict(source.attributes)
+        node = Node(source.op_type, inputs, list(outputs), domain=source.domain, attributes=attributes, place=place)
+        node.origin = source.origin
+        self._add(node, outputs)
+        return node
+
+    def _add(self, node: Node, outputs: Mapping[str, TensorType]) -> None:
+        node.made_by = self.pass_name
+        self.graph.types.update(outputs)
+        self._added.append(node)
+        self._made.update(dict.fromkeys(node.outputs, node))
+        self._priority[id(node)] = float("inf")
 
     def move(self, node: Node, place: float) -> None:
         """Let a node of the graph be due at a place of the order as it was: 7.5 is between nodes 7 and 8.
