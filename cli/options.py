@@ -14,7 +14,7 @@ import click
 from gopt.errors import OptionError
 
 if TYPE_CHECKING:
-    from gopt.analysis.roles import RoleMap
+    from gopt.analysis.rolemap import RoleMap
     from gopt.mesh import Mesh
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,7 +66,7 @@ def role_map(
     loss: str, params: Sequence[str], states: Sequence[str], batch: Sequence[str], config: dict[str, Any] | None = None
 ) -> RoleMap:
     """The role map of the options, over the ``[roles]`` table of a configuration."""
-    from gopt.analysis.roles import RoleMap
+    from gopt.analysis.rolemap import RoleMap
 
     table = dict((config or {}).get("roles", {}))
     unknown = set(table) - {"loss", "params", "states", "batch"}

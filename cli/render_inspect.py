@@ -13,9 +13,9 @@ from gopt.report import size
 from .render import console, table
 
 if TYPE_CHECKING:
-    from gopt.offline.controls import Controls
     from gopt.offline.diff import Diff
     from gopt.offline.inspect import FolderInspection, Inspection, Named, Optimizer, Parameter
+    from gopt.offline.optimizer.controls import Controls
 
 MOST = 24
 """Rows of a table before it is cut short; --json has them all."""

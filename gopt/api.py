@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gopt.analysis.roles import RoleMap, recover
+from gopt.analysis.rolemap import RoleMap
+from gopt.analysis.roles import recover
 from gopt.analysis.spmd import Step
 from gopt.analysis.take_over import take_over
 from gopt.analysis.training import Training

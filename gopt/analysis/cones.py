@@ -7,13 +7,12 @@ operands form a class: one run of it serves the neighbouring pieces of all of th
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
-from enum import Enum
-
+from gopt.analysis import classes
 from gopt.analysis.operators import COMBINERS, control_flow, elementwise
+from gopt.analysis.owners import Owners
 from gopt.analysis.sweeps import Index, ancestors
 from gopt.analysis.training import Kind, Phase, State, Training
+from gopt.analysis.updates import Cone, Mode, Tree, Updates
 from gopt.errors import UnsupportedError
 from gopt.graph.model import COMM, Node
 
@@ -28,69 +27,28 @@ FLATTENING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 """Layout operators through which a full reduction may look."""
 
 
-class Mode(str, Enum):
-    """How a parameter's update is shared out."""
-
-    SPLIT = "split"
-    WHOLE = "whole"
-    REPLICATED = "replicated"
-
-
-@dataclass(slots=True)
-class Cone:
-    """One parameter's update. ``states`` starts with the parameter; ``outside`` lists full-shaped operands that
-    every rank has; ``reductions`` the nodes that reduce a full-shaped value to one element."""
-
-    parameter: State
-    gradient: str
-    states: list[State]
-    nodes: list[Node] = field(default_factory=list)
-    reductions: list[Node] = field(default_factory=list)
-    mode: Mode = Mode.SPLIT
-    why: str = "elementwise"
-    whole_gradient: bool = False
-    """The full reduced gradient is needed on every rank (an accumulator that stays whole reads it)."""
-
-    def demote(self, mode: Mode, why: str) -> None:
-        if self.mode is Mode.SPLIT or mode is Mode.REPLICATED:
-            self.mode, self.why = mode, why
-
-
-@dataclass(slots=True)
-class Tree:
-    """Scalars joined by one associative operator: ``root`` = all ``leaves`` (reductions) and ``extras`` joined."""
-
-    root: str
-    kind: str
-    leaves: list[str] = field(default_factory=list)
-    extras: list[str] = field(default_factory=list)
-    inner: list[Node] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Updates:
-    """All cones of a step in parameter order, the trees their reductions feed, and the nodes of neither."""
-
-    cones: dict[str, Cone]
-    trees: dict[str, Tree]
-    tree_of: dict[str, str]
-    """Reduction output -> root of its tree."""
-
-
 def find_updates(training: Training, *, whole_accumulators: bool, uncut: bool = False) -> Updates:
-    """The update of every parameter with a gradient.
+    """The update of every parameter with a gradient; found once for a training, and not to be changed.
 
     ``whole_accumulators``: gradient accumulators stay whole on every rank (stage 1), what they hold included.
     ``uncut``: no tensor is to be cut, also where its update would allow it.
     Raises UnsupportedError for an operator that gopt does not know inside an update.
     """
+    whole_accumulators = whole_accumulators and any(state.kind is Kind.ACCUMULATOR for state in training.states)
+    question = ("updates", whole_accumulators, uncut)
+    return training.once(question, lambda: _find(training, whole_accumulators, uncut))
+
+
+def _find(training: Training, whole_accumulators: bool, uncut: bool) -> Updates:
     finder = _Finder(training, whole_accumulators)
     finder.collect()
     finder.settle()
     for cone in finder.cones.values() if uncut else ():
         cone.demote(Mode.WHOLE, "its owner updates it whole")
     finder.localise()
-    return Updates(finder.cones, *finder.trees())
+    updates = Updates(finder.cones, *finder.trees())
+    classes.number(training, updates)
+    return updates
 
 
 class _Finder:
@@ -101,8 +59,7 @@ class _Finder:
         self.nodes = [n for n, phase in zip(training.graph.nodes, training.phases) if phase is Phase.UPDATE]
         self.reachable = {name for state in training.states for name in (state.tensor, state.updated)}
         self.cones: dict[str, Cone] = {}
-        self.owner: dict[str, str] = {}
-        self.reduced: dict[str, str] = {}
+        wide: dict[str, str] = {}
         self.flattened: set[str] = set()
         """Values that hold a parameter-shaped one in another shape, for a full reduction alone."""
         self.first: dict[str, str] = {}
@@ -110,19 +67,24 @@ class _Finder:
         accumulated = {state.of for state in training.states if state.kind is Kind.ACCUMULATOR}
         for state in training.parameters:
             if state.tensor in training.gradients:
-                self._open(state, whole_accumulators and state.tensor in accumulated)
+                self._open(state, whole_accumulators and state.tensor in accumulated, wide)
         for state in training.states:
-            if state.of in self.cones and state.kind is not Kind.SCALAR and state.tensor not in self.owner:
+            if state.of in self.cones and state.kind is not Kind.SCALAR and state.tensor not in wide:
                 cone = self.cones[state.of]
                 if state.kind is Kind.ACCUMULATOR and whole_accumulators:
                     continue
                 cone.states.append(state)
-                self.owner[state.tensor] = state.of
+                wide[state.tensor] = state.of
+        # A step counter of a parameter's own has one element, and is no piece of it.
+        self.owners = Owners(self.graph, {name: of for name, of in wide.items() if self._as_wide(name, of)})
 
-    def _open(self, state: State, whole_gradient: bool) -> None:
+    def _as_wide(self, name: str, parameter: str) -> bool:
+        return not self.index.one_element(name) or self.graph.types[parameter].elements == 1
+
+    def _open(self, state: State, whole_gradient: bool, wide: dict[str, str]) -> None:
         name, gradient = state.tensor, self.training.gradients[state.tensor]
         cone = self.cones[name] = Cone(state, gradient, [state])
-        self.owner[name] = name
+        wide[name] = name
         cone.whole_gradient = whole_gradient
         if self.graph.types[name].elements == 1:
             cone.demote(Mode.REPLICATED, "it has one element")
@@ -131,13 +93,13 @@ class _Finder:
             for each in (cone, first):
                 each.demote(Mode.REPLICATED, f"it shares its gradient {gradient}")
         elif not cone.whole_gradient:
-            self.owner[gradient] = name
+            wide[gradient] = name
 
     def collect(self) -> None:
         """Give every node of the update to the parameter whose full-shaped values it handles."""
         needed = ancestors(self.index, (state.updated for state in self.training.states))[0]
         for node in self.nodes:
-            owners = dict.fromkeys(self.owner[name] for name in node.reads if self._owned(name))
+            owners = self.owners.note(node)
             if owners or id(node) in needed:
                 self._refuse_unknown(node)
             if not owners:
@@ -145,19 +107,9 @@ class _Finder:
             if len(owners) > 1:
                 for of in owners:
                     self.cones[of].demote(Mode.REPLICATED, f"{node.label} mixes it with another parameter")
-            of = next(iter(owners))
-            cone = self.cones[of]
+            cone = self.cones[owners[0]]
             cone.nodes.append(node)
             self._judge(cone, node)
-            for name in node.outputs:
-                if name and not self.index.one_element(name):
-                    self.owner[name] = of
-                elif name:
-                    self.reduced[name] = of
-
-    def _owned(self, name: str) -> bool:
-        of = self.owner.get(name)
-        return of is not None and not (self.index.one_element(name) and self.graph.types[of].elements > 1)
 
     def _refuse_unknown(self, node: Node) -> None:
         if control_flow(node):
@@ -219,21 +171,10 @@ class _Finder:
 
     def localise(self) -> None:
         """Scalars that a whole cone computes for itself alone belong to it and need no call."""
-        behind = dict(self.reduced)
-        scalars = []
-        for node in self.nodes:
-            if any(self._owned(name) for name in node.reads):
-                continue
-            sources = {behind[name] for name in node.reads if name in behind}
-            if sources:
-                # A call is made by every rank, and so belongs to no owner.
-                only = next(iter(sources)) if len(sources) == 1 and node.domain != COMM else ""
-                behind.update(dict.fromkeys(node.outputs, only))
-                scalars.append(node)
         member = {id(node): of for of, cone in self.cones.items() for node in cone.nodes}
-        for node in reversed(scalars):
-            of = behind[node.outputs[0]]
-            if not of or self.cones[of].mode is not Mode.WHOLE:
+        for node in reversed(self.nodes):
+            of = self.owners.reduced.get(node.outputs[0], "")
+            if id(node) in member or not of or self.cones[of].mode is not Mode.WHOLE:
                 continue
             readers = [reader for name in node.outputs for reader in self.index.readers.get(name, ())]
             shown = any(name in self.graph.outputs for name in node.outputs)
@@ -301,84 +242,3 @@ class _Finder:
             return "all" if node.is_a("ReduceMin") else "any"
         # A whole cone's scalar is complete on its owner; the others add nothing to it.
         return REDUCTIONS[node.op_type] if mode is Mode.SPLIT else "sum"
-
-
-class Classes:
-    """Numbers for values and cones: equal numbers mean equal by structure."""
-
-    def __init__(self, training: Training, updates: Updates) -> None:
-        self.graph = training.graph
-        self.updates = updates
-        self.producer = {
-            name: node
-            for node, phase in zip(training.graph.nodes, training.phases)
-            if phase is Phase.UPDATE
-            for name in node.outputs
-        }
-        self._numbers: dict[Hashable, int] = {}
-        self._values: dict[str, int] = {}
-        leaves = {leaf for tree in updates.trees.values() for leaf in tree.leaves}
-        self._opaque = leaves | set(training.gradients.values())
-
-    def _number(self, key: Hashable) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def scalar(self, name: str) -> int:
-        """A number for a one-element value: equal for the same pure function of the same inputs."""
-        stack = [name]
-        while stack:
-            top = stack[-1]
-            if top in self._values:
-                stack.pop()
-                continue
-            node = self.producer.get(top)
-            if node is None or top in self._opaque or control_flow(node):
-                self._values[top] = self._number(self._leaf(top))
-                continue
-            missing = [x for x in node.reads if x not in self._values]
-            if missing:
-                stack.extend(missing)
-                continue
-            operands = tuple(self._values[x] if x else -1 for x in node.inputs)
-            self._values[top] = self._number((signature(node), operands, node.outputs.index(top)))
-        return self._values[name]
-
-    def _leaf(self, name: str) -> Hashable:
-        tensor = self.graph.initializers.get(name)
-        if tensor is not None and name not in self.graph.inputs and tensor.nbytes <= 64 and not tensor.external:
-            return ("constant", str(tensor.type), tensor.numpy().tobytes())
-        return ("value", name)
-
-    def cone(self, cone: Cone) -> int:
-        """The class of a split cone."""
-        types = self.graph.types
-        local: dict[str, Hashable] = {cone.gradient: "gradient"}
-        local.update((state.tensor, ("state", place)) for place, state in enumerate(cone.states))
-        keys: list[Hashable] = [str(types[cone.gradient].dtype)]
-        keys += [(state.kind, types[state.tensor].dtype) for state in cone.states]
-        for place, node in enumerate(cone.nodes):
-            operands = tuple(self._operand(name, local) for name in node.inputs)
-            local.update((name, ("node", place, slot)) for slot, name in enumerate(node.outputs))
-            if node.is_a("ReduceMean"):
-                operands = (*operands, types[node.inputs[0]].elements)  # each divides by a count of its own
-            into = tuple(self.updates.tree_of.get(name, "") for name in node.outputs)
-            keys.append((signature(node), operands, into))
-        keys.append(tuple(local.get(state.updated) for state in cone.states))
-        return self._number(tuple(keys))
-
-    def _operand(self, name: str, local: dict[str, Hashable]) -> Hashable:
-        if not name or name in local:
-            return local.get(name, "")
-        type = self.graph.type_of(name)
-        if type.static and type.elements == 1:
-            return ("scalar", self.scalar(name))
-        return ("outside", type.dtype)
-
-
-def signature(node: Node) -> Hashable:
-    """Operator and attributes of a node, for comparing."""
-    if node.proto is not None:
-        attributes: Hashable = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.proto.attribute))
-    else:
-        attributes = tuple(sorted((key, repr(value)) for key, value in node.attributes.items()))
-    return (node.domain, node.op_type, attributes)

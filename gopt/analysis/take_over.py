@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gopt.analysis.operators import LAYOUT
-from gopt.analysis.roles import RoleMap, recover
+from gopt.analysis.rolemap import RoleMap
+from gopt.analysis.roles import recover
 from gopt.analysis.sweeps import Index, descendants
 from gopt.analysis.through import SAME
 from gopt.analysis.training import Phase, Training

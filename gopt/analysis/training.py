@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, TypeVar
 
 from gopt.graph.model import Graph, Node
+
+T = TypeVar("T")
 
 
 class Kind(str, Enum):
@@ -54,6 +58,17 @@ class Training:
     phases: list[Phase]
     random: list[Node]
     notes: list[str] = field(default_factory=list)
+    _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, question: Hashable, find: Callable[[], T]) -> T:
+        """The answer to a question about the source alone: it stays true, since passes rewrite a copy.
+
+        Found on first asking, and shared from then on: who changes it, changes it for all who ask.
+        """
+        if question not in self._found:
+            self._found[question] = find()
+        found: T = self._found[question]
+        return found
 
     @property
     def parameters(self) -> list[State]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gopt.errors import InvariantError
 from gopt.graph.model import Graph, Node
+from gopt.graph.order import runnable
 from gopt.graph.place import EVERYWHERE, Place
 from gopt.graph.types import TensorType
 
@@ -41,26 +41,30 @@ class Draft:
         place: Place = EVERYWHERE,
         after: Node | None = None,
         before: Node | None = None,
-        like: Node | None = None,
     ) -> Node:
-        """Add a node that makes ``outputs``; ``like`` lends operator and attributes; ``after``, ``before``: where it
-        is due."""
-        if like is not None:
-            node = Node(like.op_type, inputs, list(outputs), domain=like.domain, proto=None, place=place)
-            node._attributes = dict(like.attributes)
-            node.origin = like.origin
-        else:
-            node = Node(op_type, inputs, list(outputs), domain=domain, attributes=dict(attributes or {}), place=place)
-        node.made_by = self.pass_name
-        self.graph.types.update(outputs)
-        self._added.append(node)
-        self._made.update(dict.fromkeys(node.outputs, node))
-        self._priority[id(node)] = float("inf")
+        """Add a node that makes ``outputs``; ``after``, ``before``: where it is due."""
+        node = Node(op_type, inputs, list(outputs), domain=domain, attributes=dict(attributes or {}), place=place)
+        self._add(node, outputs)
         if after is not None:
             self._priority[id(node)] = self._priority[id(after)] + _BEHIND
         elif before is not None:
             self._priority[id(node)] = self._priority[id(before)] - 0.25
         return node
+
+    def repeat(self, source: Node, inputs: Sequence[str], outputs: Mapping[str, TensorType], place: Place) -> Node:
+        """Add a node that does to ``inputs`` what a source node does to its own."""
+        attributes = dict(source.attributes)
+        node = Node(source.op_type, inputs, list(outputs), domain=source.domain, attributes=attributes, place=place)
+        node.origin = source.origin
+        self._add(node, outputs)
+        return node
+
+    def _add(self, node: Node, outputs: Mapping[str, TensorType]) -> None:
+        node.made_by = self.pass_name
+        self.graph.types.update(outputs)
+        self._added.append(node)
+        self._made.update(dict.fromkeys(node.outputs, node))
+        self._priority[id(node)] = float("inf")
 
     def move(self, node: Node, place: float) -> None:
         """Let a node of the graph be due at a place of the order as it was: 7.5 is between nodes 7 and 8.
@@ -118,28 +122,8 @@ class Draft:
         """Apply the removals and restore a topological order, as near to the old one as dependencies allow."""
         nodes = [node for node in self.graph.nodes if id(node) not in self._gone]
         nodes += [node for node in self._added if id(node) not in self._gone]
-        self.graph.nodes = _ordered(nodes, self._priority)
-
-
-def _ordered(nodes: list[Node], priority: Mapping[int, float]) -> list[Node]:
-    producer = {name: place for place, node in enumerate(nodes) for name in node.outputs if name}
-    waiting = [0] * len(nodes)
-    followers: list[list[int]] = [[] for _ in nodes]
-    for place, node in enumerate(nodes):
-        for before in {producer[name] for name in node.reads if name in producer}:
-            waiting[place] += 1
-            followers[before].append(place)
-    heap = [(priority[id(nodes[p])], p) for p, count in enumerate(waiting) if not count]
-    heapq.heapify(heap)
-    result: list[Node] = []
-    while heap:
-        _, place = heapq.heappop(heap)
-        result.append(nodes[place])
-        for after in followers[place]:
-            waiting[after] -= 1
-            if not waiting[after]:
-                heapq.heappush(heap, (priority[id(nodes[after])], after))
-    if len(result) != len(nodes):
-        stuck = next(nodes[p] for p, count in enumerate(waiting) if count)
-        raise InvariantError(f"the rewritten graph has a cycle through {stuck.label!r}")
-    return result
+        self.graph.nodes = runnable(nodes, [self._priority[id(node)] for node in nodes])
+        if len(self.graph.nodes) != len(nodes):
+            placed = {id(node) for node in self.graph.nodes}
+            stuck = next(node for node in nodes if id(node) not in placed)
+            raise InvariantError(f"the rewritten graph has a cycle through {stuck.label!r}")

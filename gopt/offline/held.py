@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 
-from gopt.analysis.roles import RoleMap
+from gopt.analysis.rolemap import RoleMap
 from gopt.api import roles_from
 from gopt.errors import InputError
 from gopt.graph.external import load_state

@@ -9,12 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gopt.analysis.cones import Cone, find_updates
+from gopt.analysis.cones import find_updates
 from gopt.analysis.training import Kind, Phase, Training
+from gopt.analysis.updates import Cone
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.types import HALVES, TensorType
-from gopt.offline.controls import Controls, find_controls
-from gopt.offline.optimizer import Hyper, Recogniser, Rule
+from gopt.offline.optimizer.controls import Controls, find_controls
+from gopt.offline.optimizer.recogniser import Recogniser
+from gopt.offline.optimizer.rules import Hyper
+from gopt.offline.optimizer.settle import Rule
 
 if TYPE_CHECKING:
     from gopt.api import Source

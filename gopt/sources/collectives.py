@@ -14,7 +14,7 @@ import onnx
 from gopt.collectives import schemas
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import InputError, OptionError, UnsupportedError
-from gopt.graph.load import infer_types
+from gopt.graph.inference import infer_types
 from gopt.graph.model import COMM, Graph, Node
 
 MICROSOFT = "com.microsoft"

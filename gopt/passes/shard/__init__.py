@@ -3,70 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from difflib import get_close_matches
-from enum import Enum, IntEnum
-from fnmatch import fnmatchcase
 
-from gopt.analysis.cones import Cone, Mode, find_updates
-from gopt.analysis.partition import Owners, Partition, Rule
+from gopt.analysis.cones import find_updates
 from gopt.analysis.spmd import Step
-from gopt.analysis.training import Kind, Phase
-from gopt.errors import OptionError
+from gopt.analysis.training import Phase
+from gopt.analysis.updates import Cone, Mode
 from gopt.graph.edit import Draft
 from gopt.passes.base import Pass
 from gopt.passes.shard.delivery import Delivery
 from gopt.passes.shard.layout import Groups
-from gopt.passes.shard.plan import (
-    Layout,
-    ReplicatedBucket,
-    SplitBucket,
-    Style,
-    WholeBucket,
-    make_plan,
-    parse_overrides,
-)
+from gopt.passes.shard.options import Options, Stage, check, layout_of
+from gopt.passes.shard.plan import ReplicatedBucket, SplitBucket, Style, WholeBucket, make_plan
 from gopt.passes.shard.reduction import Reduction
 from gopt.passes.shard.scalars import Scalars
 from gopt.passes.shard.split import Emitted, emit_split
 from gopt.passes.shard.whole import emit_replicated, emit_whole
 from gopt.report import Change
-
-
-class Stage(IntEnum):
-    """What is sharded (contract section 1)."""
-
-    NONE = 0
-    STATES = 1
-    GRADIENTS = 2
-    PARAMETERS = 3
-
-
-class WireType(str, Enum):
-    """Type in which gradients travel and are rounded once; sums of halves are taken in float32 whatever it is."""
-
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What is sharded and how: ``override`` gives some parameters another partition (``embed*:rows;*.bias:whole``),
-    ``owners`` says who holds what stays whole, ``rule`` and ``min_piece`` (elements) where rows are cut, ``style`` how
-    whole tensors travel; ``persist``: at stage 3, parameters of fewer elements stay on every rank."""
-
-    stage: Stage = Stage.GRADIENTS
-    partition: Partition = Partition.FLAT
-    override: str = ""
-    owners: Owners = Owners.LARGEST_FIRST
-    rule: Rule = Rule.BALANCED
-    min_piece: int | None = None
-    style: Style = Style.GATHER
-    bucket_mb: float | None = None
-    reduce_dtype: WireType | None = None
-    reshard_after_forward: bool = True
-    persist: int = 0
 
 
 def shard(step: Step, options: Options) -> Change:
@@ -78,7 +30,7 @@ def shard(step: Step, options: Options) -> Change:
     sends (N-1)/N·(B + 2P), or (B + P) when the backward reads what the forward gathered. With K micro-steps an update,
     stage 2 and up scatter gradients in each of them; all else travels once.
     """
-    _check(step, options)
+    check(step, options)
     data = step.mesh.data_group
     if (data is None or step.mesh.size(data) == 1) and step.micro_steps == 1:
         return Change(note="one rank sees all the data: nothing to reduce or share out")
@@ -86,10 +38,8 @@ def shard(step: Step, options: Options) -> Change:
     uncut = options.style is Style.BROADCAST
     updates = find_updates(training, whole_accumulators=options.stage is Stage.STATES, uncut=uncut)
     if options.stage is Stage.NONE or step.members == 1:
-        why = "stage 0" if options.stage is Stage.NONE else "no axis shards the states"
-        for cone in updates.cones.values():
-            cone.mode, cone.why = Mode.REPLICATED, why
-    layout = _layout(step, options)
+        updates = updates.replicated("stage 0" if options.stage is Stage.NONE else "no axis shards the states")
+    layout = layout_of(step, options)
     draft = Draft(step.graph, "shard")
     scalars = Scalars(draft, training.graph, updates, step.group)
     wire = options.reduce_dtype.value if options.reduce_dtype is not None else ""
@@ -107,47 +57,6 @@ def shard(step: Step, options: Options) -> Change:
     facts |= {"bucket_cap_bytes": plan.cap, "parameters": dict(sorted(modes.items()))}
     facts["buckets"] = [_describe(step, bucket) for bucket in plan.buckets]
     return Change(removed=draft.reasons, facts=facts)
-
-
-def _check(step: Step, options: Options) -> None:
-    """Refuse options that have no use beside the others: none is dropped silently."""
-    if options.bucket_mb is not None and not options.bucket_mb >= 0:
-        raise OptionError(f"--bucket-mb cannot be {options.bucket_mb}", "0 means one tensor a call")
-    if options.persist < 0 or (options.min_piece is not None and options.min_piece < 1):
-        raise OptionError("persist and min-piece are numbers of elements, at least 0 and 1")
-    kinds = {options.partition, *(kind for _, kind in parse_overrides(options.override))}
-    rows, whole = Partition.ROWS in kinds, kinds == {Partition.WHOLE}
-    sharding = ("partition", "override", "owners", "rule", "min_piece", "style")
-    useless = {
-        **dict.fromkeys(sharding, options.stage is Stage.NONE),
-        "persist": options.stage is not Stage.PARAMETERS,
-        "reshard_after_forward": options.stage is not Stage.PARAMETERS,
-    }
-    for name, refused in useless.items():
-        if refused and getattr(options, name) != getattr(Options(), name):
-            raise OptionError(f"shard: {name.replace('_', '-')} has no use at stage {options.stage.value}")
-    if not rows and (options.rule is not Rule.BALANCED or options.min_piece is not None):
-        raise OptionError("shard: rule and min-piece cut rows, and nothing is cut in rows", "add partition=rows")
-    if not whole and options.style is Style.BROADCAST:
-        raise OptionError("shard: style=broadcast sends whole tensors, and some are to be cut", "add partition=whole")
-    if step.micro_steps > 1 and any(state.kind is Kind.ACCUMULATOR for state in step.training.states):
-        held = next(s.tensor for s in step.training.states if s.kind is Kind.ACCUMULATOR)
-        raise OptionError(f"--accumulate: the model accumulates gradients itself, in {held}", "leave --accumulate out")
-
-
-def _layout(step: Step, options: Options) -> Layout:
-    overrides = parse_overrides(options.override)
-    names = [state.tensor for state in step.training.parameters if state.tensor in step.training.gradients]
-    for pattern, kind in overrides:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            close = get_close_matches(pattern, names, 1)
-            hint = f"did you mean {close[0]!r}?" if close else "see the parameters with gopt inspect"
-            raise OptionError(f"shard: override {pattern}:{kind.value} fits no parameter", hint)
-    return Layout(
-        step.members, options.partition, options.owners, options.rule, options.min_piece, overrides,
-        None if options.bucket_mb is None else int(options.bucket_mb * (1 << 20)),
-        options.stage is Stage.PARAMETERS, options.persist,
-    )  # fmt: skip
 
 
 def _emit(

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from gopt.analysis.cones import Cone
 from gopt.analysis.spmd import Holding, Step
 from gopt.analysis.training import Phase
+from gopt.analysis.updates import Cone
 from gopt.graph.edit import Draft
 from gopt.graph.model import Node
 from gopt.graph.place import Owner, Place

@@ -8,7 +8,6 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from itertools import groupby
 
-from gopt.analysis.cones import Classes, Cone, Mode, Updates
 from gopt.analysis.partition import (
     LEAST_PIECE,
     Bucket,
@@ -30,8 +29,8 @@ from gopt.analysis.partition import (
 from gopt.analysis.spmd import Holding
 from gopt.analysis.sweeps import Index
 from gopt.analysis.training import Phase, Training
+from gopt.analysis.updates import Cone, Mode, Updates
 from gopt.collectives.layout import flat_cuts
-from gopt.errors import OptionError
 from gopt.graph.place import Span
 from gopt.graph.types import TensorType
 
@@ -120,17 +119,6 @@ class Layout:
         return self.least if self.least is not None else LEAST_PIECE if self.rule is Rule.CEIL else 1
 
 
-def parse_overrides(text: str) -> tuple[tuple[str, Partition], ...]:
-    """``embed*:rows;*.bias:whole`` -> patterns with their partitions; raises OptionError."""
-    found = []
-    for part in filter(None, (part.strip() for part in text.split(";"))):
-        pattern, colon, kind = part.rpartition(":")
-        if not colon or kind not in {each.value for each in Partition}:
-            raise OptionError(f"cannot read {part!r} as a partition of some parameters", "write it as 'embed*:rows'")
-        found.append((pattern, Partition(kind)))
-    return tuple(found)
-
-
 def make_plan(training: Training, updates: Updates, layout: Layout, copies: Mapping[str, Holding]) -> Plan:
     """Place every parameter of a step."""
     types = training.graph.types
@@ -138,14 +126,13 @@ def make_plan(training: Training, updates: Updates, layout: Layout, copies: Mapp
     placer = _Placer(layout, types, updates)
     items = _items(training, updates, layout, placer, copies)
     cap = _fitting(items, default_cap(total)) if layout.cap is None else layout.cap
-    classes = Classes(training, updates)
     buckets: list[SplitBucket | WholeBucket | ReplicatedBucket] = []
     for number, bucket in enumerate(plan_buckets(items, cap)):
         name = f"b{number}"
         members = [updates.cones[item.name] for item in bucket.items]
         mode = members[0].mode
         if mode is Mode.SPLIT:
-            buckets.append(_split(name, members, classes, placer, bucket.why))
+            buckets.append(_split(name, members, placer, bucket.why))
         elif mode is Mode.WHOLE:
             buckets.append(_whole(name, bucket, members, placer))
         else:
@@ -253,16 +240,15 @@ class _Placer:
         return flat_cuts(sum(sizes), ranks)
 
 
-def _split(name: str, members: list[Cone], classes: Classes, placer: _Placer, why: str) -> SplitBucket:
-    numbers = {id(cone): classes.cone(cone) for cone in members}
+def _split(name: str, members: list[Cone], placer: _Placer, why: str) -> SplitBucket:
     by_class: dict[int, list[Cone]] = {}
     for cone in members:
-        by_class.setdefault(numbers[id(cone)], []).append(cone)
+        by_class.setdefault(cone.likeness, []).append(cone)
     ordered = placer.order([cone for group in by_class.values() for cone in group])
     starts = offsets([placer.types[cone.parameter.tensor].elements for cone in ordered])
     cuts = tuple(placer.cuts(ordered))
     segments, place = [], 0
-    for _, run in groupby(ordered, key=lambda cone: numbers[id(cone)]):
+    for _, run in groupby(ordered, key=lambda cone: cone.likeness):
         group = tuple(run)
         stop = place + len(group)
         segments.append(Segment(group, tuple(starts[place:stop]), Span(cuts, starts[place], starts[stop])))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gopt.analysis.cones import Tree, Updates
+from gopt.analysis.updates import Tree, Updates
 from gopt.errors import UnsupportedError
 from gopt.graph.edit import Draft
 from gopt.graph.model import Graph

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gopt.analysis.cones import Cone
 from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.spmd import Holding, Part
+from gopt.analysis.updates import Cone
 from gopt.errors import InvariantError
 from gopt.graph.edit import Draft
 from gopt.graph.model import Node
@@ -140,7 +140,7 @@ class _Run:
                 role = self.results.get(name) or (f"v{place}" if slot == 0 else f"v{place}_{slot}")
                 self.local[name] = self._named(role)
                 outputs[self.local[name]] = layout.flat(types[name].dtype)
-        draft.add(node.op_type, operands, outputs, like=node, place=self.segment.span)
+        draft.repeat(node, operands, outputs, self.segment.span)
 
     def _operand(self, name: str, place: int, slot: int) -> str:
         """A full-shaped operand as the rank's run of it; a one-element operand as a value of rank at most 1."""

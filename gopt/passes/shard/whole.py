@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gopt.analysis.cones import Cone
 from gopt.analysis.spmd import Holding, Part
+from gopt.analysis.updates import Cone
 from gopt.graph.edit import Draft
 from gopt.graph.place import Owner, Span
 from gopt.graph.types import TensorType

@@ -9,8 +9,10 @@ import numpy as np
 
 from gopt.analysis.training import Kind, State
 from gopt.graph.types import FLOATS
-from gopt.offline.evaluate import Scalars, spread
-from gopt.offline.optimizer import TRIALS, Recogniser, Rule, tidy, ungated
+from gopt.offline.optimizer.gates import find_gates
+from gopt.offline.optimizer.recogniser import TRIALS, Recogniser
+from gopt.offline.optimizer.settle import Rule, tidy
+from gopt.offline.optimizer.trial import Scalars, spread
 
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 
@@ -77,22 +79,12 @@ class Controls:
 
 def find_controls(recogniser: Recogniser, rules: Iterable[Rule]) -> Controls:
     """All controls of a step; ``rules`` are those of its cones."""
-    gates = _gates(recogniser)
+    gates = find_gates(recogniser.training, recogniser.trial)
     finite = _finite_check(recogniser, gates)
     return Controls(
         _learning_rate(recogniser, rules), _clip(recogniser), finite, _loss_scale(recogniser, finite),
         _accumulation(recogniser, gates),
     )  # fmt: skip
-
-
-def _gates(recogniser: Recogniser) -> dict[str, list[tuple[State, bool]]]:
-    """Condition -> the states it gates, and the value for which they advance."""
-    found: dict[str, list[tuple[State, bool]]] = {}
-    for state in recogniser.training.states:
-        if state.kind in (Kind.PARAMETER, Kind.OPTIMIZER_STATE):
-            for gate in ungated(recogniser.trial, state)[1]:
-                found.setdefault(gate.condition, []).append((state, gate.advances))
-    return found
 
 
 def _learning_rate(recogniser: Recogniser, rules: Iterable[Rule]) -> LearningRate | None:
@@ -103,11 +95,11 @@ def _learning_rate(recogniser: Recogniser, rules: Iterable[Rule]) -> LearningRat
         if trial.is_constant(source):
             value = recogniser.trials[0].number(source)
             return LearningRate("", source, None if value is None else tidy(value), (), ())
-        behind = recogniser.inputs_behind(source)
+        behind = trial.inputs_behind(source)
         name = _proportional(recogniser, source, [name for name in trial.inputs if name in behind & hypers])
         if source == name:
             return LearningRate(name, name, None, (), ())
-        between = [x for x in recogniser.scalars_before([source]) if x in trial.producer]
+        between = [x for x in trial.scalars_before([source]) if x in trial.producer]
         order = trial.position
         between.sort(key=lambda x: order[id(trial.producer[x])])
         follows = tuple(x for x in trial.inputs if x in behind and x not in hypers)
@@ -152,7 +144,9 @@ def _clip(recogniser: Recogniser) -> Clip | None:
     awake = [Scalars(trial, spread(trial.inputs, seed), 10.0**power) for seed in range(TRIALS) for power in (10, 14)]
     for node in trial.small:
         name = node.outputs[0]
-        if name not in trial.owner or trial.graph.type_of(name).dtype not in FLOATS or asleep.number(name) != 1.0:
+        if name not in trial.owners.reduced or trial.graph.type_of(name).dtype not in FLOATS:
+            continue
+        if asleep.number(name) != 1.0:
             continue
         values = [each.number(name) for each in awake]
         if any(value is None or not 0 < value < 1 for value in values):
@@ -189,9 +183,9 @@ def _behind_reductions(recogniser: Recogniser, name: str) -> _Behind:
         if node is None:
             continue
         for operand in node.reads:
-            if operand in trial.wide:
-                owners.update([trial.of[operand]] if operand in trial.of else [])
-            elif operand not in seen and operand in trial.owner:
+            if operand in trial.owners.wide:
+                owners.add(trial.owners.wide[operand])
+            elif operand not in seen and operand in trial.owners.reduced:
                 seen.add(operand)
                 stack.append(operand)
     order = sorted(seen, key=lambda value: trial.position[id(trial.producer[value])])
@@ -204,7 +198,7 @@ def _finite_check(recogniser: Recogniser, gates: dict[str, list[tuple[State, boo
     given = spread(trial.inputs, 0)
     runs = [Scalars(trial, given, reduced) for reduced in (0.0, float("inf"))]
     for condition, states in gates.items():
-        if condition in trial.owner:
+        if condition in trial.owners.reduced:
             values = [each.number(condition) for each in runs]
             if None not in values and values[0] != values[1]:
                 return FiniteCheck(condition, len(states))
@@ -221,7 +215,7 @@ def _loss_scale(recogniser: Recogniser, finite: FiniteCheck | None) -> LossScale
     updated = states[name].updated
     if finite is None:
         return LossScale(name, True, None, None, None)
-    good = next(flag for _, flag in _gates(recogniser)[finite.condition])
+    good = next(flag for _, flag in find_gates(recogniser.training, recogniser.trial)[finite.condition])
     interval, counter = _threshold(recogniser, updated)
     given = dict.fromkeys(trial.inputs, 1.0)
     backoff = Scalars(trial, given, pinned={finite.condition: not good}).number(updated)
@@ -239,12 +233,12 @@ def _threshold(recogniser: Recogniser, value: str) -> tuple[float | None, str]:
     """The one constant that a counter is compared with before ``value``, and the counter's input."""
     trial = recogniser.trial
     found: dict[tuple[float, str], None] = {}
-    for name in recogniser.scalars_before([value]):
+    for name in trial.scalars_before([value]):
         node = trial.producer.get(name)
-        if node is None or not node.is_a(*_COMPARISONS) or name in trial.owner:
+        if node is None or not node.is_a(*_COMPARISONS) or name in trial.owners.reduced:
             continue
         for place, operand in enumerate(node.inputs):
-            number, counters = recogniser.trials[0].number(operand), recogniser.inputs_behind(node.inputs[1 - place])
+            number, counters = recogniser.trials[0].number(operand), trial.inputs_behind(node.inputs[1 - place])
             if trial.is_constant(operand) and number is not None and len(counters) == 1:
                 found[tidy(number), next(iter(counters))] = None
     return next(iter(found)) if len(found) == 1 else (None, "")
@@ -254,6 +248,6 @@ def _accumulation(recogniser: Recogniser, gates: dict[str, list[tuple[State, boo
     accumulators = sum(state.kind is Kind.ACCUMULATOR for state in recogniser.training.states)
     if not accumulators:
         return None
-    condition = next((name for name in gates if name not in recogniser.trial.owner), "")
+    condition = next((name for name in gates if name not in recogniser.trial.owners.reduced), "")
     every, _ = _threshold(recogniser, condition) if condition else (None, "")
     return Accumulation(condition, accumulators, every)

@@ -1,92 +1,20 @@
-"""Run pieces of an update on a handful of numbers: what an unfamiliar spelling computes is found by trying it.
-
-Everything runs in float64, casts between floats included, so that a formula either agrees to the last digits or
-does not agree. An operator that is not known here yields None, and so does everything behind it.
-"""
+"""Pieces of an update, run on chosen numbers: its small values, and one parameter's update as a function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
 
 from gopt.analysis.operators import control_flow
+from gopt.analysis.owners import Owners
 from gopt.analysis.training import Phase, Training
 from gopt.graph.model import Node, Tensor
 from gopt.graph.types import FLOATS, TensorType, dtype_name
+from gopt.offline.optimizer.arithmetic import Array, run
 
-Array = np.ndarray[Any, Any]
 Values = dict[str, Array | None]
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt,
-    "Pow": np.power, "Exp": np.exp, "Log": np.log, "Reciprocal": lambda x: 1.0 / x, "Sign": np.sign,
-    "Sin": np.sin, "Cos": np.cos, "Tan": np.tan, "Tanh": np.tanh, "Floor": np.floor, "Ceil": np.ceil,
-    "Round": np.round, "Relu": lambda x: np.maximum(x, 0), "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Less": np.less, "LessOrEqual": np.less_equal,
-    "Equal": np.equal, "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor, "Not": np.logical_not,
-    "IsNaN": np.isnan, "IsInf": np.isinf, "Where": np.where, "Identity": np.asarray,
-    "Max": lambda *xs: _fold(np.maximum, xs), "Min": lambda *xs: _fold(np.minimum, xs),
-    "Sum": lambda *xs: _fold(np.add, xs), "Mean": lambda *xs: _fold(np.add, xs) / len(xs),
-}  # fmt: skip
-
-_REDUCTIONS: dict[str, Callable[[Array], Any]] = {
-    "ReduceSum": np.sum, "ReduceMean": np.mean, "ReduceMax": np.max, "ReduceMin": np.min,
-    "ReduceSumSquare": lambda x: np.sum(x * x), "ReduceL1": lambda x: np.sum(np.abs(x)),
-    "ReduceL2": lambda x: np.sqrt(np.sum(x * x)), "ReduceProd": np.prod,
-}  # fmt: skip
-
-_VIEWS = ("Unsqueeze", "Squeeze", "Reshape", "Flatten", "Transpose", "Expand")
-
-
-def _fold(function: Callable[[Any, Any], Any], operands: Sequence[Any]) -> Any:
-    result = operands[0]
-    for operand in operands[1:]:
-        result = function(result, operand)
-    return result
-
-
-def run(node: Node, operands: Sequence[Array | None], type: TensorType, *, flat: bool) -> Array | None:
-    """The first output of a node; ``flat``: full-shaped operands are vectors and one-element ones have no shape."""
-    missing = any(operand is None for operand, name in zip(operands, node.inputs) if name)
-    if missing or node.domain not in ("", "ai.onnx"):
-        return None
-    with np.errstate(all="ignore"):
-        try:
-            result = _apply(node, operands, type, flat)
-        except (TypeError, ValueError, IndexError, OverflowError):
-            return None
-    return None if result is None else np.asarray(result)
-
-
-def _apply(node: Node, operands: Sequence[Array | None], type: TensorType, flat: bool) -> Any:
-    x: Any = operands[0] if operands else None
-    function = _FUNCTIONS.get(node.op_type)
-    if function is not None:
-        return function(*operands)
-    if node.op_type == "Div":
-        divisor: Any = operands[1]
-        return x // divisor if x.dtype.kind == "i" and divisor.dtype.kind == "i" else x / divisor
-    if node.op_type == "Clip":
-        low, high = (operands[place] if place < len(operands) else None for place in (1, 2))
-        low = node.attributes.get("min", low)
-        high = node.attributes.get("max", high)
-        x = x if low is None else np.maximum(x, low)
-        return x if high is None else np.minimum(x, high)
-    if node.op_type in ("Cast", "CastLike"):
-        return x.astype(np.float64 if type.dtype in FLOATS else bool if type.dtype == "bool" else np.int64)
-    if node.op_type in _REDUCTIONS and type.static and type.elements == 1:
-        result = _REDUCTIONS[node.op_type](x)
-        return result if flat else np.reshape(result, type.dims)
-    if node.op_type in _VIEWS and type.static:
-        if flat:
-            return x if type.elements == 1 else None
-        return np.broadcast_to(x, type.dims) if node.op_type == "Expand" else np.reshape(x, type.dims)
-    if node.op_type == "Concat" and not flat:
-        return np.concatenate([np.asarray(each) for each in operands], axis=node.attributes["axis"])
-    return None
 
 
 class Scalars:
@@ -108,7 +36,7 @@ class Scalars:
             self.values[name] = trial.typed(name, number)
         pinned = pinned or {}
         for node in trial.small:
-            leaf = any(name in trial.wide for name in node.reads)
+            leaf = any(name in trial.owners.wide for name in node.reads)
             for name in node.outputs:
                 if name in pinned:
                     self.values[name] = np.asarray(pinned[name])
@@ -138,52 +66,36 @@ class Trial:
         self._constants: Values = {}
         self._tensors = {name: tensor for name, tensor in graph.initializers.items() if name not in graph.inputs}
         tensors = {state.tensor for state in training.states if not _one(graph.type_of(state.tensor))}
-        self.wide = tensors | set(training.gradients.values()) | {s.tensor for s in training.parameters}
+        full = tensors | {s.tensor for s in training.parameters}
+        wide = {gradient: parameter for parameter, gradient in training.gradients.items()}
+        wide |= {state.tensor: state.of or state.tensor for state in training.states if state.tensor in full}
+        self.owners = Owners(graph, wide)
+        self.hyper = set(training.hyper)
         self.inputs = [
             name for name in (*training.hyper, *(state.tensor for state in training.states))
-            if name not in self.wide and _one(graph.type_of(name))
+            if name not in wide and _one(graph.type_of(name))
         ]  # fmt: skip
         self.small: list[Node] = []
-        self.owner: dict[str, str | None] = {}
-        """One-element values behind a reduction of one parameter's values -> that parameter; None: of several."""
         self.producer: dict[str, Node] = {}
         self.position = {id(node): place for place, node in enumerate(graph.nodes)}
-        self.of: dict[str, str] = {}
-        """Full-shaped value -> the parameter whose it is."""
-        self.of |= {gradient: parameter for parameter, gradient in training.gradients.items()}
-        self.of |= {state.tensor: state.of or state.tensor for state in training.states if state.tensor in self.wide}
         known = {*self.inputs, ""}
         for node, phase in zip(graph.nodes, training.phases):
             self._note_constant(node)
             if phase is Phase.UPDATE:
                 self.producer.update((name, node) for name in node.outputs)
-                self._sort(node)
+                full_shaped = self.owners.note(node) and any(name in self.owners.wide for name in node.outputs)
+                if not full_shaped and not control_flow(node) and not self.is_constant(node.outputs[0]):
+                    self.small.append(node)
             elif all(name in known or self.is_constant(name) for name in node.reads) and not control_flow(node):
                 self.producer.update((name, node) for name in node.outputs)
                 self.small.append(node)
                 known.update(node.outputs)
+        self._behind = self._behind_inputs()
 
     def _note_constant(self, node: Node) -> None:
         if node.is_a("Constant") and isinstance(value := node.attributes.get("value"), onnx.TensorProto):
             type = TensorType(dtype_name(value.data_type), tuple(value.dims))
             self._tensors[node.outputs[0]] = Tensor(type, proto=value)
-
-    def _sort(self, node: Node) -> None:
-        """Whether a node of the update makes a full-shaped value, reduces one, or handles small ones."""
-        owners = {self.of[name] for name in node.reads if name in self.of}
-        reads_wide = any(name in self.wide for name in node.reads)
-        if reads_wide and not all(_one(self.graph.type_of(name)) for name in node.outputs if name):
-            self.wide.update(node.outputs)
-            self.of.update((name, next(iter(owners))) for name in node.outputs if owners)
-            return
-        if not control_flow(node) and not self.is_constant(node.outputs[0]):
-            self.small.append(node)
-        behind: set[str | None] = set(owners) if reads_wide else set()
-        if not reads_wide:
-            behind = {self.owner[name] for name in node.reads if name in self.owner}
-        if behind:
-            only = next(iter(behind)) if len(behind) == 1 else None
-            self.owner.update(dict.fromkeys(node.outputs, only))
 
     def constant(self, name: str) -> Array | None:
         """A constant of few elements, or one that repeats a single value (as that value)."""
@@ -202,6 +114,38 @@ class Trial:
 
     def is_constant(self, name: str) -> bool:
         return name in self._tensors
+
+    def scalars_before(self, names: Sequence[str]) -> list[str]:
+        """The small values that lead to these, constants included; nothing of full shape is crossed."""
+        found: dict[str, None] = {}
+        stack = [name for name in names if name and self.single(name)]
+        while stack:
+            name = stack.pop()
+            if name in found or name in self.owners.wide or len(found) > 500:
+                continue
+            found[name] = None
+            node = self.producer.get(name)
+            if node is not None and not any(x in self.owners.wide for x in node.reads):
+                stack.extend(x for x in node.inputs if x)
+        return list(found)
+
+    def inputs_behind(self, name: str) -> frozenset[str]:
+        """The scalar inputs that a small value depends on."""
+        return self._behind.get(name, frozenset())
+
+    def _behind_inputs(self) -> dict[str, frozenset[str]]:
+        """Small value -> the scalar inputs that it depends on."""
+        found = {name: frozenset([name]) for name in self.inputs}
+        for node in self.small:
+            sets = [found[name] for name in node.reads if name in found]
+            if sets:
+                union = sets[0] if all(each is sets[0] for each in sets) else frozenset().union(*sets)
+                found.update(dict.fromkeys(node.outputs, union))
+        return found
+
+    def single(self, name: str) -> bool:
+        """Whether a value has one element."""
+        return _one(self.graph.type_of(name))
 
     def typed(self, name: str, number: float) -> Array:
         """The number in the shape and kind of a value; an integer becomes a small count."""
@@ -223,7 +167,6 @@ class Cell:
         """``gradient``: the value to set; ``states``: input -> the value to read."""
         self.trial, self.gradient, self.states = trial, gradient, dict(states)
         self._given = {gradient, *states}
-        self._local: dict[str, bool] = {}
         self.nodes = self._needed()
 
     def _needed(self) -> list[Node]:
@@ -236,7 +179,7 @@ class Cell:
             if name in seen or node is None:
                 continue
             seen.add(name)
-            if name in trial.owner and trial.owner[name] is None:
+            if trial.owners.reduced.get(name) == "":  # of several: another parameter's values are behind it
                 continue
             found[id(node)] = node
             stack.extend(node.reads)

@@ -1,0 +1,147 @@
+"""All gradients of a step: found one by one, and again until no update reads a value of one rank beside them.
+
+Where it does, the node in which the two meet belongs to the backward, and the walks stop behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gopt.analysis.gradients import Facts, Rawness, find_gradient, rawness
+from gopt.analysis.outline import Outline
+from gopt.analysis.sweeps import ancestors, descendants
+from gopt.errors import OptionError, UnsupportedError
+from gopt.graph.model import Node
+from gopt.graph.types import FLOATS
+
+ROUNDS = 8
+"""How often a gradient may be moved towards the update after a value of one rank was found in it."""
+
+
+@dataclass(slots=True)
+class Found:
+    """Parameter -> gradient, the nodes of the backward (by id), and what was learnt on the way."""
+
+    facts: Facts
+    gradients: dict[str, str]
+    backward: set[int]
+
+
+def find_gradients(step: Outline) -> Found:
+    """The gradient of every parameter that has one; raises UnsupportedError where an update reads more of the batch."""
+    facts = Facts(step.index, step.tainted, step.forward)
+    read = [name for name in step.updated if name in step.forward_values]
+    facts.model = step.forward_values | descendants(step.index, read)
+    # One-element states and settings are left out: a loss scale is in every gradient.
+    wide = [name for name in step.index.graph.inputs if not step.index.one_element(name)]
+    made = [name for name in wide if name not in step.forward_values and name not in step.batch]
+    facts.update_only = descendants(step.index, made)
+    wanted = _parameter_candidates(step)
+    for _ in range(ROUNDS):
+        gradients = _walk(step, facts, wanted)
+        backward = ancestors(step.index, gradients.values())[0] - step.forward
+        check = rawness(facts, set(gradients.values()), backward)
+        bad = _reaching_states(step, check.mixed)
+        local = [name for name in gradients if not _reads_reduced(step, name, check)]
+        fresh = {id(node) for node in bad}
+        if local:
+            # What stands between a gradient and another parameter's belongs to the backward.
+            fresh |= _behind(step, gradients, backward)
+        fresh -= facts.barrier
+        if not fresh:
+            break
+        facts.barrier |= fresh
+    if local:
+        raise UnsupportedError(
+            f"the update of {local[0]!r} reads a local gradient: {gradients[local[0]]!r} feeds other gradients too",
+            f"name its gradient: --params {local[0]}=VALUE",
+        )
+    if bad:
+        raise UnsupportedError(
+            f"the update reads {_culprit(step, bad[0].inputs, check.raw)!r}, a value of one rank's own batch, "
+            f"beside a gradient (in {bad[0].label!r})",
+            "an update may depend on the batch through gradients alone",
+        )
+    return Found(facts, gradients, backward)
+
+
+def _reads_reduced(step: Outline, name: str, check: Rawness) -> bool:
+    """Whether a parameter's new value holds its gradient as reduced, and nothing of one rank alone."""
+    updated = step.updated[name]
+    return updated in check.reduced and updated not in check.raw
+
+
+def _behind(step: Outline, gradients: Mapping[str, str], backward: set[int]) -> set[int]:
+    """Nodes of the backward that depend on a value chosen as a gradient."""
+    behind, found = set(gradients.values()), set()
+    for node in step.index.graph.nodes:
+        if id(node) in backward and any(name in behind for name in node.reads):
+            behind.update(node.outputs)
+            found.add(id(node))
+    return found
+
+
+def _culprit(step: Outline, inputs: Sequence[str], raw: set[str]) -> str:
+    return next((name for name in inputs if name in raw), None) or next(name for name in inputs if name in step.tainted)
+
+
+def _parameter_candidates(step: Outline) -> list[str]:
+    """Floating states that the loss depends on and whose new value depends on the batch; scalars last."""
+    types = step.index.graph.types
+    lost = [name for name in step.roles.params if name not in step.updated]
+    if lost:
+        raise OptionError(f"{lost[0]!r} is no state: no output replaces it", f"name one: --states {lost[0]}=OUTPUT")
+    named = [name for name in step.updated if name in step.roles.params]
+    found = [
+        name
+        for name, output in step.updated.items()
+        if name not in step.roles.params
+        and name in step.forward_values
+        and output in step.tainted
+        and types[name].dtype in FLOATS
+    ]
+    return sorted(named + found, key=lambda name: types[name].elements == 1)
+
+
+def _walk(step: Outline, facts: Facts, wanted: list[str]) -> dict[str, str]:
+    types = step.index.graph.types
+    gradients: dict[str, str] = {}
+    facts.clean = set()
+    for name in wanted:
+        if types[name].elements == 1 and not facts.clean and gradients:
+            facts.clean = descendants(step.index, gradients.values()) - set(gradients.values())
+        given = step.roles.params.get(name, "")
+        if given:
+            _check_given(step, facts, name, given)
+        gradient = given or find_gradient(facts, step.updated[name])
+        single = types[name].elements == 1 and not given
+        if gradient is None or (single and (gradient in facts.clean or gradient in gradients.values())):
+            continue
+        gradients[name] = gradient
+    return gradients
+
+
+def _check_given(step: Outline, facts: Facts, name: str, gradient: str) -> None:
+    """Whether a value the user calls a gradient can be one at all."""
+    types = step.index.graph.types
+    maker = step.index.producer.get(gradient)
+    if maker is None or gradient not in types:
+        why = "no node makes it"
+    elif types[gradient].shape != types[name].shape:
+        why = f"it is {types[gradient]}, the parameter {types[name]}"
+    elif gradient not in step.tainted or id(maker) in step.forward:
+        why = "it does not come from the backward"
+    elif gradient in facts.update_only or gradient in step.updated.values():
+        why = "it is a part of the update"
+    else:
+        return
+    raise OptionError(f"{gradient!r} cannot be the gradient of {name!r}: {why}")
+
+
+def _reaching_states(step: Outline, nodes: list[Node]) -> list[Node]:
+    """Those of the nodes that a state's new value depends on."""
+    if not nodes:
+        return []
+    needed = ancestors(step.index, step.updated.values())[0]
+    return [node for node in nodes if id(node) in needed]

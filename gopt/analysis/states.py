@@ -1,0 +1,165 @@
+"""What each state is, once the gradients are known: kinds, owners, and what must not pass for a metric."""
+
+from __future__ import annotations
+
+from gopt.analysis.gradients import rawness
+from gopt.analysis.outline import Outline
+from gopt.analysis.rounds import Found
+from gopt.analysis.sweeps import Index
+from gopt.analysis.training import Kind, Phase, State, Training
+from gopt.errors import InputError, UnsupportedError
+from gopt.graph.types import FLOATS, TensorType
+
+
+def assemble(step: Outline, found: Found) -> Training:
+    """The training step; raises InputError without a parameter, UnsupportedError for a state of no kind we know."""
+    graph = step.index.graph
+    check = rawness(found.facts, set(found.gradients.values()), found.backward)
+    states = [_state(step, name, found, check.raw, check.reduced) for name in step.updated]
+    _own(step, states, found)
+    hyper = [name for name in graph.inputs if name not in step.updated and name not in step.batch]
+    hyper = [name for name in hyper if name not in graph.initializers]
+    phases = [
+        Phase.FORWARD if id(node) in step.forward else Phase.BACKWARD if id(node) in found.backward else Phase.UPDATE
+        for node in graph.nodes
+    ]
+    paired = set(step.updated.values())
+    metrics = [name for name in graph.outputs if name not in paired and name != step.loss]
+    training = Training(graph, step.loss, states, found.gradients, step.batch, hyper, metrics, phases, step.random)
+    _refuse_dropped_states(step, training, found, check.reduced)
+    training.notes = _notes(step, training)
+    if not found.gradients:
+        raise InputError(
+            "no parameter found: no state that the loss depends on is updated through a gradient",
+            "name parameters with --params INPUT",
+        )
+    return training
+
+
+def _refuse_dropped_states(step: Outline, training: Training, found: Found, reduced: set[str]) -> None:
+    """An output that may be a state whose old value its update does not read must not pass as a metric."""
+    types, batch = step.index.graph.types, set(training.batch)
+    free: dict[tuple[TensorType, bool], str] = {}
+    for name in step.index.graph.inputs:
+        if name not in step.updated and name not in step.roles.batch and not step.index.one_element(name):
+            free.setdefault((types[name], name in batch), name)
+    for output in training.metrics:
+        type = types.get(output)
+        if type is None or step.index.one_element(output):
+            continue
+        maker = step.index.producer.get(output)
+        inside = maker is not None and (id(maker) in step.forward or id(maker) in found.backward)
+        updates = output in reduced or output not in step.tainted or not inside
+        shown = output in found.gradients.values()
+        rival = (free.get((type, False)) if updates or shown else None) or (free.get((type, True)) if updates else None)
+        if rival is not None:
+            raise UnsupportedError(
+                f"output {output!r} may be the new value of input {rival!r}: the data flow does not say",
+                f"name the pair with --states {rival}={output}, or say --batch {rival}",
+            )
+
+
+def _state(step: Outline, name: str, found: Found, raw: set[str], reduced: set[str]) -> State:
+    graph = step.index.graph
+    output = step.updated[name]
+    producer = step.index.producer.get(output)
+    is_raw = output in raw or (
+        output in step.tainted
+        and output not in reduced
+        and (producer is None or id(producer) in step.forward or id(producer) in found.backward)
+    )
+    type = graph.types[name]
+    if name in found.gradients:
+        kind = Kind.PARAMETER
+    elif is_raw:
+        kind = Kind.STATISTIC
+        _check_statistic(step, name)
+    elif name in step.forward_values and type.shape != ():
+        kind = Kind.PARAMETER
+    else:
+        kind = Kind.OPTIMIZER_STATE
+    return State(name, output, kind)
+
+
+def _check_statistic(step: Outline, name: str) -> None:
+    """A state that follows the batch past every gradient, but that the loss trains on, is none we know."""
+    type = step.index.graph.types[name]
+    if name in step.forward_values and type.dtype in FLOATS and name not in step.roles.states:
+        raise UnsupportedError(
+            f"state {name!r} follows the batch without a gradient that could be found, and the loss depends on it",
+            f"if it is a parameter, name its gradient: --params {name}=VALUE",
+        )
+    if type.dtype not in FLOATS:
+        raise UnsupportedError(
+            f"statistic {name!r} is {type.dtype} and depends on the batch: ranks cannot agree on it by a mean",
+            "keep integer states free of the batch",
+        )
+
+
+def _own(step: Outline, states: list[State], found: Found) -> None:
+    """Give each optimizer state its parameter: the one whose gradient its new value holds element by element."""
+    graph = step.index.graph
+    owner: dict[str, str] = {}
+    for parameter, gradient in found.gradients.items():
+        owner.setdefault(gradient, parameter)
+        owner.setdefault(parameter, parameter)
+    skip = step.forward | found.backward
+    for node in graph.nodes:
+        if id(node) in skip:
+            continue
+        owned = [name for name in node.inputs if name in owner]
+        if not owned:
+            continue
+        wide = [name for name in owned if not step.index.one_element(name)]
+        of = owner[(wide or owned)[0]]
+        for name in node.outputs:
+            if not step.index.one_element(name) or graph.types[of].elements == 1:
+                owner.setdefault(name, of)
+    for state in states:
+        if state.kind is not Kind.OPTIMIZER_STATE:
+            continue
+        state.of = owner.get(state.updated)
+        if state.of is not None and _accumulates(step.index, state, found.gradients[state.of]):
+            state.kind = Kind.ACCUMULATOR
+        elif state.of is None and step.index.one_element(state.tensor):
+            state.kind = Kind.SCALAR
+
+
+def _notes(step: Outline, training: Training) -> list[str]:
+    graph, notes = step.index.graph, []
+    for node in training.random:
+        notes.append(f"{node.label} ({node.op_type}) draws random numbers: each rank draws its own")
+    for name in graph.inputs:
+        if name not in step.index.readers and name not in graph.outputs:
+            notes.append(f"input {name} is read by nothing")
+    for name in training.metrics:
+        if not step.index.one_element(name):
+            notes.append(f"output {name} replaces no input and is taken as a metric")
+    return notes
+
+
+def _accumulates(index: Index, state: State, gradient: str) -> bool:
+    """Whether the state's new value is old + gradient, behind at most a gate (``Where``) and casts."""
+    stack, seen = [state.updated], set()
+    while stack:
+        name = stack.pop()
+        node = index.producer.get(name)
+        if node is None or name in seen:
+            continue
+        seen.add(name)
+        if node.is_a("Where"):
+            stack.extend(node.inputs[1:])
+        elif node.is_a("Identity"):
+            stack.extend(node.inputs)
+        elif node.is_a("Add") and state.tensor in node.inputs:
+            other = next((x for x in node.inputs if x != state.tensor), "")
+            while other != gradient and (maker := index.producer.get(other)) is not None:
+                scaled = maker.is_a("Div", "Mul") and any(map(index.one_element, maker.inputs))
+                if not scaled and not maker.is_a("Cast", "Identity"):
+                    return False
+                rest = [x for x in maker.inputs if not scaled or not index.one_element(x)]
+                if len(rest) != 1:
+                    return False
+                other = rest[0]
+            return other == gradient
+    return False

@@ -1,0 +1,149 @@
+"""The type of every value: what the file declares or stores, and what ONNX's shape inference adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from graphlib import CycleError, TopologicalSorter
+
+import onnx
+from onnx import AttributeProto, ModelProto
+
+from gopt.errors import InputError
+from gopt.graph.border import declared, decoded
+from gopt.graph.external import show
+from gopt.graph.model import Graph, Node, Tensor, read_type, value_info
+from gopt.graph.nodes import nested
+from gopt.graph.scope import text
+from gopt.graph.types import TensorType, dtype_name, known
+
+_LONG = 1 << 16
+_SMALL = 1024
+"""Bytes up to which an initializer takes part in shape inference: enough for every shape, axis and pad."""
+_FUNCTION_NODES, _FUNCTION_DEPTH = 1_000_000, 100
+"""Beyond this, expanding the model's functions, as shape inference does, takes forever or ends the process."""
+
+
+def all_types(
+    model: ModelProto,
+    nodes: Sequence[Node],
+    inputs: dict[str, TensorType],
+    initializers: dict[str, Tensor],
+) -> dict[str, TensorType]:
+    """Every type that is declared, stored or can be inferred. The file's own word gives way to a closer one."""
+    body, constants = model.graph, _large_constants(nodes)
+    types = dict(decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}")))
+    types.update((info.name, read_type(info.type)) for info in body.output)
+    # Where every shape is declared in numbers, as some exporters do, inference takes half the time to add nothing.
+    static = {name for name, kind in types.items() if kind.static and known(kind.dtype)}
+    if not all(name in static for node in nodes for name in node.outputs if name):
+        found = decoded(_inferred(model, nodes, inputs, initializers, constants), _sane)
+        types.update((name, kind) for name, kind in found if known(kind.dtype))
+    types.update(constants)
+    types.update((name, tensor.type) for name, tensor in initializers.items())
+    types.update(inputs)
+    return types
+
+
+def infer_types(graph: Graph) -> None:
+    """Infer types once more, after nodes were replaced by others or operators were registered; only adds to them."""
+    model = ModelProto()
+    model.CopyFrom(graph.header)
+    for table, border in ((graph.inputs, model.graph.input), (graph.outputs, model.graph.output)):
+        border.extend(value_info(name, kind) for name, kind in table.items())
+    shown = {*graph.inputs, *graph.outputs, *graph.initializers}
+    static = {name: kind for name, kind in graph.types.items() if kind.static and name not in shown}
+    model.graph.value_info.extend(value_info(name, kind) for name, kind in static.items())
+    for name, kind in decoded(_inferred(model, graph.nodes, graph.inputs, graph.initializers, {}), _sane):
+        if known(kind.dtype) and not graph.type_of(name).static:
+            graph.types[name] = kind
+
+
+def _large_constants(nodes: Iterable[Node]) -> dict[str, TensorType]:
+    """The constants that inference is spared, with their types."""
+    found = {}
+    for node in nodes:
+        if node.op_type != "Constant" or node.proto is None or len(node.outputs) != 1:
+            continue
+        for attribute in node.proto.attribute:
+            if attribute.type == AttributeProto.TENSOR and attribute.name == "value":
+                kind = TensorType(dtype_name(attribute.t.data_type), tuple(attribute.t.dims))
+                if kind.nbytes > _SMALL:
+                    found[node.outputs[0]] = kind
+    return found
+
+
+def _sane(info: onnx.ValueInfoProto) -> TensorType:
+    """An inferred type; nothing, where inference itself went below zero."""
+    kind = read_type(info.type)
+    negative = any(isinstance(size, int) and size < 0 for size in kind.shape or ())
+    return TensorType("undefined", None) if negative else kind
+
+
+def _inferred(
+    model: ModelProto,
+    nodes: Sequence[Node],
+    inputs: dict[str, TensorType],
+    initializers: dict[str, Tensor],
+    constants: dict[str, TensorType],
+) -> Iterable[onnx.ValueInfoProto]:
+    """What ONNX's shape inference says of a copy in which large values are mere inputs; nothing if it fails."""
+    if not _functions_expand(model):
+        return ()
+    copy = ModelProto(ir_version=model.ir_version)
+    copy.opset_import.extend(model.opset_import)
+    copy.functions.extend(model.functions)
+    body = copy.graph
+    body.name = model.graph.name or "graph"
+    body.input.extend(model.graph.input)
+    body.input.extend(value_info(name, kind) for name, kind in constants.items())
+    for name, tensor in initializers.items():
+        if tensor.proto is not None and tensor.type.dtype != "string" and tensor.nbytes <= _SMALL:
+            body.initializer.append(tensor.proto)
+        elif name not in inputs:
+            body.input.append(value_info(name, tensor.type))
+    body.output.extend(model.graph.output)
+    body.value_info.extend(model.graph.value_info)
+    body.node.extend(
+        node.proto for node in nodes if node.proto and not (constants and constants.keys() & set(node.outputs))
+    )
+    try:
+        graph = onnx.shape_inference.infer_shapes(copy, strict_mode=False).graph
+        found = (*graph.value_info, *graph.output)
+        open_ends = any(not read_type(info.type).static for info in found) or len(found) < len(copy.graph.node)
+        if open_ends and not any(map(_long, (*found, *body.input))):
+            graph = onnx.shape_inference.infer_shapes(copy, data_prop=True, strict_mode=False).graph
+            found = (*graph.value_info, *graph.output)
+    except Exception:  # its exceptions have no common base, and no type is worth a refusal: what needs one will say so
+        return ()
+    return found
+
+
+def _long(info: onnx.ValueInfoProto) -> bool:
+    """Whether a value is one long row: following its data would make a dimension of each of its elements."""
+    shape = read_type(info.type).shape
+    return shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > _LONG
+
+
+def _functions_expand(model: ModelProto) -> bool:
+    """Whether the model's own functions expand to a size that inference can take.
+
+    Raises InputError if they call one another in a circle.
+    """
+    bodies = {(f.domain, f.name, f.overload): f.node for f in model.functions}
+    sizes, calls = {}, {}
+    for key, nodes in bodies.items():
+        called = [(n.domain, n.op_type, n.overload) for n in nested(nodes)]
+        sizes[key], calls[key] = len(called), [callee for callee in called if callee in bodies]
+    extent: dict[tuple[str, str, str], tuple[int, int]] = {}
+    try:
+        for key in TopologicalSorter(calls).static_order():
+            inner = [extent[callee] for callee in calls[key]]
+            size = sizes[key] + sum(size for size, _ in inner)
+            # Capped: a hostile chain of doublings would make an endless number.
+            extent[key] = min(size, _FUNCTION_NODES + 1), 1 + max((depth for _, depth in inner), default=0)
+    except CycleError as error:
+        raise InputError(f"function {show(error.args[1][0][1])} calls itself") from None
+    if not extent:
+        return True
+    total = sum(extent.get((n.domain, n.op_type, n.overload), (0, 0))[0] for n in nested(model.graph.node))
+    return total <= _FUNCTION_NODES and max(depth for _, depth in extent.values()) <= _FUNCTION_DEPTH

@@ -1,0 +1,118 @@
+"""Nodes as a file has them: operators and attributes looked at, names defined, the bodies of control flow searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+
+from gopt.errors import InputError, UnsupportedError
+from gopt.graph.border import declared, refuse_sparse
+from gopt.graph.external import show
+from gopt.graph.model import MADE_BY, Node
+from gopt.graph.scope import OWN, Scope, text
+from gopt.graph.stored import check_data, stored_type
+
+_TENSOR_ATTRIBUTES = {AttributeProto.TENSOR, AttributeProto.TENSORS}
+_GRAPH_ATTRIBUTES = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
+_SPARSE_ATTRIBUTES = {AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS}
+_LOOKED_AT = _TENSOR_ATTRIBUTES | _GRAPH_ATTRIBUTES | _SPARSE_ATTRIBUTES | {AttributeProto.UNDEFINED}
+
+
+def read_node(proto: NodeProto, scope: Scope, own: bool) -> Node:
+    """A node of the graph, its outputs defined in ``scope``; ``own``: it may say which pass of gopt made it."""
+    node = Node(proto.op_type, proto.input, proto.output, domain=proto.domain, name=proto.name, proto=proto)
+    for name in node.outputs:
+        if name:
+            scope.define(name, "a node output")
+    if node.name[: len(OWN)] == OWN or type(node.name) is not str:
+        scope.allow(node.name, "node")
+    if proto.attribute:
+        node.captures = tuple(captures(proto, scope))
+    elif type(node.op_type) is not str or type(node.domain) is not str or node.op_type in ("Gradient", ""):
+        _check_operator(proto)
+    if own:
+        node.made_by = next((entry.value for entry in proto.metadata_props if entry.key == MADE_BY), "")
+    return node
+
+
+def _check_operator(proto: NodeProto) -> None:
+    if text(proto.op_type) == "Gradient" and proto.domain == "ai.onnx.preview.training":
+        value = show(proto.output[0] if proto.output else proto.name)
+        raise UnsupportedError(
+            f"{value} comes from a Gradient operator, which says what to differentiate and not how",
+            "export the step with its backward pass written out in standard operators",
+        )
+    text(proto.domain)
+    if not proto.op_type:
+        raise InputError(f"node {show(proto.name)} has no operator type")
+
+
+def captures(proto: NodeProto, scope: Scope) -> dict[str, None]:
+    """What the bodies in a node's attributes read from outside, in order; looks at the attributes on the way."""
+    _check_operator(proto)
+    found: dict[str, None] = {}
+    for attribute in proto.attribute:
+        kind = attribute.type
+        if kind not in _LOOKED_AT:
+            continue
+        owner = f"attribute {show(attribute.name)} of node {show(proto.name or ''.join(proto.output[:1]))}"
+        if kind in _TENSOR_ATTRIBUTES:
+            _check_attribute_tensors(attribute, owner)
+        elif kind in _GRAPH_ATTRIBUTES:
+            for body in (attribute.g,) if kind == AttributeProto.GRAPH else attribute.graphs:
+                found.update(_body_captures(body, scope.reserved_hint))
+        elif kind in _SPARSE_ATTRIBUTES:
+            raise UnsupportedError(f"{owner} is a sparse tensor", "store it as a dense tensor")
+        elif not attribute.ref_attr_name:
+            raise InputError(f"{owner} has no type")
+    return found
+
+
+def _check_attribute_tensors(attribute: AttributeProto, owner: str) -> None:
+    for tensor in (attribute.t,) if attribute.type == AttributeProto.TENSOR else attribute.tensors:
+        if attribute.ref_attr_name:
+            continue
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raise UnsupportedError(f"{owner} lies in external data", "make it an initializer of the graph")
+        check_data(tensor, stored_type(tensor, owner), owner)
+
+
+def _body_captures(body: GraphProto, reserved_hint: str | None) -> dict[str, None]:
+    """What a body of control flow reads from outside, its outputs included.
+
+    Read in file order, so that a value used in the body before it is made there counts as one from outside, and
+    is found undefined.
+    """
+    scope = Scope(reserved_hint)
+    found: dict[str, None] = {}
+    refuse_sparse(body)
+    for info in body.input:
+        scope.define(info.name, "an input of a body")
+        declared(info, f"value {show(info.name)}")
+    for tensor in body.initializer:
+        if tensor.name not in {info.name for info in body.input}:
+            scope.define(tensor.name, "an initializer")
+        owner = f"initializer {show(tensor.name)}"
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raise UnsupportedError(f"{owner} of a body lies in external data", "make it one of the outer graph")
+        check_data(tensor, stored_type(tensor, owner), owner)
+    for node in body.node:
+        inner = captures(node, scope)
+        found.update((name, None) for name in (*node.input, *inner) if name not in scope.defined)
+        scope.allow(node.name, "node")
+        for name in node.output:
+            if name:
+                scope.define(name, "a node output")
+    found.update((info.name, None) for info in body.output if info.name not in scope.defined)
+    return found
+
+
+def nested(nodes: Iterable[NodeProto]) -> Iterable[NodeProto]:
+    """Nodes, and those in the bodies of their control flow."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type in _GRAPH_ATTRIBUTES:
+                for body in (attribute.g, *attribute.graphs):
+                    yield from nested(body.node)

@@ -1,0 +1,75 @@
+"""Orders in which nodes can run: each behind all that make what it reads."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+
+from gopt.errors import InputError
+from gopt.graph.external import show
+from gopt.graph.model import Node
+
+
+def runnable(nodes: Sequence[Node], due: Sequence[float]) -> list[Node]:
+    """The nodes in an order in which they can run: of those that can, the one that is due first, then the first listed.
+
+    Nodes on a cycle, or behind one, are missing from it.
+    """
+    maker = {name: place for place, node in enumerate(nodes) for name in node.outputs if name}
+    waits = [0] * len(nodes)
+    readers: list[list[int]] = [[] for _ in nodes]
+    for place, node in enumerate(nodes):
+        for before in {maker[name] for name in node.reads if name in maker}:
+            waits[place] += 1
+            readers[before].append(place)
+    ready = [(due[place], place) for place, count in enumerate(waits) if not count]
+    heapq.heapify(ready)
+    result: list[Node] = []
+    while ready:
+        _, place = heapq.heappop(ready)
+        result.append(nodes[place])
+        for reader in readers[place]:
+            waits[reader] -= 1
+            if not waits[reader]:
+                heapq.heappush(ready, (due[reader], reader))
+    return result
+
+
+def file_order(nodes: list[Node], given: set[str]) -> list[Node]:
+    """The nodes in file order if that runs, as ONNX demands; else sorted, as close to file order as it goes.
+
+    ``given``: the values that no node makes. Raises InputError for a value that nothing makes, and for a cycle.
+    """
+    made = set(given)
+    for node in nodes:
+        if not (made.issuperset(node.inputs) and made.issuperset(node.captures)):
+            break
+        made.update(node.outputs)
+    else:
+        return nodes
+    _refuse_undefined(nodes, given)
+    result = runnable(nodes, range(len(nodes)))
+    if len(result) < len(nodes):
+        name = _on_cycle(nodes, {id(node) for node in result})
+        raise InputError(f"value {show(name)} depends on itself: the graph has a cycle")
+    return result
+
+
+def _refuse_undefined(nodes: Sequence[Node], given: set[str]) -> None:
+    made = {*given, *(name for node in nodes for name in node.outputs)}
+    for node in nodes:
+        for name in node.reads:
+            if name not in made:
+                raise InputError(f"value {show(name)} is undefined: node {show(node.label)} reads it, nothing makes it")
+
+
+def _on_cycle(nodes: Sequence[Node], done: Collection[int]) -> str:
+    """A value on a cycle: back from any node that never became ready, until one comes round again."""
+    stuck = [node for node in nodes if id(node) not in done]
+    maker = {name: node for node in stuck for name in node.outputs if name}
+    node, seen, name = stuck[0], set(), ""
+    while id(node) not in seen:
+        seen.add(id(node))
+        name = next(name for name in node.reads if name in maker)
+        node = maker[name]
+    return name

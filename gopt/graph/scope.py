@@ -1,0 +1,38 @@
+"""The names that a graph or the body of control flow defines: each once, in UTF-8, and none of gopt's own."""
+
+from __future__ import annotations
+
+from gopt.errors import InputError
+from gopt.graph.external import show
+
+OWN = "gopt."
+"""How every name begins that gopt makes."""
+
+
+def text(name: str) -> str:
+    """The text itself; raises InputError where it is not UTF-8."""
+    if not isinstance(name, str):  # what protobuf gives for bytes that are no UTF-8
+        raise InputError(f"the name {show(name)} is not UTF-8")
+    return name
+
+
+class Scope:
+    """The values that one body defines, each once."""
+
+    def __init__(self, reserved_hint: str | None) -> None:
+        self.reserved_hint = reserved_hint
+        """What to say of a name that is gopt's own; None admits such names."""
+        self.defined: set[str] = {""}
+
+    def define(self, name: str, what: str) -> None:
+        """Add a value; raises InputError where the name is empty, taken, or gopt's own."""
+        if name in self.defined:
+            raise InputError(f"value {show(name)} is defined twice" if name else f"{what} without a name")
+        if name[: len(OWN)] == OWN or type(name) is not str:  # once per value: a call for each would show
+            self.allow(name, "value")
+        self.defined.add(name)
+
+    def allow(self, name: str, what: str) -> None:
+        """Raises InputError for a name that is gopt's own."""
+        if text(name).startswith(OWN) and self.reserved_hint is not None:
+            raise InputError(f"{what} {show(name)}: names that begin with {OWN!r} are gopt's own", self.reserved_hint)

@@ -1,0 +1,94 @@
+"""Two output folders: manifest, report, source, and every rank's graph with its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gopt.errors import InputError
+from gopt.graph.load import load
+from gopt.offline.diff.models import diff_graphs
+from gopt.offline.diff.records import records
+from gopt.offline.diff.result import Diff, Line
+from gopt.offline.inspect import read_record
+from gopt.report import rank_ranges
+
+
+@dataclass(slots=True)
+class _Folders:
+    a: Path
+    b: Path
+    lines: list[Line] = field(default_factory=list)
+    renamed: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def diff_folders(a: Path, b: Path) -> Diff:
+    """Compare two output folders: manifest, report, source and each rank's graph with its values."""
+    both = _Folders(a, b)
+    manifests = [read_record(folder, "manifest") for folder in (a, b)]
+    reports = [read_record(folder, "report") for folder in (a, b)]
+    both.lines += [Line("record", text, "manifest.json") for text in records(manifests[0], manifests[1])]
+    both.lines += [Line("record", text, "report.json") for text in records(reports[0], reports[1])]
+    same_values = _same_bytes(a / "states.bin", b / "states.bin")
+    if (a / "source.onnx").is_file() and (b / "source.onnx").is_file():
+        _file_lines(both, "source.onnx", same_values)
+    files = [_files(manifest, folder) for manifest, folder in zip(manifests, (a, b))]
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for rank, phase in sorted({*files[0], *files[1]}):
+        names = files[0].get((rank, phase)), files[1].get((rank, phase))
+        if names[0] is None or names[1] is None:
+            continue  # the manifests' lines say so
+        if same_values and names[0] == names[1] and _same_bytes(a / names[0], b / names[1]):
+            continue
+        result = diff_graphs("", load(a / names[0], own=True), "", load(b / names[1], own=True), states=False)
+        both.renamed += result.renamed
+        for line in result.lines:
+            where = "" if phase == "step" else f", {phase}"
+            found.setdefault((line.kind, line.text, where), []).append(rank)
+    both.lines += [
+        Line(kind, text, f"rank {rank_ranges(ranks)}{where}") for (kind, text, where), ranks in found.items()
+    ]
+    return Diff(str(a), str(b), tuple(both.lines), both.renamed, tuple(both.notes))
+
+
+def _files(manifest: Mapping[str, Any], folder: Path) -> dict[tuple[int, str], str]:
+    """The file of every rank and phase."""
+    try:
+        files = {
+            (int(each["rank"]), str(phase)): str(name)
+            for each in manifest["ranks"]
+            for phase, name in each["files"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{folder}: the manifest is damaged ({type(error).__name__}: {error})") from None
+    for name in files.values():
+        if Path(name).name != name:
+            raise InputError(f"{folder}: the manifest names {name!r}, which lies outside the folder")
+    return files
+
+
+def _file_lines(both: _Folders, name: str, same_values: bool) -> None:
+    if same_values and _same_bytes(both.a / name, both.b / name):
+        return
+    first, second = both.a / name, both.b / name
+    result = diff_graphs(str(first), load(first, own=True), str(second), load(second, own=True), states=True)
+    both.lines += [Line(line.kind, line.text, name) for line in result.lines]
+    both.renamed += result.renamed
+    both.notes += result.notes
+
+
+def _same_bytes(a: Path, b: Path) -> bool:
+    if not a.is_file() or not b.is_file():
+        return a.is_file() == b.is_file()
+    if a.stat().st_size != b.stat().st_size:
+        return False
+    with a.open("rb") as first, b.open("rb") as second:
+        while True:
+            pieces = first.read(1 << 22), second.read(1 << 22)
+            if pieces[0] != pieces[1]:
+                return False
+            if not pieces[0]:
+                return True

@@ -1,0 +1,119 @@
+"""One parameter's update at points of our choice, and what becomes of its states there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gopt.offline.optimizer.arithmetic import Array
+from gopt.offline.optimizer.trial import Cell, Scalars
+
+EXACT = 1e-8
+"""How well a rule must fit."""
+
+
+def close(value: float | None, other: float, tolerance: float = 1e-6) -> bool:
+    return value is not None and bool(abs(value - other) <= tolerance * max(abs(value), abs(other)) + 1e-300)
+
+
+def agree(value: Array, other: Array) -> bool:
+    with np.errstate(all="ignore"):
+        return bool(np.all(np.abs(value - other) <= EXACT * (np.abs(value) + np.abs(other)) + 1e-13))
+
+
+class Probe:
+    """Calls a cell on columns: gradient, parameter, then the states. ``truth``: what it gives at random points."""
+
+    def __init__(self, cell: Cell, scalars: Scalars, count: int) -> None:
+        self.cell, self.scalars, self.count = cell, scalars, count
+        rng = np.random.default_rng(7)
+        self._random = rng.normal(size=(count + 1, 16))
+        self._random[2:, ::2] = np.abs(self._random[2:, ::2])
+        self._random[2:, 1::2] = np.abs(self._random[2:, 1::2]) * 10.0 ** -np.arange(8.0)
+        self.g, self.p = self._random[0], self._random[1]
+        """Gradient and parameter at the random points."""
+        self.truth = self._call(*self._random) or []
+
+    @property
+    def usable(self) -> bool:
+        """Whether the update can be tried, and stays finite."""
+        return bool(self.truth) and all(np.isfinite(value).all() for value in self.truth)
+
+    def state(self, place: int) -> Array:
+        """The state at ``place``, from 1, at the random points."""
+        value: Array = self._random[place + 1]
+        return value
+
+    def explains(self, parameter: Array) -> bool:
+        """Whether this is the new parameter at the random points."""
+        return agree(parameter, self.truth[0])
+
+    def at(self, **columns: Sequence[float] | Array) -> list[Array] | None:
+        """New values at points; a column that is not named is 0."""
+        length = len(next(iter(columns.values())))
+        names = ["g", "p", "s1", "s2", "s3"][: self.count + 1]
+        return self._call(*(np.asarray(columns.get(name, np.zeros(length)), np.float64) for name in names))
+
+    def _call(self, g: Array, *states: Array) -> list[Array] | None:
+        result = self.cell(self.scalars, g, states)
+        return None if result is None else list(result.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A state's new value: ``mean`` b·s + q·(g + w·p), ``square`` b·s + q·(g + w·p)², ``peak`` max(b·s, |…| + e),
+    ``maximum`` max(s, new value of the square state)."""
+
+    kind: str
+    keep: float
+    take: float
+    decay: float = 0.0
+    eps: float = 0.0
+
+    def new(self, s: Array, g: Array, p: Array) -> Array:
+        value = g + self.decay * p
+        if self.kind == "mean":
+            return self.keep * s + self.take * value
+        if self.kind == "square":
+            return self.keep * s + self.take * value**2
+        return np.maximum(self.keep * s, np.abs(value) + self.eps)
+
+    def old(self, new: Array, g: Array, p: Array) -> Array:
+        """The old value that becomes ``new``; of a peak, where it outweighs the gradient."""
+        value = g + self.decay * p
+        taken = {"mean": self.take * value, "square": self.take * value**2}.get(self.kind, 0.0)
+        return (new - taken) / self.keep
+
+
+def find_forms(probe: Probe) -> list[Form] | None:
+    """What becomes of every state, in their order; None unless all are known forms."""
+    found: dict[int, Form] = {}
+    places = range(1, probe.count)
+    for place in (*places, *places):  # twice: a maximum is known after what it is a maximum of
+        form = found.get(place) or _form(probe, place, found)
+        if form is not None:
+            found[place] = form
+    return [found[place] for place in places] if len(found) == len(places) else None
+
+
+def _form(probe: Probe, place: int, known: Mapping[int, Form]) -> Form | None:
+    """What the state at ``place`` becomes, if it is one of the forms."""
+    new = probe.at(**{f"s{place}": [0, 1, 0, 0, 0], "g": [0, 0, 1, 0, 2], "p": [0, 0, 0, 1, 0]})
+    if new is None:
+        return None
+    nothing, keep, take, decay, double = map(float, new[place])
+    forms = []
+    if nothing == 0 and take and abs(double - 2 * take) < 1e-9 * abs(take):
+        forms.append(Form("mean", keep, take, decay / take))
+    if nothing == 0 and take > 0 and decay >= 0 and abs(double - 4 * take) < 1e-9 * take:
+        forms.append(Form("square", keep, take, float(np.sqrt(decay / take))))
+    forms.append(Form("peak", keep, 1.0, decay - nothing, nothing))
+    for form in forms:
+        if agree(form.new(probe.state(place), probe.g, probe.p), probe.truth[place]):
+            return form
+    squares = [other for other, form in known.items() if form.kind == "square"]
+    if any(agree(np.maximum(probe.state(place), probe.truth[other]), probe.truth[place]) for other in squares):
+        return Form("maximum", 1.0, 0.0)
+    return None

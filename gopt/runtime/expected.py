@@ -1,0 +1,64 @@
+"""What a step should give: local gradients of every batch by the source, then its own update of their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gopt.analysis.training import Kind, Training
+from gopt.mesh import Mesh
+from gopt.runtime.compare import Values
+from gopt.runtime.program import Program
+from gopt.runtime.reference import equal_members, local_graph, update_graph
+from gopt.runtime.session import SessionCache
+from gopt.runtime.variants import Variant
+
+
+class Expected:
+    """The source cut at its gradients; ``call`` answers the collectives that it holds itself."""
+
+    def __init__(self, training: Training, mesh: Mesh, cache: SessionCache) -> None:
+        self.training = training
+        self.call = equal_members(mesh)
+        self.gradients = set(training.gradients.values())
+        self.marked = next(iter(training.gradients.values()))
+        """The gradient that an infinity is put into."""
+        self._local = Program(local_graph(training), cache)
+        self._update = Program(update_graph(training), cache)
+
+    def step(
+        self, variant: Variant, states: Values, settings: Values, batches: Sequence[Sequence[Values]]
+    ) -> tuple[Values, list[list[np.ndarray]]]:
+        """One step of the source on the mean gradient of all batches: ``batches`` and losses by micro-step and rank."""
+        training = self.training
+        statistics = [state for state in training.states if state.kind is Kind.STATISTIC]
+        held = [dict(states) for _ in batches[0]]
+        local: dict[str, list[np.ndarray]] = {name: [] for name in training.gradients.values()}
+        losses = []
+        for turn in batches:
+            outputs = [self._run(self._local, {**own, **settings, **batch}) for own, batch in zip(held, turn)]
+            losses.append([np.asarray(out[training.loss], np.float64) for out in outputs])
+            for r, out in enumerate(outputs):
+                held[r].update({state.tensor: np.asarray(out[state.updated]) for state in statistics})
+                for name, found in local.items():
+                    found.append(variant.vary(np.asarray(out[name]), name == self.marked and r == len(turn) - 1))
+        means = {name: _mean(found) for name, found in local.items()}
+        updated = self._run(self._update, {**states, **settings, **means})
+        new = {}
+        for state in training.states:
+            if state.kind is Kind.STATISTIC:
+                new[state.tensor] = _mean([own[state.tensor] for own in held])
+            else:
+                new[state.tensor] = np.asarray(updated[state.updated])
+        return new, losses
+
+    def _run(self, program: Program, values: Values) -> Values:
+        """Run the source, as one rank, on those of the values that it reads."""
+        return program.run({name: values[name] for name in program.graph.inputs if name in values}, self.call)
+
+
+def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        mean: np.ndarray = np.mean([each.astype(np.float64) for each in values], axis=0).astype(values[0].dtype)
+    return mean

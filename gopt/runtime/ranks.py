@@ -1,0 +1,100 @@
+"""The ranks of an output folder, as ``verify`` runs them: programs by phase, and which piece of a state is where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gopt.errors import InputError
+from gopt.graph.load import load
+from gopt.graph.types import TensorType
+from gopt.runtime import draws
+from gopt.runtime.compare import Values
+from gopt.runtime.program import Program
+from gopt.runtime.reference import probed
+from gopt.runtime.session import SessionCache
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank's programs by phase, which of its inputs hold which pieces, and its accumulators."""
+
+    programs: dict[str, Program]
+    states: list[dict[str, Any]]
+    sums: list[dict[str, Any]]
+    values: Values
+    """Stored values by input name; what is large is mapped, not read."""
+
+    def type_of(self, input: str) -> TensorType:
+        """The type of a state as the rank's files have it."""
+        return next(p.graph.inputs[input] for p in self.programs.values() if input in p.graph.inputs)
+
+    def carry(self, held: Values, outputs: Values) -> None:
+        """Put what a phase made of states and accumulators in their place."""
+        for each in (*self.states, *self.sums):
+            if each["output"] in outputs:
+                held[each["input"]] = np.asarray(outputs[each["output"]])
+
+    def feeds(self, start: Values) -> Values:
+        """What the rank reads of its states, from whole tensors, and accumulators at zero."""
+        feeds = {}
+        for state in self.states:
+            parts = [start[p["tensor"]].reshape(-1)[p["start"] : p["stop"]] for p in state["pieces"]]
+            value = np.concatenate(parts) if len(parts) != 1 else parts[0].copy()
+            type = self.type_of(state["input"])
+            with np.errstate(over="ignore"):
+                feeds[state["input"]] = value.astype(draws.numpy_dtype(type.dtype), copy=False).reshape(type.dims)
+        for each in self.sums:
+            feeds[each["input"]] = np.zeros(each["shape"], draws.numpy_dtype(each["dtype"]))
+        return feeds
+
+
+def read_rank(
+    folder: Path, record: Mapping[str, Any], common: Sequence[dict[str, Any]], phases: Iterable[str], probe: set[str],
+    cache: SessionCache,
+) -> Rank:  # fmt: skip
+    """A rank from its ``record`` in the manifest and its files; local gradients of ``probe`` can be reached.
+
+    ``common``: the states that every rank holds. Raises InputError where files are missing or say something else.
+    """
+    states = [*common, *record["state"]]
+    graphs, stored = {}, {}
+    for phase in phases:
+        path = folder / record["files"].get(phase, "")
+        if not path.is_file():
+            raise InputError(f"rank {record['rank']} has no file {path}")
+        graph = load(path, own=True)
+        stored.update({name: t.numpy() for name, t in graph.initializers.items() if name in graph.inputs})
+        graphs[phase] = graph
+    for state in states:
+        held = sum(piece["stop"] - piece["start"] for piece in state["pieces"])
+        types = [graph.inputs[state["input"]] for graph in graphs.values() if state["input"] in graph.inputs]
+        made = any(state["output"] in graph.outputs for graph in graphs.values())
+        if not types or any(type.elements != held for type in types) or not made:
+            raise InputError(f"rank {record['rank']}: its files and the manifest disagree on {state['input']!r}")
+    programs = {phase: Program(probed(graph, probe), cache) for phase, graph in graphs.items()}
+    return Rank(programs, states, record.get("accumulators", []), stored)
+
+
+def joined(ranks: Sequence[Rank], key: str, values: Sequence[Values], types: Mapping[str, TensorType]) -> Values:
+    """Tensors put together from what every rank holds: ``values`` by rank, named as ``key`` of a state names them;
+    ``types`` are those of whole tensors.
+
+    Flat arrays; a tensor of which an element is missing is left out, and so are narrow copies.
+    """
+    parts: dict[str, dict[int, np.ndarray]] = {}
+    for rank, held in zip(ranks, values):
+        for state in rank.states:
+            if state[key] not in held or state.get("copy"):
+                continue
+            flat, place = np.asarray(held[state[key]]).reshape(-1), 0
+            for piece in state["pieces"]:
+                length = piece["stop"] - piece["start"]
+                parts.setdefault(piece["tensor"], {})[piece["start"]] = flat[place : place + length]
+                place += length
+    whole = {name: np.concatenate([held[start] for start in sorted(held)]) for name, held in parts.items()}
+    return {name: flat for name, flat in whole.items() if flat.size == types[name].elements}
