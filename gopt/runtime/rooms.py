@@ -189,6 +189,8 @@ def _is_spare(place: int, graph: Graph, last: Mapping[str, int], views: set[str]
     node = graph.nodes[place]
     if node.op_type not in _REDUCES or len(set(node.inputs)) < len(node.inputs):
         return False
+    if not graph.outputs.keys().isdisjoint(node.outputs):
+        return False  # a state lives on in the next step, which writes what it sends to the same place
     return all(
         last[name] == place and name not in graph.outputs and name not in graph.inputs and name not in views
         and name not in graph.initializers for name in node.inputs

@@ -58,6 +58,8 @@ def operation(node: Node, types: Mapping[str, TensorType]) -> Operation | None:
         return None
     dtypes = {type.dtype for type in known if type is not None}
     if node.is_a("Cast"):
+        if dtypes == {"float64", "float16"} and types[node.outputs[0]].dtype == "float16":
+            return None  # the runtime rounds twice, by way of float32
         return _OPERATIONS["Cast"] if dtypes <= _FLOATS or types[node.inputs[0]].dtype == "bool" else None
     if node.is_a(*_ARITHMETIC) and not dtypes <= {"float32", "float64"}:
         return None

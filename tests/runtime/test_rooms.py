@@ -76,6 +76,12 @@ def test_a_value_that_is_sent_and_read_later_is_not_spare(tmp_path):
     assert rooms.spare == frozenset() and rooms.gathered
 
 
+def test_a_state_that_a_reduction_makes_does_not_lie_where_the_next_step_sends(tmp_path):
+    more = [op("Abs", ["x"], ["a"]), comm("AllReduce", ["a"], ["s.new"], reduce="mean")]
+    graph = step(tmp_path, *more, outputs={"s.new": ("float32", [8])})
+    assert lay_out(graph, REPLACES | {"s.new": "s"}).spare == {0}
+
+
 @pytest.mark.parametrize("order", ["wb", "bw"])
 @pytest.mark.parametrize("fills", [True, False])
 def test_steps_go_on_from_the_room(order, fills, tmp_path):

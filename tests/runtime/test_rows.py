@@ -86,6 +86,7 @@ def test_casts_between_floats_have_the_bits_of_the_runtime(target):
         (Node("Add", ["a", "a"], ["y"]), dict.fromkeys("ay", TensorType("float16", (LENGTH,)))),
         (Node("Div", ["a", "a"], ["y"]), dict.fromkeys("ay", TensorType("int32", (LENGTH,)))),
         (Node("Cast", ["a"], ["y"]), {"a": FLOAT, "y": TensorType("int32", (LENGTH,))}),
+        (Node("Cast", ["a"], ["y"]), {"a": TensorType("float64", (LENGTH,)), "y": TensorType("float16", (LENGTH,))}),
         (Node("Add", ["a", "b"], ["y"]), {"a": FLOAT, "y": FLOAT}),
         (Node("Add", ["a", "a"], ["y"], domain="other"), {"a": FLOAT, "y": FLOAT}),
     ],
