@@ -12,7 +12,7 @@ from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.memory import Store, aligned
 from gopt.runtime.rooms import Rooms, lay_out
-from gopt.runtime.session import Array, SessionCache, Value, run_bound
+from gopt.runtime.session import Array, SessionCache, Value, bind_memory, run_bound
 
 
 class Piece(Protocol):
@@ -105,8 +105,8 @@ class _Side:
 class KeptPiece(HostPiece):
     """A segment that runs step after step, on what is mostly the same memory: only what moved is bound anew.
 
-    Small results, and those that outlive a step, have two places each and take them in turn: one can be read while the
-    other is written. Large ones come from the pool.
+    Small results have a place each. Those that outlive a step have two, in turn: one can be read while the other is
+    written. Large ones come from the pool, and are bound by address: a binding that held them would keep them from it.
     """
 
     def __init__(
@@ -125,8 +125,9 @@ class KeptPiece(HostPiece):
             if type.nbytes >= LARGE and name not in store.kept:
                 self._large[name] = type.dims, numpy_dtype(type.dtype)
             else:
-                for side in self._sides:
-                    side.places[name] = Value(aligned(type.dims, numpy_dtype(type.dtype)), lasting=True)
+                made = [Value(aligned(type.dims, numpy_dtype(type.dtype)), lasting=True) for _ in range(2)]
+                for side, place in zip(self._sides, made if name in store.kept else made[:1] * 2):
+                    side.places[name] = place
         for side in self._sides:
             for name, value in side.places.items():
                 side.binding.bind_ortvalue_output(name, value.given)
@@ -143,7 +144,10 @@ class KeptPiece(HostPiece):
         for name in self.inputs:
             value = values[name]
             if bound.get(name) is not value:
-                binding.bind_ortvalue_input(name, value.given)
+                if value.lasting or not value.addressed:
+                    binding.bind_ortvalue_input(name, value.given)
+                else:
+                    bind_memory(binding.bind_input, name, value.array)
                 if value.lasting:
                     bound[name] = value
                 else:
@@ -154,7 +158,7 @@ class KeptPiece(HostPiece):
         made = dict(side.places)
         for name, (shape, dtype) in self._large.items():
             made[name] = Value(self._pool.take(shape, dtype))
-            binding.bind_ortvalue_output(name, made[name].given)
+            bind_memory(binding.bind_output, name, made[name].array)
         for name in self._others:
             binding.bind_output(name, "cpu")
         run_bound(self._session, binding)

@@ -176,6 +176,11 @@ class Value:
         return self._array
 
     @property
+    def addressed(self) -> bool:
+        """Whether it is an array of a type that can be bound by its address."""
+        return self._array is not None and self._array.dtype.isbuiltin == 1 and self._array.flags.c_contiguous
+
+    @property
     def given(self) -> Any:
         """For the runtime; raises UnsupportedError, RunError where it takes no such tensor."""
         if self._given is None:
@@ -217,6 +222,11 @@ def run_bound(session: Any, binding: Any) -> None:
         session.run_with_iobinding(binding)
     except Exception as error:  # its exceptions have no common base
         raise RunError(f"ONNX Runtime failed: {first_line(error)}") from error
+
+
+def bind_memory(bind: Any, name: str, array: Array) -> None:
+    """Bind an array by its address: unlike a value, a binding does not keep it alive, so whoever binds must."""
+    bind(name, "cpu", 0, array.dtype.type, array.shape, array.__array_interface__["data"][0])
 
 
 def _border_type(name: str, types: Mapping[str, TensorType]) -> TensorType:
