@@ -84,7 +84,7 @@ def _state(step: Outline, name: str, found: Found, raw: set[str], reduced: set[s
 def _check_statistic(step: Outline, name: str) -> None:
     """A state that follows the batch past every gradient, but that the loss trains on, is none we know."""
     type = step.index.graph.types[name]
-    if name in step.forward_values and type.dtype in FLOATS and name not in step.roles.states:
+    if name in step.forward_values and type.dtype in FLOATS:
         raise UnsupportedError(
             f"state {name!r} follows the batch without a gradient that could be found, and the loss depends on it",
             f"if it is a parameter, name its gradient: --params {name}=VALUE",
