@@ -1,0 +1,50 @@
+"""States that hold no moment of a gradient: another state, a copy of the parameter, the gradient itself."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import Builder, perceptron, sgd
+
+import gopt
+from gopt.analysis.rolemap import RoleMap
+from gopt.runtime.verify import Verifier
+
+SHAPE = (3, 4)
+
+
+def save(folder: Path, kind: str) -> gopt.api.Source:
+    """A step in which ``w0`` has such a state, with all its pairs named."""
+    b = Builder()
+    net = perceptron(b, (3, 4, 2))
+    sgd(b, net, skip=["w0"])
+    gradient = net.gradients["w0"]
+    new = b.op("Sub", "w0", b.op("Mul", gradient, b.const(0.1)))
+    names = {"line": ["a", "c"], "copy": ["c"], "before": ["p"]}[kind]
+    for name in names:
+        b.state(name, np.full(SHAPE, 0.5, np.float32))
+    if kind == "line":  # a takes the old value of c, which is a moment
+        b.output("a_out", b.op("Identity", "c"), SHAPE)
+        b.output("c_out", b.op("Add", b.op("Mul", "a", b.const(0.9)), gradient), SHAPE)
+    elif kind == "copy":
+        b.output("c_out", b.op("Identity", new), SHAPE)
+    else:  # the parameter before the step: heavy ball
+        b.output("p_out", b.op("Identity", "w0"), SHAPE)
+        new = b.op("Add", new, b.op("Mul", b.op("Sub", "w0", "p"), b.const(0.5)))
+    b.output("w0_out", new, SHAPE)
+    pairs = {name: f"{name}_out" for name in ("w0", *names)}
+    return gopt.load(b.save(folder / "step.onnx"), roles=RoleMap(states=pairs))
+
+
+@pytest.mark.parametrize("micro_steps", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", ["line", "copy", "before"])
+def test_the_ranks_are_equal(kind, stage, micro_steps, tmp_path):
+    gopt.shard(save(tmp_path, kind), 2, stage=stage, accumulate=micro_steps).write(tmp_path / "out")
+    result = Verifier(tmp_path / "out").run(confirm=False)
+    assert result.equal, result.to_json()
+
+
+def test_a_state_of_a_state_has_its_owner(tmp_path):
+    training = save(tmp_path, "line").training
+    assert {state.tensor: state.of for state in training.states if state.of} == {"a": "w0", "c": "w0"}
