@@ -72,6 +72,8 @@ def _state(step: Outline, name: str, found: Found, raw: set[str], reduced: set[s
     type = graph.types[name]
     if name in found.gradients:
         kind = Kind.PARAMETER
+    elif output in found.gradients.values():
+        kind = Kind.OPTIMIZER_STATE  # it keeps the gradient, as every other reader behind the backward sees it
     elif is_raw:
         kind = Kind.STATISTIC
         _check_statistic(step, name)
