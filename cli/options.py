@@ -77,12 +77,14 @@ def role_map(
     for text in _items(params):
         name, _, gradient = text.partition("=")
         parameters[name] = gradient
-    pairs = dict(table.get("states", {}))
+    pairs: dict[str, str] = {}
     for text in _items(states):
         name, equals, output = text.partition("=")
         if not equals:
             raise OptionError(f"--states {text!r} names no output", "write --states INPUT=OUTPUT")
-        pairs[name] = output
+        if pairs.setdefault(name, output) != output:
+            raise OptionError(f"--states gives {name!r} two new values: {pairs[name]!r} and {output!r}")
+    pairs = {**table.get("states", {}), **pairs}
     return RoleMap(loss or table.get("loss", ""), pairs, parameters, [*table.get("batch", []), *_items(batch)])
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind
+from gopt.analysis.training import Phase as Stage
 from gopt.errors import UnsupportedError
 from gopt.graph.model import Graph, Node, clone
 
@@ -32,6 +33,7 @@ def phases(step: Step) -> list[Phase]:
     """
     if step.micro_steps == 1:
         return [Phase(STEP, 1, step.graph)]
+    _refuse_kept_gradients(step)
     summed = _behind(step, {held.input for held in step.accumulators})
     shown = [step.training.loss, *step.training.metrics]
     micro = {held.output: held.added for held in step.accumulators}
@@ -44,7 +46,12 @@ def phases(step: Step) -> list[Phase]:
         (micro if alone else update)[holding.output] = holding.output
     micro.update({name: name for name in shown if name not in summed})
     update.update({name: name for name in shown if name in summed})
-    return [_phase(step, MICRO, step.micro_steps, micro), _phase(step, UPDATE, 1, update)]
+    found = [_phase(step, MICRO, step.micro_steps, micro), _phase(step, UPDATE, 1, update)]
+    for holding in step.holdings:  # a state that nothing reads is held all the same, where its new value is made
+        if all(holding.input not in phase.graph.inputs for phase in found):
+            maker = next(phase.graph for phase in found if holding.output in phase.graph.outputs)
+            maker.inputs[holding.input] = step.graph.inputs[holding.input]
+    return found
 
 
 def _behind(step: Step, sources: set[str]) -> set[str]:
@@ -90,6 +97,24 @@ def _renamed(nodes: Iterable[Node], named: Mapping[str, str]) -> Iterable[Node]:
             node.inputs = [named.get(value, value) for value in node.inputs]
             node.outputs = [named.get(value, value) for value in node.outputs]
         yield node
+
+
+def _refuse_kept_gradients(step: Step) -> None:
+    """A state that keeps what a backward makes would keep that of the last micro-step alone."""
+    training = step.training
+    made = {
+        name
+        for node, stage in zip(training.graph.nodes, training.phases)
+        if stage is Stage.BACKWARD
+        for name in node.outputs
+    }
+    for state in training.states:
+        if state.kind is Kind.STATISTIC and state.updated in made:
+            raise UnsupportedError(
+                f"--accumulate: state {state.tensor!r} keeps {state.updated!r}, a value of one backward: "
+                "every micro-step makes another",
+                "let its new value be computed from the gradient in the update, or leave --accumulate out",
+            )
 
 
 def _refuse_batch(step: Step, needed: set[str], nodes: Iterable[Node]) -> None:

@@ -11,7 +11,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from gopt.analysis.operators import LAYOUT, LINEAR, elementwise, random
-from gopt.analysis.sweeps import Index
+from gopt.analysis.sweeps import Index, ancestors
 from gopt.graph.model import Node
 
 BUDGET = 2000
@@ -94,13 +94,23 @@ def _candidates(facts: Facts, updated: str) -> list[Candidate]:
         if single:  # a flag over all gradients is no gradient
             tainted = [operand for operand in tainted if index.graph.type_of(operand).dtype != "bool"]
         # With one element, a clip coefficient looks like a gradient: it is the operand that knows other gradients.
-        local = single and any(operand not in facts.clean for operand in tainted)
+        clean = _derived(facts, tainted) if single else set()
+        local = any(operand not in clean for operand in tainted)
         for operand in tainted:
-            if operand in queued or (local and operand in facts.clean) or (not single and index.one_element(operand)):
+            if operand in queued or (local and operand in clean) or (not single and index.one_element(operand)):
                 continue
             queued.add(operand)
             heapq.heappush(heap, (-index.made_at(operand), operand))
     return found
+
+
+def _derived(facts: Facts, operands: list[str]) -> set[str]:
+    """Those operands that know other gradients. Before the first of them is known: that are made of another operand,
+    as the norm that clips a gradient is made of it."""
+    if facts.clean or len(operands) < 2:
+        return facts.clean
+    distinct = set(operands)
+    return {name for name in distinct if not distinct.isdisjoint(ancestors(facts.index, [name])[1] - {name})}
 
 
 def _fits(index: Index, operand: str, shape: object) -> bool:

@@ -30,3 +30,7 @@ class RoleMap:
         for name in (*self.states.values(), *([self.loss] if self.loss else [])):
             if name not in graph.outputs:
                 raise OptionError(f"the role map names {name!r}, which is no output of the graph")
+        first: dict[str, str] = {}
+        for name, output in self.states.items():
+            if first.setdefault(output, name) != name:
+                raise OptionError(f"the role map says that {output!r} replaces both {first[output]!r} and {name!r}")

@@ -132,11 +132,17 @@ def _check_given(step: Outline, facts: Facts, name: str, gradient: str) -> None:
         why = f"it is {types[gradient]}, the parameter {types[name]}"
     elif gradient not in step.tainted or id(maker) in step.forward:
         why = "it does not come from the backward"
-    elif gradient in facts.update_only or gradient in step.updated.values():
+    elif gradient in facts.update_only or _made_of_its_old(step, gradient):
         why = "it is a part of the update"
     else:
         return
     raise OptionError(f"{gradient!r} cannot be the gradient of {name!r}: {why}")
+
+
+def _made_of_its_old(step: Outline, value: str) -> bool:
+    """Whether a value is the new one of a state that it is computed from; a state may well keep a gradient itself."""
+    state = next((name for name, output in step.updated.items() if output == value), None)
+    return state is not None and state in ancestors(step.index, [value])[1]
 
 
 def _reaching_states(step: Outline, nodes: list[Node]) -> list[Node]:

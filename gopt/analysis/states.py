@@ -8,6 +8,7 @@ from gopt.analysis.rounds import Found
 from gopt.analysis.sweeps import Index
 from gopt.analysis.training import Kind, Phase, State, Training
 from gopt.errors import InputError, UnsupportedError
+from gopt.graph.model import Node
 from gopt.graph.types import FLOATS, TensorType
 
 
@@ -71,6 +72,8 @@ def _state(step: Outline, name: str, found: Found, raw: set[str], reduced: set[s
     type = graph.types[name]
     if name in found.gradients:
         kind = Kind.PARAMETER
+    elif output in found.gradients.values():
+        kind = Kind.OPTIMIZER_STATE  # it keeps the gradient, as every other reader behind the backward sees it
     elif is_raw:
         kind = Kind.STATISTIC
         _check_statistic(step, name)
@@ -84,7 +87,7 @@ def _state(step: Outline, name: str, found: Found, raw: set[str], reduced: set[s
 def _check_statistic(step: Outline, name: str) -> None:
     """A state that follows the batch past every gradient, but that the loss trains on, is none we know."""
     type = step.index.graph.types[name]
-    if name in step.forward_values and type.dtype in FLOATS and name not in step.roles.states:
+    if name in step.forward_values and type.dtype in FLOATS:
         raise UnsupportedError(
             f"state {name!r} follows the batch without a gradient that could be found, and the loss depends on it",
             f"if it is a parameter, name its gradient: --params {name}=VALUE",
@@ -104,9 +107,30 @@ def _own(step: Outline, states: list[State], found: Found) -> None:
         owner.setdefault(gradient, parameter)
         owner.setdefault(parameter, parameter)
     skip = step.forward | found.backward
-    for node in graph.nodes:
-        if id(node) in skip:
+    nodes = [node for node in graph.nodes if id(node) not in skip]
+    open_ = [state for state in states if state.kind is Kind.OPTIMIZER_STATE]
+    while open_:
+        _spread(step, nodes, owner)
+        settled = [state for state in open_ if state.updated in owner]
+        for state in settled:
+            state.of = owner[state.updated]
+            # Whoever keeps its old value, a state of a state, has the same owner.
+            owner.setdefault(state.tensor, state.of)
+        wide = [state for state in open_ if state.of is None and not step.index.one_element(state.tensor)]
+        open_ = wide if settled else []
+    for state in states:
+        if state.kind is not Kind.OPTIMIZER_STATE:
             continue
+        if state.of is not None and _accumulates(step.index, state, found.gradients[state.of]):
+            state.kind = Kind.ACCUMULATOR
+        elif state.of is None and step.index.one_element(state.tensor):
+            state.kind = Kind.SCALAR
+
+
+def _spread(step: Outline, nodes: list[Node], owner: dict[str, str]) -> None:
+    """Let the results of update nodes have the owner of what they read; one sweep in order."""
+    graph = step.index.graph
+    for node in nodes:
         owned = [name for name in node.inputs if name in owner]
         if not owned:
             continue
@@ -115,14 +139,6 @@ def _own(step: Outline, states: list[State], found: Found) -> None:
         for name in node.outputs:
             if not step.index.one_element(name) or graph.types[of].elements == 1:
                 owner.setdefault(name, of)
-    for state in states:
-        if state.kind is not Kind.OPTIMIZER_STATE:
-            continue
-        state.of = owner.get(state.updated)
-        if state.of is not None and _accumulates(step.index, state, found.gradients[state.of]):
-            state.kind = Kind.ACCUMULATOR
-        elif state.of is None and step.index.one_element(state.tensor):
-            state.kind = Kind.SCALAR
 
 
 def _notes(step: Outline, training: Training) -> list[str]:

@@ -495,3 +495,57 @@ def test_random_nodes_are_noted_and_not_verified(tmp_path, capsys):
         assert "random" in capsys.readouterr().err
     else:
         assert code == 4
+
+
+def test_one_element_parameters_alone_are_reduced_before_the_clip(tmp_path):
+    """Each clip coefficient is made of its own gradient too: that one is nearer the data."""
+    b = Builder()
+    net = perceptron(b, (1, 1, 1), batch=2)
+    squares = [b.op("ReduceSumSquare", gradient, keepdims=0) for gradient in net.gradients.values()]
+    norm = b.op("Sqrt", b.op("Sum", *squares))
+    factor = b.op("Min", b.const(1.0), b.op("Div", b.const(0.1), norm))
+    before = dict(net.gradients)
+    net.gradients = {name: b.op("Mul", gradient, factor) for name, gradient in before.items()}
+    sgd(b, net)
+    assert load(b, tmp_path).gradients == before
+
+
+def test_a_named_state_that_follows_the_batch_is_refused_as_an_unnamed_one(tmp_path):
+    """Ranks may not average a parameter behind an update that is not linear."""
+    b, net = step(3, 2, bias=False)
+    delta = next(node.input[1] for node in b.nodes if net.gradients["w0"] in node.output)
+    turned = b.op("MatMul", b.op("Transpose", delta, perm=[1, 0]), "x")
+    b.output("loss", net.loss, ())
+    b.output(
+        "w0_out", b.op("Transpose", b.op("Sub", b.op("Transpose", "w0", perm=[1, 0]), b.op("Sign", turned))), (3, 2)
+    )
+    pairs = {"w0": "w0_out"}
+    with pytest.raises(UnsupportedError, match="'w0'") as caught:
+        load(b, tmp_path, RoleMap(states=pairs))
+    assert "--params w0=" in caught.value.hints[0]
+
+
+def test_two_states_cannot_have_one_new_value(tmp_path, capsys):
+    b, _, _ = two_alike(tmp_path)
+    path = str(b.save(tmp_path / "step.onnx"))
+    for given in (["one=first", "two=first"], ["one=first", "one=second"]):
+        options = [text for pair in given for text in ("--states", pair)]
+        assert main(["shard", path, "--ranks", "2", "--dry-run", *options]) == 2
+        assert "'one'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_state_that_keeps_a_gradient_may_be_named_as_that_gradient(tmp_path, kept):
+    """What gopt finds by itself it takes back from a manifest; a moment is still no gradient."""
+    b, net = step(3, 2, bias=False)
+    old = b.state("g", np.zeros((3, 2), np.float32))
+    value = net.gradients["w0"] if kept else b.op("Add", b.op("Mul", old, b.const(0.9)), net.gradients["w0"])
+    b.output("loss", net.loss, ())
+    b.output("g_out", value, (3, 2))
+    b.output("w0_out", b.op("Sub", "w0", b.op("Sub", value, b.op("Mul", old, b.const(0.5)))), (3, 2))
+    roles = RoleMap(states={"w0": "w0_out", "g": "g_out"}, params={"w0": "g_out"})
+    if kept:
+        assert load(b, tmp_path, roles).gradients == {"w0": "g_out"}
+    else:
+        with pytest.raises(OptionError, match="part of the update"):
+            load(b, tmp_path, roles)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 
 from gopt.analysis.cones import find_updates
 from gopt.analysis.spmd import Step
@@ -52,7 +54,7 @@ def shard(step: Step, options: Options) -> Change:
     facts = delivery.finish() | scalars.finish()
     _read_reduced(step, draft, reduction)
     draft.finish()
-    _hold(step, emitted, delivery.dropped)
+    _hold(step, emitted, delivery.dropped, reduction.reduced)
     modes = Counter(cone.mode.value for cone in updates.cones.values())
     facts |= {"bucket_cap_bytes": plan.cap, "parameters": dict(sorted(modes.items()))}
     facts["buckets"] = [_describe(step, bucket) for bucket in plan.buckets]
@@ -71,10 +73,14 @@ def _emit(
     return Emitted()
 
 
-def _hold(step: Step, emitted: list[Emitted], dropped: set[str]) -> None:
-    """Let the step know what the ranks hold now, and in which order it is stored."""
+def _hold(step: Step, emitted: list[Emitted], dropped: set[str], reduced: Mapping[str, str]) -> None:
+    """Let the step know what the ranks hold now, and in which order it is stored.
+
+    A state that keeps a gradient keeps it ``reduced``: its update is replicated (``cones``).
+    """
     holdings = {name: holding for each in emitted for name, holding in each.holdings.items()}
-    kept = (holdings.get(held.input, held) for held in step.holdings if held.input not in dropped)
+    shown = (replace(held, output=reduced.get(held.output, held.output)) for held in step.holdings)
+    kept = (holdings.get(held.input, held) for held in shown if held.input not in dropped)
     step.layout = [names for each in emitted for names in each.layout]
     step.hold(list({id(holding): holding for holding in kept}.values()))  # one of a class stands for many states
 

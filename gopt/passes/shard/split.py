@@ -125,7 +125,7 @@ class _Run:
         if node in self.cone.reductions:
             self._reduce(place, node)
             return
-        if node.is_a(*LAYOUT):
+        if node.is_a(*LAYOUT) and node.outputs[0] not in self.results:
             # Only a full reduction reads it (``cones``), and that does not mind the order of elements.
             self.local[node.outputs[0]] = self._operand(node.inputs[0], place, 0)
             return
