@@ -221,6 +221,33 @@ def test_a_damaged_checkpoint_is_named(damage, tmp_path):
         train(folder, data, 3, checkpoint=tmp_path / "c", resume=True)
 
 
+@pytest.mark.parametrize("damage", ["bits", "short", "missing", "index", "empty index", "no entry"])
+def test_values_of_a_damaged_checkpoint_are_not_taken(damage, tmp_path):
+    folder = written(tmp_path)
+    train(folder, samples(tmp_path), 2, checkpoint=tmp_path / "c")
+    step = tmp_path / "c" / "step_00000002"
+    assert values(step, tmp_path)
+    for path in tmp_path.glob("c-*.onnx"):
+        path.unlink()
+    victim, index = step / "rank_0001.safetensors", step / "index.json"
+    if damage == "bits":
+        raw = bytearray(victim.read_bytes())
+        raw[-1] ^= 1
+        victim.write_bytes(raw)
+    elif damage == "short":
+        victim.write_bytes(victim.read_bytes()[:-4])
+    elif damage == "missing":
+        victim.unlink()
+    else:
+        whole = json.loads(index.read_text())
+        whole["files"].pop(victim.name)
+        index.write_text({"index": "{", "empty index": ""}.get(damage, json.dumps(whole)))
+    for work in (lambda: merge(step, tmp_path / "m.onnx"), lambda: reshard(step, Mesh.parse("shard=3"))):
+        with pytest.raises(RunError, match="checkpoint"):
+            work()
+    assert not (tmp_path / "m.onnx").exists()
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     folder, data = written(tmp_path), samples(tmp_path)
     train(folder, data, 2, checkpoint=tmp_path / "c")
