@@ -24,6 +24,10 @@ HEARTBEATS = "GOPT_HEARTBEATS"
 """Environment variable: the folder in which ranks say where they are."""
 LIVE = "live"
 """File in that folder: what the first rank tells of each step, a line of JSON each."""
+SAID = "said"
+"""File in that folder: made by the rank that says why the job ends."""
+SAYING = 1.0
+"""Seconds that the others leave to it."""
 _RECORD = struct.Struct("<qqqqd")
 """Process number, step, call, how it goes, seconds since the epoch."""
 START = 5.0
@@ -39,6 +43,7 @@ class Heartbeat:
     """Where a rank says where it is, for the launcher to read; costs one small write a call."""
 
     number: int
+    folder: Path
 
     @classmethod
     def open(cls, rank: int) -> Heartbeat | None:
@@ -46,12 +51,22 @@ class Heartbeat:
         folder = os.environ.get(HEARTBEATS)
         if not folder:
             return None
-        beat = cls(os.open(Path(folder, f"{rank}"), os.O_RDWR | os.O_CREAT, 0o600))
+        beat = cls(os.open(Path(folder, f"{rank}"), os.O_RDWR | os.O_CREAT, 0o600), Path(folder))
         beat.at(0, -1)
         return beat
 
     def at(self, step: int, call: int, how: int = GOING) -> None:
         os.pwrite(self.number, _RECORD.pack(os.getpid(), step, call, how, time.time()), 0)
+
+    def first(self) -> bool:
+        """Whether this rank is the first that wants to say why the job ends: only that one does."""
+        try:
+            os.close(os.open(self.folder / SAID, os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            return False
+        except OSError:  # the launcher is gone, and its folder
+            return True
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,6 +309,8 @@ def test_ranks_that_start_apart_are_told_so(tmp_path):
         ("raise", 5, "rank 1, step 8: ValueError: a bad sample"),
         ("nan", 5, "the loss is nan"),
         ("end", 3, "rank 1, step 8: the data ended"),
+        ("exit", 5, "rank 1, step 8: SystemExit: 3"),
+        ("all", 5, "step 8: ValueError: a bad sample"),
     ],
 )
 def test_a_fault_ends_the_job_in_one_line(fault, code, said, tmp_path):
@@ -342,12 +344,27 @@ def processes(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("fault", ["raise", "nan", "end"])
+@pytest.mark.parametrize("fault", ["raise", "nan", "end", "exit"])
 def test_a_fault_of_a_thread_ends_all_of_them(fault, tmp_path):
     folder = written(tmp_path)
     done = run(command(folder, "faulty_data:batches", 50, "--deadline", "5", "--stop-on-nan"), fault)
     assert done.returncode == (3 if fault == "end" else 5)
     assert "rank 1, step 8" in done.stderr and done.stderr.count("gopt: error:") == 1
+
+
+def test_a_thread_that_hangs_is_left_behind(tmp_path):
+    done = run(command(written(tmp_path), "faulty_data:batches", 50, "--deadline", "2"), "sleep")
+    assert done.returncode == 5 and "after 2 s, rank 0 still waits for rank 1" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("option", ["--log", "--trace", "--checkpoint"])
+@pytest.mark.parametrize("launched", [False, pytest.param(True, marks=mpi)])
+def test_what_cannot_be_written_is_told_before_the_first_step(option, launched, tmp_path):
+    (tmp_path / "file").write_text("")
+    more = ["--launch", "2"] if launched else []
+    done = run(command(written(tmp_path), "faulty_data:batches", 10**6, *more, option, str(tmp_path / "file" / "a")))
+    errors = [line for line in done.stderr.splitlines() if line.startswith("gopt: error:")]
+    assert done.returncode == 5 and len(errors) == 1 and "cannot write" in errors[0], done.stderr
 
 
 @mpi
@@ -406,6 +423,8 @@ def test_many_ranks_on_few_cores(tmp_path):
         (["--set", "nothing=1"], 2, "is no hyper-parameter"),
         (["--engine", "threads", "--launch", "2"], 2, "--launch starts MPI ranks"),
         (["--shuffle", "1"], 2, "the data is a function"),
+        (["--shuffle", "-1"], 2, "--shuffle"),
+        *((["--deadline", text], 2, "--deadline") for text in ("inf", "nan", "0", "-1", "1e30")),
     ],
 )
 def test_requests_that_cannot_be(more, code, said, tmp_path):
