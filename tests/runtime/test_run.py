@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -329,9 +330,38 @@ def test_a_fault_ends_the_job_in_one_line(fault, code, said, tmp_path):
     assert again.returncode == 0 and json.loads(again.stdout)["steps"] == 3, again.stderr
 
 
-def processes(folder: Path) -> list[str]:
-    """Command lines of living processes that run this folder."""
-    found = []
+@mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_the_ranks_end_with_their_launcher(number, tmp_path):
+    folder, log = written(tmp_path), tmp_path / "log"
+    (tmp_path / "tmp").mkdir()
+    path = {"PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(tmp_path / "tmp")}
+    arguments = command(folder, "faulty_data:batches", 10**6, "--launch", "2", "--log", str(log))
+    process = subprocess.Popen(arguments, env={**os.environ, **path}, stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 30
+        while not (log.is_file() and log.read_text().count("\n") > 5) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(processes(folder)) > 2, "it trains"
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)  # ends when nobody holds the stream any more
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+        if number in (signal.SIGTERM, signal.SIGHUP):
+            assert errors == f"gopt: error: stopped by {number.name}\n"
+        until = time.monotonic() + 10
+        while processes(folder) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not processes(folder), "no orphan is left"
+        assert not list((tmp_path / "tmp").glob("gopt.*")), "nor its folder"
+    finally:
+        process.kill()
+        for left in processes(folder):
+            os.kill(left, signal.SIGKILL)
+
+
+def processes(folder: Path) -> dict[int, str]:
+    """Living processes that run this folder: number -> command line."""
+    found = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and int(path.name) != os.getpid():
             try:
@@ -340,7 +370,7 @@ def processes(folder: Path) -> list[str]:
             except OSError:
                 continue
             if str(folder) in text and alive:
-                found.append(text)
+                found[int(path.name)] = text
     return found
 
 
