@@ -63,8 +63,10 @@ class Heartbeat:
         """End this rank when the launcher is gone: killed outright, it could not end its ranks."""
         try:
             handle = os.pidfd_open(int((self.folder / LAUNCHER).read_text()))
-        except (OSError, ValueError):
+        except (FileNotFoundError, ProcessLookupError):
             pass  # gone already, and perhaps its folder with it
+        except OSError:
+            return  # the system gives no handle: nothing to follow
         else:
             select.select([handle], [], [])
         shutil.rmtree(self.folder, ignore_errors=True)
