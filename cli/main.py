@@ -90,10 +90,11 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         return 0
     except Exception as error:
-        return _explain(error, debug)
+        return explain_error(error, debug)
 
 
-def _explain(error: Exception, debug: bool) -> int:
+def explain_error(error: Exception, debug: bool) -> int:
+    """Say on stderr why a command failed; returns its exit code."""
     from gopt.errors import GoptError
 
     if debug:

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def seconds(value: Any) -> float:
+    """A time to wait: a number above 0 that the system's clocks can hold. Raises BadParameter."""
+    try:
+        found = float(value)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 1e9:  # NaN neither
+        raise click.BadParameter(f"{value} is no time to wait: give seconds above 0, at most 1e9")
+    return found
+
+
 @contextmanager
 def without_collection() -> Iterator[None]:
     """One short run over many small objects, none of which dies in a cycle: collecting finds nothing."""

@@ -54,10 +54,14 @@ def command(
         given.setdefault(owner, {})[option] = text
     with progress() as advance:
         advance("sharding")
-        sharded = reshard(path, build_mesh(ranks, mesh, {}), options=given, accumulate=accumulate)
+        sharded = reshard(path, build_mesh(ranks, mesh, {}), options=given, accumulate=accumulate, note=_note)
         advance("checking and writing")
         report = sharded.write(target, force=force)
     if as_json:
         click.echo(json.dumps(report, indent=1, ensure_ascii=False))
     else:
         render_report(report, target)
+
+
+def _note(text: str) -> None:
+    click.echo(f"gopt: note: {text}", err=True)

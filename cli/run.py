@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 
 import click
 
-from gopt.errors import GoptError, OptionError
+from gopt.errors import OptionError, RunError
 
-from .options import arguments_of
+from .options import arguments_of, seconds
 
 
 @click.command("run")
@@ -34,7 +35,9 @@ from .options import arguments_of
     "--engine", type=click.Choice(["threads", "mpi", "nccl"]), help="[default: mpi under a launcher, else threads]"
 )
 @click.option("--launch", type=click.IntRange(1), metavar="N", help="Start N ranks with mpiexec.")
-@click.option("--shuffle", type=int, metavar="SEED", help="Deal the samples out in a new order in every pass.")
+@click.option(
+    "--shuffle", type=click.IntRange(0), metavar="SEED", help="Deal the samples out in a new order in every pass."
+)
 @click.option("--checkpoint", metavar="CKPT", help="Folder of checkpoints; one is written at the end.")
 @click.option("--every", type=click.IntRange(1), metavar="N", help="A checkpoint every N steps as well.")
 @click.option("--keep", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="How many stay.")
@@ -44,7 +47,7 @@ from .options import arguments_of
 @click.option("--stop-on-nan", is_flag=True, help="End the run when a loss is no number.")
 @click.option("--sync-init", is_flag=True, help="Take replicated initial states from the first rank.")
 @click.option(
-    "--deadline", type=float, default=120.0, show_default=True, metavar="S", help="Seconds to wait at a call."
+    "--deadline", type=seconds, default=120.0, show_default=True, metavar="S", help="Seconds to wait at a call."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
@@ -79,7 +82,7 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     if engine == "threads":
         return _threads(job, read_manifest(job.folder)[1], given)
     _, mesh = told_once(lambda: read_manifest(job.folder))
-    return _processes(job, mesh, given, engine)
+    return _processes(job, mesh, given, engine, context.find_root().params["debug"])
 
 
 def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
@@ -107,17 +110,22 @@ def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
     return 0
 
 
-def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str) -> int:
+def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bool) -> int:
     """This process is one rank of many."""
-    from gopt.runtime.launch import ENDED, SPOKE, Heartbeat
+    from gopt.runtime.launch import ENDED, SAYING, SPOKE, Heartbeat
     from gopt.runtime.mpi import MpiEngine, told_once
     from gopt.runtime.train import Trainer
+
+    from .main import explain_error
 
     where = {"step": 0, "call": -1}
 
     def explain(text: str) -> None:
         call = f", call {where['call']}" if where["call"] >= 0 else ""
-        click.echo(f"gopt: error: rank {engine.rank}, step {where['step'] + 1}{call}: {text}", err=True)
+        if beat is None or beat.first():
+            click.echo(f"gopt: error: rank {engine.rank}, step {where['step'] + 1}{call}: {text}", err=True)
+        else:
+            time.sleep(SAYING)
         if beat is not None:
             beat.at(where["step"], where["call"], SPOKE)
 
@@ -143,10 +151,11 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str) -> int:
             trainer.run(lambda _: None)
         if beat is not None:
             beat.at(trainer.step, -1, ENDED)
-    except GoptError as error:
-        click.echo(f"gopt: error: {error.message}", err=True)
-        for hint in error.hints:
-            click.echo(f"  hint: {hint}", err=True)
+    except Exception as error:  # a defect too: a rank that only left would let the others wait
+        if beat is None or beat.first():
+            explain_error(error, debug)
+        else:
+            time.sleep(SAYING)  # another rank is saying why, and ends this one
         if beat is not None:
             beat.at(where["step"], where["call"], SPOKE)
         engine.fail(error)
@@ -198,7 +207,11 @@ def _log(path: str | None) -> Iterator[Callable[[str], None]]:
     if path is None:
         yield lambda _: None
         return
-    with open(path, "a", encoding="utf-8") as file:
+    try:
+        file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it is closed below; only opening it is refused here
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from error
+    with file:
 
         def write(line: str) -> None:
             file.write(line + "\n")

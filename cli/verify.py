@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .options import arguments_of
+from .options import arguments_of, seconds
 
 
 @click.command("verify")
@@ -20,7 +20,7 @@ from .options import arguments_of
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyper-parameter.  [default: 0.01]")
 @click.option("--no-confirm", is_flag=True, help="Skip confirming the gradients by finite differences.")
 @click.option("--engine", type=click.Choice(["threads", "mpi"]), default="threads", help="What the ranks run on.")
-@click.option("--deadline", type=float, default=120.0, show_default=True, metavar="S", help="Seconds to wait.")
+@click.option("--deadline", type=seconds, default=120.0, show_default=True, metavar="S", help="Seconds to wait.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from signal import Signals
+
 
 class GoptError(Exception):
     """Base of all refusals: one line, and hints that say what to do next."""
@@ -42,3 +44,11 @@ class InvariantError(GoptError):
     """A defect of gopt: an invariant of contract section 6 does not hold. Nothing is written."""
 
     exit_code = 70
+
+
+class StoppedError(GoptError):
+    """A signal asked the run to end; the exit code is the shell's, 128 and its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {Signals(number).name}")
+        self.exit_code = 128 + number

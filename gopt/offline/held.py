@@ -1,6 +1,7 @@
 """What an output folder or a checkpoint holds: the source, and the current value of each of its states, in pieces.
 
-Nothing is read but headers: a value is a list of byte ranges in the ranks' files.
+A value is a list of byte ranges in the ranks' files: of those nothing is kept but headers. Files of a checkpoint are
+read once, in blocks, for their digests.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ from gopt.graph.load import load
 from gopt.graph.model import Graph, Tensor
 from gopt.graph.types import TensorType
 from gopt.offline.inspect import read_record
-
-INDEX = "index.json"
-"""What makes a folder of a checkpoint whole: written last."""
+from gopt.seal import INDEX, check_file, rank_name, read_index
 
 
 @dataclass(slots=True)
@@ -39,7 +38,8 @@ class Held:
 
 
 def read_held(path: str | os.PathLike[str]) -> Held:
-    """Read an output folder, or one step of a checkpoint; raises InputError where something is missing or differs."""
+    """Read an output folder, or one step of a checkpoint; raises InputError where something is missing or
+    differs, RunError where a checkpoint is damaged."""
     folder = Path(path)
     checkpoint = (folder / INDEX).is_file()
     home = folder.parent if checkpoint else folder
@@ -69,8 +69,9 @@ def read_held(path: str | os.PathLike[str]) -> Held:
 def _values(folder: Path, manifest: Mapping[str, Any], graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
     """Every state whose pieces are all there."""
     pieces: dict[str, dict[int, Tensor]] = {}
+    files = read_index(folder, manifest) if checkpoint else {}
     for rank in manifest["ranks"]:
-        stored = _checkpointed(folder, rank) if checkpoint else _written(folder, rank)
+        stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, rank)
         for state in (*manifest["common"]["state"], *rank["state"]):
             if state.get("copy") or state["input"] not in stored:
                 continue
@@ -117,8 +118,7 @@ def _written(folder: Path, rank: Mapping[str, Any]) -> dict[str, Tensor]:
     return found
 
 
-def _checkpointed(folder: Path, rank: Mapping[str, Any]) -> dict[str, Tensor]:
-    path = folder / f"rank_{rank['rank']:04d}.safetensors"
-    if not path.is_file():
-        raise InputError(f"rank {rank['rank']} has no file {path}")
+def _checkpointed(folder: Path, rank: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+    path = folder / rank_name(rank["rank"])
+    check_file(path, files.get(path.name))
     return load_state(path)

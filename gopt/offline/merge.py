@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,9 @@ from gopt.analysis.roles import recover
 from gopt.errors import OptionError, RunError
 from gopt.mesh import Mesh
 from gopt.offline.held import Held, read_held
+from gopt.passes import find
+from gopt.passes.base import build_options
+from gopt.passes.shard.options import Options, useless
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.write import INLINE, Values, model_bytes
 
@@ -78,10 +81,12 @@ def reshard(
     *,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     accumulate: int | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> api.Sharded:
     """The ranks of another mesh from those of a folder or checkpoint, current values included; nothing is written.
 
     Passes and options are those of the report, ``options`` by pass replace some; so does ``accumulate``.
+    What then has no use any more falls away, and ``note`` is told of it.
     """
     held = read_held(path)
     source = api.Source(
@@ -89,14 +94,31 @@ def reshard(
         held.report["source"]["bytes"],
     )  # fmt: skip
     micro_steps = held.manifest.get("accumulate", 1) if accumulate is None else accumulate
-    return api.shard(source, mesh, pipeline=_pipeline(held, options or {}), accumulate=micro_steps)
+    return api.shard(source, mesh, pipeline=_pipeline(held, options or {}, note), accumulate=micro_steps)
 
 
-def _pipeline(held: Held, options: Mapping[str, Mapping[str, Any]]) -> Pipeline:
+def _pipeline(held: Held, options: Mapping[str, Mapping[str, Any]], note: Callable[[str], None]) -> Pipeline:
     """The pipeline of the report with some options replaced."""
     left = {name: dict(given) for name, given in options.items()}
     items = []
     for each in held.report["pipeline"]:
-        known = {key.replace("_", "-"): value for key, value in each["options"].items()}
-        items.append((each["name"], known | left.pop(each["name"], {})))
+        name, given = each["name"], left.pop(each["name"], {})
+        whole = {key.replace("_", "-"): value for key, value in each["options"].items()} | given
+        if name == "shard":
+            whole = _of_use(whole, given, note)
+        items.append((name, whole))
     return build_pipeline(items, left)
+
+
+def _of_use(whole: dict[str, Any], given: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+    """Options of ``shard`` without inherited ones that have no use beside those that are given now."""
+    while True:
+        chosen = build_options(find("shard"), whole)
+        assert isinstance(chosen, Options)
+        names = {name.replace("_", "-"): why for name, why in useless(chosen).items()}
+        dead = [name for name in names if name in whole and name.replace("-", "_") not in given and name not in given]
+        if not dead:
+            return whole
+        for name in dead:
+            note(f"shard: {name}={whole[name]} falls away: {names[name][0]}")
+        whole = {name: value for name, value in whole.items() if name not in dead}

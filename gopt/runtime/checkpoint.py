@@ -25,10 +25,9 @@ from gopt.graph.external import SAFETENSORS, load_state
 from gopt.graph.load import load
 from gopt.runtime.engine import Engine
 from gopt.runtime.session import Array, array_dtype
+from gopt.seal import FORMAT, INDEX, check_file, digest, rank_name, read_index
 from gopt.write import INLINE, Values, model_bytes
 
-INDEX = "index.json"
-FORMAT = "gopt-checkpoint/1"
 _STEP = re.compile(r"step_(\d{8,})")
 _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
 
@@ -115,18 +114,11 @@ class Checkpoints:
         Raises RunError for a checkpoint of other ranks, or one that is damaged.
         """
         folder = self.path(step)
-        try:
-            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-            files = dict(index["files"])
-            same = index["format"] == FORMAT and index["manifest"] == digest(self.manifest)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"checkpoint {folder} cannot be read: {error}") from error
-        if not same:
-            raise RunError(f"checkpoint {folder} is of other ranks", "make ranks of it with gopt reshard")
+        files = read_index(folder, self.manifest)
         found: dict[str, Array] = {}
         for writer, names in self._writers(rank).items():
             path = folder / rank_name(writer)
-            _check(path, files.get(path.name))
+            check_file(path, files.get(path.name))
             try:
                 tensors = load_state(path)
                 found.update({name: np.array(tensors[name].numpy()) for name in names})
@@ -150,14 +142,6 @@ class Checkpoints:
 
     def _written_by(self, rank: int) -> list[str]:
         return self._writers(rank).get(rank, [])
-
-
-def digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def rank_name(rank: int) -> str:
-    return f"rank_{rank:04d}.safetensors"
 
 
 def _key(state: Mapping[str, Any]) -> str:
@@ -186,17 +170,6 @@ def _write(path: Path, arrays: Mapping[str, Array]) -> dict[str, Any]:
 
 def _bytes(array: Array) -> Any:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def _check(path: Path, entry: Mapping[str, Any] | None) -> None:
-    if entry is None or not path.is_file():
-        raise RunError(f"checkpoint {path.parent} lacks {path.name}", "remove it to resume from the one before")
-    seen = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            seen.update(chunk)
-    if path.stat().st_size != entry["bytes"] or seen.hexdigest() != entry["sha256"]:
-        raise RunError(f"checkpoint {path} is damaged", f"remove {path.parent} to resume from the one before")
 
 
 def _guarded(path: Path, work: Callable[[], Any]) -> Any:

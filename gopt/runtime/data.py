@@ -45,14 +45,32 @@ class Samples:
     shuffle: int | None = None
     """Seed of an order that is new in every pass over the samples; None: as they lie."""
 
+    def check(self, path: str) -> None:
+        """Raise InputError where inputs would drift apart: arrays that last for unequally many batches, or rows that
+        an order would deal out unalike."""
+        first: tuple[str, int, int] | None = None
+        for name in self.types:
+            if self.arrays[name].shape != self.types[name].dims:  # else it is the same in every step
+                rows, size = len(self.arrays[name]), self._size(name)
+                first = first or (name, rows, size)
+                what = f"{path}: {first[0]!r} has {_rows(*first[1:])}, {name!r} has {_rows(rows, size)}"
+                if first[1] * size != rows * first[2]:
+                    raise InputError(f"{what}: they would drift apart", "give equally many samples of each")
+                if self.shuffle is not None and first[2] != size:
+                    raise InputError(f"{what}: no order shuffles both alike", "leave --shuffle out")
+
+    def _size(self, name: str) -> int:
+        """Rows of the array that a batch takes."""
+        return self.types[name].dims[0] if self._sampled(name) else 1
+
     def batch(self, turn: Turn) -> Batch:
         return {name: self._take(name, turn) for name in self.types}
 
     def _take(self, name: str, turn: Turn) -> Array:
         array, dims = self.arrays[name], self.types[name].dims
-        if array.shape == dims and not self._sampled(name):
+        if array.shape == dims:
             return array
-        size = dims[0] if self._sampled(name) else 1
+        size = self._size(name)
         place = (turn.number * turn.parts + turn.part) * size
         rows = self._rows(place, size, len(array))
         return np.ascontiguousarray(array[rows]).reshape(dims)
@@ -102,10 +120,17 @@ def open_data(text: str, types: Mapping[str, TensorType], shuffle: int | None) -
         missing = [name for name in types if name not in arrays]
         if missing:
             raise InputError(f"{text} has no array {missing[0]!r}", f"it has {', '.join(sorted(arrays))}")
-        return Samples(types, {name: _samples(text, name, type, arrays[name]) for name, type in types.items()}, shuffle)
+        fitting = {name: _samples(text, name, type, arrays[name]) for name, type in types.items()}
+        found = Samples(types, fitting, shuffle)
+        found.check(text)
+        return found
     if shuffle is not None:
         raise OptionError("--shuffle orders the samples of a file, and the data is a function")
     return Stream(load_function(text), types)
+
+
+def _rows(rows: int, size: int) -> str:
+    return f"{rows} rows, {size} a batch"
 
 
 def load_function(text: str) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,9 @@ from gopt.graph.model import Node
 from gopt.mesh import Mesh
 from gopt.runtime.session import Array
 from gopt.runtime.threads import ThreadGroup
+
+GRACE = 2.0
+"""Seconds that threads have to end when one of them has failed."""
 
 
 class Engine(Protocol):
@@ -98,8 +102,7 @@ def run_threads(mesh: Mesh, deadline: float, work: Callable[[Engine], Any]) -> l
     for thread in threads:
         thread.start()
     try:
-        for thread in threads:
-            thread.join()
+        _join(threads, failures)
     except BaseException as error:  # an interrupt
         group.abort(-1, error)
         board.barrier.abort()
@@ -107,6 +110,17 @@ def run_threads(mesh: Mesh, deadline: float, work: Callable[[Engine], Any]) -> l
     if failures:
         raise failures[0]
     return results
+
+
+def _join(threads: Sequence[threading.Thread], failures: Sequence[BaseException]) -> None:
+    """Until all have ended; once one has failed, those that hear of it at no call are left behind: they are daemons."""
+    until = math.inf
+    while alive := [thread for thread in threads if thread.is_alive()]:
+        alive[0].join(0.1)
+        if failures and until == math.inf:
+            until = time.monotonic() + GRACE
+        if time.monotonic() > until:
+            return
 
 
 def one_of_many(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh], list[Any]]:

@@ -13,23 +13,30 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from gopt.errors import RunError
+from gopt.errors import RunError, StoppedError
 
 HEARTBEATS = "GOPT_HEARTBEATS"
 """Environment variable: the folder in which ranks say where they are."""
 LIVE = "live"
 """File in that folder: what the first rank tells of each step, a line of JSON each."""
+LAUNCHER = "launcher"
+"""File in that folder: number of the launcher's process. Its ranks end when it has."""
+SAID = "said"
+"""File in that folder: made by the rank that says why the job ends."""
+SAYING = 1.0
+"""Seconds that the others leave to it."""
 _RECORD = struct.Struct("<qqqqd")
 """Process number, step, call, how it goes, seconds since the epoch."""
 START = 5.0
 """Seconds beyond twice the deadline that ranks have to start, or to move."""
 GOING, ENDED, SPOKE = 0, 1, 2
 """How it goes: on; the rank has ended well; it has said why it cannot go on."""
+_STOPS = (signal.SIGTERM, signal.SIGHUP)
 _NOISE = ("=====", "=   ", "YOUR APPLICATION TERMINATED", "This typically refers", "Please see the FAQ", "Abort(")
 """How lines begin that MPICH's launcher prints when ranks end early: gopt says it in one line."""
 
@@ -39,6 +46,7 @@ class Heartbeat:
     """Where a rank says where it is, for the launcher to read; costs one small write a call."""
 
     number: int
+    folder: Path
 
     @classmethod
     def open(cls, rank: int) -> Heartbeat | None:
@@ -46,12 +54,36 @@ class Heartbeat:
         folder = os.environ.get(HEARTBEATS)
         if not folder:
             return None
-        beat = cls(os.open(Path(folder, f"{rank}"), os.O_RDWR | os.O_CREAT, 0o600))
+        beat = cls(os.open(Path(folder, f"{rank}"), os.O_RDWR | os.O_CREAT, 0o600), Path(folder))
         beat.at(0, -1)
+        threading.Thread(target=beat.follow, name="launcher", daemon=True).start()
         return beat
+
+    def follow(self) -> None:
+        """End this rank when the launcher is gone: killed outright, it could not end its ranks."""
+        try:
+            handle = os.pidfd_open(int((self.folder / LAUNCHER).read_text()))
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # gone already, and perhaps its folder with it
+        except OSError:
+            return  # the system gives no handle: nothing to follow
+        else:
+            select.select([handle], [], [])
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os._exit(RunError("").exit_code)
 
     def at(self, step: int, call: int, how: int = GOING) -> None:
         os.pwrite(self.number, _RECORD.pack(os.getpid(), step, call, how, time.time()), 0)
+
+    def first(self) -> bool:
+        """Whether this rank is the first that wants to say why the job ends: only that one does."""
+        try:
+            os.close(os.open(self.folder / SAID, os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            return False
+        except OSError:  # the launcher is gone, and its folder
+            return True
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +116,10 @@ def launch(ranks: int, arguments: Sequence[str], deadline: float, show: Callable
     """Run ``gopt`` with these arguments on ``ranks`` processes; returns their exit code.
 
     ``show`` hears of each step that the first rank has done, as a line of JSON. Raises RunError when a rank died
-    without a word, or when none moves for twice the deadline.
+    without a word, or when none moves for twice the deadline; StoppedError when a signal asks for the end.
     """
-    with tempfile.TemporaryDirectory(prefix="gopt.") as folder:
+    with tempfile.TemporaryDirectory(prefix="gopt.") as folder, _signals() as caught:
+        Path(folder, LAUNCHER).write_text(f"{os.getpid()}")
         environment = {**os.environ, HEARTBEATS: folder}
         if ranks > 2 * (os.cpu_count() or 1):
             environment["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"  # many more ranks than cores: give way while waiting
@@ -100,13 +133,29 @@ def launch(ranks: int, arguments: Sequence[str], deadline: float, show: Callable
         copies = [threading.Thread(target=_copy, args=each, daemon=True) for each in streams]
         for copy in copies:
             copy.start()
-        watch = _Watch(process, Path(folder), deadline, show)
+        watch = _Watch(process, Path(folder), deadline, show, caught)
         try:
             return watch.run()
         finally:
             watch.end()
             for copy in copies:
                 copy.join(2.0)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """What has come of the signals that ask for the end: their ranks hear of none, they have a session of their own.
+    One that is ignored, as under nohup, stays so; only the main thread can listen."""
+    caught: list[int] = []
+    listens = threading.current_thread() is threading.main_thread()
+    numbers = [each for each in _STOPS if listens and signal.getsignal(each) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, lambda came, _: caught.append(came))
+    try:
+        yield caught
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _copy(source: IO[bytes], target: IO[str]) -> None:
@@ -137,6 +186,8 @@ class _Watch:
     folder: Path
     deadline: float
     show: Callable[[str], None]
+    caught: Sequence[int] = ()
+    """Signals that have come."""
     _handles: dict[int, int] = field(default_factory=dict)
     """Rank -> handle of its process."""
     _told: int = 0
@@ -153,6 +204,8 @@ class _Watch:
                 time.sleep(0.3)  # MPI may have ended the others before the system was done with the one that died
                 dead = self._silent(self._gone())
             self._tell()
+            if self.caught:
+                raise StoppedError(self.caught[0])
             self._refuse_standstill(seen)
             if dead is None:
                 waiting = [handle for rank, handle in self._handles.items() if rank not in gone]

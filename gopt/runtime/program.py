@@ -116,7 +116,9 @@ class Program:
                 }  # fmt: skip
                 own = {name: rooms.in_place(name, step.rows, place, last) for name in step.segment.outputs}
                 free |= {name: row for name, row in own.items() if row is not None}
-                made.append(tiled(step, free, graph, types, cache, store))
+                run = tiled(step, free, graph, types, cache, store)
+                run.overwrites = rooms.touched(run.overwrites)
+                made.append(run)
         return made
 
     def _resident(self, graph: Graph) -> dict[str, Any]:

@@ -9,7 +9,7 @@ call is made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -62,6 +62,12 @@ class Rooms:
             for name, piece in self.pieces.items() if name not in self.states
         }  # fmt: skip
         return {**views, **self.states, **self.delivered}
+
+    def touched(self, names: Iterable[str]) -> frozenset[str]:
+        """These values and all others that lie in their rooms: whose memory may change where that of ``names`` does."""
+        given = frozenset(names)
+        calls = {self.pieces[name].call for name in given if name in self.pieces}
+        return given.union(name for name, piece in self.pieces.items() if piece.call in calls)
 
     def in_place(self, name: str, rows: Sequence[str], place: int, last: Mapping[str, int]) -> str | None:
         """The row over which a step may write what a gather sends: the rank's own piece, when that is its last reader

@@ -17,6 +17,17 @@ def no_mark(name: str, begin: float, end: float) -> None:
     """For who is not listening."""
 
 
+def check_writable(path: Path) -> None:
+    """Raise RunError when a trace cannot be written: better before the first step than after the last."""
+    there = path.exists()
+    try:
+        path.open("a").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from error
+
+
 class Trace:
     """The events of one rank: segments on one line, calls on another. Times are the machine's, in microseconds."""
 

@@ -27,7 +27,7 @@ from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.engine import Ahead, Calls, Engine
 from gopt.runtime.program import Program
 from gopt.runtime.session import Array
-from gopt.runtime.trace import Trace, no_mark
+from gopt.runtime.trace import Trace, check_writable, no_mark
 
 Values = dict[str, Array]
 """Arrays; once steps run, what the device shows for them."""
@@ -255,6 +255,8 @@ class Trainer:
             if self.checkpoints is not None and self.engine.rank == 0:
                 self.checkpoints.open()
             trace = Trace(self.engine.rank) if self.job.trace is not None else None
+            if self.job.trace is not None and self.engine.rank == 0:
+                check_writable(self.job.trace)
             ahead = self._calls(self.engine, self._at, trace.call if trace is not None else no_mark)
             self.held = {name: self.device.show(self.device.put(array)) for name, array in self.held.items()}
             for program in self.programs.values():
@@ -268,7 +270,7 @@ class Trainer:
                 trace.write(self.engine, self.job.trace)
         except GoptError as error:
             raise self._named(error) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # what the user's functions raise, sys.exit among it
             raise self._named(RunError(f"{type(error).__name__}: {error}")) from error
 
     def _named(self, error: GoptError) -> GoptError:

@@ -23,6 +23,7 @@ LAYERS = (
         "gopt.figures",
         "gopt.kept",
         "gopt.write",
+        "gopt.seal",
         "gopt.summary",
         "gopt.api",
     },

@@ -145,3 +145,31 @@ def test_reshard_from_the_command_line(tmp_path, capsys):
     assert Verifier(tmp_path / "b").run(steps=1, confirm=False).equal
     twice = [*command, "--force", "-O", "shard.stage=1"]
     assert main(twice) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        (
+            {"stage": 3, "partition": "rows", "persist": 5, "rule": "ceil"},
+            {"stage": 0},
+            {"partition", "persist", "rule"},
+        ),
+        ({"stage": 3, "persist": 5}, {"stage": "2"}, {"persist"}),
+        ({"partition": "whole", "style": "broadcast", "owners": "in-order"}, {"partition": "flat"}, {"style"}),
+        ({"partition": "rows"}, {"stage": 3}, set()),
+    ],
+)
+def test_what_has_no_use_any_more_falls_away_with_a_note(before, now, told, tmp_path):
+    pipeline = build_pipeline(defaults={"shard": before})
+    gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), 2, pipeline=pipeline).write(tmp_path / "a")
+    notes: list[str] = []
+    reshard(tmp_path / "a", Mesh.parse("shard=3"), options={"shard": now}, note=notes.append).write(tmp_path / "b")
+    assert {note.split()[1].split("=")[0] for note in notes} == told
+    assert Verifier(tmp_path / "b").run(steps=1, confirm=False).equal
+
+
+def test_what_is_given_now_and_has_no_use_is_refused(tmp_path):
+    gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), 2).write(tmp_path / "a")
+    with pytest.raises(OptionError, match="partition has no use at stage 0"):
+        reshard(tmp_path / "a", Mesh.parse("shard=3"), options={"shard": {"stage": 0, "partition": "rows"}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,8 @@ def batches(part: int, parts: int) -> Iterator[dict[str, Any]]:
     for step in range(1, 10_000):
         x = generator.standard_normal((4, 3)).astype(np.float32)
         if step == 8:
+            if os.environ.get("FAULT") == "all":
+                raise ValueError("a bad\nsample")
             if fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if fault == "stop":
@@ -25,6 +28,8 @@ def batches(part: int, parts: int) -> Iterator[dict[str, Any]]:
                 raise ValueError("a bad sample")
             if fault == "sleep":
                 time.sleep(1000)
+            if fault == "exit":
+                sys.exit(3)
             if fault == "end":
                 return
             if fault == "nan":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -108,3 +109,44 @@ def test_steps_go_on_from_the_room(order, fills, tmp_path):
         expected = np.concatenate([np.zeros(4, "f4"), p + 1])
         np.testing.assert_array_equal(np.concatenate([made["w.new"].reshape(-1), made["b.new"]]), expected)
         held = {"w": made["w.new"], "b": made["b.new"]}
+
+
+class Late:
+    """A call under way that reads its inputs as late as it can, and says the bits it found."""
+
+    def __init__(self, inputs: list[np.ndarray]) -> None:
+        self.inputs = inputs
+
+    def result(self) -> list[np.ndarray]:
+        return [self.inputs[0] * 1]
+
+
+def test_a_call_under_way_still_finds_the_old_state(tmp_path):
+    """The update writes a piece of the room by another name than that by which the call reads it."""
+    half = 1 << 13
+    rows = ["p", *(f"p{n}" for n in range(1, 8)), "p.new"]
+    nodes = [
+        comm("AllReduce", ["w"], ["w.sum"], reduce="sum"),
+        op("Slice", ["w", "half", "end"], ["p"]),
+        *(op("Sub", [row, "g"], [made]) for row, made in pairwise(rows)),
+        comm("AllGather", ["p.new"], ["w.new"], cuts=[0, half, 2 * half], shapes=[f"{2 * half}"]),
+    ]
+    whole, part = ("float32", [2 * half]), ("float32", [half])
+    graph = make(
+        tmp_path, nodes, {"w": whole, "g": part}, {"w.new": whole, "w.sum": whole},
+        constants={"half": np.array([half]), "end": np.array([2 * half])}, values=dict.fromkeys(rows, part),
+    )  # fmt: skip
+    program = Program(graph, SessionCache(), {"w.new": "w"})
+    assert program._rooms.pieces.keys() == {"w", "p"}
+
+    def call(index, node, inputs, room=None):
+        if node.op_type == "AllReduce":
+            return Late(inputs)
+        assert np.shares_memory(inputs[0], room), "the update is made in place"
+        room[:half] = 0
+        return [room]
+
+    w = np.arange(2 * half, dtype="f4")
+    made = program.run({"w": w.copy(), "g": np.ones(half, "f4")}, call)
+    np.testing.assert_array_equal(made["w.sum"], w)
+    np.testing.assert_array_equal(made["w.new"][half:], w[half:] - 8)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -221,6 +222,33 @@ def test_a_damaged_checkpoint_is_named(damage, tmp_path):
         train(folder, data, 3, checkpoint=tmp_path / "c", resume=True)
 
 
+@pytest.mark.parametrize("damage", ["bits", "short", "missing", "index", "empty index", "no entry"])
+def test_values_of_a_damaged_checkpoint_are_not_taken(damage, tmp_path):
+    folder = written(tmp_path)
+    train(folder, samples(tmp_path), 2, checkpoint=tmp_path / "c")
+    step = tmp_path / "c" / "step_00000002"
+    assert values(step, tmp_path)
+    for path in tmp_path.glob("c-*.onnx"):
+        path.unlink()
+    victim, index = step / "rank_0001.safetensors", step / "index.json"
+    if damage == "bits":
+        raw = bytearray(victim.read_bytes())
+        raw[-1] ^= 1
+        victim.write_bytes(raw)
+    elif damage == "short":
+        victim.write_bytes(victim.read_bytes()[:-4])
+    elif damage == "missing":
+        victim.unlink()
+    else:
+        whole = json.loads(index.read_text())
+        whole["files"].pop(victim.name)
+        index.write_text({"index": "{", "empty index": ""}.get(damage, json.dumps(whole)))
+    for work in (lambda: merge(step, tmp_path / "m.onnx"), lambda: reshard(step, Mesh.parse("shard=3"))):
+        with pytest.raises(RunError, match="checkpoint"):
+            work()
+    assert not (tmp_path / "m.onnx").exists()
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     folder, data = written(tmp_path), samples(tmp_path)
     train(folder, data, 2, checkpoint=tmp_path / "c")
@@ -282,6 +310,8 @@ def test_ranks_that_start_apart_are_told_so(tmp_path):
         ("raise", 5, "rank 1, step 8: ValueError: a bad sample"),
         ("nan", 5, "the loss is nan"),
         ("end", 3, "rank 1, step 8: the data ended"),
+        ("exit", 5, "rank 1, step 8: SystemExit: 3"),
+        ("all", 5, "step 8: ValueError: a bad sample"),
     ],
 )
 def test_a_fault_ends_the_job_in_one_line(fault, code, said, tmp_path):
@@ -300,9 +330,38 @@ def test_a_fault_ends_the_job_in_one_line(fault, code, said, tmp_path):
     assert again.returncode == 0 and json.loads(again.stdout)["steps"] == 3, again.stderr
 
 
-def processes(folder: Path) -> list[str]:
-    """Command lines of living processes that run this folder."""
-    found = []
+@mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_the_ranks_end_with_their_launcher(number, tmp_path):
+    folder, log = written(tmp_path), tmp_path / "log"
+    (tmp_path / "tmp").mkdir()
+    path = {"PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(tmp_path / "tmp")}
+    arguments = command(folder, "faulty_data:batches", 10**6, "--launch", "2", "--log", str(log))
+    process = subprocess.Popen(arguments, env={**os.environ, **path}, stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 30
+        while not (log.is_file() and log.read_text().count("\n") > 5) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(processes(folder)) > 2, "it trains"
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)  # ends when nobody holds the stream any more
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+        if number in (signal.SIGTERM, signal.SIGHUP):
+            assert errors == f"gopt: error: stopped by {number.name}\n"
+        until = time.monotonic() + 10
+        while processes(folder) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not processes(folder), "no orphan is left"
+        assert not list((tmp_path / "tmp").glob("gopt.*")), "nor its folder"
+    finally:
+        process.kill()
+        for left in processes(folder):
+            os.kill(left, signal.SIGKILL)
+
+
+def processes(folder: Path) -> dict[int, str]:
+    """Living processes that run this folder: number -> command line."""
+    found = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and int(path.name) != os.getpid():
             try:
@@ -311,16 +370,31 @@ def processes(folder: Path) -> list[str]:
             except OSError:
                 continue
             if str(folder) in text and alive:
-                found.append(text)
+                found[int(path.name)] = text
     return found
 
 
-@pytest.mark.parametrize("fault", ["raise", "nan", "end"])
+@pytest.mark.parametrize("fault", ["raise", "nan", "end", "exit"])
 def test_a_fault_of_a_thread_ends_all_of_them(fault, tmp_path):
     folder = written(tmp_path)
     done = run(command(folder, "faulty_data:batches", 50, "--deadline", "5", "--stop-on-nan"), fault)
     assert done.returncode == (3 if fault == "end" else 5)
     assert "rank 1, step 8" in done.stderr and done.stderr.count("gopt: error:") == 1
+
+
+def test_a_thread_that_hangs_is_left_behind(tmp_path):
+    done = run(command(written(tmp_path), "faulty_data:batches", 50, "--deadline", "2"), "sleep")
+    assert done.returncode == 5 and "after 2 s, rank 0 still waits for rank 1" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("option", ["--log", "--trace", "--checkpoint"])
+@pytest.mark.parametrize("launched", [False, pytest.param(True, marks=mpi)])
+def test_what_cannot_be_written_is_told_before_the_first_step(option, launched, tmp_path):
+    (tmp_path / "file").write_text("")
+    more = ["--launch", "2"] if launched else []
+    done = run(command(written(tmp_path), "faulty_data:batches", 10**6, *more, option, str(tmp_path / "file" / "a")))
+    errors = [line for line in done.stderr.splitlines() if line.startswith("gopt: error:")]
+    assert done.returncode == 5 and len(errors) == 1 and "cannot write" in errors[0], done.stderr
 
 
 @mpi
@@ -379,6 +453,8 @@ def test_many_ranks_on_few_cores(tmp_path):
         (["--set", "nothing=1"], 2, "is no hyper-parameter"),
         (["--engine", "threads", "--launch", "2"], 2, "--launch starts MPI ranks"),
         (["--shuffle", "1"], 2, "the data is a function"),
+        (["--shuffle", "-1"], 2, "--shuffle"),
+        *((["--deadline", text], 2, "--deadline") for text in ("inf", "nan", "0", "-1", "1e30")),
     ],
 )
 def test_requests_that_cannot_be(more, code, said, tmp_path):

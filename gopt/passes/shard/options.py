@@ -56,24 +56,30 @@ def check(step: Step, options: Options) -> None:
         raise OptionError(f"--bucket-mb cannot be {options.bucket_mb}", "0 means one tensor a call")
     if options.persist < 0 or (options.min_piece is not None and options.min_piece < 1):
         raise OptionError("persist and min-piece are numbers of elements, at least 0 and 1")
-    kinds = {options.partition, *(kind for _, kind in _parse_overrides(options.override))}
-    rows, whole = Partition.ROWS in kinds, kinds == {Partition.WHOLE}
-    sharding = ("partition", "override", "owners", "rule", "min_piece", "style")
-    useless = {
-        **dict.fromkeys(sharding, options.stage is Stage.NONE),
-        "persist": options.stage is not Stage.PARAMETERS,
-        "reshard_after_forward": options.stage is not Stage.PARAMETERS,
-    }
-    for name, refused in useless.items():
-        if refused and getattr(options, name) != getattr(Options(), name):
-            raise OptionError(f"shard: {name.replace('_', '-')} has no use at stage {options.stage.value}")
-    if not rows and (options.rule is not Rule.BALANCED or options.min_piece is not None):
-        raise OptionError("shard: rule and min-piece cut rows, and nothing is cut in rows", "add partition=rows")
-    if not whole and options.style is Style.BROADCAST:
-        raise OptionError("shard: style=broadcast sends whole tensors, and some are to be cut", "add partition=whole")
+    for why, *hints in useless(options).values():
+        raise OptionError(f"shard: {why}", *hints)
     if step.micro_steps > 1 and any(state.kind is Kind.ACCUMULATOR for state in step.training.states):
         held = next(s.tensor for s in step.training.states if s.kind is Kind.ACCUMULATOR)
         raise OptionError(f"--accumulate: the model accumulates gradients itself, in {held}", "leave --accumulate out")
+
+
+def useless(options: Options) -> dict[str, tuple[str, ...]]:
+    """Options that are set and have no use beside the others -> why, and what would give them one."""
+    kinds = {options.partition, *(kind for _, kind in _parse_overrides(options.override))}
+    stage = f"has no use at stage {options.stage.value}"
+    found: dict[str, tuple[str, ...]] = {}
+    if options.stage is Stage.NONE:
+        sharding = ("partition", "override", "owners", "rule", "min_piece", "style")
+        found |= {name: (f"{name.replace('_', '-')} {stage}",) for name in sharding}
+    if options.stage is not Stage.PARAMETERS:
+        found |= {name: (f"{name.replace('_', '-')} {stage}",) for name in ("persist", "reshard_after_forward")}
+    if Partition.ROWS not in kinds:
+        cut = ("rule and min-piece cut rows, and nothing is cut in rows", "add partition=rows")
+        found = {"rule": cut, "min_piece": cut} | found
+    if kinds != {Partition.WHOLE}:
+        whole = ("style=broadcast sends whole tensors, and some are to be cut", "add partition=whole")
+        found = {"style": whole} | found
+    return {name: why for name, why in found.items() if getattr(options, name) != getattr(Options(), name)}
 
 
 def layout_of(step: Step, options: Options) -> Layout:

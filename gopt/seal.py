@@ -1,0 +1,59 @@
+"""What shows that a checkpoint is whole: an index, written last, with the size and digest of every rank's file.
+
+Files are read in blocks: a check needs no memory, however large the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gopt.errors import RunError
+
+INDEX = "index.json"
+FORMAT = "gopt-checkpoint/1"
+_BLOCK = 1 << 22
+
+
+def digest(manifest: Mapping[str, Any]) -> str:
+    """By it a checkpoint knows the ranks that it is of."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def rank_name(rank: int) -> str:
+    return f"rank_{rank:04d}.safetensors"
+
+
+def read_index(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The files of one step of a checkpoint -> size and digest; raises RunError when it is damaged, or of other ranks
+    than the manifest's."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        files: dict[str, Mapping[str, Any]] = {
+            name: {"bytes": each["bytes"], "sha256": each["sha256"]} for name, each in index["files"].items()
+        }  # fmt: skip
+        same = index["format"] == FORMAT and index["manifest"] == digest(manifest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
+    if not same:
+        raise RunError(f"checkpoint {folder} is of other ranks", "make ranks of it with gopt reshard")
+    return files
+
+
+def check_file(path: Path, entry: Mapping[str, Any] | None) -> None:
+    """Raise RunError when a rank's file is missing, or differs from its ``entry`` of the index."""
+    if entry is None or not path.is_file():
+        raise RunError(f"checkpoint {path.parent} lacks {path.name}", "remove it to go on from the one before")
+    seen = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_BLOCK):
+                seen.update(chunk)
+            size = file.tell()
+    except OSError as error:
+        raise RunError(f"checkpoint {path} cannot be read: {error.strerror}") from error
+    if size != entry["bytes"] or seen.hexdigest() != entry["sha256"]:
+        raise RunError(f"checkpoint {path} is damaged", f"remove {path.parent} to go on from the one before")
