@@ -90,7 +90,8 @@ def gopt(case: Case, ranks: int, stage: int, steps: int, *, copies: int = 1, thr
 def _command(target: Path, ranks: int, steps: int, folder: Path, threads: bool) -> list[str]:
     how = ["--engine", "threads"] if threads else ["--launch", str(ranks)]
     return [
-        sys.executable, "-m", "gopt.cli", "run", str(target), "--data", "probe:batches", "--steps", str(WARMUP + steps),
+        sys.executable, "-P", "-m", "gopt.cli", "run", str(target), "--data", "probe:batches",
+        "--steps", str(WARMUP + steps),
         "--set", "lr=0.0001", "--log", str(folder / "log.jsonl"), "--trace", str(folder / "trace.json"), *how,
     ]  # fmt: skip
 

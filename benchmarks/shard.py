@@ -102,7 +102,7 @@ def run_once(command: list[str]) -> tuple[float, float]:
 def measure(model: Path, folder: Path, ranks: int, repeat: int, cap: str | None) -> dict[str, Runs]:
     """Every command on one graph, ``repeat`` times in turn; ``cap`` of the buckets in MiB."""
     shard = [
-        sys.executable, "-m", "gopt.cli", "shard", str(model), "--ranks", str(ranks), "-o", str(folder / "gopt"),
+        sys.executable, "-P", "-m", "gopt.cli", "shard", str(model), "--ranks", str(ranks), "-o", str(folder / "gopt"),
         "--force", *([] if cap is None else ["--bucket-mb", cap]),
     ]  # fmt: skip
     commands = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,10 +14,14 @@ from rich.table import Table
 
 from gopt.report import size
 
+WIDE = 200
+"""Columns of what goes into a pipe or a file."""
+
 
 def console() -> Console:
-    """Results go to stdout."""
-    return Console(file=sys.stdout, highlight=False, soft_wrap=False)
+    """Results go to stdout; as wide as they like where that is no terminal, so that names stay whole for grep."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
+    return Console(file=sys.stdout, highlight=False, soft_wrap=False, width=width)
 
 
 @contextmanager

@@ -57,10 +57,10 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     Without a launcher the ranks are threads of this process; under mpiexec or srun each process is a rank; --launch N
     starts mpiexec itself (pip install 'gopt[mpi]').
 
-    \\b
+    \b
     Example:
       gopt run step.ranks --data samples.npz --steps 100 --set lr=1e-3
-      gopt run step.ranks --launch 4 --data samples.npz --steps 1000 --set lr=cosine:1e-3:0:1000 \\\\
+      gopt run step.ranks --launch 4 --data samples.npz --steps 1000 --set lr=cosine:1e-3:0:1000 \\
           --checkpoint ckpt --every 100 --resume
     """
     from gopt.runtime.train import Job, read_manifest

@@ -36,7 +36,7 @@ alone, but training carries every rounding on, and a share of a small loss is sm
 def command(*arguments: str, quiet: bool = False) -> None:
     """Print a gopt command and run it in this folder; ends this process with its exit code where it fails."""
     print(f"$ gopt {shlex.join(arguments)}", flush=True)
-    line = [sys.executable, "-m", "gopt.cli", *arguments]
+    line = [sys.executable, "-P", "-m", "gopt.cli", *arguments]
     done = subprocess.run(line, cwd=HERE, stdout=subprocess.DEVNULL if quiet else None)
     if done.returncode:
         sys.exit(done.returncode)

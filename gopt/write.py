@@ -40,6 +40,8 @@ def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
     """
     if target.exists() and not force:
         raise OptionError(f"{target} exists already", "choose another folder with -o, or replace it with --force")
+    if target.exists() and not _is_ours(target):
+        raise OptionError(f"{target} is nothing that gopt wrote: --force does not replace it", "choose another with -o")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -54,6 +56,11 @@ def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
         raise RunError(f"cannot write {target}: {what}", "nothing was left behind") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _is_ours(target: Path) -> bool:
+    """Whether this is an output folder, or an empty one."""
+    return target.is_dir() and ((target / "manifest.json").is_file() or not any(target.iterdir()))
 
 
 def _replace(draft: Path, target: Path) -> None:

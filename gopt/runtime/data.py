@@ -209,5 +209,9 @@ def parse_schedule(text: str) -> Callable[[int], float]:
             return start + (end - start) * (part if kind == "linear" else (1 - math.cos(math.pi * part)) / 2)
 
         return at
+    if kind in ("linear", "cosine") or not rest:
+        raise OptionError(
+            f"cannot read {text!r} as a schedule", "write 1e-3, linear:START:END:STEPS, cosine:… or module:function"
+        )
     function = load_function(text)
     return lambda step: float(function(step))

@@ -123,7 +123,7 @@ def launch(ranks: int, arguments: Sequence[str], deadline: float, show: Callable
         environment = {**os.environ, HEARTBEATS: folder}
         if ranks > 2 * (os.cpu_count() or 1):
             environment["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"  # many more ranks than cores: give way while waiting
-        command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", "gopt.cli", *arguments]
+        command = [mpiexec(), "-n", str(ranks), sys.executable, "-P", "-m", "gopt.cli", *arguments]
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True

@@ -111,6 +111,11 @@ class Trainer:
         self.types = self._batch_types()
         self.data: Source = open_data(job.data, self.types, job.shuffle)
         self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep) if job.checkpoint else None
+        if self.checkpoints is not None and not job.resume and (others := self.checkpoints.steps()):
+            raise OptionError(
+                f"{job.checkpoint} holds checkpoints of an earlier run, up to step {others[-1]}",
+                "go on from there with --resume, or choose another --checkpoint",
+            )
         self.held = self._start()
         cache = device.sessions()
         replaces = {each["output"]: each["input"] for each in (*self.states, *self.sums)}
