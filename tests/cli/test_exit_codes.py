@@ -280,12 +280,19 @@ def test_5_a_read_only_target(capsys):
     says(capsys, ["shard", MODEL, "--ranks", "2", "-o", "closed/out"], 5, "closed")
 
 
+def test_2_force_replaces_only_what_gopt_wrote(capsys):
+    Path("thesis").mkdir()
+    Path("thesis/text").write_text("keep")
+    says(capsys, ["shard", MODEL, "--ranks", "2", "-o", "thesis", "--force"], 2, "nothing that gopt wrote")
+    assert Path("thesis/text").read_text() == "keep"
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 @pytest.mark.parametrize("force", [False, True])
 def test_5_a_full_disk(number, force, capsys, monkeypatch):
     if force:
         Path("out").mkdir()
-        Path("out/mine").write_text("keep")
+        Path("out/manifest.json").write_text("keep")
     written = []
 
     def full(path: Path, data: bytes) -> None:

@@ -192,6 +192,20 @@ def test_only_some_checkpoints_stay(tmp_path):
     assert steps == ["step_00000006", "step_00000008", "step_00000009"]
 
 
+def test_checkpoints_of_an_earlier_run_are_not_mixed_with(tmp_path):
+    folder, data = written(tmp_path), samples(tmp_path)
+    train(folder, data, 4, checkpoint=tmp_path / "c")
+    with pytest.raises(GoptError, match="holds checkpoints of an earlier run, up to step 4"):
+        train(folder, data, 2, checkpoint=tmp_path / "c")
+    train(folder, data, 5, checkpoint=tmp_path / "c", resume=True)
+
+
+def test_the_launcher_finds_gopt_in_its_own_checkout(tmp_path):
+    """There the folder gopt/ would hide the installed package."""
+    done = run([sys.executable, "-P", "-m", "gopt.cli", "--version"], cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_checkpoint_that_was_cut_short_does_not_count(tmp_path):
     folder, data = written(tmp_path), samples(tmp_path)
     train(folder, data, 4, checkpoint=tmp_path / "c", every=2)
