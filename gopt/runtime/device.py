@@ -32,10 +32,9 @@ class Device(Protocol):
 
     lowers: bool
     """Whether operators on halves are lowered to float32 ones."""
-    tiles: bool
-    """Whether long elementwise runs go in tiles that fit a cache."""
     shares: bool
-    """Whether a value made of an array is the array's own memory, and changes with it."""
+    """Whether a value made of an array is the array's own memory, and changes with it: then results have fixed places
+    in host memory, and long elementwise runs are done there."""
 
     def sessions(self) -> SessionCache:
         """An empty cache whose sessions run here."""
@@ -142,7 +141,6 @@ class Host:
     """Host memory: the runtime works on NumPy's own memory, and nothing is copied."""
 
     lowers = True
-    tiles = True
     shares = True
 
     def sessions(self) -> SessionCache:

@@ -101,7 +101,6 @@ class Gpu:
     """
 
     lowers = False
-    tiles = False
     shares = False
 
     def __init__(self, cuda: Cuda, index: int) -> None:
