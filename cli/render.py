@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gopt.report import alike, rank_ranges, size
 
@@ -37,7 +38,8 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> Table:
     """A plain table; columns whose places are in ``right`` are set to the right."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    head = Text(title, no_wrap=True, overflow="ignore")  # a title wider than its columns stays a line
+    made = Table(title=head, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for place, name in enumerate(columns):
         made.add_column(name, justify="right" if place in right else "left", overflow="fold")
     for row in rows:
