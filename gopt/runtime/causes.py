@@ -7,8 +7,8 @@ import re
 from gopt.errors import RunError
 
 _NODE = re.compile(r"while running (\w+) node\. Name:'([^']*)' Status Message: (.*)", re.DOTALL)
-_PLACE = re.compile(r"\S+\.(?:cc|cu|cuh|h|hpp):\d+ ")
-"""Where in its own sources it gave up."""
+_PLACE = re.compile(r"\S+\.(?:cc|cu|cuh|h|hpp):\d+ (?:[^()]*::[^()]*\([^()]*\)(?: const)? )?")
+"""Where in its own sources it gave up, and in which function."""
 _INDEX = re.compile(r"idx=(-?\d+) must be within the inclusive range \[(-?\d+),(-?\d+)\]")
 MOST = 200
 """Characters of a reason."""
@@ -16,7 +16,7 @@ MOST = 200
 
 def failed(error: Exception) -> RunError:
     """The refusal for what ONNX Runtime raised while it ran."""
-    text = " ".join(_PLACE.sub("", str(error)).split())
+    text = " ".join(_PLACE.sub("", str(error)).split()) or type(error).__name__
     node = _NODE.search(text)
     if node is None:
         return RunError(f"ONNX Runtime failed: {_short(text)}")

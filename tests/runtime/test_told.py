@@ -117,6 +117,12 @@ TOLD = (
             TOLD.format("Gemm", "", "/onnxruntime_src/core/gemm.cc:12 GEMM:\n Dimension mismatch"),
             "ONNX Runtime failed: Gemm: GEMM: Dimension mismatch", False,
         ),
+        (
+            TOLD.format("Mul", "m", "/src/core/bfc_arena.cc:376 void* onnxruntime::BFCArena::Allocate(size_t, bool) "
+                        "Failed to allocate 12 (of 9) bytes"),
+            "ONNX Runtime failed: Mul 'm': Failed to allocate 12 (of 9) bytes", False,
+        ),
+        ("", "ONNX Runtime failed: RuntimeError", False),
         ("something else\nin two lines", "ONNX Runtime failed: something else in two lines", False),
     ],
 )  # fmt: skip
