@@ -30,7 +30,8 @@ def command(
     """Run the source and all ranks, each rank on its own batch, and compare every state and loss.
 
     Repeats the run with all local gradients × 1/64 and × 64, and with one infinite gradient where the step checks for
-    it. Exit code 1 when anything is beyond tolerance.
+    it. Exit code 1 when anything is beyond tolerance. In --json, error_over_tolerance counts in tolerances: above 1 is
+    too far, times "tolerance" it is the relative error.
 
     \b
     Example:
@@ -44,6 +45,8 @@ def command(
 
     if len(paths) > 2:
         raise OptionError("verify takes at most a model and a folder")
+    if len(paths) == 2 and Path(paths[0]).is_dir() and Path(paths[1]).is_file():
+        raise OptionError("verify takes the model first, then the folder", f"gopt verify {paths[1]} {paths[0]}")
     hyper = {}
     for text in settings:
         name, _, value = text.partition("=")
