@@ -16,6 +16,7 @@ import click
 from gopt.errors import OptionError, RunError
 
 from .options import arguments_of, seconds
+from .strict import strict_json
 
 
 @click.command("run")
@@ -217,7 +218,7 @@ def _telling(job: Any, mesh: Any, given: dict[str, Any], engine: str) -> Iterato
             steps.append(progress)
             show(progress.to_json())
             live(json.dumps(progress.to_json()))
-            write(json.dumps(progress.to_json()))
+            write(strict_json(progress.to_json()))
 
         yield tell
     spent = sum(each.seconds for each in steps)
@@ -232,7 +233,7 @@ def _telling(job: Any, mesh: Any, given: dict[str, Any], engine: str) -> Iterato
         "checkpoint": None if job.checkpoint is None else str(job.checkpoint),
     }  # fmt: skip
     if given["as_json"]:
-        click.echo(json.dumps(record, indent=1))
+        click.echo(strict_json(record, 1))
     else:
         render_run(record, [each.loss for each in steps])
 

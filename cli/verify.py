@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from .options import arguments_of, seconds
+from .strict import strict_json
 
 
 @click.command("verify")
@@ -74,7 +74,7 @@ def command(
         verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None)
         result = verifier.run(steps=steps, seed=seed, hyper=hyper, confirm=not no_confirm, advance=advance)
     if as_json:
-        click.echo(json.dumps(result.to_json(), indent=1))
+        click.echo(strict_json(result.to_json(), 1))
     else:
         render_verification(result.to_json())
     return 0 if result.equal else 1
@@ -101,7 +101,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
         verifier.transport = one_of_many(engine)
         result = verifier.run(**options)
         if engine.rank == 0 and as_json:
-            click.echo(json.dumps(result.to_json(), indent=1))
+            click.echo(strict_json(result.to_json(), 1))
         elif engine.rank == 0:
             render_verification(result.to_json())
         return 0 if result.equal else 1

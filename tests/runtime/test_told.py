@@ -81,8 +81,12 @@ def test_a_loss_that_is_no_number_is_told_at_the_end(tmp_path, capsys):
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning:")]
     assert len(warnings) == 1
     assert "no finite number in 4 steps, first in step 2" in warnings[0]
-    assert ran(folder, data, 5, "--json", lr="nan") == 0
-    assert json.loads(capsys.readouterr().out)["not_finite"] == {"steps": 4, "first": 2}
+    log = tmp_path / "log"
+    assert ran(folder, data, 5, "--json", "--log", str(log), lr="nan") == 0
+    said = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert said["not_finite"] == {"steps": 4, "first": 2} and said["last"]["loss"] is None
+    losses = [json.loads(line, parse_constant=pytest.fail)["loss"] for line in log.read_text().splitlines()]
+    assert losses[0] is not None and losses[1:] == [None] * 4
     assert ran(folder, data, 5) == 0
     assert "warning" not in capsys.readouterr().out
 
