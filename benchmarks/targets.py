@@ -44,9 +44,9 @@ def decide(name: str, rows: Rows) -> Iterator[Verdict]:
     if name in SMALL:
         for way in ("gopt1", *STAGES):
             shares = rows[way]["shares"]
-            note = f"{shares['overhead']:.2f} ms, of it {shares['loop']:.2f} between segments"
-            what = f"{name}, {NAMES[way]}: executor overhead / step"
-            yield Verdict(what, shares["overhead_share"], None, OVERHEAD, note)
+            note = f"{shares['overhead']:.2f} ms of {shares['wall']:.2f}, of it {shares['loop']:.2f} between segments"
+            what = f"{name}, {NAMES[way]}: executor overhead / 10 ms"
+            yield Verdict(what, shares["overhead"] / 10, None, OVERHEAD, note)
     if name not in LARGE:
         return
     for way, memory in (("gopt1", "pass1"), *((stage, "pass2") for stage in STAGES)):

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,6 +44,7 @@ class Samples:
     arrays: Mapping[str, Array]
     shuffle: int | None = None
     """Seed of an order that is new in every pass over the samples; None: as they lie."""
+    _orders: dict[tuple[int, int], Array] = field(default_factory=dict)
 
     def check(self, path: str) -> None:
         """Raise InputError where inputs would drift apart: arrays that last for unequally many batches, or rows that
@@ -84,8 +85,15 @@ class Samples:
         turns, rows = np.divmod(np.arange(place, place + size), count)
         if self.shuffle is None:
             return rows
-        orders = {each: np.random.default_rng([self.shuffle, each]).permutation(count) for each in set(turns.tolist())}
-        return np.array([orders[turn][row] for turn, row in zip(turns.tolist(), rows.tolist())])
+        return np.concatenate([self._order(each, count)[rows[turns == each]] for each in np.unique(turns).tolist()])
+
+    def _order(self, turn: int, count: int) -> Array:
+        """In which order a pass deals out its rows. Some are kept: a batch may end one pass and begin another."""
+        key = turn, count
+        if key not in self._orders:
+            made = np.random.default_rng([self.shuffle or 0, turn]).permutation(count)
+            self._orders = dict([*[*self._orders.items()][-3:], (key, made)])
+        return self._orders[key]
 
 
 @dataclass(slots=True)

@@ -189,7 +189,7 @@ class Program:
         return {name: self._device.show(values[name]) for name in self._outputs}
 
     def _start(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
-        unknown = sorted(set(feeds) - set(self._inputs))
+        unknown = sorted(feeds.keys() - self._inputs.keys())
         if unknown:
             raise RunError(f"the graph has no input {unknown[0]!r}")
         values = self._constants | self._places
@@ -200,16 +200,14 @@ class Program:
                 given = self._initial[name].numpy()
             else:
                 raise RunError(f"input {name!r} ({type}) was not fed, and the file stores no value")
-            values[name] = self._known(name, given) or self._take(name, type, given)
+            for before, value in self._fed.get(name, ()):
+                if before is given:
+                    value.lasting = True
+                    values[name] = value
+                    break
+            else:
+                values[name] = self._take(name, type, given)
         return values
-
-    def _known(self, name: str, given: Any) -> Any:
-        """The value of what was fed before."""
-        for before, value in self._fed.get(name, ()):
-            if before is given:
-                value.lasting = True
-                return value
-        return None
 
     def _take(self, name: str, type: TensorType, given: Any) -> Any:
         shown = given if hasattr(given, "dtype") else np.asarray(given)

@@ -115,7 +115,7 @@ class Trainer:
             self.checkpoints.check(job.resume)
         self.held = self._start()
         cache = device.sessions()
-        replaces = {each["output"]: each["input"] for each in (*self.states, *self.sums)}
+        self._becomes = replaces = {each["output"]: each["input"] for each in (*self.states, *self.sums)}
         self.programs = {phase: Program(graph, cache, replaces, device) for phase, graph in self._graphs.items()}
         for program in self.programs.values():
             program.move_in(self.held)
@@ -297,13 +297,11 @@ class Trainer:
             program = self.programs[phase]
             for turn in range(count):
                 values = {**self.held, **hyper}
-                if any(name in program.graph.inputs for name in self.types):
+                inputs = program.graph.inputs
+                if not inputs.keys().isdisjoint(self.types):
                     values |= self.data.batch(Turn(self.step * times + turn, self.part, self.parts))
-                feeds = {name: values[name] for name in program.graph.inputs if name in values}
-                outputs = program.run(feeds, ahead)
-                for each in (*self.states, *self.sums):
-                    if each["output"] in outputs:
-                        self.held[each["input"]] = outputs[each["output"]]
+                outputs = program.run({name: values[name] for name in inputs if name in values}, ahead)
+                self.held.update((self._becomes[name], made) for name, made in outputs.items() if name in self._becomes)
                 if self.manifest["loss"] in outputs:
                     seen.append(float(self.device.down(outputs[self.manifest["loss"]])))
         loss = sum(seen) / len(seen) if seen else math.nan
