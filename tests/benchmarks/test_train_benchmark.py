@@ -93,8 +93,8 @@ def test_one_session_and_one_rank_run_the_same_step(case: Case) -> None:
     for step in rank["shares"]:
         assert step.wall == pytest.approx(step.compute + step.exposed + step.overhead)
         assert 0 < step.loop <= step.overhead < step.wall
-        # Both weights go in tiles, the biases do not.
-        assert step.update_elements == 2 * 256 * 256
+        # Weights and biases.
+        assert step.update_elements == case.parameters
     for run in (whole, rank):
         assert min(run["seconds"]) > 0
         assert all(peak > 30 << 20 for peak in run["peak"])
