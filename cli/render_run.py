@@ -40,9 +40,10 @@ def render_run(record: Mapping[str, Any], losses: Sequence[float]) -> None:
     if not losses:
         out.print(f"nothing to do: {record['folder']} is at its last step already")
         return
-    last, seconds = record["last"], record["seconds"]
+    last, seconds, shared = record["last"], record["seconds"], record["shared_calls"]
+    how = record["engine"] + (f", {shared} calls in shared memory" if shared else "")
     out.print(
-        f"{record['steps']} steps on {record['ranks']} rank{'s' * (record['ranks'] != 1)} ({record['engine']}) "
+        f"{record['steps']} steps on {record['ranks']} rank{'s' * (record['ranks'] != 1)} ({how}) "
         f"in {seconds:.1f} s, "
         f"{1000 * seconds / record['steps']:.1f} ms a step, {last['samples_per_second']:.0f} samples/s at the end"
     )

@@ -11,7 +11,7 @@ from gopt.graph.types import TensorType
 from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.memory import Store, aligned
-from gopt.runtime.rooms import Rooms, lay_out
+from gopt.runtime.rooms import Lend, Rooms, lay_out, none_lent
 from gopt.runtime.session import Array, SessionCache, Value, bind_memory, run_bound
 
 
@@ -169,11 +169,15 @@ class KeptPiece(HostPiece):
 
 
 class Host:
-    """Host memory: the runtime works on NumPy's own memory, and nothing is copied."""
+    """Host memory: the runtime works on NumPy's own memory, and nothing is copied. An engine may ``lend`` what it
+    reduces in."""
 
     lowers = True
     tiles = True
     shares = True
+
+    def __init__(self, lend: Lend = none_lent) -> None:
+        self._lend = lend
 
     def sessions(self) -> SessionCache:
         return SessionCache()
@@ -188,7 +192,7 @@ class Host:
         return shown
 
     def rooms(self, graph: Graph, replaces: Mapping[str, str]) -> Rooms:
-        return lay_out(graph, replaces)
+        return lay_out(graph, replaces, self._lend)
 
     def piece(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType], store: Store

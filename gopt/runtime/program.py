@@ -127,6 +127,11 @@ class Program:
         names = [name for name in graph.initializers if name in read and name not in graph.inputs]
         return {name: self._device.put(graph.initializers[name].numpy()) for name in names}
 
+    @property
+    def lent(self) -> Mapping[int, Array]:
+        """Numbers of calls -> the memory that the engine lent for what they send."""
+        return self._rooms.lent
+
     def move_in(self, held: dict[str, Any]) -> None:
         """Put states where they are to lie, one by one, so that the first step need not hold two of each."""
         for name in self._inputs.keys() & held.keys():

@@ -190,10 +190,15 @@ class Trainer:
     def agree(self) -> None:
         """Compare with all ranks what must be equal before anything hangs or drifts apart; raises RunError."""
         plan: dict[str, list[str]] = {}
+        rooms: dict[tuple[str, int], Array] = {}
         for phase, graph in self._graphs.items():
-            for node in graph.nodes:
-                if node.domain == COMM:
-                    plan.setdefault(str(node.attributes["group"]), []).append(f"{phase}: {_call_text(node, graph)}")
+            lent = self.programs[phase].lent
+            for number, node in enumerate(node for node in graph.nodes if node.domain == COMM):
+                group = str(node.attributes["group"])
+                listed = plan.setdefault(group, [])
+                if number in lent:
+                    rooms[group, len(listed)] = lent[number]
+                listed.append(f"{phase}: {_call_text(node, graph)}")
         everything = self.engine.gather((str(self.mesh), {group: _digest(calls) for group, calls in plan.items()}))
         meshes = [mesh for mesh, _ in everything]
         if len(set(meshes)) > 1:
@@ -206,6 +211,7 @@ class Trainer:
         )  # fmt: skip
         if differs:
             self._name_difference(self.engine.gather(plan), groups)
+        self.engine.share(rooms)
         if self.job.sync_init:
             self._take_first()
         self._compare_states()
