@@ -22,7 +22,7 @@ from gopt.graph.model import Node
 from gopt.mesh import Mesh
 from gopt.runtime.memory import Pool, joined
 from gopt.runtime.session import Array
-from gopt.runtime.shared import LEAST, Lender, address, all_reduce, reduce_scatter
+from gopt.runtime.shared import LEAST, Lender, all_reduce, reduce_scatter
 from gopt.runtime.watch import Watch
 
 T = TypeVar("T")
@@ -219,8 +219,9 @@ class MpiEngine:
         return _unpacked(flat, shapes)
 
     def _shared_by(self, room: Array | None) -> list[Array] | None:
-        """The rooms of all members, where this one is memory that they share."""
-        return None if room is None else self._parts.get(address(room))
+        """The rooms of all members, where this one is memory that they share. By the array itself: what one call made
+        in its room may lie where that begins, and is no room of the next."""
+        return self._parts.get(id(room))
 
     def _wide(self, inputs: Sequence[Array], room: Array | None) -> tuple[Array, np.dtype[Any] | None]:
         """The inputs as one buffer that may be overwritten, in the type in which they are combined."""

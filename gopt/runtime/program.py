@@ -210,8 +210,9 @@ class Program:
         if missing:
             raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
         sent, show, number = self._rooms.sent, self._device.show, step.index
+        lent, gathered = self._rooms.lent.get(number), self._rooms.gathered.get(number)
         given = [sent[name] if name in sent else show(values[name]) for name in step.inputs]
-        room = joined(given) if number in self._rooms.spare else self._rooms.gathered.get(number)
+        room = lent if lent is not None else joined(given) if number in self._rooms.spare else gathered
         results = call(number, step.node, given, *([] if room is None else [room]))
         promise = _Promise(step.node, results, self._put)
         if not isinstance(results, list):

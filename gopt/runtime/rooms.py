@@ -184,7 +184,11 @@ def _piece(node: Node, pieces: Mapping[str, Piece], graph: Graph) -> Piece | Non
 def together(graph: Graph) -> list[tuple[tuple[str, ...], list[TensorType]]]:
     """What calls send together and could lie in one buffer, with the types. Inputs and constants lie elsewhere, and so
     does what two calls send."""
-    return [(tuple(call.inputs), types) for _, call, types in _sends(graph) if len(types) > 1]
+    return [(tuple(call.inputs), types) for _, call, types in _sends(graph) if _joins(types)]
+
+
+def _joins(types: Sequence[TensorType]) -> bool:
+    return len(types) > 1 and all(type.dtype not in _UNFIT for type in types)
 
 
 def _sends(graph: Graph) -> Iterator[tuple[int, Node, list[TensorType]]]:
@@ -197,7 +201,7 @@ def _sends(graph: Graph) -> Iterator[tuple[int, Node, list[TensorType]]]:
         free = all(name in made and sent[name] == 1 for name in call.inputs)
         if not types or len(types) < len(call.inputs) or not free:
             continue
-        if all(known(type.dtype) and type.dtype not in _UNFIT for type in types):
+        if all(known(type.dtype) and type.dtype not in ("bool", "string") for type in types):
             yield number, call, types
 
 
@@ -210,7 +214,7 @@ def _sent(graph: Graph, spare: frozenset[int], lend: Lend) -> tuple[dict[str, Ar
         flat = lend(call, count, dtype) if number in spare else None
         if flat is not None:
             lent[number] = flat
-        elif len(types) > 1:
+        elif _joins(types):
             flat = aligned([count], dtype)
         if flat is not None:
             sent.update(zip(call.inputs, _one_behind_the_other(flat, types)))

@@ -48,7 +48,7 @@ class Lender:
         self._name = f"gopt-{secrets.token_hex(8)}"
         self._end = 0
         self._lent: dict[int, int] = {}
-        """Address of a room -> its first byte in the file."""
+        """Id of a room -> its first byte in the file."""
 
     def take(self, count: int, dtype: np.dtype[Any]) -> Array | None:
         """A flat array with values of no meaning, or None where this system has none to give."""
@@ -62,7 +62,7 @@ class Lender:
         except (AttributeError, OSError):  # not on this system; not enough memory, or files
             return None
         room: Array = np.frombuffer(memory, np.uint8)[:size].view(dtype)
-        self._lent[address(room)] = self._end
+        self._lent[id(room)] = self._end
         self._end += pages
         return room
 
@@ -72,8 +72,8 @@ class Lender:
     ) -> dict[int, list[Array]]:  # fmt: skip
         """Let the others see ``rooms``, and see theirs; all ranks together. Nothing can be taken afterwards.
 
-        ``members``: group -> its ranks, ``rank`` among them; ``gather``: what every rank gives. Returns the address of
-        a room -> the rooms of all members, in their order, the others' read-only: only where every member sees all.
+        ``members``: group -> its ranks, ``rank`` among them; ``gather``: what every rank gives. Returns the id of a
+        room -> the rooms of all members, in their order, the others' read-only: only where every member sees all.
         """
         offers: list[Offer | None] = gather(self._offer(rooms))
         mine = offers[rank]
@@ -92,19 +92,14 @@ class Lender:
             if all(key in everyone[other] for other in ranks):
                 parts = [rooms[key] if each == rank else _part(files[each], offers[each], key, rooms[key].dtype)
                          for each in ranks]  # fmt: skip
-                found[address(rooms[key])] = parts
+                found[id(rooms[key])] = parts
         return found
 
     def _offer(self, rooms: Mapping[Key, Array]) -> Offer | None:
         if self._file is None:
             return None
-        places = {key: (self._lent[address(room)], room.size, room.dtype.name) for key, room in rooms.items()}
+        places = {key: (self._lent[id(room)], room.size, room.dtype.name) for key, room in rooms.items()}
         return Offer(os.getpid(), self._file, self._name, places)
-
-
-def address(room: Array) -> int:
-    place: int = room.__array_interface__["data"][0]
-    return place
 
 
 def _kind(offer: Offer | None, key: Key) -> list[Any] | None:
