@@ -1,9 +1,9 @@
 """Memory that ranks of one host share, and reductions in it: each rank adds up its slice where the others wrote theirs.
 
 A rank's file has no name in any folder (memfd), so nothing is left behind however the rank ends, and the limit of
-/dev/shm, small in containers, does not hold for it. Its pages are there before it is mapped, so that no write can fail.
-Once plans were found equal, the others map it to be read, by its number in the rank's process. Where any of that is
-refused, the memory is a rank's own like any other, and the call goes another way on all members of its group.
+/dev/shm, small in containers, does not hold for it. The pages of a room are there before it is lent, so that no write
+can fail. Once plans were found equal, the others map the file to be read, by its number in the rank's process. Where
+any of that is refused, a room is a rank's own memory like any other, and the whole group leaves the call to MPI.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from gopt.runtime.session import Array
 
 LEAST = 1 << 16
 """Bytes of a call from which it gains: below, the waits cost more than what MPI copies."""
+CHUNK = 1 << 30
+"""Bytes of addresses that are mapped at once: a mapping keeps a file open, and those are few. They take no memory."""
 TILE = 1 << 16
 """Elements that are combined at once: they stay in the cache from the first part to the last."""
 
@@ -46,7 +48,9 @@ class Lender:
     def __init__(self) -> None:
         self._file: int | None = None
         self._name = f"gopt-{secrets.token_hex(8)}"
-        self._end = 0
+        self._memory = np.empty(0, np.uint8)
+        self._begin = self._end = 0
+        """First byte in the file of what is mapped, and of what is not lent."""
         self._lent: dict[int, int] = {}
         """Id of a room -> its first byte in the file."""
 
@@ -57,11 +61,16 @@ class Lender:
         try:
             if self._file is None:
                 self._file = os.memfd_create(self._name)
+            limit = self._begin + self._memory.size
+            if self._end + pages > limit:
+                chunk = max(CHUNK, pages)
+                os.ftruncate(self._file, limit + chunk)
+                self._memory = np.frombuffer(mmap.mmap(self._file, chunk, offset=limit), np.uint8)
+                self._begin = self._end = limit
             os.posix_fallocate(self._file, self._end, pages)
-            memory = mmap.mmap(self._file, pages, offset=self._end)
         except (AttributeError, OSError):  # not on this system; not enough memory, or files
             return None
-        room: Array = np.frombuffer(memory, np.uint8)[:size].view(dtype)
+        room: Array = self._memory[self._end - self._begin :][:size].view(dtype)
         self._lent[id(room)] = self._end
         self._end += pages
         return room

@@ -1,4 +1,5 @@
-"""Batches for the tests of ``gopt run``; FAULT in the environment lets rank 1 fail at step 8."""
+"""Batches for the tests of ``gopt run``; FAULT in the environment lets rank 1 fail at step 8, or
+refuses it memory to share from the start."""
 
 from __future__ import annotations
 
@@ -10,6 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+if os.environ.get("FAULT") in ("allocate", "map") and os.environ.get("PMI_RANK") == "1":
+
+    def refuse(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    setattr(os, {"allocate": "posix_fallocate", "map": "readlink"}[os.environ["FAULT"]], refuse)
 
 
 def batches(part: int, parts: int) -> Iterator[dict[str, Any]]:

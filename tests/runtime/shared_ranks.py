@@ -49,7 +49,7 @@ def cases(mesh: Mesh, group: str) -> list[tuple[Node, str]]:
     made = []
     for dtype in DTYPES:
         for how in ("sum", "mean", "max", "min"):
-            if dtype == "bool" and how in ("sum", "mean") or dtype == "int32" and how == "mean":
+            if (dtype == "bool" and how in ("sum", "mean")) or (dtype == "int32" and how == "mean"):
                 continue
             made.append(("AllReduce", {"group": group, "reduce": how}, dtype))
             made.append(("ReduceScatter", {"group": group, "reduce": how, "cuts": uneven}, dtype))
