@@ -1,5 +1,7 @@
-"""Batches for the tests of ``gopt run``; FAULT in the environment lets rank 1 fail at step 8, or
-refuses it memory to share from the start."""
+"""Batches for the tests of ``gopt run``; FAULT in the environment lets rank 1 fail at step 8.
+
+``allocate`` and ``map`` let it run on, but refuse it memory to share, or the others' files.
+"""
 
 from __future__ import annotations
 
