@@ -24,7 +24,7 @@ from gopt.runtime.session import Array
 LEAST = 1 << 16
 """Bytes of a call from which it gains: below, the waits cost more than what MPI copies."""
 CHUNK = 1 << 30
-"""Bytes of addresses that are mapped at once: a mapping keeps a file open, and those are few. They take no memory."""
+"""Bytes of addresses that are mapped at once, which take no memory: a mapping keeps a file open, and those are few."""
 TILE = 1 << 16
 """Elements that are combined at once: they stay in the cache from the first part to the last."""
 

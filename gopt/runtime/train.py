@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,15 +191,10 @@ class Trainer:
     def agree(self) -> None:
         """Compare with all ranks what must be equal before anything hangs or drifts apart; raises RunError."""
         plan: dict[str, list[str]] = {}
-        rooms: dict[tuple[str, int], Array] = {}
         for phase, graph in self._graphs.items():
-            lent = self.programs[phase].lent
-            for number, node in enumerate(node for node in graph.nodes if node.domain == COMM):
-                group = str(node.attributes["group"])
-                listed = plan.setdefault(group, [])
-                if number in lent:
-                    rooms[group, len(listed)] = lent[number]
-                listed.append(f"{phase}: {_call_text(node, graph)}")
+            for node in graph.nodes:
+                if node.domain == COMM:
+                    plan.setdefault(str(node.attributes["group"]), []).append(f"{phase}: {_call_text(node, graph)}")
         everything = self.engine.gather((str(self.mesh), {group: _digest(calls) for group, calls in plan.items()}))
         meshes = [mesh for mesh, _ in everything]
         if len(set(meshes)) > 1:
@@ -211,7 +207,7 @@ class Trainer:
         )  # fmt: skip
         if differs:
             self._name_difference(self.engine.gather(plan), groups)
-        self.engine.share(rooms)
+        self.engine.share(self._lent())
         if self.job.sync_init:
             self._take_first()
         self._compare_states()
@@ -229,6 +225,18 @@ class Trainer:
                             f"ranks {first} and {rank} differ at call {place} over {group}: {there}; {here}",
                             "all ranks need the files of one gopt shard",
                         )
+
+    def _lent(self) -> dict[tuple[str, int], Array]:
+        """Memory that the engine lent for calls, by group and number among its calls: the same on all members."""
+        found: dict[tuple[str, int], Array] = {}
+        seen: Counter[str] = Counter()
+        for program in self.programs.values():
+            for number, node in enumerate(node for node in program.graph.nodes if node.domain == COMM):
+                group = str(node.attributes["group"])
+                if number in program.lent:
+                    found[group, seen[group]] = program.lent[number]
+                seen[group] += 1
+        return found
 
     def _everywhere(self) -> list[str]:
         return [state["input"] for state in self.manifest["common"]["state"] if not state.get("local")]
