@@ -95,6 +95,16 @@ def test_a_rank_that_cannot_share_leaves_all_to_mpi(fault, tmp_path):
 
 
 @mpi
+@pytest.mark.parametrize("micro_steps", [1, 3])
+def test_calls_that_run_beside_the_graph(micro_steps, tmp_path):
+    """Segments go on to write what later calls send, and what the same calls send in the next micro-step."""
+    recipe = Recipe(widths=(3, 150, 160, 150, 4))
+    folder = written(tmp_path, micro_steps=micro_steps, recipe=recipe, stage=2, bucket_mb=0)
+    train(folder, "faulty_data:batches", 4, checkpoint=tmp_path / "threads")
+    assert result(folder, "faulty_data:batches", "mpi", "beside") == (2, stored(tmp_path / "threads"))
+
+
+@mpi
 def test_only_what_mpi_calls_one_host_is_shared(tmp_path, monkeypatch):
     """Two nodes to the launcher, and ranks that MPICH keeps apart so that their bytes can be counted."""
     folder, data = written(tmp_path, "dp=2,shard=2", recipe=WIDE, stage=2), samples(tmp_path)
