@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from gopt.graph.model import Graph
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Segment
-from gopt.runtime.draws import numpy_dtype
-from gopt.runtime.memory import Store, aligned
+from gopt.runtime.places import Places
 from gopt.runtime.rooms import Lend, Rooms, lay_out, none_lent
 from gopt.runtime.session import Array, SessionCache, Value, bind_memory, run_bound
 
@@ -54,14 +53,13 @@ class Device(Protocol):
         """Where values lie so that calls need no copies, shown; ``replaces``: output -> state."""
 
     def piece(
-        self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType], store: Store
+        self,
+        segment: Segment,
+        session: tuple[tuple[str, ...], Any],
+        types: Mapping[str, TensorType],
+        places: Places | None,
     ) -> Piece:
-        """A segment made ready."""
-
-
-LARGE = 1 << 18
-"""Bytes of a result from which its memory comes from the pool, to be used for others as well; below, a result has a
-place of its own, for binding it anew would cost more than filling it."""
+        """A segment made ready, step after step with its results in these places; None: always in new ones."""
 
 
 class HostPiece:
@@ -84,12 +82,6 @@ class HostPiece:
         return [Value(given=result) for result in binding.get_outputs()]
 
 
-_PLAIN = frozenset({
-    "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-})  # fmt: skip
-"""Types that NumPy has of its own."""
-
-
 @dataclass(slots=True)
 class _Side:
     """A binding, and what it is bound to."""
@@ -105,41 +97,25 @@ class _Side:
 class KeptPiece(HostPiece):
     """A segment that runs step after step, on what is mostly the same memory: only what moved is bound anew.
 
-    Small results have a place each. Those that outlive a step have two, in turn: one can be read while the other is
-    written. Large ones come from the pool, and are bound by address: a binding that held them would keep them from it.
+    It has two sides, in turn, for results that have two places, and for states that come from such ones.
     """
 
-    def __init__(
-        self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType], store: Store
-    ) -> None:
+    def __init__(self, segment: Segment, session: tuple[tuple[str, ...], Any], places: Places) -> None:
         super().__init__(segment, session)
-        assert store.pool is not None
-        self._pool = store.pool
-        self._large: dict[str, tuple[tuple[int, ...], Any]] = {}
-        sent = {name: store.sent[name] for name in self.outputs if name in store.sent}
-        self._sides = [_Side(self._session.io_binding(), dict(sent)) for _ in range(2)]
-        for name in self.outputs:
-            type = types.get(name)
-            if name in sent or type is None or not type.elements or type.dtype not in _PLAIN:
-                continue
-            if type.nbytes >= LARGE and name not in store.kept:
-                self._large[name] = type.dims, numpy_dtype(type.dtype)
-            else:
-                made = [Value(aligned(type.dims, numpy_dtype(type.dtype)), lasting=True) for _ in range(2)]
-                for side, place in zip(self._sides, made if name in store.kept else made[:1] * 2):
-                    side.places[name] = place
-        for side in self._sides:
+        self._others = [name for name in self.outputs if name not in places]
+        self._sides = []
+        for turn in (0, -1):
+            side = _Side(
+                self._session.io_binding(), {name: places[name][turn] for name in self.outputs if name in places}
+            )
             for name, value in side.places.items():
                 side.binding.bind_ortvalue_output(name, value.given)
-        self._others = [name for name in self.outputs if name not in self._large and name not in self._sides[0].places]
-        self._fixed = not self._large and not self._others
-        for side in self._sides if self._fixed else ():
-            side.results = [side.places[name] for name in self.outputs]
-        self._turn = 0
+            side.results = [] if self._others else [side.places[name] for name in self.outputs]
+            self._sides.append(side)
 
     def run(self, values: Mapping[str, Value]) -> list[Value]:
-        self._turn ^= 1
-        side = self._sides[self._turn]
+        self._sides.reverse()
+        side = self._sides[0]
         binding, bound = side.binding, side.bound
         for name in self.inputs:
             value = values[name]
@@ -152,19 +128,13 @@ class KeptPiece(HostPiece):
                     bound[name] = value
                 else:
                     bound.pop(name, None)
-        if self._fixed:
-            run_bound(self._session, binding)
-            return side.results
-        made = dict(side.places)
-        for name, (shape, dtype) in self._large.items():
-            made[name] = Value(self._pool.take(shape, dtype))
-            bind_memory(binding.bind_output, name, made[name].array)
         for name in self._others:
             binding.bind_output(name, "cpu")
         run_bound(self._session, binding)
-        if self._others:
-            results = dict(zip([*side.places, *self._large, *self._others], binding.get_outputs()))
-            made |= {name: Value(given=results[name]) for name in self._others}
+        if not self._others:
+            return side.results
+        results = dict(zip([*side.places, *self._others], binding.get_outputs()))
+        made = side.places | {name: Value(given=results[name]) for name in self._others}
         return [made[name] for name in self.outputs]
 
 
@@ -195,9 +165,13 @@ class Host:
         return lay_out(graph, replaces, self._lend)
 
     def piece(
-        self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType], store: Store
-    ) -> HostPiece:
-        return HostPiece(segment, session) if store.pool is None else KeptPiece(segment, session, types, store)
+        self,
+        segment: Segment,
+        session: tuple[tuple[str, ...], Any],
+        types: Mapping[str, TensorType],
+        places: Places | None,
+    ) -> HostPiece:  # fmt: skip
+        return HostPiece(segment, session) if places is None else KeptPiece(segment, session, places)
 
 
 HOST = Host()

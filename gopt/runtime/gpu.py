@@ -25,7 +25,6 @@ from gopt.runtime import session
 from gopt.runtime.cuda import INSTALL, Block, Cuda, Dtype, Event, Memory
 from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
-from gopt.runtime.memory import Store
 from gopt.runtime.rooms import Rooms, together
 from gopt.runtime.session import Array, SessionCache, array_dtype
 
@@ -214,9 +213,10 @@ class Gpu:
         return Rooms(graph, sent=made)
 
     def piece(
-        self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType], store: Store
-    ) -> GpuPiece:
-        return GpuPiece(self, segment, session, store.sent, types)
+        self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType],
+        places: Mapping[str, Sequence[Block]] | None,
+    ) -> GpuPiece:  # fmt: skip
+        return GpuPiece(self, segment, session, {name: each[0] for name, each in (places or {}).items()}, types)
 
     def run(
         self, session: Any, given: Mapping[str, Block], made: Mapping[str, Block], outputs: Sequence[str]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,18 +48,6 @@ class Pool:
             self._next[size] = place + 1
             start = -held[place].__array_interface__["data"][0] % ALIGN
             return held[place][start : start + size].view(dtype).reshape(shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Where results of a program go."""
-
-    sent: Mapping[str, Any] = field(default_factory=dict)
-    """What a call sends with others -> its place beside them, as a value of the device."""
-    kept: Container[str] = ()
-    """What outlives a step."""
-    pool: Pool | None = None
-    """In training, for what does not. Then what is kept is good until the end of the next step."""
 
 
 def joined(arrays: Sequence[Array]) -> Array | None:

@@ -1,4 +1,4 @@
-"""Graphs cut at their calls and made ready to run; whole graphs run at once.
+"""Graphs cut at their calls and made ready to run.
 
 In training, long elementwise runs go in tiles, and what one call sends lies in one buffer.
 """
@@ -10,26 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-import ml_dtypes
 import numpy as np
-import onnx
 
-from gopt.errors import GoptError, RunError
-from gopt.graph.model import COMM, Graph, Node
+from gopt.errors import RunError
+from gopt.graph.model import Graph, Node
 from gopt.graph.types import TensorType, known
 from gopt.runtime.cut import Call, Segment, cut, dropped
 from gopt.runtime.device import HOST, Device, Piece
 from gopt.runtime.lower import lower_halves
-from gopt.runtime.memory import Pool, Store, aligned, is_aligned, joined, same_memory
+from gopt.runtime.memory import aligned, is_aligned, joined, same_memory
+from gopt.runtime.places import find_places
 from gopt.runtime.products import fold_transposes
-from gopt.runtime.proto import build_model, is_constant, is_small, stored
 from gopt.runtime.rooms import Rooms
 from gopt.runtime.session import (
     Array,
-    NoKernelError,
     SessionCache,
     array_dtype,
-    first_line,
     session_of,
 )
 from gopt.runtime.tiles import Run, split, tiled
@@ -100,26 +96,54 @@ class Program:
     ) -> list[Call | Piece]:  # fmt: skip
         """Steps with their sessions and memory."""
         graph, rooms = self._rooms.graph, self._rooms
-        last = {name: place for place, each in enumerate(borders) for name in each.inputs}
-        sent = {name: self._device.put(place) for name, place in rooms.sent.items()}
-        store = Store(sent, graph.outputs, Pool() if self._trains else None)
+        over = self._over(steps, borders, replaces)
+        places = self._find_places(borders, over, types) if self._trains else None
+        if places is not None:  # what has a place costs nothing more while it stays
+            self._dropped = [tuple(name for name in gone if name not in places) for gone in self._dropped]
         made: list[Call | Piece] = []
         for place, step in enumerate(steps):
             if isinstance(step, Call):
                 made.append(step)
             elif isinstance(step, Segment):
-                made.append(self._device.piece(step, session_of(step, graph, types, cache), types, store))
+                made.append(self._device.piece(step, session_of(step, graph, types, cache), types, places))
             else:
+                run = tiled(step, over[place], graph, types, cache, places or {})
+                run.overwrites = rooms.touched(run.overwrites)
+                made.append(run)
+        return made
+
+    def _over(
+        self, steps: Sequence[Segment | Run | Call], borders: Sequence[Segment | Call], replaces: Mapping[str, str]
+    ) -> dict[int, dict[str, str]]:
+        """Number of a run -> which of its results are written over which of its rows."""
+        rooms = self._rooms
+        last = {name: place for place, each in enumerate(borders) for name in each.inputs}
+        found = {}
+        for place, step in enumerate(steps):
+            if isinstance(step, Run):
                 free = {
                     output: name for output, name in replaces.items()
                     if output in step.segment.outputs and last.get(name) == place and name not in self._outputs
                 }  # fmt: skip
                 own = {name: rooms.in_place(name, step.rows, place, last) for name in step.segment.outputs}
                 free |= {name: row for name, row in own.items() if row is not None}
-                run = tiled(step, free, graph, types, cache, store)
-                run.overwrites = rooms.touched(run.overwrites)
-                made.append(run)
-        return made
+                found[place] = {
+                    name: row for name, row in free.items() if row in step.rows and name not in rooms.sent
+                }  # fmt: skip
+        return found
+
+    def _find_places(
+        self, borders: Sequence[Segment | Call], over: Mapping[int, Mapping[str, str]], types: Mapping[str, TensorType]
+    ) -> Mapping[str, Sequence[Any]]:
+        sent = self._rooms.sent
+        if not self._device.shares:
+            return {name: [self._device.put(place)] for name, place in sent.items()}
+        calls = [step for step in borders if isinstance(step, Call)]
+        elsewhere = {
+            name for each in (*over.values(), *(dict.fromkeys(call.outputs) for call in calls)) for name in each
+        }
+        waited = {name for call in calls for name in call.inputs}
+        return find_places(borders, self._dropped, elsewhere, types, sent, set(self._outputs), waited)
 
     def _resident(self, graph: Graph) -> dict[str, Any]:
         """Constants that stand in no model: large ones, those that a call reads, and those that are outputs."""
@@ -256,68 +280,3 @@ def _check_fed(name: str, type: TensorType, array: Array) -> None:
     )
     if not fits or (known(type.dtype) and array_dtype(array) != type.dtype):
         raise RunError(f"input {name!r} is {type}, but was fed {array.dtype}{list(array.shape)}")
-
-
-# --- whole graphs ---------------------------------------------------------------------------------------------------
-
-
-def run_graph(graph: Graph, feeds: Mapping[str, Array], cache: SessionCache | None = None) -> dict[str, Array]:
-    """One step of a graph without collectives; by the reference evaluator where the runtime has no kernel."""
-    for node in graph.nodes:
-        if node.domain == COMM:
-            raise RunError(f"the graph holds the collective {node.op_type} {node.label!r}: it needs all its ranks")
-    try:
-        program = Program(graph, cache or SessionCache())
-    except NoKernelError:
-        return evaluate(graph, feeds)
-    return program.run(feeds, _no_call)
-
-
-def _no_call(index: int, node: Node, inputs: list[Array]) -> list[Array]:
-    raise RunError(f"nobody runs call {index}, {node.op_type} {node.label!r}")
-
-
-def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """One step by onnx's reference evaluator: slow, but it knows every type. For float64, above all."""
-    from onnx.reference import ReferenceEvaluator
-
-    given = {name: np.asarray(array) for name, array in feeds.items()}
-    small = []
-    types = dict(graph.inputs)
-    for name, tensor in graph.initializers.items():
-        if name not in given and is_constant(graph, name) and is_small(tensor):
-            small.append(stored(name, tensor))
-        elif name not in given:
-            types[name], given[name] = tensor.type, tensor.numpy()
-    for name in graph.inputs:
-        if name not in given:
-            raise RunError(f"input {name!r} was not fed, and the file stores no value")
-    model = build_model(graph.header, graph.nodes, types, graph.outputs, small)
-    try:
-        with np.errstate(all="ignore"):
-            results = ReferenceEvaluator(model).run(None, given)
-    except GoptError:
-        raise
-    except Exception as error:  # it raises whatever NumPy does
-        raise RunError(f"the reference evaluator failed: {first_line(error)}") from error
-    return {name: np.asarray(result) for name, result in zip(graph.outputs, results, strict=True)}
-
-
-def check_halves(cache: SessionCache | None = None) -> None:
-    """Raise RunError if this runtime removes the rounding between operators on halves: 2048 + 1 - 2048 must be 0.
-
-    1 is lost when added to 2048 in either half. A few milliseconds; worth it before halves are compared.
-    """
-    for word, number in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
-        feeds = {name: np.full(3, value, number) for name, value in (("a", 2048), ("b", 1))}
-        result = run_graph(_self_test(word), feeds, cache)["d"].astype(np.float32)
-        if result.any():
-            raise RunError(f"this ONNX Runtime does not round {word} between operators: 2048 + 1 - 2048 = {result[0]}")
-
-
-def _self_test(dtype: str) -> Graph:
-    type = TensorType(dtype, (3,))
-    nodes = [Node("Add", ["a", "b"], ["c"]), Node("Identity", ["c"], ["c2"]), Node("Sub", ["c2", "a"], ["d"])]
-    header = onnx.ModelProto(ir_version=8, opset_import=[onnx.helper.make_opsetid("", 17)])
-    types = dict.fromkeys(("a", "b", "c", "c2", "d"), type)
-    return Graph("self_test", nodes, {"a": type, "b": type}, {"d": type}, {}, types, header)

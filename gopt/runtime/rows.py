@@ -109,12 +109,13 @@ class Rows:
         self._late = [(place[name], name) for name in results if name in held.late]
         self._scratch = [aligned([min(TILE, length)], dtype) for dtype in held.dtypes]
 
-    def run(self, values: Mapping[str, Value], results: Mapping[str, Array]) -> None:
-        """Every tile in turn. ``results`` are flat; what goes over a row has that row's memory."""
+    def run(self, values: Mapping[str, Value], results: Mapping[str, Value]) -> None:
+        """Every tile in turn. What goes over a row has that row's memory."""
+        into = {name: value.array.reshape(-1) for name, value in results.items()}
         held = self._constants | {name: values[name].array for name in self.inputs}
         singles = [held[name].reshape(()) for name in self._singles]
-        rows = [*(held[name].reshape(-1) for name in self._rows), *(results[name] for name in self._direct)]
-        late = [(place, results[name]) for place, name in self._late]
+        rows = [*(held[name].reshape(-1) for name in self._rows), *(into[name] for name in self._direct)]
+        late = [(place, into[name]) for place, name in self._late]
         with np.errstate(all="ignore"):
             for start in range(0, self._length, TILE):
                 stop = min(start + TILE, self._length)

@@ -164,16 +164,24 @@ class Value:
     ``lasting``: it stays over the steps, so who reads it may go on holding it.
     """
 
-    __slots__ = ("_array", "_given", "lasting")
+    __slots__ = ("_address", "_array", "_given", "lasting")
 
     def __init__(self, array: Array | None = None, given: Any = None, lasting: bool = False) -> None:
         self._array, self._given, self.lasting = array, given, lasting
+        self._address: int | None = None
 
     @property
     def array(self) -> Array:
         if self._array is None:
             self._array = array_of(self._given)
         return self._array
+
+    @property
+    def address(self) -> int:
+        """Where its memory begins."""
+        if self._address is None:
+            self._address = self.array.__array_interface__["data"][0]
+        return self._address
 
     @property
     def addressed(self) -> bool:

@@ -19,7 +19,8 @@ from gopt.graph.model import Graph, Node
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
-from gopt.runtime.memory import Pool, Store, aligned
+from gopt.runtime.loops import Loop, fits
+from gopt.runtime.places import Places
 from gopt.runtime.proto import is_constant, is_small
 from gopt.runtime.rows import TILE, Rows, operation
 from gopt.runtime.session import Array, SessionCache, Value, run_bound, session_of
@@ -27,7 +28,9 @@ from gopt.runtime.session import Array, SessionCache, Value, run_bound, session_
 LENGTH = 1 << 16
 """Elements from which a run is cut into tiles."""
 SHORT = 1 << 13
-"""Elements from which NumPy is worth a run by itself."""
+"""Elements from which a run is worth two sessions where there was one."""
+FREE = 1 << 5
+"""Elements from which a run is worth taking out when no session is cut for it: a call costs less than its nodes do."""
 
 _ROWS = frozenset({"float32", "float64", "float16", "int32", "int64", "bool", "uint8", "int8"})
 """Types that the runtime binds by address."""
@@ -56,9 +59,12 @@ def split(segment: Segment, types: Mapping[str, TensorType]) -> list[Segment | R
     A node's turn is the number of times that work passes from rows to the rest on the way to it; a node on rows waits
     for the turn of those that read what it makes. Linear.
     """
-    lengths = [_length(node, types) for node in segment.nodes]
+    lengths = _lengths(segment, types)
     parts = _parts(segment, lengths)
-    short = {id(node) for (_, length), nodes in parts.items() if length and not _worth(nodes, length) for node in nodes}
+    short = {
+        id(node) for (_, length), nodes in parts.items() if length
+        for part in _apart(nodes, types, length) if not _worth(part, length) for node in part
+    }  # fmt: skip
     if short:
         lengths = [0 if id(node) in short else length for node, length in zip(segment.nodes, lengths)]
         parts = _parts(segment, lengths)
@@ -73,7 +79,9 @@ def split(segment: Segment, types: Mapping[str, TensorType]) -> list[Segment | R
     for nodes, length in zip(reversed(ordered), reversed(lengths)):
         part = _part(nodes, wanted)
         wanted.update(part.inputs)
-        made.append(_run(part, length, types) if length and _worth(nodes, length) else part)
+        # What stands apart by now is cheaper so than in a session of its own, where NumPy or LLVM can do it.
+        alone = _worth(nodes, length) or all(operation(node, types) is not None for node in nodes)
+        made.append(_run(part, length, types) if length and alone else part)
     return made[::-1]
 
 
@@ -124,6 +132,23 @@ def _parts(segment: Segment, lengths: Sequence[int]) -> dict[tuple[int, int], li
     return parts
 
 
+def _lengths(segment: Segment, types: Mapping[str, TensorType]) -> list[int]:
+    """Every node's elements, 0 for those that stay. Short rows go only where nothing that stays waits for them: else
+    they would cut a session in two."""
+    lengths: list[int] = []
+    waited: set[str] = set()
+    for node in reversed(segment.nodes):
+        length = _length(node, types)
+        free = waited.isdisjoint(node.outputs)
+        exact = length < LENGTH and operation(node, types) is not None
+        if length < LENGTH and not (exact and length >= (FREE if free else SHORT)):
+            length = 0
+        if not length or not free:
+            waited.update(node.reads)
+        lengths.append(length)
+    return lengths[::-1]
+
+
 def _length(node: Node, types: Mapping[str, TensorType]) -> int:
     """Elements of the tensors of one shape on which a node works one by one; 0 for any other node."""
     if not elementwise(node) or node.captures:
@@ -137,10 +162,7 @@ def _length(node: Node, types: Mapping[str, TensorType]) -> int:
             shapes.add(type.dims)
     if len(shapes) != 1 or any(types[name].dims not in shapes for name in node.outputs if name):
         return 0
-    length = math.prod(shapes.pop())
-    if length >= LENGTH or (length >= SHORT and operation(node, types) is not None):
-        return length
-    return 0
+    return math.prod(shapes.pop())
 
 
 def _part(nodes: Sequence[Node], wanted: set[str]) -> Segment:
@@ -160,62 +182,48 @@ class Worker(Protocol):
 
     inputs: tuple[str, ...]
 
-    def run(self, values: Mapping[str, Value], results: Mapping[str, Array]) -> None:
-        """``values``: of the inputs. ``results``: flat, where they go; over a row, that row's memory."""
+    def run(self, values: Mapping[str, Value], results: Mapping[str, Value]) -> None:
+        """``values``: of the inputs. ``results``: where they go; over a row, that row's memory."""
 
 
 class TiledRun:
-    """A run made ready, and where its results lie. ``over``: result -> the row that it takes the place of; ``worker``
-    writes there, and into the store."""
+    """A run made ready. ``over``: result -> the row that it takes the place of; all others have places."""
 
-    def __init__(self, run: Run, over: Mapping[str, str], worker: Worker, store: Store) -> None:
+    def __init__(self, run: Run, over: Mapping[str, str], worker: Worker, places: Places) -> None:
         self.inputs, self.outputs = worker.inputs, run.segment.outputs
         self.title = f"{len(run.segment.nodes)} elementwise over {run.length}"
-        self._run, self._worker, self._pool = run, worker, store.pool or Pool()
-        self._rooms = {name: store.sent[name] for name in self.outputs if name in store.sent}
-        self._over = over
-        self._kept = {name: _two(run.types[name]) for name in self.outputs if name in store.kept and name not in over}
+        self._worker, self._over = worker, over
+        self._places = {name: list(places[name]) for name in self.outputs if name not in over}
         self.overwrites = frozenset(self._over.values())
         """Inputs whose memory is written."""
 
     def run(self, values: Mapping[str, Value]) -> list[Value]:
         """Every tile in turn; returns the results whole."""
         results = {name: self._result(name, values) for name in self.outputs}
-        self._worker.run(values, {name: value.array.reshape(-1) for name, value in results.items()})
+        self._worker.run(values, results)
         return [results[name] for name in self.outputs]
 
     def _result(self, name: str, values: Mapping[str, Value]) -> Value:
         if name in self._over:
             return values[self._over[name]]
-        if name in self._rooms:
-            place: Value = self._rooms[name]
-            return place
-        if name in self._kept:
-            self._kept[name].reverse()
-            return self._kept[name][0]
-        type = self._run.types[name]
-        return Value(self._pool.take(type.dims, numpy_dtype(type.dtype)))
+        self._places[name].reverse()
+        return self._places[name][0]
 
 
 def tiled(
-    run: Run, replaces: Mapping[str, str], graph: Graph, types: dict[str, TensorType], cache: SessionCache, store: Store
+    run: Run, over: Mapping[str, str], graph: Graph, types: dict[str, TensorType], cache: SessionCache, places: Places
 ) -> TiledRun:
-    """A run made ready. ``replaces``: result -> input whose memory may be written; it is where that is a row."""
-    over = {output: name for output, name in replaces.items() if name in run.rows and output not in store.sent}
+    """A run made ready."""
     segment = run.segment
     worker: Worker
     if all(operation(node, types) is not None for node in segment.nodes):
         small = [name for name in segment.inputs if is_constant(graph, name) and is_small(graph.initializers[name])]
         constants = {name: graph.initializers[name].numpy() for name in small}
-        worker = Rows(segment, run.length, run.rows, types, over, constants)
+        kind = Loop if fits(segment.nodes, types) else Rows
+        worker = kind(segment, run.length, run.rows, types, over, constants)
     else:
         worker = SessionTiles(run, over, session_of(segment, graph, types, cache, run.rows))
-    return TiledRun(run, over, worker, store)
-
-
-def _two(type: TensorType) -> list[Value]:
-    """Two places for a result, which take turns: one may still be read while the other is written."""
-    return [Value(aligned(type.dims, numpy_dtype(type.dtype)), lasting=True) for _ in range(2)]
+    return TiledRun(run, over, worker, places)
 
 
 class SessionTiles:
@@ -228,8 +236,9 @@ class SessionTiles:
         # The runtime does not see when an operand is still read: what goes over one goes through a tile of its own.
         self._scratch = {name: np.empty(TILE, numpy_dtype(run.types[name].dtype)) for name in over}
 
-    def run(self, values: Mapping[str, Value], results: Mapping[str, Array]) -> None:
+    def run(self, values: Mapping[str, Value], results: Mapping[str, Value]) -> None:
         rows = {name: values[name].array for name in self._rows}
+        into = {name: value.array.reshape(-1) for name, value in results.items()}
         binding = self._session.io_binding()
         for name in self._scalars:
             binding.bind_ortvalue_input(name, values[name].given)
@@ -237,12 +246,12 @@ class SessionTiles:
             size = min(TILE, self._length - start)
             for name, array in rows.items():
                 _bind(binding.bind_input, name, array, start, size)
-            for name, array in results.items():
+            for name, array in into.items():
                 scratch = self._scratch.get(name)
                 _bind(binding.bind_output, name, array if scratch is None else scratch, start * (scratch is None), size)
             run_bound(self._session, binding)
             for name, scratch in self._scratch.items():
-                results[name][start : start + size] = scratch[:size]
+                into[name][start : start + size] = scratch[:size]
 
 
 def _bind(bind: Any, name: str, array: Array, start: int, size: int) -> None:

@@ -37,6 +37,7 @@ ONLY = {
     "onnxruntime": lambda module: module == "gopt.runtime.session",
     "mpi4py": lambda module: module == "gopt.runtime.mpi",
     "nccl": lambda module: module == "gopt.runtime.nccl",
+    "llvmlite": lambda module: module == "gopt.runtime.loops",
     "cuda": lambda module: module == "gopt.runtime.cuda",
 }
 """A package -> the modules that may import it."""

@@ -13,8 +13,8 @@ from gopt.graph.load import load
 from gopt.graph.model import Graph, Node
 from gopt.graph.types import HALVES, TensorType
 from gopt.runtime.lower import lower_halves
-from gopt.runtime.program import check_halves, run_graph
 from gopt.runtime.session import SessionCache
+from gopt.runtime.whole import check_halves, run_graph
 
 op = helper.make_node
 NUMPY = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -34,7 +34,7 @@ def test_this_runtime_rounds_between_operators():
 
 
 def test_a_runtime_that_does_not_round_is_found_out(monkeypatch):
-    monkeypatch.setattr("gopt.runtime.program.run_graph", lambda *_: {"d": np.ones(3, np.float16)})
+    monkeypatch.setattr("gopt.runtime.whole.run_graph", lambda *_: {"d": np.ones(3, np.float16)})
     with pytest.raises(RunError, match=r"does not round float16 between operators: 2048 \+ 1 - 2048 = 1"):
         check_halves()
 

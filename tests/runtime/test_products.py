@@ -8,7 +8,7 @@ from onnx import helper
 from runtime_graphs import make
 
 from gopt.runtime.products import fold_transposes
-from gopt.runtime.program import run_graph
+from gopt.runtime.whole import run_graph
 
 op = helper.make_node
 X, W = ("float32", [3, 4]), ("float32", [5, 4])

@@ -1,8 +1,9 @@
-"""NumPy's rows have the bits of ONNX Runtime, whatever the values, and scratch is never read after it was reused."""
+"""NumPy's rows and LLVM's loops have the bits of ONNX Runtime, whatever the values, and no row is read too late."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 
 import numpy as np
 import onnx
@@ -14,9 +15,10 @@ from gopt.graph.model import Graph, Node
 from gopt.graph.types import TensorType
 from gopt.runtime import rows
 from gopt.runtime.cut import Segment
-from gopt.runtime.program import run_graph
+from gopt.runtime.loops import Loop, fits
 from gopt.runtime.rows import Rows, operation
 from gopt.runtime.session import Value
+from gopt.runtime.whole import run_graph
 
 LENGTH = 169
 ODD = np.array(
@@ -24,6 +26,7 @@ ODD = np.array(
 )
 LEFT, RIGHT = (np.ascontiguousarray(each.reshape(-1)) for each in np.meshgrid(ODD, ODD))
 FLOAT, BOOL = TensorType("float32", (LENGTH,)), TensorType("bool", (LENGTH,))
+KINDS = pytest.mark.parametrize("worker", [Rows, Loop])
 BINARY, UNARY = ("Add", "Sub", "Mul", "Div"), ("Sqrt", "Neg", "Abs", "Identity")
 COMPARISONS = ("Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Equal")
 
@@ -37,16 +40,17 @@ def graph(nodes: list[Node], types: dict[str, TensorType], results: list[str]) -
 
 def by_rows(
     nodes: list[Node], types: dict[str, TensorType], results: list[str], values: dict[str, np.ndarray],
-    over: dict[str, str] | None = None,
+    over: dict[str, str] | None = None, kind: type[Rows] | type[Loop] = Rows,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     made = {name for node in nodes for name in node.outputs}
     inputs = [name for name in dict.fromkeys(n for node in nodes for n in node.inputs) if name not in made]
     long = [name for name in inputs if types[name].elements == LENGTH]
-    worker = Rows(Segment(tuple(nodes), tuple(inputs), tuple(results)), LENGTH, long, types, over or {}, {})
+    length = values[long[0]].size
+    worker = kind(Segment(tuple(nodes), tuple(inputs), tuple(results)), length, long, types, over or {}, {})
     held = {name: value.copy() for name, value in values.items()}
-    into = {name: np.empty(LENGTH, types[name].dtype) for name in results}
+    into = {name: np.empty(length, types[name].dtype) for name in results}
     into |= {name: held[row] for name, row in (over or {}).items()}
-    worker.run({name: Value(value) for name, value in held.items()}, into)
+    worker.run(*({name: Value(value) for name, value in each.items()} for each in (held, into)))
     return into
 
 
@@ -61,22 +65,92 @@ def same(mine: np.ndarray, theirs: np.ndarray) -> bool:
 
 @pytest.mark.parametrize("kind", [*BINARY, *UNARY, *COMPARISONS])
 @pytest.mark.parametrize("tile", [LENGTH, 16])
-def test_every_operator_has_the_bits_of_the_runtime(kind, tile, monkeypatch):
+@KINDS
+def test_every_operator_has_the_bits_of_the_runtime(kind, tile, worker, monkeypatch):
     monkeypatch.setattr(rows, "TILE", tile)
     node = Node(kind, ["a"] if kind in UNARY else ["a", "b"], ["y"])
     types = {"a": FLOAT, "b": FLOAT, "y": BOOL if kind in COMPARISONS else FLOAT}
     values = {name: value for name, value in (("a", LEFT), ("b", RIGHT)) if name in node.inputs}
     expected = run_graph(graph([node], {k: v for k, v in types.items() if k in (*node.inputs, "y")}, ["y"]), values)
-    assert same(by_rows([node], types, ["y"], values)["y"], expected["y"])
+    assert same(by_rows([node], types, ["y"], values, kind=worker)["y"], expected["y"])
 
 
 @pytest.mark.parametrize("target", ["float16", "float64"])
-def test_casts_between_floats_have_the_bits_of_the_runtime(target):
+@KINDS
+def test_casts_between_floats_have_the_bits_of_the_runtime(target, worker):
     codes = {"float16": 10, "float64": 11}
     node = Node("Cast", ["a"], ["y"], attributes={"to": codes[target]})
     types = {"a": FLOAT, "y": TensorType(target, (LENGTH,))}
     values = {"a": np.linspace(-7e4, 7e4, LENGTH, dtype=np.float32) ** 3 / 2**40}
-    assert same(by_rows([node], types, ["y"], values)["y"], run_graph(graph([node], types, ["y"]), values)["y"])
+    found = by_rows([node], types, ["y"], values, kind=worker)["y"]
+    assert same(found, run_graph(graph([node], types, ["y"]), values)["y"])
+    back = Node("Cast", ["a"], ["y"], attributes={"to": 1})
+    types = {"a": types["y"], "y": FLOAT}
+    again = by_rows([back], types, ["y"], {"a": found}, kind=worker)["y"]
+    assert same(again, found.astype(np.float32))
+
+
+@KINDS
+def test_truths_and_whole_numbers(worker):
+    whole = np.arange(-80, 89, dtype=np.int64)
+    types = {
+        "i": TensorType("int64", (LENGTH,)), "j": TensorType("int64", (LENGTH,)), "b": BOOL, "c": BOOL, "d": BOOL,
+        "e": BOOL, "same": BOOL, "f": FLOAT, "n": TensorType("int32", (LENGTH,)), "k": TensorType("int64", (LENGTH,)),
+    }  # fmt: skip
+    nodes = [
+        Node("Less", ["i", "j"], ["b"]), Node("Not", ["b"], ["c"]), Node("Or", ["b", "c"], ["d"]),
+        Node("And", ["d", "b"], ["e"]), Node("Equal", ["b", "e"], ["same"]),
+        Node("Cast", ["e"], ["f"], attributes={"to": 1}), Node("Cast", ["e"], ["n"], attributes={"to": 6}),
+        Node("Where", ["e", "i", "j"], ["k"]),
+    ]  # fmt: skip
+    values = {"i": whole, "j": whole[::-1].copy()}
+    found = by_rows(nodes, types, ["b", "c", "d", "e", "same", "f", "n", "k"], values, kind=worker)
+    expected = run_graph(graph(nodes, types, list(found)), values)
+    assert all(same(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 15, 16, 31, 32, 33, 63, 64, 65, 127, 129, 1000])
+def test_a_loop_of_any_length_from_any_address(length):
+    """Vectors, and what is left of them; nothing is written behind the end."""
+    types = {name: TensorType("float32", (length,)) for name in ("a", "b", "x", "y")}
+    nodes = [Node("Div", ["a", "b"], ["x"]), Node("Sub", ["x", "b"], ["y"])]
+    worker = Loop(Segment(tuple(nodes), ("a", "b"), ("y",)), length, ("a", "b"), types, {}, {})
+    for offset in range(4):
+        memory = np.random.default_rng(length).normal(size=(3, length + 8)).astype(np.float32)
+        before = memory[2].copy()
+        a, b, y = (row[offset : offset + length] for row in memory)
+        worker.run({"a": Value(a), "b": Value(b)}, {"y": Value(y)})
+        assert np.array_equal(y, a / b - b)
+        assert np.array_equal(memory[2, :offset], before[:offset])
+        assert np.array_equal(memory[2, offset + length :], before[offset + length :])
+
+
+def test_two_rows_of_one_memory():
+    types = dict.fromkeys(("a", "b", "y"), FLOAT)
+    worker = Loop(Segment((Node("Add", ["a", "b"], ["y"]),), ("a", "b"), ("y",)), LENGTH, "ab", types, {"y": "a"}, {})
+    row = np.arange(LENGTH, dtype=np.float32)
+    worker.run({"a": Value(row), "b": Value(row)}, {"y": Value(row)})
+    assert np.array_equal(row, 2 * np.arange(LENGTH))
+
+
+def test_what_is_no_loop():
+    add = Node("Add", ["a", "b"], ["y"])
+    assert fits([add], dict.fromkeys("aby", FLOAT))
+    equal = Node("Equal", ["a", "b"], ["y"])
+    assert not fits([equal], {**dict.fromkeys("ab", TensorType("uint8", (LENGTH,))), "y": BOOL})
+    assert not fits([Node("Tanh", ["a"], ["y"])], dict.fromkeys("ay", FLOAT))
+    assert not fits([add] * 2000, dict.fromkeys("aby", FLOAT))
+
+
+def test_without_llvm(monkeypatch):
+    from gopt.runtime import loops
+
+    monkeypatch.setitem(sys.modules, "llvmlite", None)
+    loops._machine.cache_clear()
+    try:
+        assert not fits([Node("Add", ["a", "b"], ["y"])], dict.fromkeys("aby", FLOAT))
+    finally:
+        loops._machine.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -130,10 +204,10 @@ def test_random_nodes_in_place_or_not(data):
             plain[node.outputs[0]] = out
     kept, rows.TILE = rows.TILE, data.draw(st.sampled_from([7, 64, LENGTH]))
     try:
-        found = by_rows(nodes, types, results, values, over)
+        both = [by_rows(nodes, types, results, values, over, kind) for kind in (Rows, Loop)]
     finally:
         rows.TILE = kept
-    for name in results:
+    for found, name in itertools.product(both, results):
         assert same(found[name], plain[name]), (name, nodes, over)
 
 

@@ -15,8 +15,9 @@ from runtime_graphs import alone, comm, make, no_call, sgd_feeds, sharded_sgd
 from gopt.errors import RunError, UnsupportedError
 from gopt.graph.types import dtype_code
 from gopt.runtime import session
-from gopt.runtime.program import Program, evaluate, run_graph
+from gopt.runtime.program import Program
 from gopt.runtime.session import NoKernelError, SessionCache
+from gopt.runtime.whole import evaluate, run_graph
 
 op = helper.make_node
 BF16 = ml_dtypes.bfloat16

@@ -37,7 +37,10 @@ RECIPES = {
     ],
 )
 @pytest.mark.parametrize("what", RECIPES)
-def test_tiles_and_rooms_change_nothing(what, mesh, micro_steps, options, tmp_path, monkeypatch):
+@pytest.mark.parametrize("llvm", [True, False])
+def test_tiles_and_rooms_change_nothing(llvm, what, mesh, micro_steps, options, tmp_path, monkeypatch):
+    if not llvm:
+        monkeypatch.setattr(tiles, "fits", lambda *_: False)
     folder, data = written(tmp_path, mesh, micro_steps, RECIPES[what], **options), samples(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(device, "lay_out", lambda graph, *_: Rooms(graph))
@@ -136,3 +139,17 @@ def test_results_of_the_step_before_can_still_be_read(small):
     first = made.run({"x": np.ones(8, np.float32)}, lambda *_: [])["double"]
     second = made.run({"x": np.zeros(8, np.float32)}, lambda *_: [])["double"]
     assert first.tolist() == [2.0] * 8 and second.tolist() == [0.0] * 8
+
+
+def test_short_rows_go_only_where_no_session_is_cut_for_them():
+    row, one = TensorType("float32", (64,)), TensorType("float32", ())
+    chain = [Node("Mul", [f"v{k}", "w"], [f"v{k + 1}"]) for k in range(8)]
+    types = {"w": row, "s": one, "t": one, **{f"v{k}": row for k in range(9)}}
+    kinds = lambda nodes, outputs: [  # noqa: E731
+        isinstance(part, Run) for part in split(Segment(tuple(nodes), ("v0", "w"), outputs), types)
+    ]
+    assert kinds(chain, ("v8",)) == [True]
+    norm = Node("ReduceSum", ["v8"], ["s"], attributes={"keepdims": 0})
+    assert kinds([*chain, norm], ("s", "v8")) == [False]
+    assert kinds([*chain, Node("ReduceSum", ["v0"], ["s"], attributes={"keepdims": 0})], ("s", "v8")) == [False, True]
+    assert kinds(chain[:7], ("v7",)) == [False]

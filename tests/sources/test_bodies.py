@@ -11,7 +11,7 @@ from formulas import FORMULAS
 from onnx import helper
 
 from gopt.graph.load import load
-from gopt.runtime.program import run_graph
+from gopt.runtime.whole import run_graph
 from gopt.sources.expand import expand
 from gopt.sources.operators import Arrangement, Operator
 from gopt.sources.table import OPERATORS
