@@ -2,7 +2,7 @@
 
 ``python benchmarks/shard.py --nodes 1000,5000,20000,100000 --shape mlp,gpt --repeat 3``. The commands take turns, so
 that a disturbance of the machine meets all of them: stage 2 and stage 3, then the floors. ``--bucket-mb 0`` makes the
-most calls. Needs ``pip install onnx-ir`` for the second floor.
+most calls. The second floor needs onnx-ir: ``pip install -e '.[bench]'``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,8 @@ def main() -> None:
     parser.add_argument("--bucket-mb", metavar="M", help="cap of a bucket; 0 is one tensor a call")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    if find_spec("onnx_ir") is None:
+        parser.error("there is no onnx_ir: pip install -e '.[bench]' in gopt's folder")
     note = idle_note()
     cases = []
     with tempfile.TemporaryDirectory(prefix="gopt-bench-") as name:

@@ -1,4 +1,4 @@
-"""``gopt diff``: two models or two output folders, by structure."""
+"""``gopt diff``: two models, two output folders or two checkpoints."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import click
 @click.argument("b", metavar="B", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(a: str, b: str, as_json: bool) -> int:
-    """Compare two models or two output folders by what they compute: ops, wiring, attributes, values, states, bytes.
+    """Compare two models, two output folders or two checkpoints: ops, wiring, attributes, values, states, bytes.
 
-    One change is one line; inner values that only changed their names are no difference. Of folders, each rank's
-    graph, the manifest and the report are compared. Exit code 1 when they differ, 0 when they are equal.
+    One change is one line; inner values that only changed their names are no difference. Of output folders, each
+    rank's graph, the manifest and the report are compared; of checkpoints the values of all states, whatever ranks
+    wrote them. Exit code 1 when they differ, 0 when they are equal.
 
     \b
     Example:
       gopt diff before.onnx after.onnx
       gopt diff step.ranks other.ranks
+      gopt diff ckpt/step_00000100 other/step_00000100
     """
     from gopt.offline.diff import diff
 

@@ -9,13 +9,14 @@ import click
 
 @click.command("merge")
 @click.argument("path", metavar="DIR|CHECKPOINT", type=click.Path())
-@click.option("-o", "--output", required=True, metavar="MODEL", help="The model to write.")
+@click.option("-o", "--output", required=True, metavar="MODEL", help="The ONNX file to write.")
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(path: str, output: str, force: bool, as_json: bool) -> None:
-    """Write the source model with the current values of its states, put together from all ranks.
+    """Write one model, the step that was sharded, with the values that its states have on the ranks.
 
-    Values beyond 64 MiB lie beside the model, in MODEL.data; they are copied piece by piece.
+    DIR is a folder of gopt shard, CHECKPOINT one step that gopt run has kept. Where the values are more than 64 MiB
+    they lie beside the model, in MODEL.data.
 
     \b
     Example:

@@ -10,11 +10,15 @@ import click
 @click.command("passes")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def command(as_json: bool) -> None:
-    """List every pass: what it does, its options and their defaults, what must run before it.
+    """List every pass of gopt shard in their order: what it does, which passes it runs after, its options.
+
+    An option is shown as NAME = DEFAULT (what it takes); gopt shard -O PASS.NAME=VALUE sets it. "auto" leaves the
+    choice to the pass.
 
     \b
     Example:
       gopt passes
+      gopt shard step.onnx --ranks 8 -O shard.reduce-dtype=bfloat16
     """
     from gopt.passes import DEFAULT, PASSES
     from gopt.passes.base import option_table

@@ -21,13 +21,13 @@ from .options import (
 @click.argument("model", type=click.Path())
 @click.option("--ranks", type=int, metavar="N", help="Ranks that share the states.")
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
-@click.option("--memory", metavar="SIZE", help="What a rank may hold, e.g. 80GB.")
-@click.option("--link", metavar="LINKS", help="The links between ranks, e.g. 200GB/s:5us; see below.")
+@click.option("--memory", metavar="SIZE", help="Memory of a rank, e.g. 80GB: what fits comes first.")
+@click.option("--link", metavar="LINKS", help="The links between ranks, as RATE:LATENCY, e.g. 200GB/s:5us; see above.")
 @click.option(
     "--bucket-mb",
     type=float,
     metavar="M",
-    help="This cap of a bucket in MiB alone.  [default: the default cap, a quarter, four times]",
+    help="Only this cap of a bucket, in MiB.  [default: the usual cap, a quarter and four times of it]",
 )
 @click.option("--config", metavar="FILE", help="A gopt.toml with [mesh] and [roles].")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")

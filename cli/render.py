@@ -11,8 +11,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from gopt.report import size
+from gopt.report import alike, rank_ranges, size
 
 WIDE = 200
 """Columns of what goes into a pipe or a file."""
@@ -37,7 +38,8 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> Table:
     """A plain table; columns whose places are in ``right`` are set to the right."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    head = Text(title, no_wrap=True, overflow="ignore")  # a title wider than its columns stays a line
+    made = Table(title=head, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for place, name in enumerate(columns):
         made.add_column(name, justify="right" if place in right else "left", overflow="fold")
     for row in rows:
@@ -78,14 +80,13 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
             )
             if len(buckets) > len(rows):
                 out.print(f"… and {len(buckets) - len(rows)} more in report.json")
-    lines = []
-    for row in few(report["ranks"]):
+    told = []
+    for row in report["ranks"]:
         calls = ", ".join(f"{c['calls']} {c['op']}" for c in row["communication"]) or "none"
-        held = row["bytes"]
-        lines.append(
-            (row["rank"], size(held["parameters"]), size(held["optimizer_states"]), size(held["gradients"]), calls,
-             size(sum(c["bytes_sent"] for c in row["communication"])))
-        )  # fmt: skip
+        held = [size(row["bytes"][kind]) for kind in ("parameters", "optimizer_states", "gradients")]
+        told.append((row["rank"], (*held, calls, size(sum(c["bytes_sent"] for c in row["communication"])))))
+    groups = alike(told)
+    lines = [(rank_ranges(ranks), *what) for ranks, what in few(groups)]
     out.print(
         table(
             "Ranks",
@@ -94,16 +95,19 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
             (1, 2, 3, 5),
         )
     )
-    if len(report["ranks"]) > len(lines):
-        out.print(f"… and {len(report['ranks']) - len(lines)} more in report.json")
+    if len(groups) > len(lines):
+        out.print(f"… and {len(groups) - len(lines)} more kinds of ranks in report.json")
     if "choice" in report:
         out.print(f"chosen of {report['choice']['weighed']}: {describe(report['choice'])}: {report['choice']['why']}")
     out.print(table("Figures", ("", "is", "of"), _figure_rows(report), ()))
     passed = ", ".join(f"{check['name']} {check['count']}" for check in report["checks"])
-    out.print(f"removed {len(report['removed_ops'])} ops, added {len(report['added_ops'])}; checked: {passed}")
+    out.print(f"nodes: {len(report['removed_ops'])} of the source removed, {len(report['added_ops'])} added")
+    out.print(f"checks passed: {passed}", soft_wrap=True)
     for note in report["notes"]:
         out.print(f"note: {note}")
-    out.print(f"written to {output}" if output else "nothing written (--dry-run)")
+    whole = len(report["ranks"]) == report["mesh"]["ranks"]
+    done = f"written to {output}" + (f"; gopt verify {output} proves it" if whole else "")
+    out.print(done if output else "nothing written (--dry-run)", soft_wrap=True)
 
 
 def _figure_rows(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -157,9 +161,10 @@ def render_passes(rows: Sequence[Mapping[str, Any]]) -> None:
         mark = "" if row["default"] else "  (not in the default pipeline)"
         out.print(f"[bold]{row['name']}[/]{mark}\n  {row['summary']}")
         if row["after"]:
-            out.print(f"  after: {', '.join(row['after'])}")
+            out.print(f"  runs after {', '.join(row['after'])}")
         for option in row["options"]:
-            out.print(f"  {option['name']} = {option['default']}   [dim]{option['type']}[/]", markup=True)
+            default = option["default"] if option["default"] != "" else '""'
+            out.print(f"  {option['name']} = {default}   [dim]({option['type']})[/]", markup=True)
 
 
 def render_verification(record: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.text import Text
 
-from gopt.report import size
+from gopt.report import alike, rank_ranges, size
 
 from .render import console, table
 
@@ -126,21 +126,29 @@ def render_folder(found: FolderInspection) -> None:
         rows.append((escape(each["name"]), escape(options), escape(str(each.get("note", "")))))
     out.print(table("Pipeline", ("pass", "options", "note"), rows))
     groups = {call.split(" ", 1)[-1] for each in found.per_rank for call in each.calls}
-    rows = []
-    for rank in found.per_rank[:MOST]:
+    ranks: list[tuple[int, tuple[str, ...]]] = []
+    for rank in found.per_rank:
         named = {call.split(" ", 1)[0] if len(groups) == 1 else call: count for call, count in rank.calls.items()}
         calls = ", ".join(f"{count} {call}" for call, count in named.items()) or "none"
         held = [size(count) for count in (rank.parameters, rank.optimizer_states, rank.gradients)]
-        rows.append((rank.rank, *held, escape(calls), size(rank.bytes_sent), size(rank.file_bytes)))
+        ranks.append((rank.rank, (*held, escape(calls), size(rank.bytes_sent))))
+    grouped = alike(ranks)
     columns = ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step", "file")
+    files = {each.rank: each.file_bytes for each in found.per_rank}
+    rows = [(rank_ranges(same), *told, _between([files[rank] for rank in same])) for same, told in grouped[:MOST]]
     out.print(table("Ranks", columns, rows, (1, 2, 3, 5, 6)))
-    if len(found.per_rank) > MOST:
-        out.print(f"… and {len(found.per_rank) - MOST} more: see --json")
+    if len(grouped) > MOST:
+        out.print(f"… and {len(grouped) - MOST} more kinds of ranks: see --json")
     balance = ", ".join(f"{kind.replace('_', ' ')} {value:g}" for kind, value in found.balance.items())
     counts = f"{found.removed_ops} ops removed, {found.added_ops} added"
     out.print(f"balance (max / mean): {balance}; {counts}", soft_wrap=True)
     for note in found.notes:
         out.print(Text(f"note: {note}"), soft_wrap=True)
+
+
+def _between(sizes: Sequence[int]) -> str:
+    low, high = size(min(sizes)), size(max(sizes))
+    return low if low == high else f"{low} to {high}"
 
 
 def render_diff(found: Diff) -> None:
@@ -152,5 +160,6 @@ def render_diff(found: Diff) -> None:
         out.print(Text(f"note: {note}"), soft_wrap=True)
     if found.renamed:
         out.print(f"{found.renamed} inner values have other names, which is no difference", soft_wrap=True)
-    count = len(found.lines)
-    out.print("equal" if found.equal else f"{count} difference{'' if count == 1 else 's'}")
+    count, kinds = len(found.lines), found.to_json()["counts"]
+    told = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+    out.print("equal" if found.equal else f"not equal: {count} difference{'s' * (count != 1)} ({told})", soft_wrap=True)

@@ -23,7 +23,7 @@ def render_plan(mesh: str, memory: int | None, rows: Sequence[Mapping[str, Any]]
     timed = any("seconds" in row for row in rows)
     columns = [
         "stage",
-        "cut",
+        "partition",
         "bucket",
         "parameters",
         "states",
@@ -36,16 +36,20 @@ def render_plan(mesh: str, memory: int | None, rows: Sequence[Mapping[str, Any]]
     ]
     columns += ["time", "why"] if timed else ["why"]
     lines = [_line(row, timed) for row in few(rows)]
-    title = f"Choices for {mesh}, best first: bytes of the largest rank"
+    title = f"Choices for {mesh}, best first; sizes are those of the rank that holds most"
     out.print(table(title, columns, lines, range(2, len(columns) - 1)))
     if len(rows) > len(lines):
         out.print(f"… and {len(rows) - len(lines)} more in --json")
+    out.print(
+        "live: most that a rank holds at once beside them: gradients, activations, gathered parameters; × bound: bytes "
+        "sent over the fewest possible; calls: of a rank in a step; balance: largest over mean rank; hidden: share of "
+        "the bytes sent that computation can hide",
+        soft_wrap=True,
+    )
     if timed:
-        out.print(
-            "time: what the calls add to the step; bytes with heavy work to hide behind are left out, latency never"
-        )
+        out.print("time: what calls add to a step; bytes that computation hides do not count, latency always does")
     if rows and rows[0]["fits"]:
-        out.print(f"best: {describe(rows[0])}: {rows[0]['why']}; gopt shard --auto takes it")
+        out.print(f"best: {describe(rows[0])} ({rows[0]['why']}); gopt shard --auto takes it", soft_wrap=True)
     elif memory is not None:
         out.print(f"nothing fits in {size(memory)}: more ranks, or a smaller batch")
 

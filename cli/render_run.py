@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gopt.seal import step_name
 
 from .render import console
 
@@ -38,20 +41,35 @@ def render_run(record: Mapping[str, Any], losses: Sequence[float]) -> None:
     """The end of a run."""
     out = console()
     if not losses:
-        out.print(f"nothing to do: {record['folder']} is at its last step already")
+        out.print(
+            f"nothing to do: {record['checkpoint']} is at step {record['resumed']} already, and --steps "
+            f"{record['asked']} counts from the start of training",
+            soft_wrap=True,
+        )
         return
     last, seconds, shared = record["last"], record["seconds"], record["shared_calls"]
     how = record["engine"] + (f", {shared} calls in shared memory" if shared else "")
     out.print(
-        f"{record['steps']} steps on {record['ranks']} rank{'s' * (record['ranks'] != 1)} ({how}) "
-        f"in {seconds:.1f} s, "
-        f"{1000 * seconds / record['steps']:.1f} ms a step, {last['samples_per_second']:.0f} samples/s at the end"
+        f"{_steps(record['steps'])} on {record['ranks']} rank{'s' * (record['ranks'] != 1)} ({how}) "
+        f"in {f'{seconds:.1f}' if seconds >= 1 else f'{seconds:.2g}'} s: "
+        f"{1000 * seconds / record['steps']:.1f} ms a step, {record['samples_per_second']:.0f} samples/s"
     )
     out.print(f"loss {record['first']['loss']:.6g} → {last['loss']:.6g}  {sparkline(losses)}")
+    if record["not_finite"] is not None:
+        bad = record["not_finite"]
+        out.print(
+            f"warning: the loss is no finite number in {_steps(bad['steps'])}, first in step {bad['first']}; "
+            "with --stop-on-nan the run ends there",
+            soft_wrap=True,
+        )
     if record["checkpoint"] is not None:
-        out.print(f"checkpoints in {record['checkpoint']}")
+        out.print(f"last checkpoint: {Path(record['checkpoint'], step_name(last['step']))}", soft_wrap=True)
     else:
         out.print("note: the values are not kept; give --checkpoint CKPT for that")
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' * (count != 1)}"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

@@ -16,21 +16,33 @@ from .options import build_mesh, pass_option
 @click.argument("path", metavar="DIR|CHECKPOINT", type=click.Path())
 @click.option("--ranks", type=int, metavar="N", help="Ranks that share the states, each with its own batch.")
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
-@click.option("-o", "--output", required=True, metavar="DIR", help="Output folder.")
-@click.option("--stage", type=click.IntRange(0, 3), help="Another stage.  [default: as it was]")
-@click.option("--partition", type=click.Choice(["flat", "rows", "whole"]), help="Another partition.")
-@click.option("--bucket-mb", type=float, metavar="M", help="Another cap of a bucket.")
-@click.option("--accumulate", type=click.IntRange(1), metavar="K", help="Another number of micro-steps.")
-@click.option("-O", "--option", "options", multiple=True, metavar="PASS.NAME=VALUE", help="Another option of a pass.")
+@click.option("-o", "--output", required=True, metavar="DIR", help="The folder to write.")
+@click.option("--stage", type=click.IntRange(0, 3), metavar="0|1|2|3", help="Another stage.  [default: as it was]")
+@click.option(
+    "--partition", type=click.Choice(["flat", "rows", "whole"]), help="Where tensors may be cut.  [default: as it was]"
+)
+@click.option("--bucket-mb", type=float, metavar="M", help="Cap of a bucket in MiB.  [default: as it was]")
+@click.option(
+    "--accumulate", type=click.IntRange(1), metavar="K", help="Micro-steps of one update.  [default: as it was]"
+)
+@click.option(
+    "-O",
+    "--option",
+    "options",
+    multiple=True,
+    metavar="PASS.NAME=VALUE",
+    help="An option of a pass; gopt passes lists them.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(
     path: str, ranks: int | None, mesh: str | None, output: str, stage: int | None, partition: str | None,
     bucket_mb: float | None, accumulate: int | None, options: tuple[str, ...], force: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Shard again for other ranks, from the values that the ranks of a folder or checkpoint hold.
+    """Write a new output folder for other ranks, from the values that those of a folder or checkpoint hold.
 
-    Passes and their options are those of the first time, unless said otherwise.
+    DIR is a folder of gopt shard, CHECKPOINT one step that gopt run has kept; it stays as it is. Passes and their
+    options are as they were, unless said otherwise here. A run with the new folder counts its steps from 0.
 
     \b
     Example:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +16,23 @@ import click
 from gopt.errors import OptionError, RunError
 
 from .options import arguments_of, seconds
+from .strict import strict_json
 
 
 @click.command("run")
 @click.argument("folder", metavar="DIR", type=click.Path())
-@click.option("--data", required=True, metavar="FILE|MODULE:FUNCTION", help=".npz, .safetensors, or a generator.")
 @click.option(
-    "--steps", required=True, type=click.IntRange(1), metavar="K", help="Steps in all, earlier ones included."
+    "--data",
+    required=True,
+    metavar="FILE|MODULE:FUNCTION",
+    help="Samples: .npz, .safetensors, or a function that yields batches.",
+)
+@click.option(
+    "--steps",
+    required=True,
+    type=click.IntRange(1),
+    metavar="K",
+    help="The step to stop at, counted from the start of training: with --resume, earlier steps count.",
 )
 @click.option(
     "--set",
@@ -32,22 +43,34 @@ from .options import arguments_of, seconds
 )
 @click.option("--state", metavar="FILE", help="Values of states (.safetensors, .npz) where the folder has none.")
 @click.option(
-    "--engine", type=click.Choice(["threads", "mpi", "nccl"]), help="[default: mpi under a launcher, else threads]"
+    "--engine",
+    type=click.Choice(["threads", "mpi", "nccl"]),
+    help="What ranks are: threads, processes, or processes with a GPU each.  "
+    "[default: mpi under a launcher, else threads]",
 )
-@click.option("--launch", type=click.IntRange(1), metavar="N", help="Start N ranks with mpiexec.")
+@click.option("--launch", type=click.IntRange(1), metavar="N", help="Start N ranks with mpiexec: as many as DIR holds.")
 @click.option(
     "--shuffle", type=click.IntRange(0), metavar="SEED", help="Deal the samples out in a new order in every pass."
 )
-@click.option("--checkpoint", metavar="CKPT", help="Folder of checkpoints; one is written at the end.")
+@click.option(
+    "--checkpoint", metavar="CKPT", help="Folder for checkpoints, each in CKPT/step_…; one is written at the end."
+)
 @click.option("--every", type=click.IntRange(1), metavar="N", help="A checkpoint every N steps as well.")
-@click.option("--keep", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="How many stay.")
-@click.option("--resume", is_flag=True, help="Go on from the last whole checkpoint, if there is one.")
-@click.option("--log", metavar="FILE", help="Write a line of JSON per step.")
+@click.option(
+    "--keep", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="How many checkpoints stay."
+)
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in CKPT; without one, from the start.")
+@click.option("--log", metavar="FILE", help="Append a line of JSON per step: losses, seconds, samples per second.")
 @click.option("--trace", metavar="FILE", help="Write what every rank did when, in Chrome's trace format.")
-@click.option("--stop-on-nan", is_flag=True, help="End the run when a loss is no number.")
+@click.option("--stop-on-nan", is_flag=True, help="End the run, with exit code 5, at a loss that is NaN or infinite.")
 @click.option("--sync-init", is_flag=True, help="Take replicated initial states from the first rank.")
 @click.option(
-    "--deadline", type=seconds, default=120.0, show_default=True, metavar="S", help="Seconds to wait at a call."
+    "--deadline",
+    type=seconds,
+    default=120.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds that a rank waits for the others at a call.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
@@ -76,17 +99,23 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
         keep=given["keep"], resume=given["resume"], stop_on_nan=given["stop_on_nan"], sync_init=given["sync_init"],
         trace=None if given["trace"] is None else Path(given["trace"]),
     )  # fmt: skip
-    from gopt.runtime.mpi import launched, told_once
+    from gopt.runtime.mpi import launched, load_mpi, told_once
 
     engine = given["engine"] or ("mpi" if launched() else "threads")
     if engine == "threads":
         return _threads(job, read_manifest(job.folder)[1], given)
+    if not launched() and (ranks := read_manifest(job.folder)[1].ranks) > 1:
+        raise OptionError(
+            f"--engine {engine} runs every rank as a process, and no launcher has started this one",
+            f"add --launch {ranks}, or start it with mpiexec -n {ranks}",
+        )
+    load_mpi(engine)
     _, mesh = told_once(lambda: read_manifest(job.folder))
     return _processes(job, mesh, given, engine, context.find_root().params["debug"])
 
 
 def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
-    from gopt.runtime.launch import launch
+    from gopt.runtime.launch import launch, mpiexec
     from gopt.runtime.train import read_manifest
 
     if given["engine"] == "threads":
@@ -94,7 +123,9 @@ def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
     _, mesh = read_manifest(Path(folder))
     if mesh.ranks != given["launch"]:
         raise OptionError(f"--launch {given['launch']}, but {folder} holds {mesh.ranks} ranks", "see gopt reshard")
-    arguments = ["run", folder, "--engine", given["engine"] or "mpi", *arguments_of(context, ("launch", "engine"))]
+    engine = given["engine"] or "mpi"
+    mpiexec(engine)
+    arguments = ["run", folder, "--engine", engine, *arguments_of(context, ("launch", "engine"))]
     from .render_run import live_run
 
     with live_run(given["steps"]) as show:
@@ -182,6 +213,7 @@ def _telling(
     from .render_run import live_run, render_run
 
     steps: list[Any] = []
+    resumed = _resumed(job)
     watched = os.environ.get(HEARTBEATS)
     live_path = os.path.join(watched, LIVE) if watched else None
     with live_run(job.steps) as show, _log(given["log"]) as write, _log(live_path) as live:
@@ -190,19 +222,43 @@ def _telling(
             steps.append(progress)
             show(progress.to_json())
             live(json.dumps(progress.to_json()))
-            write(json.dumps(progress.to_json()))
+            write(strict_json(progress.to_json()))
 
         yield tell
+    spent = sum(each.seconds for each in steps)
+    failed = [each.step for each in steps if not math.isfinite(each.loss)]
     record = {
         "folder": str(job.folder), "engine": engine, "ranks": mesh.ranks, "shared_calls": shared(), "steps": len(steps),
+        "asked": job.steps, "resumed": resumed,
         "first": steps[0].to_json() if steps else None, "last": steps[-1].to_json() if steps else None,
-        "seconds": round(sum(each.seconds for each in steps), 6),
+        "not_finite": {"steps": len(failed), "first": failed[0]} if failed else None,
+        "seconds": round(spent, 6),
+        "samples_per_second": round(sum(each.samples for each in steps) / spent, 3) if spent else 0.0,
         "checkpoint": None if job.checkpoint is None else str(job.checkpoint),
     }  # fmt: skip
     if given["as_json"]:
-        click.echo(json.dumps(record, indent=1))
+        click.echo(strict_json(record, 1))
     else:
         render_run(record, [each.loss for each in steps])
+
+
+def _resumed(job: Any) -> int | None:
+    """The step that a run goes on from; None: from the beginning. Says which on stderr, before the first step."""
+    if not job.resume or job.checkpoint is None:
+        return None
+    from gopt.seal import step_name, whole_steps
+
+    if found := whole_steps(job.checkpoint):
+        if found[-1] < job.steps:
+            _note(f"goes on from step {found[-1]}, {job.checkpoint / step_name(found[-1])}")
+        return found[-1]
+    lack = "holds no whole checkpoint" if job.checkpoint.exists() else "does not exist"
+    _note(f"{job.checkpoint} {lack}: training starts from the beginning")
+    return None
+
+
+def _note(text: str) -> None:
+    click.echo(f"gopt: note: {text}", err=True)
 
 
 @contextmanager

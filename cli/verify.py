@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from .options import arguments_of, seconds
+from .strict import strict_json
 
 
 @click.command("verify")
@@ -30,7 +30,8 @@ def command(
     """Run the source and all ranks, each rank on its own batch, and compare every state and loss.
 
     Repeats the run with all local gradients × 1/64 and × 64, and with one infinite gradient where the step checks for
-    it. Exit code 1 when anything is beyond tolerance.
+    it. Exit code 1 when anything is beyond tolerance. In --json, error_over_tolerance counts in tolerances: above 1 is
+    too far, times "tolerance" it is the relative error.
 
     \b
     Example:
@@ -44,6 +45,8 @@ def command(
 
     if len(paths) > 2:
         raise OptionError("verify takes at most a model and a folder")
+    if len(paths) == 2 and Path(paths[0]).is_dir() and Path(paths[1]).is_file():
+        raise OptionError("verify takes the model first, then the folder", f"gopt verify {paths[1]} {paths[0]}")
     hyper = {}
     for text in settings:
         name, _, value = text.partition("=")
@@ -71,7 +74,7 @@ def command(
         verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None)
         result = verifier.run(steps=steps, seed=seed, hyper=hyper, confirm=not no_confirm, advance=advance)
     if as_json:
-        click.echo(json.dumps(result.to_json(), indent=1))
+        click.echo(strict_json(result.to_json(), 1))
     else:
         render_verification(result.to_json())
     return 0 if result.equal else 1
@@ -98,7 +101,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
         verifier.transport = one_of_many(engine)
         result = verifier.run(**options)
         if engine.rank == 0 and as_json:
-            click.echo(json.dumps(result.to_json(), indent=1))
+            click.echo(strict_json(result.to_json(), 1))
         elif engine.rank == 0:
             render_verification(result.to_json())
         return 0 if result.equal else 1

@@ -17,6 +17,7 @@ from gopt.analysis.take_over import take_over
 from gopt.analysis.training import Training
 from gopt.check import Check, check_ranks
 from gopt.errors import InputError, OptionError, UnsupportedError
+from gopt.given import folder_for_model
 from gopt.graph.external import load_state
 from gopt.graph.load import load as load_graph
 from gopt.graph.model import Graph
@@ -39,6 +40,13 @@ class Source:
     nbytes: int
     roles: RoleMap = field(default_factory=RoleMap)
     """What the user said of the roles: they are found anew where calls of the source are taken over."""
+
+    def __repr__(self) -> str:
+        training = self.training
+        parts = (
+            f"{len(training.graph.nodes)} nodes, {len(training.parameters)} parameters, {len(training.states)} states"
+        )
+        return f"<Source {self.name}: {parts}>"
 
     def record(self) -> dict[str, Any]:
         """What the report says of the source."""
@@ -69,6 +77,8 @@ def load(
     Raises InputError, UnsupportedError (contract sections 2 and 3).
     """
     data = Path(path)
+    if data.is_dir():
+        raise folder_for_model(data)
     graph = expand(load_graph(data))
     recognise(graph, group_types or {})
     training = read_roles(graph, roles)
@@ -119,6 +129,10 @@ class Sharded:
     checks: list[Check]
     choice: dict[str, Any] = field(default_factory=dict)
     """What chose the pipeline, when something did, and why."""
+
+    def __repr__(self) -> str:
+        ranks = len({each.rank for each in self.ranks})
+        return f"<Sharded {self.source.name} on {self.step.mesh}: {ranks} ranks, {len(self.checks)} checks passed>"
 
     def report(self) -> dict[str, Any]:
         """The report as it is written."""

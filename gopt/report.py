@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,9 @@ class VarRecord:
 class Change:
     """What a pass did: reasons by removed node or value label, and its own figures."""
 
-    removed: Mapping[str, str] = field(default_factory=dict)
+    removed: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Label of a removed source node -> why."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
     note: str = ""
 
 
@@ -59,7 +61,7 @@ class PassRecord:
 
     name: str
     options: Mapping[str, Any]
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any] = field(repr=False)
     note: str
 
     def to_json(self) -> dict[str, Any]:
@@ -79,6 +81,14 @@ def rank_ranges(ranks: list[int]) -> str:
             parts.append(str(first) if first == last else f"{first}-{last}")
             start = place
     return ",".join(parts)
+
+
+def alike(rows: Sequence[tuple[int, T]]) -> list[tuple[list[int], T]]:
+    """Ranks with what is told of each -> the ranks of which the same is told, in the order of their first."""
+    found: dict[T, list[int]] = {}
+    for rank, told in rows:
+        found.setdefault(told, []).append(rank)
+    return [(ranks, told) for told, ranks in found.items()]
 
 
 def size(nbytes: float) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,22 @@ from gopt.errors import RunError
 INDEX = "index.json"
 FORMAT = "gopt-checkpoint/1"
 _BLOCK = 1 << 22
+STEP = re.compile(r"step_(\d{8,})")
+
+
+def step_name(step: int) -> str:
+    """The folder of one step, inside the one that holds the checkpoints."""
+    return f"step_{step:08d}"
+
+
+def whole_steps(home: Path) -> list[int]:
+    """Steps of which a folder holds a whole checkpoint, in order."""
+    found = []
+    for path in home.iterdir() if home.is_dir() else ():
+        match = STEP.fullmatch(path.name)
+        if match and (path / INDEX).is_file():
+            found.append(int(match[1]))
+    return sorted(found)
 
 
 def digest(manifest: Mapping[str, Any]) -> str:

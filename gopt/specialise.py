@@ -85,6 +85,11 @@ class RankGraph:
     functions: list[FunctionProto] = field(default_factory=list)
     """Bodies of the opaque operators among the nodes."""
 
+    def __repr__(self) -> str:
+        return (
+            f"<RankGraph of rank {self.rank}, {self.phase.name}: {len(self.nodes)} nodes, {len(self.own)} own states>"
+        )
+
     @property
     def own(self) -> list[RankState | RankSum]:
         """All that the rank carries from file to file beside what all ranks have."""

@@ -21,6 +21,7 @@ from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.model import COMM, Graph, Node, Tensor, value_info
 from gopt.graph.types import TensorType, dtype_code, nbytes
 from gopt.phases import STEP, Phase
+from gopt.seal import whole_steps
 from gopt.sources.written import prepare, source_nodes
 from gopt.specialise import RankGraph, RankState
 
@@ -40,6 +41,8 @@ def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
     """
     if target.exists() and not force:
         raise OptionError(f"{target} exists already", "choose another folder with -o, or replace it with --force")
+    if whole_steps(target):
+        raise OptionError(f"{target} holds checkpoints: --force does not replace them", "choose another with -o")
     if target.exists() and not _is_ours(target):
         raise OptionError(f"{target} is nothing that gopt wrote: --force does not replace it", "choose another with -o")
     try:

@@ -87,6 +87,10 @@ class Step:
     accumulators: list[Accumulator] = field(default_factory=list)
     carried: dict[str, str] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        did = f"{len(self.graph.nodes)} nodes, {len(self.applied)} passes applied"
+        return f"<Step {self.graph.name} on {self.mesh}: {did}>"
+
     @classmethod
     def start(cls, training: Training, mesh: Mesh, micro_steps: int = 1) -> Step:
         """Every state whole on every rank, the graph a copy of the source."""

@@ -60,6 +60,11 @@ class Training:
     notes: list[str] = field(default_factory=list)
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        return (
+            f"<Training {self.graph.name}: {len(self.graph.nodes)} nodes, {len(self.states)} states, loss {self.loss}>"
+        )
+
     def once(self, question: Hashable, find: Callable[[], T]) -> T:
         """The answer to a question about the source alone: it stays true, since passes rewrite a copy.
 

@@ -172,6 +172,9 @@ class Tensor:
         assert self.proto is not None
         return onnx.numpy_helper.to_array(self.proto)
 
+    def __repr__(self) -> str:
+        return f"<Tensor {self.type}>"
+
     def piece(self, start: int, stop: int) -> Tensor:
         """Elements ``start`` to ``stop`` of the flattened tensor, which must lie in a file; nothing is read."""
         type = TensorType(self.type.dtype, (stop - start,))
@@ -196,6 +199,9 @@ class Graph:
     metadata: dict[str, str] = field(default_factory=dict)
     written: list[Node] | None = None
     """The nodes as the file has them, where opaque ones were expanded."""
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {len(self.nodes)} nodes, {len(self.inputs)} inputs, {len(self.outputs)} outputs>"
 
     def producers(self) -> dict[str, Node]:
         """Value name -> the node that makes it. Fresh on every call: analyses are never patched."""

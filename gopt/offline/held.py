@@ -17,6 +17,7 @@ import onnx
 from gopt.analysis.rolemap import RoleMap
 from gopt.api import roles_from
 from gopt.errors import InputError
+from gopt.given import check_folder
 from gopt.graph.external import load_state
 from gopt.graph.load import load
 from gopt.graph.model import Graph, Tensor
@@ -41,8 +42,9 @@ def read_held(path: str | os.PathLike[str]) -> Held:
     """Read an output folder, or one step of a checkpoint; raises InputError where something is missing or
     differs, RunError where a checkpoint is damaged."""
     folder = Path(path)
+    check_folder(folder, checkpoints=True)
     checkpoint = (folder / INDEX).is_file()
-    home = folder.parent if checkpoint else folder
+    home = (folder if folder.name else folder.resolve()).parent if checkpoint else folder
     manifest, report = read_record(home, "manifest"), read_record(home, "report")
     source = home / "source.onnx"
     if not source.is_file():

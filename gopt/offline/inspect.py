@@ -13,6 +13,7 @@ from gopt.analysis.cones import find_updates
 from gopt.analysis.training import Kind, Phase, Training
 from gopt.analysis.updates import Cone
 from gopt.errors import InputError, UnsupportedError
+from gopt.given import check_folder
 from gopt.graph.types import HALVES, TensorType
 from gopt.offline.optimizer.controls import Controls, find_controls
 from gopt.offline.optimizer.recogniser import Recogniser
@@ -110,6 +111,10 @@ class Inspection:
     metrics: tuple[Named, ...]
     bytes: Mapping[str, int]
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        names = ", ".join(dict.fromkeys(each.name for each in self.optimizers))
+        return f"<Inspection {self.file}: {len(self.parameters)} parameters, {names or 'no optimizer'}>"
 
     def to_json(self) -> dict[str, Any]:
         record: dict[str, Any] = {"format": "gopt-inspection/1", "what": "model"}
@@ -283,6 +288,9 @@ class FolderInspection:
     values_bytes: int
     notes: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"<FolderInspection {self.folder}: {self.ranks} ranks, {sum(self.states.values())} states>"
+
     def to_json(self) -> dict[str, Any]:
         record: dict[str, Any] = {"format": "gopt-inspection/1", "what": "folder"}
         return record | asdict(self)
@@ -291,6 +299,7 @@ class FolderInspection:
 def inspect_folder(path: str | os.PathLike[str]) -> FolderInspection:
     """What is in an output folder; raises InputError where its manifest or report is missing or broken."""
     folder = Path(path)
+    check_folder(folder)
     manifest, report = read_record(folder, "manifest"), read_record(folder, "report")
     try:
         return _folder(folder, manifest, report)

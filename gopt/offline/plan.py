@@ -60,6 +60,9 @@ class Choice:
         """States and the peak of what is alive beside them."""
         return self.parameters + self.optimizer_states + self.live.peak
 
+    def __repr__(self) -> str:
+        return f"<Choice {self.knobs}: {self.held} bytes held, {self.figures.calls} calls>"
+
     def to_json(self) -> dict[str, Any]:
         figures = self.figures
         record = asdict(self.knobs) | {

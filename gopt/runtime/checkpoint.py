@@ -10,9 +10,8 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from gopt.errors import InputError, RunError
+from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.external import SAFETENSORS, load_state
 from gopt.graph.load import load
 from gopt.runtime.engine import Engine
 from gopt.runtime.session import Array, array_dtype
-from gopt.seal import FORMAT, INDEX, check_file, digest, rank_name, read_index
+from gopt.seal import FORMAT, INDEX, STEP, check_file, digest, rank_name, read_index, step_name, whole_steps
 from gopt.write import INLINE, Values, model_bytes
 
-_STEP = re.compile(r"step_(\d{8,})")
 _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
 
 
@@ -41,8 +39,25 @@ class Checkpoints:
     manifest: Mapping[str, Any]
     keep: int = 2
 
+    def check(self, resume: bool) -> None:
+        """Raise OptionError for a place in which this run has no business."""
+        if self.home.resolve() == self.folder.resolve():
+            raise OptionError(f"--checkpoint {self.home} is the folder that runs", "choose another one")
+        if (self.home / INDEX).is_file():
+            raise OptionError(
+                f"--checkpoint {self.home} is a checkpoint itself", f"give what holds it: {self.home.parent}"
+            )
+        if not resume and (kept := self.steps()):
+            raise OptionError(
+                f"{self.home} holds checkpoints of an earlier run, up to step {kept[-1]}",
+                "go on from there with --resume, or choose another --checkpoint",
+            )
+
     def open(self) -> None:
-        """Put manifest, report and source in place, on the first rank. Raises RunError when another job's lie there."""
+        """Put manifest, report and source in place, on the first rank, and see that steps can be written beside them.
+
+        Raises RunError when another job's lie there, and where nothing can be written.
+        """
         mine = digest(self.manifest)
         kept = self.home / "manifest.json"
         if kept.is_file() and digest(json.loads(kept.read_text(encoding="utf-8"))) != mine:
@@ -61,26 +76,24 @@ class Checkpoints:
             for name in ("report.json", "manifest.json"):
                 shutil.copyfile(self.folder / name, self.home / name)
         except OSError as error:
-            raise _unwritable(self.home, error) from error
+            raise _unwritable(self.home, error, "nothing was trained yet: choose another --checkpoint") from error
+        for path in self.home.iterdir():
+            if STEP.fullmatch(path.name) and not path.is_dir():
+                raise RunError(f"cannot write checkpoints into {self.home}: {path.name} is a file", "move it away")
 
     def steps(self) -> list[int]:
         """Steps of which there is a whole checkpoint, in order."""
-        found = []
-        for path in self.home.iterdir() if self.home.is_dir() else ():
-            match = _STEP.fullmatch(path.name)
-            if match and (path / INDEX).is_file():
-                found.append(int(match[1]))
-        return sorted(found)
+        return whole_steps(self.home)
 
     def path(self, step: int) -> Path:
-        return self.home / f"step_{step:08d}"
+        return self.home / step_name(step)
 
     def save(self, engine: Engine, step: int, held: Mapping[str, Any], down: Callable[[Any], Array]) -> None:
         """Write a checkpoint; every rank calls it. ``down`` gives a state's array in host memory.
 
         Raises RunError when it cannot be written.
         """
-        draft = self.home / f".step_{step:08d}.tmp"
+        draft = self.home / f".{step_name(step)}.tmp"
         if engine.rank == 0:
             shutil.rmtree(draft, ignore_errors=True)
             _guarded(draft, draft.mkdir)
@@ -182,9 +195,9 @@ def _guarded(path: Path, work: Callable[[], Any]) -> Any:
         raise _unwritable(path, error) from error
 
 
-def _unwritable(path: Path, error: OSError) -> RunError:
+def _unwritable(path: Path, error: OSError, hint: str = "the checkpoints before it are whole") -> RunError:
     what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
-    return RunError(f"cannot write checkpoint {path}: {what}", "the checkpoints before it are whole")
+    return RunError(f"cannot write checkpoint {path}: {what}", hint)
 
 
 def _sync_folder(path: Path) -> None:
@@ -193,7 +206,3 @@ def _sync_folder(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
-
-
-def latest(steps: Sequence[int]) -> int | None:
-    return steps[-1] if steps else None

@@ -16,25 +16,33 @@ Values = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far a value is off: ``error`` over its tolerance; above 1 is a failure."""
+    """How far a value is off, counted in tolerances.
+
+    ``error_over_tolerance``: the distance over what is allowed, a number without a unit; above 1 is a failure. Times
+    ``Verification.tolerance`` it is the relative error of the value's change since the first step.
+    """
 
     variant: str
     step: int
     rank: int
     name: str
     kind: str
-    error: float
+    error_over_tolerance: float
 
     def to_json(self) -> dict[str, Any]:
         return {
             "variant": self.variant, "step": self.step, "rank": self.rank, "name": self.name, "kind": self.kind,
-            "error_over_tolerance": self.error,
+            "error_over_tolerance": self.error_over_tolerance,
         }  # fmt: skip
 
 
 @dataclass(slots=True)
 class Verification:
-    """What a verification found. ``worst`` is the largest error seen in each variant."""
+    """What a verification found.
+
+    ``tolerance``: what a relative error may be, e.g. 1e-4. ``worst``: of each variant the value that is furthest off,
+    in tolerances: see ``Difference``.
+    """
 
     tolerance: float
     steps: int
@@ -44,15 +52,22 @@ class Verification:
     gradients: list[Confirmation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        verdict = "equal" if self.equal else "NOT equal"
+        over = f"{self.compared} comparisons on {self.ranks} ranks over {self.steps} steps"
+        return f"<Verification {verdict}: {over}, tolerance {self.tolerance:g}>"
+
     @property
     def equal(self) -> bool:
         """Whether everything is within tolerance and every gradient was confirmed."""
-        return all(each.error <= 1 for each in self.worst.values()) and all(each.holds for each in self.gradients)
+        return all(each.error_over_tolerance <= 1 for each in self.worst.values()) and all(
+            each.holds for each in self.gradients
+        )
 
     def note(self, difference: Difference) -> None:
         self.compared += 1
         held = self.worst.get(difference.variant)
-        if held is None or not difference.error <= held.error:
+        if held is None or not difference.error_over_tolerance <= held.error_over_tolerance:
             self.worst[difference.variant] = difference
 
     def to_json(self) -> dict[str, Any]:

@@ -32,10 +32,9 @@ class Device(Protocol):
 
     lowers: bool
     """Whether operators on halves are lowered to float32 ones."""
-    tiles: bool
-    """Whether long elementwise runs go in tiles that fit a cache."""
     shares: bool
-    """Whether a value made of an array is the array's own memory, and changes with it."""
+    """Whether a value made of an array is the array's own memory, and changes with it: then results have fixed places
+    in host memory, and long elementwise runs are done there."""
 
     def sessions(self) -> SessionCache:
         """An empty cache whose sessions run here."""
@@ -143,7 +142,6 @@ class Host:
     reduces in."""
 
     lowers = True
-    tiles = True
     shares = True
 
     def __init__(self, lend: Lend = none_lent) -> None:

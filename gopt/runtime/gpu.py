@@ -22,6 +22,7 @@ from gopt.errors import RunError, UnsupportedError
 from gopt.graph.model import COMM, Graph
 from gopt.graph.types import TensorType, dtype_code, known
 from gopt.runtime import session
+from gopt.runtime.causes import failed
 from gopt.runtime.cuda import INSTALL, Block, Cuda, Dtype, Event, Memory
 from gopt.runtime.cut import Segment
 from gopt.runtime.draws import numpy_dtype
@@ -101,7 +102,6 @@ class Gpu:
     """
 
     lowers = False
-    tiles = False
     shares = False
 
     def __init__(self, cuda: Cuda, index: int) -> None:
@@ -234,7 +234,7 @@ class Gpu:
         try:
             session.run_with_iobinding(binding, self._options)
         except Exception as error:  # its exceptions have no common base
-            raise RunError(f"ONNX Runtime failed: {_last_line(error)}") from error
+            raise failed(error) from error
         if len(made) == len(outputs):
             return [made[name] for name in outputs]
         values = zip(outputs, binding.get_outputs(), strict=True)

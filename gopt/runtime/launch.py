@@ -103,12 +103,12 @@ class Seen:
         return f"rank {self.rank}, step {self.step + 1}{call}"
 
 
-def mpiexec() -> str:
-    """The launcher beside this interpreter, or on the PATH; raises RunError."""
+def mpiexec(extra: str = "mpi") -> str:
+    """The launcher beside this interpreter, or on the PATH; raises RunError, with the extra of gopt that brings it."""
     beside = Path(sys.prefix, "bin", "mpiexec")
     found = str(beside) if beside.is_file() else shutil.which("mpiexec")
     if found is None:
-        raise RunError("there is no mpiexec", "install it with: pip install 'gopt[mpi]'")
+        raise RunError("there is no mpiexec", f"install it with: pip install 'gopt[{extra}]'")
     return found
 
 

@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 """What launchers put into the environment of a rank."""
-_INSTALL = "install it with: pip install 'gopt[mpi]'"
 
 
 def launched() -> bool:
@@ -40,7 +39,7 @@ def launched() -> bool:
 def told_once(work: Callable[[], T]) -> T:
     """Do what may be refused, on all ranks that the launcher started. Where some refuse, the first of them raises its
     error, and the others exit without a word and with the same code."""
-    world = _mpi().COMM_WORLD
+    world = load_mpi().COMM_WORLD
     found: T | None = None
     error: GoptError | None = None
     try:
@@ -56,11 +55,12 @@ def told_once(work: Callable[[], T]) -> T:
     return cast("T", found)
 
 
-def _mpi() -> Any:
+def load_mpi(extra: str = "mpi") -> Any:
+    """The module mpi4py.MPI; raises RunError, which names the extra of gopt that brings it."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise RunError(f"MPI cannot be used: {error}", _INSTALL) from error
+        raise RunError(f"MPI cannot be used: {error}", f"install it with: pip install 'gopt[{extra}]'") from error
     return MPI
 
 
@@ -68,7 +68,7 @@ class MpiEngine:
     """One process, one rank. A call that takes longer than ``deadline`` seconds ends the whole job."""
 
     def __init__(self, mesh: Mesh, deadline: float, explain: Callable[[str], None]) -> None:
-        self._mpi: Any = _mpi()
+        self._mpi: Any = load_mpi()
         self._world = self._mpi.COMM_WORLD.Dup()
         self.rank: int = self._world.rank
         self._mesh = mesh

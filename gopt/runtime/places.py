@@ -1,20 +1,24 @@
-"""Where the results of a program lie, step after step: found once, so that no step asks for memory or binds it anew.
+"""Where what a program makes lies, step after step: found once, so that no step asks for memory or binds it anew.
 
-What one call sends together lies in the call's buffer. What outlives a step has two places that take turns: one may
-still be read while the other is written. All else shares: a place is free for another result of its size when the last
-step that reads it is done. What a call reads shares with nobody, for the call may run beside the steps that follow.
+What a call sends with other values lies in the call's buffer, and what a gather makes one behind the other. What
+outlives a step has two places that take turns: one may still be read while the other is written. All else shares
+memory: a place is free for others of its size when the last step that reads it is done. What a call reads shares with
+nobody, for the call may run beside the steps that follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from gopt.graph.types import TensorType
+from gopt.runtime.cut import Call, Segment, Step
 from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.memory import aligned
+from gopt.runtime.rooms import Rooms
 from gopt.runtime.session import Array, Value
 
 Places: TypeAlias = Mapping[str, Sequence[Value]]
@@ -26,40 +30,80 @@ _PLAIN = frozenset({
 """Types that NumPy has of its own."""
 
 
-class Step(Protocol):
-    """What reads and makes values."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """``landing``: number of a gather -> flat memory for what it makes."""
 
-    @property
-    def inputs(self) -> tuple[str, ...]: ...
-    @property
-    def outputs(self) -> tuple[str, ...]: ...
+    places: dict[str, list[Value]]
+    landing: dict[int, Array]
 
 
-def find_places(
-    steps: Sequence[Step], dead: Sequence[Sequence[str]], left_out: Collection[str], types: Mapping[str, TensorType],
-    sent: Mapping[str, Array], kept: Collection[str], waited: Collection[str],
-) -> dict[str, list[Value]]:  # fmt: skip
+def lay(
+    steps: Sequence[Step], dead: Sequence[Sequence[str]], types: Mapping[str, TensorType], rooms: Rooms,
+    over: Collection[str], kept: Collection[str],
+) -> Layout:  # fmt: skip
     """Places for what these steps make, in this order; ``dead``: for every step, what nobody reads after it. Linear.
 
-    ``left_out``: results that lie elsewhere; ``sent``: those that lie in a buffer already; ``kept``: those that
-    outlive a step; ``waited``: those that calls read.
+    ``over``: results that are written over a row; ``kept``: those that outlive a step.
     """
-    found = {name: [Value(place, lasting=True)] for name, place in sent.items()}
-    memory: dict[str, Array] = {}
+    places = {name: [Value(place, lasting=True)] for name, place in rooms.sent.items()}
+    landing: dict[int, Array] = {}
+    waited = {name for step in steps if isinstance(step, Call) for name in step.inputs}
     free: dict[int, list[Array]] = {}
+    shared: dict[str, _Shared] = {}
+
+    def place(names: Sequence[str]) -> Array:
+        """Memory that these share with whoever is not alive with any of them."""
+        size = sum(types[name].nbytes for name in names)
+        again = free.get(size)
+        memory = again.pop() if again else aligned([size], np.dtype(np.uint8))
+        start = 0
+        for name in names:
+            row = memory[start : start + types[name].nbytes].view(numpy_dtype(types[name].dtype))
+            places[name] = [Value(row.reshape(types[name].dims), lasting=True)]
+            start += row.nbytes
+        shared.update(dict.fromkeys(names, _Shared(memory, len(names))))
+        return memory
+
     for step, gone in zip(steps, dead, strict=True):
-        for name in step.outputs:
-            type = types.get(name)
-            if name in found or name in left_out or type is None or not type.elements or type.dtype not in _PLAIN:
-                continue
-            dtype = numpy_dtype(type.dtype)
-            if name in kept:
-                found[name] = [Value(aligned(type.dims, dtype), lasting=True) for _ in range(2)]
-                continue
-            again = free.get(type.nbytes)
-            memory[name] = again.pop() if again else aligned([type.nbytes], np.dtype(np.uint8))
-            found[name] = [Value(memory[name].view(dtype).reshape(type.dims), lasting=True)]
+        if isinstance(step, Segment):
+            for name in step.outputs:
+                if name in places or name in over or not _fits(name, types):
+                    continue
+                if name in kept:
+                    made = types[name]
+                    places[name] = [Value(aligned(made.dims, numpy_dtype(made.dtype)), lasting=True) for _ in range(2)]
+                else:
+                    place([name])
+        elif (
+            step.index not in rooms.gathered and _lands(step, types) and not any(name in kept for name in step.outputs)
+        ):
+            landing[step.index] = place(step.outputs).view(numpy_dtype(types[step.outputs[0]].dtype))
         for name in gone:
-            if name in memory and name not in waited:
-                free.setdefault(memory[name].nbytes, []).append(memory.pop(name))
-    return found
+            # Nobody waits for a call whose result nobody reads, and so its memory is never known to be free.
+            if name in shared and name not in waited and not (isinstance(step, Call) and name in step.outputs):
+                shared[name].readers -= 1
+                if not shared[name].readers:
+                    free.setdefault(shared[name].memory.nbytes, []).append(shared[name].memory)
+    return Layout(places, landing)
+
+
+@dataclass(slots=True)
+class _Shared:
+    """Memory, and how many of the results in it may still be read."""
+
+    memory: Array
+    readers: int
+
+
+def _fits(name: str, types: Mapping[str, TensorType]) -> bool:
+    type = types.get(name)
+    return type is not None and bool(type.elements) and type.dtype in _PLAIN
+
+
+def _lands(call: Call, types: Mapping[str, TensorType]) -> bool:
+    """Whether a call makes values that lie one behind the other."""
+    if call.node.op_type != "AllGather" or "cuts" not in call.node.attributes:
+        return False
+    names = call.node.outputs
+    return all(_fits(name, types) for name in names) and len({types[name].dtype for name in names}) == 1

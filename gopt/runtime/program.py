@@ -19,7 +19,7 @@ from gopt.runtime.cut import Call, Segment, cut, dropped
 from gopt.runtime.device import HOST, Device, Piece
 from gopt.runtime.lower import lower_halves
 from gopt.runtime.memory import aligned, is_aligned, joined, same_memory
-from gopt.runtime.places import find_places
+from gopt.runtime.places import lay
 from gopt.runtime.products import fold_transposes
 from gopt.runtime.rooms import Rooms
 from gopt.runtime.session import (
@@ -82,9 +82,11 @@ class Program:
         graph, types = rooms.graph, graph.types | graph.inputs
         steps: list[Segment | Run | Call] = []
         for each in cut(graph):
-            steps += split(each, types) if self._trains and device.tiles and isinstance(each, Segment) else [each]
+            steps += split(each, types) if self._keeps and isinstance(each, Segment) else [each]
         borders = [step.segment if isinstance(step, Run) else step for step in steps]
         self._dropped = dropped(borders, self._outputs)
+        self._landing = dict(rooms.gathered)
+        self._landed = {name: self._places[name] for name in rooms.delivered}
         self._steps = self._ready(steps, borders, types, cache, replaces or {})
         self._constants = self._resident(graph)
         self.mark: Mark = _no_mark
@@ -97,9 +99,18 @@ class Program:
         """Steps with their sessions and memory."""
         graph, rooms = self._rooms.graph, self._rooms
         over = self._over(steps, borders, replaces)
-        places = self._find_places(borders, over, types) if self._trains else None
-        if places is not None:  # what has a place costs nothing more while it stays
-            self._dropped = [tuple(name for name in gone if name not in places) for gone in self._dropped]
+        places: Mapping[str, Sequence[Any]] | None = None
+        if self._keeps:
+            written = frozenset[str]().union(*over.values())
+            laid = lay(borders, self._dropped, types, rooms, written, self._outputs)
+            places = laid.places
+            self._landing |= laid.landing
+            gathers = [step for step in borders if isinstance(step, Call) and step.index in laid.landing]
+            self._landed |= {name: laid.places[name][0] for step in gathers for name in step.outputs}
+            # What has a place costs nothing more while it stays.
+            self._dropped = [tuple(name for name in gone if name not in laid.places) for gone in self._dropped]
+        elif self._trains:
+            places = {name: [self._device.put(place)] for name, place in rooms.sent.items()}
         made: list[Call | Piece] = []
         for place, step in enumerate(steps):
             if isinstance(step, Call):
@@ -131,19 +142,6 @@ class Program:
                     name: row for name, row in free.items() if row in step.rows and name not in rooms.sent
                 }  # fmt: skip
         return found
-
-    def _find_places(
-        self, borders: Sequence[Segment | Call], over: Mapping[int, Mapping[str, str]], types: Mapping[str, TensorType]
-    ) -> Mapping[str, Sequence[Any]]:
-        sent = self._rooms.sent
-        if not self._device.shares:
-            return {name: [self._device.put(place)] for name, place in sent.items()}
-        calls = [step for step in borders if isinstance(step, Call)]
-        elsewhere = {
-            name for each in (*over.values(), *(dict.fromkeys(call.outputs) for call in calls)) for name in each
-        }
-        waited = {name for call in calls for name in call.inputs}
-        return find_places(borders, self._dropped, elsewhere, types, sent, set(self._outputs), waited)
 
     def _resident(self, graph: Graph) -> dict[str, Any]:
         """Constants that stand in no model: large ones, those that a call reads, and those that are outputs."""
@@ -234,9 +232,9 @@ class Program:
         if missing:
             raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
         sent, show, number = self._rooms.sent, self._device.show, step.index
-        lent, gathered = self._rooms.lent.get(number), self._rooms.gathered.get(number)
         given = [sent[name] if name in sent else show(values[name]) for name in step.inputs]
-        room = lent if lent is not None else joined(given) if number in self._rooms.spare else gathered
+        own = joined(given) if number in self._rooms.spare else self._landing.get(number)
+        room = self._rooms.lent.get(number, own)
         results = call(number, step.node, given, *([] if room is None else [room]))
         promise = _Promise(step.node, results, self._put)
         if not isinstance(results, list):
@@ -244,14 +242,17 @@ class Program:
         else:
             promise.settle(values, promised)
 
-    def _put(self, name: str, shown: Any) -> Any:
-        """The value of what a call made; what has a room goes there, if the call did not put it there itself."""
-        room = self._rooms.delivered.get(name)
-        if room is None:
-            return self._device.put(shown)
-        if not same_memory(shown, room):
-            np.copyto(room, shown)
-        return self._places[name]
+    def _put(self, names: Sequence[str], shown: Sequence[Any]) -> dict[str, Any]:
+        """The values of what a call made; what has a room goes there, if the call did not put it there itself."""
+        if not names or names[0] not in self._landed:
+            return {name: self._device.put(each) for name, each in zip(names, shown) if name}
+        # A call has its outputs in one buffer, in this order.
+        if not same_memory(shown[0], self._landed[names[0]].array):
+            if names[0] not in self._rooms.delivered:
+                return {name: self._device.put(each) for name, each in zip(names, shown)}
+            for name, each in zip(names, shown):
+                np.copyto(self._rooms.delivered[name], each)
+        return {name: self._landed[name] for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +261,7 @@ class _Promise:
 
     node: Node
     results: list[Any] | Awaited
-    put: Callable[[str, Any], Any]
+    put: Callable[[Sequence[str], Sequence[Any]], dict[str, Any]]
 
     def settle(self, values: dict[str, Any], promised: dict[str, _Promise]) -> None:
         """Wait for the call and put its outputs among the values."""
@@ -268,7 +269,8 @@ class _Promise:
         names = self.node.outputs
         if results and len(results) != len(names):
             raise RunError(f"{self.node.op_type} {self.node.label!r} gave {len(results)} values, not {len(names)}")
-        values.update({name: self.put(name, shown) for name, shown in zip(names, results) if name})
+        if results:
+            values.update(self.put(names, results))
         for name in [name for name, promise in promised.items() if promise is self]:
             del promised[name]
 

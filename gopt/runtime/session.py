@@ -22,6 +22,7 @@ import onnx
 from gopt.errors import RunError, UnsupportedError
 from gopt.graph.model import Graph
 from gopt.graph.types import TensorType, dtype_code, dtype_name, known
+from gopt.runtime.causes import failed
 from gopt.runtime.cut import Segment
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
 
@@ -229,7 +230,7 @@ def run_bound(session: Any, binding: Any) -> None:
     try:
         session.run_with_iobinding(binding)
     except Exception as error:  # its exceptions have no common base
-        raise RunError(f"ONNX Runtime failed: {first_line(error)}") from error
+        raise failed(error) from error
 
 
 def bind_memory(bind: Any, name: str, array: Array) -> None:

@@ -8,7 +8,7 @@ to tile after tile of its rows. A result that takes the place of an operand is w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -227,32 +227,51 @@ def tiled(
 
 
 class SessionTiles:
-    """A run by a session with an open length."""
+    """A run by a session with an open length, bound once for all tiles while nothing moves."""
 
     def __init__(self, run: Run, over: Mapping[str, str], session: tuple[tuple[str, ...], Any]) -> None:
         self.inputs, self._session = session
         self._rows, self._length = run.rows, run.length
-        self._scalars = [name for name in self.inputs if name not in run.rows]
         # The runtime does not see when an operand is still read: what goes over one goes through a tile of its own.
         self._scratch = {name: np.empty(TILE, numpy_dtype(run.types[name].dtype)) for name in over}
+        self._bound: list[_Bound] = []
 
     def run(self, values: Mapping[str, Value], results: Mapping[str, Value]) -> None:
-        rows = {name: values[name].array for name in self._rows}
-        into = {name: value.array.reshape(-1) for name, value in results.items()}
-        binding = self._session.io_binding()
-        for name in self._scalars:
-            binding.bind_ortvalue_input(name, values[name].given)
-        for start in range(0, self._length, TILE):
-            size = min(TILE, self._length - start)
-            for name, array in rows.items():
-                _bind(binding.bind_input, name, array, start, size)
-            for name, array in into.items():
-                scratch = self._scratch.get(name)
-                _bind(binding.bind_output, name, array if scratch is None else scratch, start * (scratch is None), size)
+        given = [*(values[name] for name in self.inputs), *results.values()]
+        bound = next((each for each in self._bound if all(a is b for a, b in zip(each.given, given))), None)
+        if bound is None:
+            bound = _Bound(given, list(self._tiles(values, results)))
+            # Two, for states that take turns; not of values that are another one's in the next step.
+            self._bound = [bound, *self._bound[:1]] if all(value.lasting for value in given) else self._bound
+        for start, binding in bound.tiles:
             run_bound(self._session, binding)
             for name, scratch in self._scratch.items():
-                into[name][start : start + size] = scratch[:size]
+                size = min(TILE, self._length - start)
+                results[name].array.reshape(-1)[start : start + size] = scratch[:size]
+
+    def _tiles(self, values: Mapping[str, Value], results: Mapping[str, Value]) -> Iterator[tuple[int, Any]]:
+        for start in range(0, self._length, TILE):
+            size = min(TILE, self._length - start)
+            binding = self._session.io_binding()
+            for name in self.inputs:
+                if name in self._rows:
+                    _bind(binding.bind_input, name, values[name].array, start, size)
+                else:
+                    binding.bind_ortvalue_input(name, values[name].given)
+            for name, value in results.items():
+                scratch = self._scratch.get(name)
+                array = value.array if scratch is None else scratch
+                _bind(binding.bind_output, name, array, start * (scratch is None), size)
+            yield start, binding
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """Bindings of all tiles, each with the element at which it starts, to these values."""
+
+    given: list[Value]
+    tiles: Sequence[tuple[int, Any]]
 
 
 def _bind(bind: Any, name: str, array: Array, start: int, size: int) -> None:
-    bind(name, "cpu", 0, array.dtype.type, (size,), array.ctypes.data + start * array.itemsize)
+    bind(name, "cpu", 0, array.dtype.type, (size,), array.__array_interface__["data"][0] + start * array.itemsize)

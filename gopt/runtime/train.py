@@ -16,12 +16,13 @@ import numpy as np
 
 from gopt.collectives.node import format_shape
 from gopt.errors import GoptError, InputError, OptionError, RunError
+from gopt.given import check_folder
 from gopt.graph.external import load_state
 from gopt.graph.load import load
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType
 from gopt.mesh import DATA_AXES, Mesh
-from gopt.runtime.checkpoint import Checkpoints, latest
+from gopt.runtime.checkpoint import Checkpoints
 from gopt.runtime.data import Source, Turn, open_data, parse_schedule
 from gopt.runtime.device import HOST, Device
 from gopt.runtime.draws import numpy_dtype
@@ -77,12 +78,11 @@ class Progress:
 
 def read_manifest(folder: Path) -> tuple[dict[str, Any], Mesh]:
     """The manifest of an output folder, and its mesh; raises InputError."""
+    check_folder(folder)
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         mesh = Mesh(tuple((name, size) for name, size in manifest["mesh"]["axes"]))
-    except FileNotFoundError:
-        raise InputError(f"{folder} is no output folder: it has no manifest.json", "make one with gopt shard") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
     if len(manifest["ranks"]) != mesh.ranks:
@@ -112,11 +112,8 @@ class Trainer:
         self.types = self._batch_types()
         self.data: Source = open_data(job.data, self.types, job.shuffle)
         self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep) if job.checkpoint else None
-        if self.checkpoints is not None and not job.resume and (others := self.checkpoints.steps()):
-            raise OptionError(
-                f"{job.checkpoint} holds checkpoints of an earlier run, up to step {others[-1]}",
-                "go on from there with --resume, or choose another --checkpoint",
-            )
+        if self.checkpoints is not None:
+            self.checkpoints.check(job.resume)
         self.held = self._start()
         cache = device.sessions()
         replaces = {each["output"]: each["input"] for each in (*self.states, *self.sums)}
@@ -160,10 +157,9 @@ class Trainer:
         if self.job.resume:
             if self.checkpoints is None:
                 raise OptionError("--resume needs --checkpoint DIR")
-            found = latest(self.checkpoints.steps())
-            if found is not None:
-                self.step = found
-                return held | self.checkpoints.load(self.engine.rank, found)
+            if found := self.checkpoints.steps():
+                self.step = found[-1]
+                return held | self.checkpoints.load(self.engine.rank, self.step)
         stored = {
             name: tensor for graph in self._graphs.values() for name, tensor in graph.initializers.items()
             if name in graph.inputs
@@ -326,6 +322,7 @@ class Trainer:
                     seen.append(float(self.device.down(outputs[self.manifest["loss"]])))
         loss = sum(seen) / len(seen) if seen else math.nan
         if self.job.stop_on_nan and not math.isfinite(loss):
+            self.call = -1  # it came of no call
             raise RunError(f"the loss is {loss}", "lower the learning rate, or leave --stop-on-nan out")
         self.step += 1
         losses = self.engine.gather(loss)

@@ -19,6 +19,7 @@ from gopt.analysis.roles import recover
 from gopt.analysis.take_over import take_over
 from gopt.analysis.training import Training
 from gopt.errors import InputError, UnsupportedError
+from gopt.given import check_folder
 from gopt.graph.load import load
 from gopt.graph.model import COMM
 from gopt.mesh import DATA_AXES, Mesh
@@ -238,9 +239,8 @@ class Verifier:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
+    check_folder(folder)
     path = folder / "manifest.json"
-    if not path.is_file():
-        raise InputError(f"{folder} is no output folder of gopt: it has no manifest.json", "make one with gopt shard")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:

@@ -59,7 +59,15 @@ def test_0_and_1_of_verify(capsys):
     edit_ranks(Path("out"), plant)
     capsys.readouterr()
     assert main(["verify", "out", "--steps", "1", "--no-confirm", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["equal"] is False
+    record = json.loads(capsys.readouterr().out)
+    assert record["equal"] is False
+    worst = record["worst"]["gradients as they are"]
+    assert worst["error_over_tolerance"] > 1
+    assert main(["verify", "out", "--steps", "1", "--no-confirm"]) == 1
+    assert f"{worst['error_over_tolerance'] * record['tolerance']:.2e}" in (said := capsys.readouterr().out), (
+        "a relative error"
+    )
+    assert "(tolerance 0.0001)" in said.splitlines()[0]
 
 
 # --- 2: the request is wrong ----------------------------------------------------------------------------------------

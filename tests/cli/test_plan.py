@@ -21,6 +21,9 @@ def test_the_table_is_a_line_a_choice(capsys):
     assert "least time of those that fit" in text
     assert "best: stage " in text
     assert "gopt shard --auto takes it" in text
+    head = next(line for line in text.splitlines() if line.startswith("stage "))
+    for column in ("live", "× bound", "calls", "balance", "hidden", "time"):
+        assert column in head and f"{column}: " in text, "every column that needs it is explained"
 
 
 def test_json_has_every_choice(capsys):

@@ -208,3 +208,28 @@ def test_progress_is_not_drawn_into_a_pipe():
     command = [sys.executable, "-m", "gopt.cli", "shard", MODEL, "--ranks", "2", "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == "" and "\x1b" not in done.stdout
+
+
+def rank_rows(text: str) -> list[str]:
+    """The first column of the table of ranks."""
+    lines = text.splitlines()
+    begin = next(place for place, line in enumerate(lines) if line.startswith("rank "))
+    rows = [line.split()[0] for line in lines[begin + 1 :]]
+    return rows[: next(place for place, word in enumerate(rows) if not word[0].isdigit())]
+
+
+def test_ranks_of_which_the_same_is_told_are_one_row(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["shard", str(FIXTURES / "gpt_adamw.onnx"), "--ranks", "64", "-o", "out"]) == 0
+    assert rank_rows(capsys.readouterr().out) == ["0-59", "60", "61-63"]
+    assert main(["inspect", "out"]) == 0
+    assert rank_rows(capsys.readouterr().out) == ["0-59", "60", "61-63"]
+    assert main(["shard", MODEL, "--ranks", "2", "--stage", "0", "--dry-run"]) == 0
+    assert rank_rows(capsys.readouterr().out) == ["0-1"]
+
+
+def test_the_last_line_says_what_comes_next(capsys):
+    assert main(["shard", MODEL, "--ranks", "3", "-o", "out"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "written to out; gopt verify out proves it"
+    assert main(["shard", MODEL, "--ranks", "3", "-o", "some", "--only-ranks", "0"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "written to some", "a part of the ranks proves nothing"

@@ -67,7 +67,7 @@ def shard_and_compare(recipe: Recipe, ranks: int | Mesh, stage: int, micro_steps
             return error.message
         sharded.write(Path(folder, "out"))
         result = Verifier(Path(folder, "out")).run(steps=2)
-        bad = {name: each for name, each in result.worst.items() if not each.error <= 1}
+        bad = {name: each for name, each in result.worst.items() if not each.error_over_tolerance <= 1}
         assert not bad, f"not equal: {bad}"
         unconfirmed = [each for each in result.gradients if not each.holds]
         assert not unconfirmed, f"no gradient: {unconfirmed}"

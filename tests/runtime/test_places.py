@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
+import onnx
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType
-from gopt.runtime.cut import dropped
-from gopt.runtime.places import find_places
+from gopt.runtime.cut import Call, Segment, Step, dropped
+from gopt.runtime.places import Layout, lay
+from gopt.runtime.rooms import Rooms
 
 
-@dataclass(frozen=True)
-class Step:
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+def segment(reads: Iterable[str], makes: Iterable[str]) -> Segment:
+    return Segment((), tuple(reads), tuple(makes))
+
+
+def gather(number: int, reads: Iterable[str], makes: Iterable[str]) -> Call:
+    return Call(number, Node("AllGather", list(reads), list(makes), domain=COMM, attributes={"cuts": [0, 4, 8]}))
+
+
+def laid(
+    steps: Sequence[Step], types: dict[str, TensorType], kept: Collection[str] = (), rooms: Rooms | None = None,
+    over: Collection[str] = (),
+) -> Layout:  # fmt: skip
+    graph = Graph("g", [], {}, {}, {}, types, onnx.ModelProto())
+    return lay(steps, dropped(steps, list(kept)), types, rooms or Rooms(graph), over, kept)
 
 
 def row(length: int, dtype: str = "float32") -> TensorType:
@@ -27,47 +40,77 @@ def row(length: int, dtype: str = "float32") -> TensorType:
 def test_no_two_live_results_share(data):
     steps: list[Step] = []
     made: list[str] = ["fed"]
+    kinds = [(4, "float32"), (4, "int32"), (2, "float64"), (3, "float32")]
+    types = {}
     for number in range(data.draw(st.integers(1, 12))):
         reads = data.draw(st.lists(st.sampled_from(made), unique=True, max_size=3))
         names = [f"v{number}.{k}" for k in range(data.draw(st.integers(1, 2)))]
-        steps.append(Step(tuple(reads), tuple(names)))
+        if data.draw(st.booleans()):
+            steps.append(segment(reads, names))
+            types |= {name: row(*data.draw(st.sampled_from(kinds))) for name in names}
+        else:
+            steps.append(gather(number, reads[:1], names))
+            types |= {name: row(2) for name in names}
         made += names
     own = made[1:]
-    types = {
-        name: row(*data.draw(st.sampled_from([(4, "float32"), (4, "int32"), (2, "float64"), (3, "float32")])))
-        for name in own
+    kept = set(data.draw(st.lists(st.sampled_from(own))))
+    found = laid(steps, types, kept)
+    makers = {name: place for place, step in enumerate(steps) for name in step.outputs}
+    due = {name for name in own if isinstance(steps[makers[name]], Segment)}
+    due |= {
+        name for name in own if isinstance(step := steps[makers[name]], Call) and kept.isdisjoint(step.outputs)
+    }  # fmt: skip
+    assert set(found.places) == due
+    assert set(found.landing) == {
+        step.index for step in steps if isinstance(step, Call) and kept.isdisjoint(step.outputs)
     }
-    kept, waited = (set(data.draw(st.lists(st.sampled_from(own)))) for _ in range(2))
-    dead = dropped(steps, list(kept))  # type: ignore[arg-type]
-    found = find_places(steps, dead, (), types, {}, kept, waited)
-    assert set(found) == set(own)
-    made_at = {name: place for place, step in enumerate(steps) for name in step.outputs}
-    read_at = {name: place for place, step in enumerate(steps) for name in (*step.outputs, *step.inputs)}
-    end = len(steps)
-    until = {name: end if name in kept or name in waited else read_at[name] for name in own}
-    for name in own:
-        assert len(found[name]) == (2 if name in kept else 1)
-        assert all(
-            value.array.shape == types[name].dims and value.array.dtype == types[name].dtype for value in found[name]
-        )
-        for other in own:
-            apart = until[name] < made_at[other] or until[other] < made_at[name]
-            if other != name and not apart:
-                assert not any(np.shares_memory(a.array, b.array) for a in found[name] for b in found[other])
+    last = {name: place for place, step in enumerate(steps) for name in (*step.outputs, *step.inputs)}
+    waited = {name for step in steps if isinstance(step, Call) for name in step.inputs}
+    for name in own:  # a call that nobody waits for may write until the end
+        if name in kept or name in waited or (last[name] == makers[name] and isinstance(steps[makers[name]], Call)):
+            last[name] = len(steps)
+    for name in due:
+        assert len(found.places[name]) == (2 if name in kept else 1)
+        for value in found.places[name]:
+            assert value.array.shape == types[name].dims and value.array.dtype == types[name].dtype
+        for other in due - {name}:
+            if last[name] >= makers[other] and last[other] >= makers[name]:
+                pairs = [(a.array, b.array) for a in found.places[name] for b in found.places[other]]
+                assert not any(np.shares_memory(a, b) for a, b in pairs)
 
 
 def test_memory_is_used_again():
-    steps = [Step((), ("a",)), Step(("a",), ("b",)), Step(("b",), ("c",)), Step(("c",), ("d",))]
+    steps: list[Step] = [segment("", "a"), segment("a", "b"), segment("b", "c"), segment("c", "d")]
     types = {name: row(64) for name in "abcd"}
-    found = find_places(steps, dropped(steps, ["d"]), (), types, {}, ["d"], ())  # type: ignore[arg-type]
+    found = laid(steps, types, "d").places
     assert np.shares_memory(found["a"][0].array, found["c"][0].array)
-    waited = find_places(steps, dropped(steps, ["d"]), (), types, {}, ["d"], ["a"])  # type: ignore[arg-type]
+    steps.insert(1, gather(0, "a", "e"))
+    waited = laid(steps, types | {"e": row(8)}, "d").places
     assert not np.shares_memory(waited["a"][0].array, waited["c"][0].array)
 
 
+def test_a_gather_lands_in_one_row_that_is_free_when_all_of_it_was_read():
+    steps = [
+        gather(0, ["x"], "ab"), segment("a", "c"), segment("b", "d"), gather(1, ["y"], "ef"), segment("ef", "g"),
+        gather(2, ["z"], "hi"),
+    ]  # fmt: skip
+    types = {name: row(4) for name in "abefhi"} | {name: row(1) for name in "cdg"}
+    found = laid(steps, types)
+    one, two, three = (found.landing[number] for number in range(3))
+    assert np.shares_memory(one, two) and one.dtype == np.float32 and one.shape == (8,)
+    assert np.shares_memory(two, three)
+    assert np.shares_memory(one[:4], found.places["a"][0].array) and np.shares_memory(
+        one[4:], found.places["b"][0].array
+    )
+    late = laid([*steps[:2], *steps[3:], steps[2]], types)
+    assert not np.shares_memory(late.landing[0], late.landing[1])
+
+
 def test_what_has_no_place():
-    steps = [Step((), ("unknown", "empty", "half", "elsewhere", "sent"))]
-    types = {"unknown": row(0), "empty": row(0), "half": row(4, "bfloat16"), "elsewhere": row(4), "sent": row(4)}
+    steps = [segment("", ("unknown", "empty", "half", "over", "sent"))]
+    types = {"unknown": TensorType("float32", None), "empty": row(0), "half": row(4, "bfloat16"), "over": row(4)}
+    types["sent"] = row(4)
     room = np.zeros(4, np.float32)
-    found = find_places(steps, dropped(steps, ["sent"]), ("elsewhere",), types, {"sent": room}, (), ())  # type: ignore[arg-type]
+    graph = Graph("g", [], {}, {}, {}, types, onnx.ModelProto())
+    found = laid(steps, types, rooms=Rooms(graph, sent={"sent": room}), over=["over"]).places
     assert list(found) == ["sent"] and found["sent"][0].array is room

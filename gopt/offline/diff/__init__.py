@@ -1,7 +1,7 @@
-"""Two models, or two output folders, compared by what they compute; names of inner values do not matter.
+"""Two models, output folders or checkpoints, compared by what they compute; names of inner values do not matter.
 
 ``pairing`` settles which node is which; ``models`` and ``nodes`` tell where a pair differs; ``folders`` compares every
-rank's graph and, with ``records``, what the manifests and reports say.
+rank's graph and, with ``records``, what the manifests and reports say; ``checkpoints`` compares the values of states.
 """
 
 from __future__ import annotations
@@ -10,22 +10,37 @@ import os
 from pathlib import Path
 
 from gopt.errors import InputError, OptionError
+from gopt.given import check_folder
+from gopt.offline.diff.checkpoints import diff_checkpoints
 from gopt.offline.diff.folders import diff_folders
 from gopt.offline.diff.models import diff_models
 from gopt.offline.diff.result import Diff
+from gopt.seal import INDEX
 
 __all__ = ["Diff", "diff"]
 
+_HINT = "gopt merge makes a model of an output folder or a checkpoint, and models can be compared"
+
 
 def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Diff:
-    """Compare two ONNX files or two output folders.
+    """Compare two ONNX files, two output folders, or a step of each of two checkpoints.
 
-    Raises InputError where one cannot be read, OptionError for a file beside a folder.
+    Raises InputError where one cannot be read, RunError for a damaged checkpoint, OptionError for two that are not of
+    one kind.
     """
     first, second = Path(a), Path(b)
     for path in (first, second):
         if not path.exists():
             raise InputError(f"there is no {path}")
     if first.is_dir() != second.is_dir():
-        raise OptionError("diff takes two models or two output folders, not one of each")
-    return diff_folders(first, second) if first.is_dir() else diff_models(first, second)
+        raise OptionError("diff takes two models or two output folders, not one of each", _HINT)
+    if not first.is_dir():
+        return diff_models(first, second)
+    for path in (first, second):
+        check_folder(path, checkpoints=True)
+    checkpoints = [(path / INDEX).is_file() for path in (first, second)]
+    if all(checkpoints):
+        return diff_checkpoints(first, second)
+    if any(checkpoints):
+        raise OptionError("diff takes two output folders or two checkpoints, not one of each", _HINT)
+    return diff_folders(first, second)

@@ -26,22 +26,25 @@ def diff_models(a: Path, b: Path) -> Diff:
     return diff_graphs(str(a), load(a, own=True), str(b), load(b, own=True), states=True)
 
 
-def diff_graphs(name_a: str, a: Graph, name_b: str, b: Graph, *, states: bool) -> Diff:
-    """Compare two graphs; ``states``: recover their roles and compare these too."""
+def diff_graphs(
+    name_a: str, a: Graph, name_b: str, b: Graph, *, states: bool, roles: tuple[RoleMap, RoleMap] | None = None
+) -> Diff:
+    """Compare two graphs; ``states``: recover their roles and compare these too; ``roles``: what is known of them."""
     notes: list[str] = []
     trainings: list[Training | None] = [None, None]
     if states:
-        trainings = [_training(a, name_a, notes), _training(b, name_b, notes)]
+        known = roles or (_kept_roles(a), _kept_roles(b))
+        trainings = [_training(a, name_a, notes, known[0]), _training(b, name_b, notes, known[1])]
     pairing = Pairing(a, b)
     lines = [*_model_lines(a, b), *_interface_lines(a, b, *trainings), *node_lines(pairing)]
     return Diff(name_a, name_b, tuple(lines), pairing.renamed(), tuple(notes))
 
 
-def _training(graph: Graph, name: str, notes: list[str]) -> Training | None:
+def _training(graph: Graph, name: str, notes: list[str], roles: RoleMap) -> Training | None:
     if "gopt.rank" in graph.metadata:
         return None
     try:
-        return read_roles(expand(graph), _kept_roles(graph))
+        return read_roles(expand(graph), roles)
     except GoptError as error:
         notes.append(f"{name}: states are not compared: {error.message}")
         return None

@@ -29,6 +29,9 @@ class Diff:
     renamed: int
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Diff {self.a}, {self.b}: {len(self.lines)} differences>"
+
     @property
     def equal(self) -> bool:
         return not self.lines

@@ -92,6 +92,9 @@ class Plan:
     buckets: tuple[SplitBucket | WholeBucket | ReplicatedBucket, ...]
     cap: int
 
+    def __repr__(self) -> str:
+        return f"<Plan of {len(self.buckets)} buckets, at most {self.cap} bytes each>"
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

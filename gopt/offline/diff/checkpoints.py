@@ -1,0 +1,26 @@
+"""A step of each of two checkpoints: the value of every state, whatever ranks wrote it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gopt.mesh import Mesh
+from gopt.offline.diff.models import diff_graphs
+from gopt.offline.diff.result import Diff, Line
+from gopt.offline.held import read_held
+from gopt.seal import INDEX
+
+
+def diff_checkpoints(a: Path, b: Path) -> Diff:
+    """Compare the states of two checkpoints value by value, their sources, meshes and steps."""
+    first, second = read_held(a), read_held(b)
+    lines = []
+    for what, before, after in (
+        ("step", *(json.loads((path / INDEX).read_text(encoding="utf-8")).get("step") for path in (a, b))),
+        ("mesh", *(Mesh(tuple(map(tuple, held.manifest["mesh"]["axes"]))) for held in (first, second))),
+    ):
+        if before != after:
+            lines.append(Line("record", f"{what}: {before} -> {after}"))
+    result = diff_graphs(str(a), first.graph, str(b), second.graph, states=True, roles=(first.roles, second.roles))
+    return Diff(str(a), str(b), (*lines, *result.lines), result.renamed, result.notes)
