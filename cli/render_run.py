@@ -47,9 +47,10 @@ def render_run(record: Mapping[str, Any], losses: Sequence[float]) -> None:
             soft_wrap=True,
         )
         return
-    last, seconds = record["last"], record["seconds"]
+    last, seconds, shared = record["last"], record["seconds"], record["shared_calls"]
+    how = record["engine"] + (f", {shared} calls in shared memory" if shared else "")
     out.print(
-        f"{_steps(record['steps'])} on {record['ranks']} rank{'s' * (record['ranks'] != 1)} ({record['engine']}) "
+        f"{_steps(record['steps'])} on {record['ranks']} rank{'s' * (record['ranks'] != 1)} ({how}) "
         f"in {f'{seconds:.1f}' if seconds >= 1 else f'{seconds:.2g}'} s: "
         f"{1000 * seconds / record['steps']:.1f} ms a step, {record['samples_per_second']:.0f} samples/s"
     )

@@ -143,6 +143,7 @@ def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
 
 def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bool) -> int:
     """This process is one rank of many."""
+    from gopt.runtime.device import Host
     from gopt.runtime.launch import ENDED, SAYING, SPOKE, Heartbeat
     from gopt.runtime.mpi import MpiEngine, told_once
     from gopt.runtime.train import Trainer
@@ -169,14 +170,15 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
             beat.at(step, call)
 
     try:
-        place: list[Any] = []
+        host = engine
+        place: list[Any] = [Host(host.lend)]
         if kind == "nccl":
             from gopt.runtime.nccl import on_gpus
 
             engine, *place = on_gpus(mesh, engine)
         trainer = told_once(lambda: Trainer(job, engine, position, *place))
         if engine.rank == 0:
-            with _telling(job, mesh, given, kind) as tell:
+            with _telling(job, mesh, given, kind, lambda: host.shared) as tell:
                 trainer.run(tell)
         else:
             trainer.run(lambda _: None)
@@ -202,7 +204,9 @@ def _nowhere(step: int, call: int) -> None:
 
 
 @contextmanager
-def _telling(job: Any, mesh: Any, given: dict[str, Any], engine: str) -> Iterator[Callable[[Any], None]]:
+def _telling(
+    job: Any, mesh: Any, given: dict[str, Any], engine: str, shared: Callable[[], int] = lambda: 0
+) -> Iterator[Callable[[Any], None]]:
     """Loss and throughput in the terminal, the log, and a result at the end."""
     from gopt.runtime.launch import HEARTBEATS, LIVE
 
@@ -224,8 +228,8 @@ def _telling(job: Any, mesh: Any, given: dict[str, Any], engine: str) -> Iterato
     spent = sum(each.seconds for each in steps)
     failed = [each.step for each in steps if not math.isfinite(each.loss)]
     record = {
-        "folder": str(job.folder), "engine": engine, "ranks": mesh.ranks, "steps": len(steps), "asked": job.steps,
-        "resumed": resumed,
+        "folder": str(job.folder), "engine": engine, "ranks": mesh.ranks, "shared_calls": shared(), "steps": len(steps),
+        "asked": job.steps, "resumed": resumed,
         "first": steps[0].to_json() if steps else None, "last": steps[-1].to_json() if steps else None,
         "not_finite": {"steps": len(failed), "first": failed[0]} if failed else None,
         "seconds": round(spent, 6),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -32,6 +32,10 @@ class Engine(Protocol):
     def prepare(self, groups: Sequence[str]) -> None:
         """Make ready for calls over these groups: the same list on all ranks."""
 
+    def share(self, rooms: Mapping[tuple[str, int], Array]) -> None:
+        """Make ready for reductions in memory that this engine lent: group and number of the call among those of the
+        group -> its room. All ranks together, once the plans of all groups were found equal."""
+
     def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:
         """One collective, to its end; no outputs where they are undefined. ``room``: flat memory that it may write, of
         a reduction its inputs' own, of a gather the place for what it makes. Raises RunError."""
@@ -52,6 +56,9 @@ class ThreadEngine:
         self.rank, self.group, self.board = rank, group, board
 
     def prepare(self, groups: Sequence[str]) -> None:
+        return None
+
+    def share(self, rooms: Mapping[tuple[str, int], Array]) -> None:
         return None
 
     def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:

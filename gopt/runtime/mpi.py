@@ -1,7 +1,8 @@
 """Ranks as MPI processes. The only file that imports an MPI binding, and only when ranks are to run on it.
 
 Halves are reduced in float32 and rounded once. Tensors of one call travel as one buffer; where they already lie one
-behind the other in memory they are not copied.
+behind the other in memory they are not copied. Large reductions within one host happen in memory that its ranks share,
+and MPI only says when all have come.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar, cast
 
@@ -21,6 +22,7 @@ from gopt.graph.model import Node
 from gopt.mesh import Mesh
 from gopt.runtime.memory import Pool, joined
 from gopt.runtime.session import Array
+from gopt.runtime.shared import LEAST, Lender, all_reduce, reduce_scatter
 from gopt.runtime.watch import Watch
 
 T = TypeVar("T")
@@ -79,7 +81,11 @@ class MpiEngine:
         self._pool = Pool()
         self._extremes: dict[tuple[str, str], Any] = {}
         self.watch = Watch(deadline, explain, lambda: self._world.Abort(RunError("").exit_code))
-        self.beside = _has_spare(self._mpi, self._world)
+        here = self._world.Split_type(self._mpi.COMM_TYPE_SHARED)
+        self._near: list[int] = here.allgather(self.rank)
+        self.beside = _has_spare(here)
+        self._lender = Lender()
+        self._parts: dict[int, list[Array]] = {}
 
     def prepare(self, groups: Sequence[str]) -> None:
         for group in (each for each in groups if each not in self._groups):
@@ -92,9 +98,25 @@ class MpiEngine:
         return found
 
     def neighbours(self) -> list[int]:
-        """The ranks on this machine, this one among them. All ranks ask together."""
-        found: list[int] = self._world.Split_type(self._mpi.COMM_TYPE_SHARED).allgather(self.rank)
-        return found
+        """The ranks on this machine, this one among them."""
+        return self._near
+
+    def lend(self, call: Node, count: int, dtype: np.dtype[Any]) -> Array | None:
+        """Memory for what a reduction sends, where its group lies wholly on this host and that is worth it."""
+        members = self._mesh.members(call.attributes["group"], self.rank)
+        fits = call.op_type == "AllReduce" or (call.op_type == "ReduceScatter" and "cuts" in call.attributes)
+        worth = len(members) > 1 and count * dtype.itemsize >= LEAST and set(members) <= set(self._near)
+        return self._lender.take(count, dtype) if fits and worth else None
+
+    def share(self, rooms: Mapping[tuple[str, int], Array]) -> None:
+        self._parts = self._lender.share(
+            rooms, lambda group: self._mesh.members(group, self.rank), self.rank, self.gather
+        )
+
+    @property
+    def shared(self) -> int:
+        """Calls of this rank that reduce in memory which ranks share."""
+        return len(self._parts)
 
     def fail(self, error: BaseException) -> None:
         """End all ranks at once: others may wait in a call that this rank will never make."""
@@ -108,9 +130,12 @@ class MpiEngine:
         return found
 
     def _all_reduce(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
+        shapes, parts = [x.shape for x in inputs], self._shared_by(room)
+        if parts is not None:
+            return _unpacked(all_reduce(parts, comm.rank, _how(node), comm.Barrier), shapes)
         flat, narrow = self._wide(inputs, room)
         comm.Allreduce(self._mpi.IN_PLACE, flat, self._op(node, flat))
-        return _unpacked(self._mean(flat, comm, node, narrow), [x.shape for x in inputs])
+        return _unpacked(self._mean(flat, comm, node, narrow), shapes)
 
     def _reduce(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
         flat, narrow = self._wide(inputs, room)
@@ -130,7 +155,10 @@ class MpiEngine:
 
     def _reduce_scatter(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
         if "cuts" in node.attributes:
-            counts = [stop - start for start, stop in pairwise(node.attributes["cuts"])]
+            cuts, parts = node.attributes["cuts"], self._shared_by(room)
+            if parts is not None:
+                return [reduce_scatter(parts, comm.rank, cuts, _how(node), comm.Barrier)]
+            counts = [stop - start for start, stop in pairwise(cuts)]
             flat, narrow = self._wide(inputs, room)
             # The result lies at the front of what is reduced in place.
             comm.Reduce_scatter(self._mpi.IN_PLACE, flat, counts, self._op(node, flat))
@@ -190,6 +218,11 @@ class MpiEngine:
         comm.Recv([_bits(flat), self._mpi.BYTE], peer, node.attributes["tag"])
         return _unpacked(flat, shapes)
 
+    def _shared_by(self, room: Array | None) -> list[Array] | None:
+        """The rooms of all members, where this one is memory that they share. By the array itself: what one call made
+        in its room may lie where that begins, and is no room of the next."""
+        return self._parts.get(id(room))
+
     def _wide(self, inputs: Sequence[Array], room: Array | None) -> tuple[Array, np.dtype[Any] | None]:
         """The inputs as one buffer that may be overwritten, in the type in which they are combined."""
         dtype = inputs[0].dtype
@@ -203,14 +236,14 @@ class MpiEngine:
         return flat, None
 
     def _mean(self, flat: Array, comm: Any, node: Node, narrow: np.dtype[Any] | None) -> Array:
-        if node.attributes.get("reduce", "sum") == "mean":
+        if _how(node) == "mean":
             with np.errstate(all="ignore"):
                 np.divide(flat, comm.size, out=flat)
         with np.errstate(over="ignore"):
             return flat if narrow is None else flat.astype(narrow)
 
     def _op(self, node: Node, flat: Array) -> Any:
-        how = node.attributes.get("reduce", "sum")
+        how = _how(node)
         if how not in ("max", "min"):
             return self._mpi.SUM
         if flat.dtype.kind != "f":
@@ -221,13 +254,17 @@ class MpiEngine:
         return self._extremes[key]
 
 
-def _has_spare(mpi: Any, world: Any) -> bool:
+def _has_spare(here: Any) -> bool:
     """Whether the processors of this host are two for each of its ranks: a waiting call spins."""
-    here = world.Split_type(mpi.COMM_TYPE_SHARED)
     if not hasattr(os, "sched_getaffinity"):
         return bool((os.cpu_count() or 1) >= 2 * here.size)
     usable = set().union(*here.allgather(os.sched_getaffinity(0)))
     return bool(len(usable) >= 2 * here.size)
+
+
+def _how(node: Node) -> str:
+    how: str = node.attributes.get("reduce", "sum")
+    return how
 
 
 def _extreme(how: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol, TypeVar
@@ -129,6 +129,9 @@ class NcclEngine:
             unique = self._nccl.UniqueId.from_bytes(ids[members[0]][group])
             with self._words.watch.on(f"the start of NCCL over {group}"):
                 self._comms[group] = self._nccl.Communicator.init(len(members), place, unique)
+
+    def share(self, rooms: Mapping[tuple[str, int], Any]) -> None:
+        return None
 
     def gather(self, item: Any) -> list[Any]:
         # Words are said between steps: what the GPU was given ends first, so that a hang is seen where it is.

@@ -149,6 +149,11 @@ class Program:
         names = [name for name in graph.initializers if name in read and name not in graph.inputs]
         return {name: self._device.put(graph.initializers[name].numpy()) for name in names}
 
+    @property
+    def lent(self) -> Mapping[int, Array]:
+        """Numbers of calls -> the memory that the engine lent for what they send."""
+        return self._rooms.lent
+
     def move_in(self, held: dict[str, Any]) -> None:
         """Put states where they are to lie, one by one, so that the first step need not hold two of each."""
         for name in self._inputs.keys() & held.keys():
@@ -226,7 +231,8 @@ class Program:
             raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
         sent, show, number = self._rooms.sent, self._device.show, step.index
         given = [sent[name] if name in sent else show(values[name]) for name in step.inputs]
-        room = joined(given) if number in self._rooms.spare else self._landing.get(number)
+        own = joined(given) if number in self._rooms.spare else self._landing.get(number)
+        room = self._rooms.lent.get(number, own)
         results = call(number, step.node, given, *([] if room is None else [room]))
         promise = _Promise(step.node, results, self._put)
         if not isinstance(results, list):

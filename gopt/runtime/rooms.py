@@ -9,9 +9,12 @@ call is made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, known
@@ -23,6 +26,13 @@ from gopt.runtime.session import Array
 _REDUCES = frozenset({"AllReduce", "Reduce", "ReduceScatter"})
 _UNFIT = frozenset({"bfloat16", "bool", "string"})
 """Types that NumPy does not hold, or that travel as others."""
+
+Lend: TypeAlias = Callable[[Node, int, np.dtype[Any]], Array | None]
+"""Flat memory in which a reduction of so many elements is cheaper than in any other; None where there is none."""
+
+
+def none_lent(call: Node, count: int, dtype: np.dtype[Any]) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +50,11 @@ class Rooms:
 
     graph: Graph
     sent: dict[str, Array] = field(default_factory=dict)
-    """Value that a call reads beside others -> its place in their buffer."""
+    """Value that a call reads -> its place in the call's buffer."""
     spare: frozenset[int] = frozenset()
     """Numbers of the calls that may write over what they read: nobody reads it after them."""
+    lent: dict[int, Array] = field(default_factory=dict)
+    """Number of a call among those -> its buffer, flat, where that is memory lent for it."""
     gathered: dict[int, Array] = field(default_factory=dict)
     """Number of a gather -> its room, flat."""
     states: dict[str, Array] = field(default_factory=dict)
@@ -81,7 +93,7 @@ class Rooms:
         return row if free else None
 
 
-def lay_out(graph: Graph, replaces: Mapping[str, str]) -> Rooms:
+def lay_out(graph: Graph, replaces: Mapping[str, str], lend: Lend = none_lent) -> Rooms:
     """Rooms for a rank's graph; ``replaces``: output -> the state that it is at the next step. Linear."""
     at = [place for place, node in enumerate(graph.nodes) if node.domain == COMM]
     last: dict[str, int] = {}
@@ -96,10 +108,13 @@ def lay_out(graph: Graph, replaces: Mapping[str, str]) -> Rooms:
     nodes = [node for node in graph.nodes if cut.isdisjoint(node.outputs)]
     read = {name for node in nodes for name in node.reads}
     rest = replace(graph, nodes=nodes, inputs=graph.inputs | {name: graph.types[name] for name in cut & read})
+    spare = frozenset(number for number, place in enumerate(at) if _is_spare(place, graph, last, cut))
+    sent, lent = _sent(rest, spare, lend)
     rooms = Rooms(
         rest,
-        sent=_sent(rest),
-        spare=frozenset(number for number, place in enumerate(at) if _is_spare(place, graph, last, cut)),
+        sent=sent,
+        spare=spare,
+        lent=lent,
         pieces={name: piece for name, piece in pieces.items() if name in graph.inputs or name in read},
     )
     for number, names in states.items():
@@ -169,26 +184,41 @@ def _piece(node: Node, pieces: Mapping[str, Piece], graph: Graph) -> Piece | Non
 def together(graph: Graph) -> list[tuple[tuple[str, ...], list[TensorType]]]:
     """What calls send together and could lie in one buffer, with the types. Inputs and constants lie elsewhere, and so
     does what two calls send."""
+    return [(tuple(call.inputs), types) for _, call, types in _sends(graph) if _joins(types)]
+
+
+def _joins(types: Sequence[TensorType]) -> bool:
+    return len(types) > 1 and all(type.dtype not in _UNFIT for type in types)
+
+
+def _sends(graph: Graph) -> Iterator[tuple[int, Node, list[TensorType]]]:
+    """Calls whose inputs could lie in one buffer, with their numbers and the types."""
     calls = [node for node in graph.nodes if node.domain == COMM]
     made = {name for node in graph.nodes if node.domain != COMM for name in node.outputs} - set(graph.outputs)
     sent = Counter(name for call in calls for name in call.inputs)
-    found = []
-    for call in calls:
+    for number, call in enumerate(calls):
         types = [type for name in call.inputs if (type := graph.types.get(name)) is not None and type.static]
         free = all(name in made and sent[name] == 1 for name in call.inputs)
-        if len(types) < 2 or len(types) < len(call.inputs) or not free:
+        if not types or len(types) < len(call.inputs) or not free:
             continue
-        if all(known(type.dtype) and type.dtype not in _UNFIT for type in types):
-            found.append((tuple(call.inputs), types))
-    return found
+        if all(known(type.dtype) and type.dtype not in ("bool", "string") for type in types):
+            yield number, call, types
 
 
-def _sent(graph: Graph) -> dict[str, Array]:
-    rooms: dict[str, Array] = {}
-    for names, types in together(graph):
-        flat = aligned([sum(type.elements for type in types)], numpy_dtype(types[0].dtype))
-        rooms.update(zip(names, _one_behind_the_other(flat, types)))
-    return rooms
+def _sent(graph: Graph, spare: frozenset[int], lend: Lend) -> tuple[dict[str, Array], dict[int, Array]]:
+    """Places of what calls send, and the buffers that were lent: else a single tensor needs no place of its own."""
+    sent: dict[str, Array] = {}
+    lent: dict[int, Array] = {}
+    for number, call, types in _sends(graph):
+        count, dtype = sum(type.elements for type in types), numpy_dtype(types[0].dtype)
+        flat = lend(call, count, dtype) if number in spare else None
+        if flat is not None:
+            lent[number] = flat
+        elif _joins(types):
+            flat = aligned([count], dtype)
+        if flat is not None:
+            sent.update(zip(call.inputs, _one_behind_the_other(flat, types)))
+    return sent, lent
 
 
 def _is_spare(place: int, graph: Graph, last: Mapping[str, int], views: set[str]) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,6 +203,7 @@ class Trainer:
         )  # fmt: skip
         if differs:
             self._name_difference(self.engine.gather(plan), groups)
+        self.engine.share(self._lent())
         if self.job.sync_init:
             self._take_first()
         self._compare_states()
@@ -219,6 +221,18 @@ class Trainer:
                             f"ranks {first} and {rank} differ at call {place} over {group}: {there}; {here}",
                             "all ranks need the files of one gopt shard",
                         )
+
+    def _lent(self) -> dict[tuple[str, int], Array]:
+        """Memory that the engine lent for calls, by group and number among its calls: the same on all members."""
+        found: dict[tuple[str, int], Array] = {}
+        seen: Counter[str] = Counter()
+        for program in self.programs.values():
+            for number, node in enumerate(node for node in program.graph.nodes if node.domain == COMM):
+                group = str(node.attributes["group"])
+                if number in program.lent:
+                    found[group, seen[group]] = program.lent[number]
+                seen[group] += 1
+        return found
 
     def _everywhere(self) -> list[str]:
         return [state["input"] for state in self.manifest["common"]["state"] if not state.get("local")]

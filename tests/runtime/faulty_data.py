@@ -1,4 +1,8 @@
-"""Batches for the tests of ``gopt run``; FAULT in the environment lets rank 1 fail at step 8."""
+"""Batches for the tests of ``gopt run``; FAULT in the environment lets rank 1 fail at step 8.
+
+``allocate`` and ``map`` let it run on, but refuse it memory to share, or the others' files. ``beside`` lets calls of
+all ranks run beside the graph.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+if os.environ.get("FAULT") in ("allocate", "map") and os.environ.get("PMI_RANK") == "1":
+
+    def refuse(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    setattr(os, {"allocate": "posix_fallocate", "map": "readlink"}[os.environ["FAULT"]], refuse)
+
+if os.environ.get("FAULT") == "beside":  # as on a host with processors to spare
+    from gopt.runtime.mpi import MpiEngine
+
+    MpiEngine.beside = property(lambda engine: True)
 
 
 def batches(part: int, parts: int) -> Iterator[dict[str, Any]]:

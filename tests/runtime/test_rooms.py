@@ -11,6 +11,8 @@ from onnx import helper
 from runtime_graphs import comm, make
 
 from gopt.graph.model import Graph
+from gopt.runtime.device import Host
+from gopt.runtime.memory import aligned
 from gopt.runtime.program import Program
 from gopt.runtime.rooms import Piece, lay_out
 from gopt.runtime.session import SessionCache
@@ -75,6 +77,35 @@ def test_pieces_that_do_not_follow_one_another_are_put_together(tmp_path):
 def test_a_value_that_is_sent_and_read_later_is_not_spare(tmp_path):
     rooms = lay_out(step(tmp_path, op("Abs", ["n"], ["late"]), outputs={"late": ("float32", [8])}), REPLACES)
     assert rooms.spare == frozenset() and rooms.gathered
+
+
+def test_a_single_tensor_lies_in_what_is_lent_for_it(tmp_path):
+    """And the call gets that very array, whatever else begins at its place."""
+    asked, lent = [], aligned([8], np.dtype("f4"))
+
+    def lend(call, count, dtype):
+        asked.append((call.op_type, count, dtype))
+        return lent
+
+    program = Program(step(tmp_path), SessionCache(), REPLACES, Host(lend))
+    assert asked == [("ReduceScatter", 8, np.dtype("f4"))] and program.lent == {0: lent}
+
+    def call(index, node, inputs, room):
+        if node.op_type == "AllGather":
+            room[:4], room[4:] = 0, inputs[0]
+            return [room[:6].reshape(2, 3), room[6:]]
+        assert room is lent and np.array_equal(lent, -np.arange(8)), "the segment has written it there"
+        return [lent[4:]]
+
+    feeds = {"w": np.zeros((2, 3), "f4"), "b": np.zeros(2, "f4"), "x": np.arange(8, dtype="f4")}
+    made = program.run(feeds, call)
+    np.testing.assert_array_equal([*made["w.new"].reshape(-1)[4:], *made["b.new"]], [4, 5, 6, 7])
+
+
+def test_nothing_is_lent_for_what_is_read_later(tmp_path):
+    graph = step(tmp_path, op("Abs", ["n"], ["late"]), outputs={"late": ("float32", [8])})
+    rooms = lay_out(graph, REPLACES, lambda call, count, dtype: aligned([count], dtype))
+    assert rooms.lent == {} and rooms.sent == {}
 
 
 def test_a_state_that_a_reduction_makes_does_not_lie_where_the_next_step_sends(tmp_path):

@@ -43,7 +43,7 @@ def test_tiles_and_rooms_change_nothing(llvm, what, mesh, micro_steps, options, 
         monkeypatch.setattr(tiles, "fits", lambda *_: False)
     folder, data = written(tmp_path, mesh, micro_steps, RECIPES[what], **options), samples(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(device, "lay_out", lambda graph, replaces: Rooms(graph))
+        patch.setattr(device, "lay_out", lambda graph, *_: Rooms(graph))
         train(folder, data, 3, checkpoint=tmp_path / "plain")
     runs: list[TiledRun] = []
     rooms: list[Rooms] = []
