@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from gopt.errors import OptionError, RunError
+from gopt.errors import GoptError, OptionError, RunError
 
 from .options import arguments_of, seconds
 from .strict import strict_json
@@ -154,7 +154,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
 
     def explain(text: str) -> None:
         call = f", call {where['call']}" if where["call"] >= 0 else ""
-        if beat is None or beat.first():
+        if beat is None or beat.first(RunError("").exit_code):
             click.echo(f"gopt: error: rank {engine.rank}, step {where['step'] + 1}{call}: {text}", err=True)
         else:
             time.sleep(SAYING)
@@ -185,7 +185,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
         if beat is not None:
             beat.at(trainer.step, -1, ENDED)
     except Exception as error:  # a defect too: a rank that only left would let the others wait
-        if beat is None or beat.first():
+        if beat is None or beat.first(getattr(error, "exit_code", GoptError.exit_code)):
             explain_error(error, debug)
         else:
             time.sleep(SAYING)  # another rank is saying why, and ends this one

@@ -27,7 +27,7 @@ LIVE = "live"
 LAUNCHER = "launcher"
 """File in that folder: number of the launcher's process. Its ranks end when it has."""
 SAID = "said"
-"""File in that folder: made by the rank that says why the job ends."""
+"""File in that folder: made by the rank that says why the job ends, with its exit code."""
 SAYING = 1.0
 """Seconds that the others leave to it."""
 _RECORD = struct.Struct("<qqqqd")
@@ -75,10 +75,12 @@ class Heartbeat:
     def at(self, step: int, call: int, how: int = GOING) -> None:
         os.pwrite(self.number, _RECORD.pack(os.getpid(), step, call, how, time.time()), 0)
 
-    def first(self) -> bool:
-        """Whether this rank is the first that wants to say why the job ends: only that one does."""
+    def first(self, code: int) -> bool:
+        """Whether this rank is the first that wants to say why the job ends: only that one does, and gives the code."""
         try:
-            os.close(os.open(self.folder / SAID, os.O_CREAT | os.O_EXCL, 0o600))
+            file = os.open(self.folder / SAID, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            os.write(file, f"{code}".encode())
+            os.close(file)
         except FileExistsError:
             return False
         except OSError:  # the launcher is gone, and its folder
@@ -216,6 +218,8 @@ class _Watch:
             raise RunError(f"{dead.where}: the process died without a word", "killed, perhaps for its memory?")
         code = self.process.wait()
         self._tell()
+        if code and (said := self._said()) is not None:
+            return said  # MPI ends the others by a signal, and may report that
         seen = read(self.folder)
         if code and not any(each.how == SPOKE for each in seen) and not 0 < code <= 70:
             raise RunError(f"mpiexec ended with code {code}")
@@ -240,6 +244,12 @@ class _Watch:
         silent = [seen[rank] for rank in gone if rank in seen and seen[rank].how == GOING]
         # MPI ends the others at once: they had come further than the one that died.
         return min(silent, key=lambda each: (each.step, each.call), default=None)
+
+    def _said(self) -> int | None:
+        """The exit code of the rank that said why the job ends."""
+        path = self.folder / SAID
+        text = path.read_text() if path.is_file() else ""
+        return int(text) if text else None
 
     def _refuse_standstill(self, seen: Sequence[Seen]) -> None:
         limit = 2 * self.deadline + START

@@ -451,6 +451,15 @@ def test_a_launcher_that_starts_nobody_is_given_up(tmp_path, monkeypatch):
     assert not processes(stuck)
 
 
+def test_the_code_is_that_of_the_rank_that_said_why(tmp_path, monkeypatch):
+    """The launcher may report the signal that ended another one."""
+    ended = tmp_path / "mpiexec"
+    ended.write_text(f'#!/bin/sh\nprintf 3 > "${launch.HEARTBEATS}/{launch.SAID}"\nexit 9\n')
+    ended.chmod(0o755)
+    monkeypatch.setattr(launch, "mpiexec", lambda: str(ended))
+    assert launch.launch(2, ["run"], 1.0, lambda line: None) == 3
+
+
 @mpi
 def test_many_ranks_on_few_cores(tmp_path):
     folder = written(tmp_path, "shard=6")
