@@ -14,7 +14,7 @@ from typing import Any, cast
 from gopt.graph.model import Node
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Segment
-from gopt.runtime.rows import operation
+from gopt.runtime.rows import operation, unsigned
 from gopt.runtime.session import Array, Value
 
 _FLOATS = {"float16": "HalfType", "float32": "FloatType", "float64": "DoubleType"}
@@ -23,13 +23,15 @@ _COMPARED = {"Equal": "==", "Greater": ">", "GreaterOrEqual": ">=", "Less": "<",
 _INTRINSICS = {"Abs": "llvm.fabs", "Sqrt": "llvm.sqrt"}
 _NODES = 1024
 """Nodes up to which a loop is made: its making takes a tenth of a second then, and grows faster than they do."""
+_POINTERS = 1023
+"""Inputs and results up to which a loop is made: ctypes passes 1024 arguments, and the length is one."""
 
 
-def fits(nodes: Sequence[Node], types: Mapping[str, TensorType]) -> bool:
-    """Whether these nodes can be one loop on this machine."""
+def fits(nodes: Sequence[Node], types: Mapping[str, TensorType], crossing: int = 0) -> bool:
+    """Whether these nodes can be one loop on this machine; ``crossing``: its inputs and results."""
     dtypes = {types[name].dtype for node in nodes for name in (*node.inputs, *node.outputs)}
     held = dtypes <= {*_FLOATS, *_WHOLE, "bool"} and all(operation(node, types) is not None for node in nodes)
-    if not held or len(nodes) > _NODES:
+    if not held or len(nodes) > _NODES or crossing > _POINTERS:
         return False
     machine = _machine()
     return machine is not None and ("float16" not in dtypes or machine.halves)
@@ -120,7 +122,11 @@ def _made(ir: Any, into: Any, node: Node, given: list[Any], types: Mapping[str, 
     if kind == "Identity":
         return given[0]
     if kind == "Where":
-        return into.select(*given)
+        condition, *branches = given
+        if made.dtype in _FLOATS:
+            place = unsigned(*(types[name] for name in node.inputs))
+            branches[place] = into.fadd(branches[place], _kind(ir, made)(0.0))
+        return into.select(condition, *branches)
     if kind == "Cast":
         return _cast(ir, into, given[0], read, made)
     if kind in _COMPARED:

@@ -89,6 +89,7 @@ class Program:
         self._landed = {name: self._places[name] for name in rooms.delivered}
         self._steps = self._ready(steps, borders, types, cache, replaces or {})
         self._constants = self._resident(graph)
+        self._passed = self._passed_on(replaces or {})
         self.mark: Mark = _no_mark
         """Hears of every segment: its name, and when it began and ended."""
 
@@ -149,6 +150,13 @@ class Program:
         names = [name for name in graph.initializers if name in read and name not in graph.inputs]
         return {name: self._device.put(graph.initializers[name].numpy()) for name in names}
 
+    def _passed_on(self, replaces: Mapping[str, str]) -> frozenset[str]:
+        """Outputs that nothing makes and that become another state: its memory would be that of what is fed, or of a
+        constant, and places that take turns are written again while it is still read."""
+        made = {name for step in self._steps for name in step.outputs}
+        others = {name for name in self._outputs if replaces.get(name, name) != name}
+        return frozenset(others - made) if self._keeps else frozenset()
+
     @property
     def lent(self) -> Mapping[int, Array]:
         """Numbers of calls -> the memory that the engine lent for what they send."""
@@ -191,7 +199,8 @@ class Program:
                 values.pop(name, None)
         while promised:
             next(iter(promised.values())).settle(values, promised)
-        return {name: self._device.show(values[name]) for name in self._outputs}
+        shown = {name: self._device.show(values[name]) for name in self._outputs}
+        return shown | {name: shown[name].copy() for name in self._passed}
 
     def _start(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
         unknown = sorted(feeds.keys() - self._inputs.keys())
@@ -217,11 +226,14 @@ class Program:
     def _take(self, name: str, type: TensorType, given: Any) -> Any:
         shown = given if hasattr(given, "dtype") else np.asarray(given)
         _check_fed(name, type, shown)
+        if self._keeps:
+            # Loops and bindings go by the address. A copy is no value of what was given, which may change.
+            shown = np.require(shown, requirements="C")
         room = self._rooms.states.get(name)
         if room is not None and not same_memory(shown, room):
             np.copyto(room, shown)
         value = self._device.put(shown) if room is None else self._places[name]
-        if self._keeps:
+        if self._keeps and shown is given:
             self._fed[name] = [(given, value), *self._fed.get(name, [])[:1]]
         return value
 

@@ -34,8 +34,23 @@ def _copy(value: Array, out: Array) -> None:
 
 
 def _where(condition: Array, yes: Array, no: Array, out: Array) -> None:
-    np.copyto(out, no)
-    np.copyto(out, yes, where=condition)
+    if out.dtype.kind != "f":
+        np.copyto(out, no)
+        np.copyto(out, yes, where=condition)
+    elif condition.ndim == no.ndim == 0 < yes.ndim:
+        np.add(no, 0.0, out=out)
+        np.copyto(out, yes, where=condition)
+    else:
+        np.copyto(out, no)
+        np.add(yes, 0.0, out=out, where=condition)
+
+
+def unsigned(condition: TensorType, yes: TensorType, no: TensorType) -> int:
+    """Which branch of Where loses the sign of a zero: 0 is the first, 1 the second.
+
+    The runtime merges what it selected by asking what is not zero, so the one that it asks comes back as +0.
+    """
+    return int(condition.elements == no.elements == 1 < yes.elements)
 
 
 _OPERATIONS: dict[str, Operation] = {
@@ -61,6 +76,12 @@ def operation(node: Node, types: Mapping[str, TensorType]) -> Operation | None:
         if dtypes == {"float64", "float16"} and types[node.outputs[0]].dtype == "float16":
             return None  # the runtime rounds twice, by way of float32
         return _OPERATIONS["Cast"] if dtypes <= _FLOATS or types[node.inputs[0]].dtype == "bool" else None
+    if node.is_a("Where") and not dtypes.isdisjoint(_FLOATS):
+        condition, yes, no = (types[name] for name in node.inputs)
+        if not (condition.static and yes.static and no.static):
+            return None
+        if unsigned(condition, yes, no) and yes.dims[-1] == 1:
+            return None  # the runtime's choice hangs on the ranks of the tensors
     if node.is_a(*_ARITHMETIC) and not dtypes <= {"float32", "float64"}:
         return None
     return _OPERATIONS[node.op_type] if node.is_a(*_OPERATIONS) else None

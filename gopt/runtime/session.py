@@ -29,6 +29,9 @@ from gopt.runtime.proto import build_model, is_constant, is_small, stored
 Array: TypeAlias = npt.NDArray[Any]
 
 _PROVIDERS = ["CPUExecutionProvider"]
+_OTHER_BITS = {"DivMulFusion", "NoopElimination", "NotWhereFusion"}
+"""Rewrites of level basic that change bits: (1 / a) · b becomes b / a; 0 + a, and a Where behind a Not, give zeros of
+another sign. A node would then have another result in a session than alone, or cut from its neighbour."""
 _PACKED = frozenset({"int4", "uint4", "float4e2m1"})
 """NumPy keeps one element in a byte, the runtime two."""
 _INSTALL = "install exactly one of onnxruntime and onnxruntime-gpu: they share a folder, and removing one breaks both"
@@ -96,7 +99,7 @@ def _session(model: bytes) -> Any:
     # memory of every value that has crossed a border.
     options.add_session_config_entry("session.use_env_allocators", "1")
     try:
-        return ort.InferenceSession(model, options, providers=_PROVIDERS)
+        return ort.InferenceSession(model, options, providers=_PROVIDERS, disabled_optimizers=_OTHER_BITS)
     except Exception as error:  # its exceptions have no common base
         raise refusal(error) from error
 

@@ -219,7 +219,8 @@ def tiled(
     if all(operation(node, types) is not None for node in segment.nodes):
         small = [name for name in segment.inputs if is_constant(graph, name) and is_small(graph.initializers[name])]
         constants = {name: graph.initializers[name].numpy() for name in small}
-        kind = Loop if fits(segment.nodes, types) else Rows
+        crossing = len(segment.inputs) + len(segment.outputs)
+        kind = Loop if fits(segment.nodes, types, crossing) else Rows
         worker = kind(segment, run.length, run.rows, types, over, constants)
     else:
         worker = SessionTiles(run, over, session_of(segment, graph, types, cache, run.rows))

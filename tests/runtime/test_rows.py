@@ -140,6 +140,7 @@ def test_what_is_no_loop():
     assert not fits([equal], {**dict.fromkeys("ab", TensorType("uint8", (LENGTH,))), "y": BOOL})
     assert not fits([Node("Tanh", ["a"], ["y"])], dict.fromkeys("ay", FLOAT))
     assert not fits([add] * 2000, dict.fromkeys("aby", FLOAT))
+    assert not fits([add], dict.fromkeys("aby", FLOAT), crossing=1024)
 
 
 def test_without_llvm(monkeypatch):
@@ -209,6 +210,23 @@ def test_random_nodes_in_place_or_not(data):
         rows.TILE = kept
     for found, name in itertools.product(both, results):
         assert same(found[name], plain[name]), (name, nodes, over)
+
+
+@pytest.mark.parametrize("singles", ["", "c", "a", "b", "ca", "cb", "ab"])
+@KINDS
+def test_where_loses_the_sign_of_the_zeros_that_the_runtime_loses(singles, worker):
+    values = {"c": RIGHT > 0, "a": np.where(LEFT > 0, LEFT, np.float32(-0.0)), "b": np.full(LENGTH, -0.0, np.float32)}
+    for truth in (True, False):
+        held = {name: value[:1].reshape(()) if name in singles else value for name, value in values.items()}
+        if "c" in singles:
+            held["c"] = np.array(truth)
+        types = {name: TensorType(str(value.dtype), value.shape) for name, value in held.items()} | {"y": FLOAT}
+        node = Node("Where", ["c", "a", "b"], ["y"])
+        assert operation(node, types) is not None
+        found = by_rows([node], types, ["y"], held, kind=worker)["y"]
+        assert same(found, run_graph(graph([node], types, ["y"]), held)["y"])
+    tall = {"c": TensorType("bool", ()), "a": TensorType("float32", (LENGTH, 1)), "b": TensorType("float32", ())}
+    assert operation(node, tall | {"y": tall["a"]}) is None, "which one it is hangs on the ranks"
 
 
 def test_scratch_is_used_again():

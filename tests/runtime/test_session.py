@@ -43,6 +43,34 @@ def test_every_type_and_shape_passes_segments_and_calls(tmp_path, dtype, shape):
         assert found[name].tobytes() == x.tobytes()
 
 
+@pytest.mark.parametrize("kind", ["quotient", "not", "nothing"])
+def test_a_node_has_the_bits_in_a_session_that_it_has_alone(kind, tmp_path):
+    """Rewrites of the runtime make another rounding of (1 / a) · b, and other zeros of a Where behind a Not."""
+    row, generator = ("float32", [1000]), np.random.default_rng(0)
+    feeds = {name: generator.standard_normal(1000).astype(np.float32) for name in "ab"}
+    feeds["a"][::2] *= 0
+    inputs = {"a": row, "b": row}
+    if kind == "quotient":
+        nodes = [op("Div", ["one", "b"], ["t"]), op("Mul", ["t", "a"], ["y"])]
+        due = np.float32(1) / feeds["b"] * feeds["a"]
+    elif kind == "nothing":
+        nodes = [op("Neg", ["a"], ["t"]), op("Add", ["zero", "t"], ["u"]), op("Reshape", ["u", "all"], ["y"])]
+        feeds["a"] = np.abs(feeds["a"])
+        due = np.float32(0) - feeds["a"]
+    else:
+        nodes = [op("Not", ["c"], ["t"]), op("Where", ["t", "a", "b"], ["y"])]
+        feeds["c"], inputs["c"] = feeds["b"] > 0, ("bool", [1000])
+        due = np.where(feeds["c"], feeds["b"], feeds["a"] + np.float32(0))
+    made = make(
+        tmp_path,
+        nodes,
+        inputs,
+        {"y": row},
+        {"one": np.ones((), "f4"), "zero": np.zeros((), "f4"), "all": np.array([-1])},
+    )
+    assert alone(made).run(feeds, no_call)["y"].tobytes() == due.tobytes()
+
+
 def test_float8_passes_too(tmp_path):
     kind = ("float8e4m3fn", [3])
     graph = make(tmp_path, [op("Identity", ["x"], ["a"]), comm("AllGather", ["a"], ["y"], axis=0, sizes=[3])],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,52 @@ def test_results_of_the_step_before_can_still_be_read(small):
     first = made.run({"x": np.ones(8, np.float32)}, lambda *_: [])["double"]
     second = made.run({"x": np.zeros(8, np.float32)}, lambda *_: [])["double"]
     assert first.tolist() == [2.0] * 8 and second.tolist() == [0.0] * 8
+
+
+def test_more_rows_than_a_function_takes():
+    count, types = 513, {"v0": ROW}
+    nodes = [Node("Where", [f"c{k}", f"x{k}", f"v{k}"], [f"v{k + 1}"]) for k in range(count)]
+    types |= {
+        f"{kind}{k}": TensorType(dtype, (64,))
+        for k in range(count)
+        for kind, dtype in (("c", "bool"), ("x", "float32"))
+    }
+    types = {name: TensorType(type.dtype, (64,)) for name, type in types.items()}
+    made = graph(nodes, types, [f"v{count}"])
+    made.types.update({name: types["v0"] for node in nodes for name in node.outputs})
+    feeds = {name: np.full(64, place, type.dtype) for place, (name, type) in enumerate(types.items())}
+    assert (run(made, {}, **feeds)[f"v{count}"] == feeds[f"x{count - 1}"]).all()
+
+
+def test_what_is_fed_may_lie_in_any_order_and_change(small):
+    """Loops and bindings go by the address; a copy made of an odd one is no value of the next step."""
+    square = TensorType("float32", (8, 8))
+    nodes = [Node("Add", ["w", "x"], ["sum"]), Node("Tanh", ["sum"], ["out"])]
+    made = graph(nodes, {"w": square, "x": square}, ["out"])
+    made.types.update({"sum": square, "out": square})
+    for part in (nodes[:1], nodes):  # by LLVM or NumPy, and by a session
+        made.nodes[:] = part
+        result = part[-1].outputs[0]
+        program = Program(replace(made, outputs={result: square}), SessionCache(), {result: "w"})
+        x = np.arange(64, dtype=np.float32).reshape(8, 8).T
+        for _ in range(3):
+            x += 1
+            w = np.ones((8, 8), np.float32)
+            due = w + x if len(part) == 1 else np.tanh(w + x)
+            np.testing.assert_allclose(program.run({"w": w, "x": x}, lambda *_: [])[result], due, rtol=1e-6)
+
+
+def test_a_state_that_is_another_one_before_it_was_replaced():
+    """The old value is the input itself, without an Identity; its place is written again two steps later."""
+    nodes = [Node("Mul", ["w", "half"], ["new"]), Node("Mul", ["older", "half"], ["late"])]
+    made = graph(nodes, dict.fromkeys(("w", "half", "old", "older"), ROW), ["new", "w", "old", "late"])
+    program = Program(made, SessionCache(), {"new": "w", "w": "old", "old": "older"})
+    held = {name: np.full(8, value, np.float32) for name, value in (("w", 64), ("old", 128), ("older", 256))}
+    for step in range(6):
+        found = program.run({**held, "half": np.full(8, 0.5, np.float32)}, lambda *_: [])
+        assert found["late"].tolist() == [128 / 2**step] * 8
+        held = {"w": found["new"], "old": found["w"], "older": found["old"]}
+        assert [held[name][0] for name in ("w", "old", "older")] == [32 / 2**step, 64 / 2**step, 128 / 2**step]
 
 
 def test_short_rows_go_only_where_no_session_is_cut_for_them():
