@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from gopt.errors import InputError, InvariantError
 
@@ -59,3 +60,13 @@ def flat_cuts(elements: int, ranks: int, align: int = ALIGN) -> list[int]:
 def total_elements(shapes: Iterable[Sequence[int]]) -> int:
     """Elements of all shapes together."""
     return sum(math.prod(shape) for shape in shapes)
+
+
+def lengths(cuts: Sequence[int]) -> list[int]:
+    """Elements between each cut and the next: those of every member's shard."""
+    return [stop - start for start, stop in pairwise(cuts)]
+
+
+def resized(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
+    """A shape with another size of one axis."""
+    return (*shape[:axis], size, *shape[axis + 1 :])

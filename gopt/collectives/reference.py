@@ -16,7 +16,8 @@ from gopt.collectives.layout import HALVES, parse_shapes, total_elements
 
 Contributions = Sequence[Sequence[Array]]
 
-_COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
+COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
+"""How two contributions become one; a mean is divided at the end."""
 
 
 def reduced(arrays: Sequence[Array], how: str) -> Array:
@@ -30,7 +31,7 @@ def reduced(arrays: Sequence[Array], how: str) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.array(first, dtype=wide)
         for other in arrays[1:]:
-            _COMBINE[how](total, other.astype(wide, copy=False), out=total)
+            COMBINE[how](total, other.astype(wide, copy=False), out=total)
         if how == "mean":
             np.divide(total, len(arrays), out=total)
         return total.astype(first.dtype, copy=False)

@@ -6,11 +6,13 @@ import math
 import sys
 import threading
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from gopt.runtime.session import Array
+from gopt.collectives.layout import total_elements
+from gopt.runtime.session import Array, address_of
 
 ALIGN = 64
 """Bytes to which long rows are aligned: a vector that straddles two cache lines costs two."""
@@ -20,7 +22,7 @@ def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """An array with values of no meaning, at a multiple of ``ALIGN`` bytes."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + ALIGN, np.uint8)
-    start = -memory.__array_interface__["data"][0] % ALIGN
+    start = -address_of(memory) % ALIGN
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
@@ -46,7 +48,7 @@ class Pool:
                 place = len(held)
                 held.append(np.empty(size + ALIGN, np.uint8))
             self._next[size] = place + 1
-            start = -held[place].__array_interface__["data"][0] % ALIGN
+            start = -address_of(held[place]) % ALIGN
             return held[place][start : start + size].view(dtype).reshape(shape)
 
 
@@ -57,21 +59,27 @@ def joined(arrays: Sequence[Array]) -> Array | None:
     base = arrays[0].base
     if not isinstance(base, np.ndarray) or any(x.base is not base or not x.flags.c_contiguous for x in arrays):
         return None
-    starts = [each.__array_interface__["data"][0] for each in arrays]
+    starts = [address_of(each) for each in arrays]
     if base.ndim != 1 or any(a + x.nbytes != b for a, b, x in zip(starts, starts[1:], arrays)):
         return None
-    first = starts[0] - base.__array_interface__["data"][0]
+    first = starts[0] - address_of(base)
     flat: Array = base.view(np.uint8)[first : first + sum(each.nbytes for each in arrays)].view(arrays[0].dtype)
     return flat
 
 
+def apart(flat: Array, shapes: Sequence[Sequence[int]]) -> list[Array]:
+    """Arrays of these shapes that lie one behind the other in a flat one: the inverse of ``joined``."""
+    ends = [0, *accumulate(total_elements([shape]) for shape in shapes)]
+    return [flat[start:stop].reshape(shape) for (start, stop), shape in zip(pairwise(ends), shapes, strict=True)]
+
+
 def is_aligned(array: Array) -> bool:
-    return bool(array.__array_interface__["data"][0] % ALIGN == 0)
+    return address_of(array) % ALIGN == 0
 
 
 def same_memory(one: Array, other: Array) -> bool:
     """Whether two arrays begin at one place."""
-    return bool(one.__array_interface__["data"][0] == other.__array_interface__["data"][0])
+    return address_of(one) == address_of(other)
 
 
 def _references(held: list[Array], place: int) -> int:

@@ -11,16 +11,16 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from gopt.collectives.layout import HALVES, parse_shapes, total_elements
+from gopt.collectives.layout import HALVES, lengths, parse_shapes, resized, total_elements
 from gopt.errors import GoptError, OptionError, RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
-from gopt.runtime.memory import Pool, joined
+from gopt.runtime.memory import Pool, apart, joined, same_memory
 from gopt.runtime.session import Array
 from gopt.runtime.shared import LEAST, Lender, all_reduce, reduce_scatter
 from gopt.runtime.watch import Watch
@@ -132,10 +132,10 @@ class MpiEngine:
     def _all_reduce(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
         shapes, parts = [x.shape for x in inputs], self._shared_by(room)
         if parts is not None:
-            return _unpacked(all_reduce(parts, comm.rank, _how(node), comm.Barrier), shapes)
+            return apart(all_reduce(parts, comm.rank, _how(node), comm.Barrier), shapes)
         flat, narrow = self._wide(inputs, room)
         comm.Allreduce(self._mpi.IN_PLACE, flat, self._op(node, flat))
-        return _unpacked(self._mean(flat, comm, node, narrow), shapes)
+        return apart(self._mean(flat, comm, node, narrow), shapes)
 
     def _reduce(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
         flat, narrow = self._wide(inputs, room)
@@ -144,21 +144,21 @@ class MpiEngine:
             comm.Reduce(flat, None, self._op(node, flat), root)
             return []
         comm.Reduce(self._mpi.IN_PLACE, flat, self._op(node, flat), root)
-        return _unpacked(self._mean(flat, comm, node, narrow), [x.shape for x in inputs])
+        return apart(self._mean(flat, comm, node, narrow), [x.shape for x in inputs])
 
     def _broadcast(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
         shapes = _shapes(tuple(node.attributes["shapes"]))
         dtype = _dtype(node.attributes["dtype"])
         flat = packed(inputs) if inputs else self._pool.take([total_elements(shapes)], dtype)
         comm.Bcast(_bits(flat), node.attributes["root"])
-        return _unpacked(flat.copy() if inputs else flat, shapes)
+        return apart(flat.copy() if inputs else flat, shapes)
 
     def _reduce_scatter(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
         if "cuts" in node.attributes:
             cuts, parts = node.attributes["cuts"], self._shared_by(room)
             if parts is not None:
                 return [reduce_scatter(parts, comm.rank, cuts, _how(node), comm.Barrier)]
-            counts = [stop - start for start, stop in pairwise(cuts)]
+            counts = lengths(cuts)
             flat, narrow = self._wide(inputs, room)
             # The result lies at the front of what is reduced in place.
             comm.Reduce_scatter(self._mpi.IN_PLACE, flat, counts, self._op(node, flat))
@@ -173,13 +173,13 @@ class MpiEngine:
         given = np.ascontiguousarray(inputs[0])
         attributes = node.attributes
         if "cuts" in attributes:
-            counts = [stop - start for start, stop in pairwise(attributes["cuts"])]
+            counts = lengths(attributes["cuts"])
         else:
             row = given.size // max(given.shape[attributes["axis"]], 1)
             counts = [size * row for size in attributes["sizes"]]
         whole = self._pool.take([sum(counts)], given.dtype) if room is None else room
         own = whole[sum(counts[: comm.rank]) :][: given.size]
-        there = given.size > 0 and own.__array_interface__["data"] == given.__array_interface__["data"]
+        there = given.size > 0 and same_memory(own, given)
         width, byte = given.dtype.itemsize, self._mpi.BYTE
         sent = self._mpi.IN_PLACE if there else [_bits(given), byte]
         if len(set(counts)) == 1:  # MPI is quicker where it knows that parts are equal
@@ -187,16 +187,16 @@ class MpiEngine:
         else:
             comm.Allgatherv(sent, [_bits(whole), [count * width for count in counts], byte])
         if "cuts" in attributes:
-            return _unpacked(whole, _shapes(tuple(attributes["shapes"])))
-        shapes = [_with(given.shape, attributes["axis"], size) for size in attributes["sizes"]]
-        return [np.concatenate(_unpacked(whole, shapes), attributes["axis"])]
+            return apart(whole, _shapes(tuple(attributes["shapes"])))
+        shapes = [resized(given.shape, attributes["axis"], size) for size in attributes["sizes"]]
+        return [np.concatenate(apart(whole, shapes), attributes["axis"])]
 
     def _all_to_all(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
         attributes = node.attributes
         out, into = attributes["split_axis"], attributes["concat_axis"]
         pieces = [np.ascontiguousarray(each) for each in _slices(inputs[0], out, attributes["split_sizes"])]
-        base = _with(inputs[0].shape, out, attributes["split_sizes"][comm.rank])
-        shapes = [_with(base, into, size) for size in attributes["concat_sizes"]]
+        base = resized(inputs[0].shape, out, attributes["split_sizes"][comm.rank])
+        shapes = [resized(base, into, size) for size in attributes["concat_sizes"]]
         width, dtype = inputs[0].dtype.itemsize, inputs[0].dtype
         flat = packed(pieces)
         got = np.empty(total_elements(shapes), dtype)
@@ -204,7 +204,7 @@ class MpiEngine:
             [_bits(flat), [piece.size * width for piece in pieces], self._mpi.BYTE],
             [_bits(got), [total_elements([shape]) * width for shape in shapes], self._mpi.BYTE],
         )
-        return [np.concatenate(_unpacked(got, shapes), into)]
+        return [np.concatenate(apart(got, shapes), into)]
 
     def _send(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
         peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
@@ -216,7 +216,7 @@ class MpiEngine:
         flat = np.empty(total_elements(shapes), _dtype(node.attributes["dtype"]))
         peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
         comm.Recv([_bits(flat), self._mpi.BYTE], peer, node.attributes["tag"])
-        return _unpacked(flat, shapes)
+        return apart(flat, shapes)
 
     def _shared_by(self, room: Array | None) -> list[Array] | None:
         """The rooms of all members, where this one is memory that they share. By the array itself: what one call made
@@ -290,11 +290,6 @@ def packed(arrays: Sequence[Array]) -> Array:
     return np.concatenate([each.reshape(-1) for each in arrays]) if flat is None else flat
 
 
-def _unpacked(flat: Array, shapes: Sequence[Sequence[int]]) -> list[Array]:
-    ends = [0, *accumulate(total_elements([tuple(shape)]) for shape in shapes)]
-    return [flat[start:stop].reshape(shape) for (start, stop), shape in zip(pairwise(ends), shapes, strict=True)]
-
-
 @functools.cache
 def _shapes(texts: tuple[str, ...]) -> list[tuple[int, ...]]:
     return parse_shapes(texts)
@@ -302,10 +297,6 @@ def _shapes(texts: tuple[str, ...]) -> list[tuple[int, ...]]:
 
 def _slices(array: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
     return np.split(array, list(accumulate(sizes))[:-1], axis)
-
-
-def _with(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def _bits(array: Array) -> Array:

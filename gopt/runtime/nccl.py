@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
-from gopt.collectives.layout import parse_shapes, total_elements
+from gopt.collectives.layout import lengths, parse_shapes, resized, total_elements
 from gopt.errors import GoptError, OptionError, RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
@@ -25,7 +25,7 @@ from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.gpu import Gpu
 from gopt.runtime.kernels import Kernels
 from gopt.runtime.watch import Watch
-from gopt.runtime.wire import Reduction, Wire, equal_parts, lengths, resized
+from gopt.runtime.wire import Reduction, Wire, behind, equal_parts
 
 T = TypeVar("T")
 
@@ -278,7 +278,7 @@ class _Call:
         axis = attributes["axis"]
         shapes = [resized(shard.shape, axis, size) for size in attributes["sizes"]]
         whole = self._gathered(shard, [math.prod(shape) for shape in shapes])
-        return [self._wire.joined(_behind(whole, shapes), axis)]
+        return [self._wire.joined(behind(whole, shapes), axis)]
 
     def _gathered(self, shard: Block, counts: Sequence[int]) -> Block:
         """The shards of all members, one behind the other."""
@@ -292,7 +292,7 @@ class _Call:
             self._comm.allgather(shard.bits(), whole.bits(), stream=self._stream)
             return whole
         with self._group():
-            for member, part in enumerate(_behind(whole, [(count,) for count in counts])):
+            for member, part in enumerate(behind(whole, [(count,) for count in counts])):
                 if part.size:
                     source = shard if member == self._place else part
                     self._comm.broadcast(source.bits(), part.bits(), member, stream=self._stream)
@@ -302,7 +302,7 @@ class _Call:
         attributes, axis = self._attributes, self._attributes["concat_axis"]
         given = self._wire.sliced(self._inputs[0], attributes["split_axis"], attributes["split_sizes"])
         shapes = [resized(given[self._place].shape, axis, size) for size in attributes["concat_sizes"]]
-        got = _behind(self._wire.empty(total_elements(shapes), given[0].dtype), shapes)
+        got = behind(self._wire.empty(total_elements(shapes), given[0].dtype), shapes)
         with self._group():
             for member, (out, into) in enumerate(zip(given, got)):
                 self._exchange([out], self._comm.send, member)
@@ -342,9 +342,3 @@ _MAKE: dict[str, Callable[[_Call], list[Block]]] = {
     "ReduceScatter": _Call.reduce_scatter, "AllGather": _Call.all_gather, "AllToAll": _Call.all_to_all,
     "Send": _Call.send, "Recv": _Call.recv,
 }  # fmt: skip
-
-
-def _behind(flat: Block, shapes: Sequence[tuple[int, ...]]) -> list[Block]:
-    """Tensors one behind the other in a flat block."""
-    starts = accumulate(map(math.prod, shapes), initial=0)
-    return [flat.part(start, shape) for start, shape in zip(starts, shapes)]

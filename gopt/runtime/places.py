@@ -17,7 +17,7 @@ import numpy as np
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Call, Segment, Step
 from gopt.runtime.draws import numpy_dtype
-from gopt.runtime.memory import aligned
+from gopt.runtime.memory import aligned, apart
 from gopt.runtime.rooms import Rooms
 from gopt.runtime.session import Array, Value
 
@@ -53,17 +53,15 @@ def lay(
     shared: dict[str, _Shared] = {}
 
     def place(names: Sequence[str]) -> Array:
-        """Memory that these share with whoever is not alive with any of them."""
+        """Memory, flat, that these of one type share with whoever is not alive with any of them."""
         size = sum(types[name].nbytes for name in names)
         again = free.get(size)
         memory = again.pop() if again else aligned([size], np.dtype(np.uint8))
-        start = 0
-        for name in names:
-            row = memory[start : start + types[name].nbytes].view(numpy_dtype(types[name].dtype))
-            places[name] = [Value(row.reshape(types[name].dims), lasting=True)]
-            start += row.nbytes
+        flat = memory.view(numpy_dtype(types[names[0]].dtype))
+        rows = apart(flat, [types[name].dims for name in names])
+        places.update((name, [Value(row, lasting=True)]) for name, row in zip(names, rows))
         shared.update(dict.fromkeys(names, _Shared(memory, len(names))))
-        return memory
+        return flat
 
     for step, gone in zip(steps, dead, strict=True):
         if isinstance(step, Segment):
@@ -78,7 +76,7 @@ def lay(
         elif (
             step.index not in rooms.gathered and _lands(step, types) and not any(name in kept for name in step.outputs)
         ):
-            landing[step.index] = place(step.outputs).view(numpy_dtype(types[step.outputs[0]].dtype))
+            landing[step.index] = place(step.outputs)
         for name in gone:
             # Nobody waits for a call whose result nobody reads, and so its memory is never known to be free.
             if name in shared and name not in waited and not (isinstance(step, Call) and name in step.outputs):

@@ -49,8 +49,8 @@ own, of a gather the place for what it makes.
 Mark: TypeAlias = Callable[[str, float, float], None]
 
 
-def _no_mark(name: str, begin: float, end: float) -> None:
-    return None
+def no_mark(name: str, begin: float, end: float) -> None:
+    """For who is not listening."""
 
 
 class Program:
@@ -90,7 +90,7 @@ class Program:
         self._steps = self._ready(steps, borders, types, cache, replaces or {})
         self._constants = self._resident(graph)
         self._passed = self._passed_on(replaces or {})
-        self.mark: Mark = _no_mark
+        self.mark: Mark = no_mark
         """Hears of every segment: its name, and when it began and ended."""
 
     def _ready(

@@ -19,7 +19,7 @@ import numpy as np
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, known
 from gopt.runtime.draws import numpy_dtype
-from gopt.runtime.memory import aligned
+from gopt.runtime.memory import aligned, apart
 from gopt.runtime.proto import is_constant
 from gopt.runtime.session import Array
 
@@ -122,7 +122,7 @@ def lay_out(graph: Graph, replaces: Mapping[str, str], lend: Lend = none_lent) -
             node = graph.nodes[at[number]]
             types = [graph.inputs[name] for name in names]
             flat = aligned([sum(type.elements for type in types)], numpy_dtype(types[0].dtype))
-            places = _one_behind_the_other(flat, types)
+            places = apart(flat, [type.dims for type in types])
             rooms.gathered[number] = flat
             rooms.states.update(zip(names, places))
             rooms.delivered.update(zip(node.outputs, places))
@@ -217,7 +217,7 @@ def _sent(graph: Graph, spare: frozenset[int], lend: Lend) -> tuple[dict[str, Ar
         elif _joins(types):
             flat = aligned([count], dtype)
         if flat is not None:
-            sent.update(zip(call.inputs, _one_behind_the_other(flat, types)))
+            sent.update(zip(call.inputs, apart(flat, [type.dims for type in types])))
     return sent, lent
 
 
@@ -231,11 +231,3 @@ def _is_spare(place: int, graph: Graph, last: Mapping[str, int], views: set[str]
         last[name] == place and name not in graph.outputs and name not in graph.inputs and name not in views
         and name not in graph.initializers for name in node.inputs
     )  # fmt: skip
-
-
-def _one_behind_the_other(flat: Array, types: Sequence[TensorType]) -> list[Array]:
-    found, place = [], 0
-    for type in types:
-        found.append(flat[place : place + type.elements].reshape(type.dims))
-        place += type.elements
-    return found

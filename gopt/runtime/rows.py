@@ -34,15 +34,18 @@ def _copy(value: Array, out: Array) -> None:
 
 
 def _where(condition: Array, yes: Array, no: Array, out: Array) -> None:
-    if out.dtype.kind != "f":
-        np.copyto(out, no)
-        np.copyto(out, yes, where=condition)
-    elif condition.ndim == no.ndim == 0 < yes.ndim:
-        np.add(no, 0.0, out=out)
-        np.copyto(out, yes, where=condition)
-    else:
-        np.copyto(out, no)
-        np.add(yes, 0.0, out=out, where=condition)
+    np.copyto(out, no)
+    np.copyto(out, yes, where=condition)
+
+
+def _where_of_plus_yes(condition: Array, yes: Array, no: Array, out: Array) -> None:
+    np.copyto(out, no)
+    np.add(yes, 0.0, out=out, where=condition)
+
+
+def _where_of_plus_no(condition: Array, yes: Array, no: Array, out: Array) -> None:
+    np.add(no, 0.0, out=out)
+    np.copyto(out, yes, where=condition)
 
 
 def unsigned(condition: TensorType, yes: TensorType, no: TensorType) -> int:
@@ -82,6 +85,7 @@ def operation(node: Node, types: Mapping[str, TensorType]) -> Operation | None:
             return None
         if unsigned(condition, yes, no) and yes.dims[-1] == 1:
             return None  # the runtime's choice hangs on the ranks of the tensors
+        return _where_of_plus_no if unsigned(condition, yes, no) else _where_of_plus_yes
     if node.is_a(*_ARITHMETIC) and not dtypes <= {"float32", "float64"}:
         return None
     return _OPERATIONS[node.op_type] if node.is_a(*_OPERATIONS) else None

@@ -117,6 +117,12 @@ def first_line(error: Exception) -> str:
 # --- values ---------------------------------------------------------------------------------------------------------
 
 
+def address_of(array: Array) -> int:
+    """Where an array's memory begins."""
+    place: int = array.__array_interface__["data"][0]
+    return place
+
+
 def array_dtype(array: Array) -> str:
     """The manifest's word for an array's element type; raises RunError where ONNX has none."""
     try:
@@ -184,7 +190,7 @@ class Value:
     def address(self) -> int:
         """Where its memory begins."""
         if self._address is None:
-            self._address = self.array.__array_interface__["data"][0]
+            self._address = address_of(self.array)
         return self._address
 
     @property
@@ -238,7 +244,7 @@ def run_bound(session: Any, binding: Any) -> None:
 
 def bind_memory(bind: Any, name: str, array: Array) -> None:
     """Bind an array by its address: unlike a value, a binding does not keep it alive, so whoever binds must."""
-    bind(name, "cpu", 0, array.dtype.type, array.shape, array.__array_interface__["data"][0])
+    bind(name, "cpu", 0, array.dtype.type, array.shape, address_of(array))
 
 
 def _border_type(name: str, types: Mapping[str, TensorType]) -> TensorType:

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gopt.collectives.layout import HALVES, flat_cuts
+from gopt.collectives.reference import COMBINE
 from gopt.runtime.session import Array
 
 LEAST = 1 << 16
@@ -168,12 +169,9 @@ def all_reduce(parts: Sequence[Array], place: int, how: str, wait: Callable[[], 
     return parts[place]
 
 
-_COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
-
-
 def _combine(parts: Sequence[Array], how: str, into: Array) -> None:
     """Parts combined from first to last, with the bits of the reference; ``into`` may be one of them."""
-    combine, half = _COMBINE[how], into.dtype.name in HALVES
+    combine, half = COMBINE[how], into.dtype.name in HALVES
     scratch = np.empty(min(TILE, into.size), np.float32 if half else into.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, into.size, TILE):

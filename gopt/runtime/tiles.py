@@ -23,7 +23,7 @@ from gopt.runtime.loops import Loop, fits
 from gopt.runtime.places import Places
 from gopt.runtime.proto import is_constant, is_small
 from gopt.runtime.rows import TILE, Rows, operation
-from gopt.runtime.session import Array, SessionCache, Value, run_bound, session_of
+from gopt.runtime.session import SessionCache, Value, bind_memory, run_bound, session_of
 
 LENGTH = 1 << 16
 """Elements from which a run is cut into tiles."""
@@ -256,13 +256,13 @@ class SessionTiles:
             binding = self._session.io_binding()
             for name in self.inputs:
                 if name in self._rows:
-                    _bind(binding.bind_input, name, values[name].array, start, size)
+                    bind_memory(binding.bind_input, name, values[name].array.reshape(-1)[start : start + size])
                 else:
                     binding.bind_ortvalue_input(name, values[name].given)
             for name, value in results.items():
                 scratch = self._scratch.get(name)
-                array = value.array if scratch is None else scratch
-                _bind(binding.bind_output, name, array, start * (scratch is None), size)
+                tile = value.array.reshape(-1)[start : start + size] if scratch is None else scratch[:size]
+                bind_memory(binding.bind_output, name, tile)
             yield start, binding
 
 
@@ -272,7 +272,3 @@ class _Bound:
 
     given: list[Value]
     tiles: Sequence[tuple[int, Any]]
-
-
-def _bind(bind: Any, name: str, array: Array, start: int, size: int) -> None:
-    bind(name, "cpu", 0, array.dtype.type, (size,), array.__array_interface__["data"][0] + start * array.itemsize)

@@ -13,10 +13,6 @@ from gopt.runtime.engine import Engine
 _LANES = ("compute", "calls")
 
 
-def no_mark(name: str, begin: float, end: float) -> None:
-    """For who is not listening."""
-
-
 def check_writable(path: Path) -> None:
     """Raise RunError when a trace cannot be written: better before the first step than after the last."""
     there = path.exists()

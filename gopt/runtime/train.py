@@ -27,9 +27,9 @@ from gopt.runtime.data import Source, Turn, open_data, parse_schedule
 from gopt.runtime.device import HOST, Device
 from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.engine import Ahead, Calls, Engine
-from gopt.runtime.program import Program
+from gopt.runtime.program import Program, no_mark
 from gopt.runtime.session import Array
-from gopt.runtime.trace import Trace, check_writable, no_mark
+from gopt.runtime.trace import Trace, check_writable
 
 Values = dict[str, Array]
 """Arrays; once steps run, what the device shows for them."""

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from gopt.collectives.layout import ALIGN as SHARD
-from gopt.collectives.layout import HALVES
+from gopt.collectives.layout import HALVES, resized
 from gopt.graph.model import Node
 from gopt.runtime.cuda import Block, Dtype
 from gopt.runtime.gpu import ALIGN, Gpu
@@ -133,8 +133,7 @@ class Wire:
 
     def unpacked(self, flat: Block, shapes: Sequence[tuple[int, ...]]) -> list[Block]:
         """Tensors that lie one behind the other; copies of those at odd places, for sessions read them next."""
-        starts = accumulate(map(math.prod, shapes), initial=0)
-        return [self._even(flat.part(start, shape)) for start, shape in zip(starts, shapes)]
+        return [self._even(part) for part in behind(flat, shapes)]
 
     def sliced(self, block: Block, axis: int, sizes: Sequence[int]) -> list[Block]:
         """Slices of an axis, each contiguous: where they lie, or copies."""
@@ -170,12 +169,10 @@ class Wire:
         self.gpu.copy_rows(target, step * item, source, stride * item, width * item, rows, self.gpu.wire)
 
 
-def resized(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :])
-
-
-def lengths(cuts: Sequence[int]) -> list[int]:
-    return [stop - start for start, stop in pairwise(cuts)]
+def behind(flat: Block, shapes: Sequence[tuple[int, ...]]) -> list[Block]:
+    """Tensors one behind the other in a flat block."""
+    starts = accumulate(map(math.prod, shapes), initial=0)
+    return [flat.part(start, shape) for start, shape in zip(starts, shapes)]
 
 
 def equal_parts(counts: Sequence[int]) -> int:

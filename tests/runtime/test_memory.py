@@ -5,20 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from gopt.runtime.memory import Pool
-from gopt.runtime.session import array_of, runtime_value
+from gopt.runtime.session import address_of, array_of, runtime_value
 
 FLOAT = np.dtype(np.float32)
 
 
-def address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
-
-
 def test_what_nobody_sees_is_used_again():
     pool = Pool()
-    first = address(pool.take((3, 4), FLOAT))
+    first = address_of(pool.take((3, 4), FLOAT))
     again = pool.take((12,), np.dtype(np.int32))
-    assert address(again) == first and again.shape == (12,) and again.dtype == np.int32
+    assert address_of(again) == first and again.shape == (12,) and again.dtype == np.int32
 
 
 def test_a_view_of_a_view_keeps_the_memory():
@@ -35,14 +31,14 @@ def test_a_runtime_value_and_a_look_into_it_keep_the_memory():
     del value
     other = pool.take((3, 4), FLOAT)
     assert not np.shares_memory(other, look)
-    place = address(look)
+    place = address_of(look)
     del look
     kept = [pool.take((3, 4), FLOAT) for _ in range(2)]
-    assert place in {address(each) for each in kept}
+    assert place in {address_of(each) for each in kept}
 
 
 def test_sizes_do_not_mix():
     pool = Pool()
-    small = address(pool.take((3,), FLOAT))
+    small = address_of(pool.take((3,), FLOAT))
     assert pool.take((0, 5), FLOAT).shape == (0, 5)
-    assert address(pool.take((3,), FLOAT)) == small
+    assert address_of(pool.take((3,), FLOAT)) == small

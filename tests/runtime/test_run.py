@@ -214,20 +214,25 @@ def test_a_checkpoint_that_was_cut_short_does_not_count(tmp_path):
     assert [each.step for each in told] == [3, 4, 5]
 
 
-@pytest.mark.parametrize("damage", ["bits", "short", "missing", "index", "others"])
-def test_a_damaged_checkpoint_is_named(damage, tmp_path):
-    folder, data = written(tmp_path), samples(tmp_path)
-    train(folder, data, 2, checkpoint=tmp_path / "c")
-    step = tmp_path / "c" / "step_00000002"
-    victim = step / "rank_0001.safetensors"
+def spoil(victim: Path, damage: str) -> None:
     if damage == "bits":
         raw = bytearray(victim.read_bytes())
         raw[-1] ^= 1
         victim.write_bytes(raw)
     elif damage == "short":
         victim.write_bytes(victim.read_bytes()[:-4])
-    elif damage == "missing":
+    else:
         victim.unlink()
+
+
+@pytest.mark.parametrize("damage", ["bits", "short", "missing", "index", "others"])
+def test_a_damaged_checkpoint_is_named(damage, tmp_path):
+    folder, data = written(tmp_path), samples(tmp_path)
+    train(folder, data, 2, checkpoint=tmp_path / "c")
+    step = tmp_path / "c" / "step_00000002"
+    victim = step / "rank_0001.safetensors"
+    if damage in ("bits", "short", "missing"):
+        spoil(victim, damage)
     elif damage == "index":
         (step / "index.json").write_text("{")
     else:
@@ -245,14 +250,8 @@ def test_values_of_a_damaged_checkpoint_are_not_taken(damage, tmp_path):
     for path in tmp_path.glob("c-*.onnx"):
         path.unlink()
     victim, index = step / "rank_0001.safetensors", step / "index.json"
-    if damage == "bits":
-        raw = bytearray(victim.read_bytes())
-        raw[-1] ^= 1
-        victim.write_bytes(raw)
-    elif damage == "short":
-        victim.write_bytes(victim.read_bytes()[:-4])
-    elif damage == "missing":
-        victim.unlink()
+    if damage in ("bits", "short", "missing"):
+        spoil(victim, damage)
     else:
         whole = json.loads(index.read_text())
         whole["files"].pop(victim.name)
