@@ -1,12 +1,34 @@
-"""Hypothesis profiles: the default one always tries the same examples, ``HYPOTHESIS_PROFILE=deep`` many new ones."""
+"""Hypothesis profiles: the default one always tries the same examples, ``HYPOTHESIS_PROFILE=deep`` many new ones.
+And what no test may leave behind."""
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
+import time
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25, suppress_health_check=QUIET)
 settings.register_profile("deep", deadline=None, max_examples=400, suppress_health_check=QUIET)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+SPARE = 12
+"""Threads that a file of tests may leave: those of ranks that were made to hang, and the libraries' own."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def threads_end():
+    """Thousands of idle threads once made each test a hundred times slower, and no test failed."""
+    before = threading.active_count()
+    yield
+    gc.collect()
+    end = time.monotonic() + 5
+    while threading.active_count() > before + SPARE and time.monotonic() < end:
+        time.sleep(0.05)
+    left = [thread.name for thread in threading.enumerate()]
+    assert len(left) <= before + SPARE, f"threads are left behind: {sorted(left)}"

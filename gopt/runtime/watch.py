@@ -5,20 +5,26 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 
 class Watch:
     """Ends the job when one wait takes longer than ``deadline`` seconds.
 
-    ``explain`` is told what was waited for, then ``end`` is called, on a thread of the watch.
+    ``explain`` is told what was waited for, then ``end`` is called, on a thread of the watch. That thread ends when
+    the watch is closed or nobody holds it any more.
     """
 
     def __init__(self, deadline: float, explain: Callable[[str], None], end: Callable[[], None]) -> None:
         self._deadline, self._explain, self._end = deadline, explain, end
         self._what: str | Callable[[], str] = ""
         self._since = 0.0
-        threading.Thread(target=self._live, name="watch", daemon=True).start()
+        closed = threading.Event()
+        self.close: Callable[[], object] = weakref.finalize(self, closed.set)
+        """Look no longer."""
+        mine = weakref.ref(self), closed, min(deadline / 4, 1.0)
+        threading.Thread(target=_live, args=mine, name="watch", daemon=True).start()
 
     def on(self, what: str | Callable[[], str]) -> Watch:
         """Watch over what runs inside ``with``; ``what`` is its name, or finds it when the time is up."""
@@ -31,12 +37,17 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._since = 0.0
 
-    def _live(self) -> None:
-        while True:
-            time.sleep(min(self._deadline / 4, 1.0))
-            since = self._since
-            if since and time.monotonic() - since > self._deadline:
-                what = self._what if isinstance(self._what, str) else self._what()
-                self._explain(f"after {self._deadline:g} s, it still waits at {what}: another rank did not come")
-                sys.stderr.flush()
-                self._end()
+    def _look(self) -> None:
+        since = self._since
+        if since and time.monotonic() - since > self._deadline:
+            what = self._what if isinstance(self._what, str) else self._what()
+            self._explain(f"after {self._deadline:g} s, it still waits at {what}: another rank did not come")
+            sys.stderr.flush()
+            self._end()
+
+
+def _live(held: weakref.ref[Watch], closed: threading.Event, period: float) -> None:
+    while not closed.wait(period):
+        if watch := held():
+            watch._look()
+        del watch  # a thread that held it would keep it alive

@@ -587,6 +587,8 @@ def together(mesh: Mesh, work: Callable[[FakeWords], Any]) -> list[Any]:
         except BaseException as error:
             failures.append(error)
             words.fail(error)
+        finally:
+            words.watch.close()
 
     threads = [threading.Thread(target=live, args=(rank,), daemon=True) for rank in range(mesh.ranks)]
     for thread in threads:

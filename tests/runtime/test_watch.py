@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
 
 import pytest
 
@@ -26,3 +28,22 @@ def test_a_wait_that_ended_is_forgotten():
         with watch.on("call 3"):
             pass
     assert not ended.wait(0.5)
+
+
+@pytest.mark.parametrize("way", ["closed", "dropped", "dropped in a ring"])
+def test_its_thread_ends_with_it(way):
+    before = threading.active_count()
+    watches = [Watch(0.1, print, lambda: None) for _ in range(20)]
+    assert threading.active_count() >= before + 20
+    for watch in watches:
+        if way == "closed":
+            watch.close()
+        elif way == "dropped in a ring":
+            watch.ring = watch
+    if way != "closed":
+        del watches, watch
+        gc.collect()
+    end = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
