@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 
@@ -16,6 +17,10 @@ settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25
 settings.register_profile("deep", deadline=None, max_examples=400, suppress_health_check=QUIET)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+# A job in the background ignores these, and so would the commands that tests start and stop by them.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 SPARE = 12
 """Threads that a file of tests may leave: those of ranks that were made to hang, and the libraries' own."""
