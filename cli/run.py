@@ -171,7 +171,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
 
     try:
         host = engine
-        place: list[Any] = [Host(host.lend)]
+        place: list[Any] = [Host(host)]
         if kind == "nccl":
             from gopt.runtime.nccl import on_gpus
 

@@ -10,7 +10,7 @@ from gopt.graph.model import Graph
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Segment
 from gopt.runtime.places import Places
-from gopt.runtime.rooms import Lend, Rooms, lay_out, none_lent
+from gopt.runtime.rooms import ALONE, Lender, Rooms, lay_out
 from gopt.runtime.session import Array, SessionCache, Value, bind_memory, run_bound
 
 
@@ -138,14 +138,14 @@ class KeptPiece(HostPiece):
 
 
 class Host:
-    """Host memory: the runtime works on NumPy's own memory, and nothing is copied. An engine may ``lend`` what it
-    reduces in."""
+    """Host memory: the runtime works on NumPy's own memory, and nothing is copied. An engine may be the ``lender`` of
+    memory that its calls need."""
 
     lowers = True
     shares = True
 
-    def __init__(self, lend: Lend = none_lent) -> None:
-        self._lend = lend
+    def __init__(self, lender: Lender = ALONE) -> None:
+        self._lender = lender
 
     def sessions(self) -> SessionCache:
         return SessionCache()
@@ -160,7 +160,7 @@ class Host:
         return shown
 
     def rooms(self, graph: Graph, replaces: Mapping[str, str]) -> Rooms:
-        return lay_out(graph, replaces, self._lend)
+        return lay_out(graph, replaces, self._lender)
 
     def piece(
         self,

@@ -15,7 +15,9 @@ import numpy as np
 from gopt.errors import RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
+from gopt.runtime.common import Common
 from gopt.runtime.session import Array
+from gopt.runtime.shared import Key
 from gopt.runtime.threads import ThreadGroup
 
 GRACE = 2.0
@@ -32,9 +34,10 @@ class Engine(Protocol):
     def prepare(self, groups: Sequence[str]) -> None:
         """Make ready for calls over these groups: the same list on all ranks."""
 
-    def share(self, rooms: Mapping[tuple[str, int], Array]) -> None:
-        """Make ready for reductions in memory that this engine lent: group and number of the call among those of the
-        group -> its room. All ranks together, once the plans of all groups were found equal."""
+    def share(self, rooms: Mapping[Key, Array], common: Mapping[Key, Common]) -> None:
+        """Make ready for calls in memory that this engine lent, for reductions and for what gathers make: group and
+        number of the call among those of the group -> its room. All ranks together, once the plans of all groups and
+        the replicated states were found equal. What each rank has as its own part of common memory is kept."""
 
     def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:
         """One collective, to its end; no outputs where they are undefined. ``room``: flat memory that it may write, of
@@ -58,7 +61,7 @@ class ThreadEngine:
     def prepare(self, groups: Sequence[str]) -> None:
         return None
 
-    def share(self, rooms: Mapping[tuple[str, int], Array]) -> None:
+    def share(self, rooms: Mapping[Key, Array], common: Mapping[Key, Common]) -> None:
         return None
 
     def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:

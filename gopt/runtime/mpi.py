@@ -20,9 +20,10 @@ from gopt.collectives.layout import HALVES, lengths, parse_shapes, resized, tota
 from gopt.errors import GoptError, OptionError, RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
+from gopt.runtime.common import Common, join
 from gopt.runtime.memory import Pool, apart, joined, same_memory
 from gopt.runtime.session import Array
-from gopt.runtime.shared import LEAST, Lender, all_reduce, reduce_scatter
+from gopt.runtime.shared import LEAST, Key, Lender, all_reduce, reduce_scatter
 from gopt.runtime.watch import Watch
 
 T = TypeVar("T")
@@ -86,6 +87,8 @@ class MpiEngine:
         self.beside = _has_spare(here)
         self._lender = Lender()
         self._parts: dict[int, list[Array]] = {}
+        self._common: dict[int, Common] = {}
+        """Id of the memory -> what gathers make there, on all members."""
 
     def prepare(self, groups: Sequence[str]) -> None:
         for group in (each for each in groups if each not in self._groups):
@@ -103,20 +106,32 @@ class MpiEngine:
 
     def lend(self, call: Node, count: int, dtype: np.dtype[Any]) -> Array | None:
         """Memory for what a reduction sends, where its group lies wholly on this host and that is worth it."""
-        members = self._mesh.members(call.attributes["group"], self.rank)
         fits = call.op_type == "AllReduce" or (call.op_type == "ReduceScatter" and "cuts" in call.attributes)
-        worth = len(members) > 1 and count * dtype.itemsize >= LEAST and set(members) <= set(self._near)
-        return self._lender.take(count, dtype) if fits and worth else None
+        return self._lender.take(count, dtype) if fits and self._is_worth(call, count, dtype) else None
 
-    def share(self, rooms: Mapping[tuple[str, int], Array]) -> None:
-        self._parts = self._lender.share(
-            rooms, lambda group: self._mesh.members(group, self.rank), self.rank, self.gather
-        )
+    def common(self, call: Node, count: int, dtype: np.dtype[Any]) -> Common | None:
+        """Memory for what a gather makes, where its group lies wholly on this host and that is worth it."""
+        group, cuts = str(call.attributes["group"]), call.attributes.get("cuts")
+        if call.op_type != "AllGather" or cuts is None or not self._is_worth(call, count, dtype):
+            return None
+        return Common.make(count, dtype, cuts, self._mesh.index(group, self.rank))
+
+    def _is_worth(self, call: Node, count: int, dtype: np.dtype[Any]) -> bool:
+        members = self._mesh.members(call.attributes["group"], self.rank)
+        return len(members) > 1 and count * dtype.itemsize >= LEAST and set(members) <= set(self._near)
+
+    def share(self, rooms: Mapping[Key, Array], common: Mapping[Key, Common]) -> None:
+        def members(group: str) -> Sequence[int]:
+            return self._mesh.members(group, self.rank)
+
+        self._parts = self._lender.share(rooms, members, self.rank, self.gather)
+        joined = join(common, members, self.rank, self.gather)
+        self._common = {id(room): each for each in joined for room in (each.memory, each.again)}
 
     @property
     def shared(self) -> int:
-        """Calls of this rank that reduce in memory which ranks share."""
-        return len(self._parts)
+        """Calls of this rank that are made in memory which ranks share."""
+        return len(self._parts) + sum(each.calls for room, each in self._common.items() if room == id(each.memory))
 
     def fail(self, error: BaseException) -> None:
         """End all ranks at once: others may wait in a call that this rank will never make."""
@@ -172,6 +187,12 @@ class MpiEngine:
     def _all_gather(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
         given = np.ascontiguousarray(inputs[0])
         attributes = node.attributes
+        if (common := self._common.get(id(room))) is not None:
+            if room is common.memory:  # else all have met there since they last wrote
+                if given.size and not same_memory(common.mine, given):
+                    np.copyto(common.mine, given.reshape(-1))
+                comm.Barrier()
+            return apart(common.memory, _shapes(tuple(attributes["shapes"])))
         if "cuts" in attributes:
             counts = lengths(attributes["cuts"])
         else:

@@ -130,7 +130,7 @@ class NcclEngine:
             with self._words.watch.on(f"the start of NCCL over {group}"):
                 self._comms[group] = self._nccl.Communicator.init(len(members), place, unique)
 
-    def share(self, rooms: Mapping[tuple[str, int], Any]) -> None:
+    def share(self, rooms: Mapping[tuple[str, int], Any], common: Mapping[tuple[str, int], Any]) -> None:
         return None
 
     def gather(self, item: Any) -> list[Any]:

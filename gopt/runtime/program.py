@@ -19,6 +19,7 @@ from gopt.runtime.cut import Call, Segment, cut, dropped
 from gopt.runtime.device import HOST, Device, Piece
 from gopt.runtime.lower import lower_halves
 from gopt.runtime.memory import aligned, is_aligned, joined, same_memory
+from gopt.runtime.order import in_order
 from gopt.runtime.places import lay
 from gopt.runtime.products import fold_transposes
 from gopt.runtime.rooms import Rooms
@@ -73,8 +74,7 @@ class Program:
         self._inputs = graph.inputs
         self._initial = {name: graph.initializers[name] for name in graph.inputs if name in graph.initializers}
         self._outputs = tuple(graph.outputs)
-        self._rooms = rooms = Rooms(graph) if replaces is None else device.rooms(graph, replaces)
-        self._places = {name: device.put(place) for name, place in rooms.places().items()}
+        rooms = Rooms(graph) if replaces is None else device.rooms(graph, replaces)
         self._trains = replaces is not None
         self._keeps = self._trains and device.shares
         self._fed: dict[str, list[tuple[Any, Any]]] = {}
@@ -84,22 +84,31 @@ class Program:
         for each in cut(graph):
             steps += split(each, types) if self._keeps and isinstance(each, Segment) else [each]
         borders = [step.segment if isinstance(step, Run) else step for step in steps]
+        over = self._over(steps, borders, replaces or {}, rooms)
+        self.common, late = in_order(rooms, borders, over)
+        """Number of a gather -> what ranks may have in common, and when this one reads and writes it."""
+        lost = {name for name, call in rooms.shards.items() if call not in self.common}
+        self._rooms = rooms = rooms.without(lost)  # else a rank keeps all that it gathers for itself
+        self._places = {name: device.put(place) for name, place in rooms.places().items()}
         self._dropped = dropped(borders, self._outputs)
         self._landing = dict(rooms.gathered)
         self._landed = {name: self._places[name] for name in rooms.delivered}
-        self._steps = self._ready(steps, borders, types, cache, replaces or {})
+        for place in self._landed.values() if self._keeps else ():
+            place.lasting = True
+        self._waits = [(*step.inputs, *late.get(place, ())) for place, step in enumerate(borders)]
+        """For every step, what must have come before it runs."""
+        self._steps = self._ready(steps, borders, over, types, cache)
         self._constants = self._resident(graph)
         self._passed = self._passed_on(replaces or {})
         self.mark: Mark = no_mark
         """Hears of every segment: its name, and when it began and ended."""
 
     def _ready(
-        self, steps: Sequence[Segment | Run | Call], borders: Sequence[Segment | Call], types: dict[str, TensorType],
-        cache: SessionCache, replaces: Mapping[str, str],
+        self, steps: Sequence[Segment | Run | Call], borders: Sequence[Segment | Call],
+        over: Mapping[int, dict[str, str]], types: dict[str, TensorType], cache: SessionCache,
     ) -> list[Call | Piece]:  # fmt: skip
         """Steps with their sessions and memory."""
         graph, rooms = self._rooms.graph, self._rooms
-        over = self._over(steps, borders, replaces)
         places: Mapping[str, Sequence[Any]] | None = None
         if self._keeps:
             written = frozenset[str]().union(*over.values())
@@ -125,17 +134,23 @@ class Program:
         return made
 
     def _over(
-        self, steps: Sequence[Segment | Run | Call], borders: Sequence[Segment | Call], replaces: Mapping[str, str]
-    ) -> dict[int, dict[str, str]]:
+        self, steps: Sequence[Segment | Run | Call], borders: Sequence[Segment | Call], replaces: Mapping[str, str],
+        rooms: Rooms,
+    ) -> dict[int, dict[str, str]]:  # fmt: skip
         """Number of a run -> which of its results are written over which of its rows."""
-        rooms = self._rooms
         last = {name: place for place, each in enumerate(borders) for name in each.inputs}
+        gathered: dict[int, int] = {}
+        """Number of a gather -> the last step that reads what it made."""
+        for name in rooms.delivered.keys() & rooms.pieces.keys():
+            call = rooms.pieces[name].call
+            gathered[call] = max(gathered.get(call, -1), last.get(name, -1))
         found = {}
         for place, step in enumerate(steps):
             if isinstance(step, Run):
                 free = {
                     output: name for output, name in replaces.items()
                     if output in step.segment.outputs and last.get(name) == place and name not in self._outputs
+                    and (name not in rooms.pieces or gathered.get(rooms.pieces[name].call, -1) < place)
                 }  # fmt: skip
                 own = {name: rooms.in_place(name, step.rows, place, last) for name in step.segment.outputs}
                 free |= {name: row for name, row in own.items() if row is not None}
@@ -167,7 +182,7 @@ class Program:
         for name in self._inputs.keys() & held.keys():
             if self._keeps:
                 array, room = held[name], self._rooms.states.get(name)
-                if room is not None or not is_aligned(array):
+                if not is_aligned(array) if room is None else not same_memory(room, array):
                     held[name] = aligned(array.shape, array.dtype) if room is None else room
                     np.copyto(held[name], array)
 
@@ -182,8 +197,8 @@ class Program:
         mark = self.mark
         values = self._start(feeds)
         promised: dict[str, _Promise] = {}
-        for step, dead in zip(self._steps, self._dropped, strict=True):
-            for name in step.inputs if promised else ():
+        for step, waits, dead in zip(self._steps, self._waits, self._dropped, strict=True):
+            for name in waits if promised else ():
                 if name in promised:
                     promised[name].settle(values, promised)
             if isinstance(step, Call):

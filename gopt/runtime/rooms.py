@@ -9,15 +9,16 @@ call is made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, known
+from gopt.runtime.common import Common
 from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.memory import aligned, apart
 from gopt.runtime.proto import is_constant
@@ -27,12 +28,28 @@ _REDUCES = frozenset({"AllReduce", "Reduce", "ReduceScatter"})
 _UNFIT = frozenset({"bfloat16", "bool", "string"})
 """Types that NumPy does not hold, or that travel as others."""
 
-Lend: TypeAlias = Callable[[Node, int, np.dtype[Any]], Array | None]
-"""Flat memory in which a reduction of so many elements is cheaper than in any other; None where there is none."""
+
+class Lender(Protocol):
+    """Who has memory in which calls are cheaper than in any other, where that is so; flat, of so many elements."""
+
+    def lend(self, call: Node, count: int, dtype: np.dtype[Any]) -> Array | None:
+        """For what a reduction sends."""
+
+    def common(self, call: Node, count: int, dtype: np.dtype[Any]) -> Common | None:
+        """For what a gather makes, which may become the same memory on all ranks."""
 
 
-def none_lent(call: Node, count: int, dtype: np.dtype[Any]) -> None:
-    return None
+class Alone:
+    """Lends nothing."""
+
+    def lend(self, call: Node, count: int, dtype: np.dtype[Any]) -> None:
+        return None
+
+    def common(self, call: Node, count: int, dtype: np.dtype[Any]) -> None:
+        return None
+
+
+ALONE = Alone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +74,10 @@ class Rooms:
     """Number of a call among those -> its buffer, flat, where that is memory lent for it."""
     gathered: dict[int, Array] = field(default_factory=dict)
     """Number of a gather -> its room, flat."""
+    common: dict[int, Common] = field(default_factory=dict)
+    """Number of a gather, the first for its room -> the room, where all ranks of a host may have it in common."""
+    shards: dict[str, int] = field(default_factory=dict)
+    """State that lies in such a room as this rank's own part -> the number of that gather."""
     states: dict[str, Array] = field(default_factory=dict)
     """State -> its place in such a room."""
     delivered: dict[str, Array] = field(default_factory=dict)
@@ -74,6 +95,21 @@ class Rooms:
             for name, piece in self.pieces.items() if name not in self.states
         }  # fmt: skip
         return {**views, **self.states, **self.delivered}
+
+    def without(self, shards: Container[str]) -> Rooms:
+        """The same, but for these shards, which lie elsewhere."""
+        calls = {call for name, call in self.shards.items() if name in shards}
+        gone = {id(room) for call in calls for room in (self.common[call].memory, self.common[call].again)}
+        there = {name for name, piece in self.pieces.items() if piece.call in calls}
+        return replace(
+            self,
+            gathered={call: room for call, room in self.gathered.items() if id(room) not in gone},
+            common={call: room for call, room in self.common.items() if call not in calls},
+            shards={name: call for name, call in self.shards.items() if call not in calls},
+            states={name: place for name, place in self.states.items() if name not in there},
+            delivered={name: place for name, place in self.delivered.items() if name not in there},
+            pieces={name: piece for name, piece in self.pieces.items() if name not in there},
+        )
 
     def touched(self, names: Iterable[str]) -> frozenset[str]:
         """These values and all others that lie in their rooms: whose memory may change where that of ``names`` does."""
@@ -93,7 +129,7 @@ class Rooms:
         return row if free else None
 
 
-def lay_out(graph: Graph, replaces: Mapping[str, str], lend: Lend = none_lent) -> Rooms:
+def lay_out(graph: Graph, replaces: Mapping[str, str], lender: Lender = ALONE) -> Rooms:
     """Rooms for a rank's graph; ``replaces``: output -> the state that it is at the next step. Linear."""
     at = [place for place, node in enumerate(graph.nodes) if node.domain == COMM]
     last: dict[str, int] = {}
@@ -109,7 +145,7 @@ def lay_out(graph: Graph, replaces: Mapping[str, str], lend: Lend = none_lent) -
     read = {name for node in nodes for name in node.reads}
     rest = replace(graph, nodes=nodes, inputs=graph.inputs | {name: graph.types[name] for name in cut & read})
     spare = frozenset(number for number, place in enumerate(at) if _is_spare(place, graph, last, cut))
-    sent, lent = _sent(rest, spare, lend)
+    sent, lent = _sent(rest, spare, lender)
     rooms = Rooms(
         rest,
         sent=sent,
@@ -121,14 +157,70 @@ def lay_out(graph: Graph, replaces: Mapping[str, str], lend: Lend = none_lent) -
         if names and number not in late:
             node = graph.nodes[at[number]]
             types = [graph.inputs[name] for name in names]
-            flat = aligned([sum(type.elements for type in types)], numpy_dtype(types[0].dtype))
+            count, dtype = sum(type.elements for type in types), numpy_dtype(types[0].dtype)
+            common = lender.common(node, count, dtype)
+            if common is not None:
+                rooms.common[number] = common
+            flat = aligned([count], dtype) if common is None else common.memory
             places = apart(flat, [type.dims for type in types])
             rooms.gathered[number] = flat
             rooms.states.update(zip(names, places))
             rooms.delivered.update(zip(node.outputs, places))
             if node.inputs[0] not in graph.outputs:
                 rooms.own[node.inputs[0]] = frozenset(Piece(number, *cut) for cut in pairwise(node.attributes["cuts"]))
+    _keep_gathered(rooms, replaces, at, last, lender)
     return rooms
+
+
+def _keep_gathered(
+    rooms: Rooms, replaces: Mapping[str, str], at: Sequence[int], last: Mapping[str, int], lender: Lender
+) -> None:
+    """Rooms for what is gathered of states that are shards: where all ranks have one in common, the shards themselves
+    lie in it, and nothing has to be gathered."""
+    graph = rooms.graph
+    calls: dict[str, list[int]] = {}
+    nodes = [node for node in graph.nodes if node.domain == COMM]
+    for number, node in enumerate(nodes):
+        if node.op_type == "AllGather" and "cuts" in node.attributes:
+            calls.setdefault(node.inputs[0], []).append(number)
+    for name in (replaces[made] for made in graph.outputs if made in replaces):
+        numbers = calls.get(name, [])
+        first = nodes[numbers[0]] if numbers else None
+        if first is None or name in rooms.pieces or name not in graph.inputs or not _whole(nodes, numbers, graph):
+            continue
+        # What the next one fills again is not read any more.
+        ends = [max((last.get(made, -1) for made in nodes[number].outputs), default=-1) for number in numbers]
+        if any(end > at[following] for end, following in zip(ends, numbers[1:])):
+            continue
+        types = [graph.types[made] for made in first.outputs]
+        common = lender.common(first, sum(type.elements for type in types), numpy_dtype(types[0].dtype))
+        if common is None:
+            continue
+        rooms.common[numbers[0]] = replace(common, calls=len(numbers))
+        rooms.shards[name] = numbers[0]
+        start = common.cuts[common.member]
+        rooms.pieces[name] = Piece(numbers[0], start, start + common.mine.size)
+        rooms.states[name] = common.mine.reshape(graph.inputs[name].dims)
+        for number in numbers:
+            rooms.gathered[number] = common.memory if number == numbers[0] else common.again
+            stop = 0
+            for made, place in zip(nodes[number].outputs, apart(common.memory, [type.dims for type in types])):
+                start, stop = stop, stop + place.size
+                rooms.pieces[made] = Piece(numbers[0], start, stop)
+                rooms.delivered[made] = place
+
+
+def _whole(nodes: Sequence[Node], numbers: Sequence[int], graph: Graph) -> bool:
+    """Whether these gathers make the same, of types that NumPy holds, and for nobody but the step."""
+    first = nodes[numbers[0]]
+    types = [[graph.types.get(made) for made in nodes[number].outputs] for number in numbers]
+    plain = all(
+        type is not None and type.static and known(type.dtype) and type.dtype not in _UNFIT
+        for each in types for type in each
+    )  # fmt: skip
+    alike = all(nodes[number].attributes == first.attributes for number in numbers)
+    made = {name for number in numbers for name in nodes[number].outputs}
+    return plain and alike and all(each == types[0] for each in types) and graph.outputs.keys().isdisjoint(made)
 
 
 def _delivers(node: Node, graph: Graph, replaces: Mapping[str, str]) -> list[str]:
@@ -205,13 +297,13 @@ def _sends(graph: Graph) -> Iterator[tuple[int, Node, list[TensorType]]]:
             yield number, call, types
 
 
-def _sent(graph: Graph, spare: frozenset[int], lend: Lend) -> tuple[dict[str, Array], dict[int, Array]]:
+def _sent(graph: Graph, spare: frozenset[int], lender: Lender) -> tuple[dict[str, Array], dict[int, Array]]:
     """Places of what calls send, and the buffers that were lent: else a single tensor needs no place of its own."""
     sent: dict[str, Array] = {}
     lent: dict[int, Array] = {}
     for number, call, types in _sends(graph):
         count, dtype = sum(type.elements for type in types), numpy_dtype(types[0].dtype)
-        flat = lend(call, count, dtype) if number in spare else None
+        flat = lender.lend(call, count, dtype) if number in spare else None
         if flat is not None:
             lent[number] = flat
         elif _joins(types):

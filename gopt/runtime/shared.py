@@ -117,20 +117,28 @@ def _kind(offer: Offer | None, key: Key) -> list[Any] | None:
     return None if offer is None or key not in offer.rooms else list(offer.rooms[key][1:])
 
 
-def _map(offer: Offer | None) -> Array | None:
-    """A file of another rank, to be read; None where it cannot be reached, or another one is found there."""
-    assert offer is not None
+def open_offer(offer: Offer | None, flags: int) -> int | None:
+    """A file of another rank; None where there is none, it cannot be reached, or another one is found there."""
+    if offer is None:
+        return None
     path = f"/proc/{offer.process}/fd/{offer.file}"
     try:
-        if not os.readlink(path).startswith(f"/memfd:{offer.name}"):
-            return None
-        file = os.open(path, os.O_RDONLY)
-        try:
-            return np.frombuffer(mmap.mmap(file, 0, access=mmap.ACCESS_READ), np.uint8)
-        finally:
-            os.close(file)
+        return os.open(path, flags) if os.readlink(path).startswith(f"/memfd:{offer.name}") else None
     except OSError:
         return None
+
+
+def _map(offer: Offer | None) -> Array | None:
+    """A file of another rank, to be read; None where that cannot be."""
+    file = open_offer(offer, os.O_RDONLY)
+    if file is None:
+        return None
+    try:
+        return np.frombuffer(mmap.mmap(file, 0, access=mmap.ACCESS_READ), np.uint8)
+    except OSError:
+        return None
+    finally:
+        os.close(file)
 
 
 def _part(file: Array | None, offer: Offer | None, key: Key, dtype: np.dtype[Any]) -> Array:

@@ -23,6 +23,7 @@ from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType
 from gopt.mesh import DATA_AXES, Mesh
 from gopt.runtime.checkpoint import Checkpoints
+from gopt.runtime.common import Common
 from gopt.runtime.data import Source, Turn, open_data, parse_schedule
 from gopt.runtime.device import HOST, Device
 from gopt.runtime.draws import numpy_dtype
@@ -203,10 +204,10 @@ class Trainer:
         )  # fmt: skip
         if differs:
             self._name_difference(self.engine.gather(plan), groups)
-        self.engine.share(self._lent())
         if self.job.sync_init:
             self._take_first()
         self._compare_states()
+        self._share()
 
     def _name_difference(self, plans: list[dict[str, list[str]]], groups: list[str]) -> None:
         for group in groups:
@@ -222,17 +223,22 @@ class Trainer:
                             "all ranks need the files of one gopt shard",
                         )
 
-    def _lent(self) -> dict[tuple[str, int], Array]:
-        """Memory that the engine lent for calls, by group and number among its calls: the same on all members."""
-        found: dict[tuple[str, int], Array] = {}
+    def _share(self) -> None:
+        """Let the engine make calls in the memory that it lent for them, by group and number among the calls of the
+        group: the same on all members."""
+        lent: dict[tuple[str, int], Array] = {}
+        common: dict[tuple[str, int], Common] = {}
         seen: Counter[str] = Counter()
         for program in self.programs.values():
+            program.move_in(self.held)  # those of the first rank
             for number, node in enumerate(node for node in program.graph.nodes if node.domain == COMM):
                 group = str(node.attributes["group"])
                 if number in program.lent:
-                    found[group, seen[group]] = program.lent[number]
+                    lent[group, seen[group]] = program.lent[number]
+                if number in program.common:
+                    common[group, seen[group]] = program.common[number]
                 seen[group] += 1
-        return found
+        self.engine.share(lent, common)
 
     def _everywhere(self) -> list[str]:
         return [state["input"] for state in self.manifest["common"]["state"] if not state.get("local")]

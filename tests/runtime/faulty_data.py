@@ -1,7 +1,7 @@
 """Batches for the tests of ``gopt run``; FAULT in the environment lets rank 1 fail at step 8.
 
 ``allocate`` and ``map`` let it run on, but refuse it memory to share, or the others' files. ``beside`` lets calls of
-all ranks run beside the graph.
+all ranks run beside the graph, ``late`` too, where rank 1 takes its time; with ``unordered`` nobody minds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,27 @@ if os.environ.get("FAULT") in ("allocate", "map") and os.environ.get("PMI_RANK")
 
     setattr(os, {"allocate": "posix_fallocate", "map": "readlink"}[os.environ["FAULT"]], refuse)
 
-if os.environ.get("FAULT") == "beside":  # as on a host with processors to spare
+if os.environ.get("FAULT") in ("beside", "late", "unordered"):  # as on a host with processors to spare
     from gopt.runtime.mpi import MpiEngine
 
     MpiEngine.beside = property(lambda engine: True)
+
+if os.environ.get("FAULT") in ("late", "unordered") and os.environ.get("PMI_RANK") == "1":
+    from gopt.runtime.device import KeptPiece
+
+    soon = KeptPiece.run
+
+    def late(piece: Any, values: Any) -> Any:
+        time.sleep(0.02)
+        return soon(piece, values)
+
+    KeptPiece.run = late
+
+if os.environ.get("FAULT") == "unordered":
+    from gopt.runtime import common, order
+
+    common._fit = lambda told: True
+    order.Order.first = lambda *_: (None, 0)
 
 
 def batches(part: int, parts: int) -> Iterator[dict[str, Any]]:

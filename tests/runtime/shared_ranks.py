@@ -90,7 +90,7 @@ def check(engine: Any, mesh: Mesh, fault: str) -> None:
         if room is not None:
             rooms[group, place] = room
     engine.prepare(list(dict.fromkeys(groups)))
-    engine.share(rooms)
+    engine.share(rooms, {})
     engine._groups = {group: Late(comm) for group, comm in engine._groups.items()}
     for turn, (group, place, node, dtype) in enumerate(listed):
         Late.by = LATE * (engine.rank == turn % mesh.ranks)

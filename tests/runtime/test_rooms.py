@@ -14,7 +14,7 @@ from gopt.graph.model import Graph
 from gopt.runtime.device import Host
 from gopt.runtime.memory import aligned
 from gopt.runtime.program import Program
-from gopt.runtime.rooms import Piece, lay_out
+from gopt.runtime.rooms import Alone, Piece, lay_out
 from gopt.runtime.session import SessionCache
 
 op = helper.make_node
@@ -83,11 +83,12 @@ def test_a_single_tensor_lies_in_what_is_lent_for_it(tmp_path):
     """And the call gets that very array, whatever else begins at its place."""
     asked, lent = [], aligned([8], np.dtype("f4"))
 
-    def lend(call, count, dtype):
-        asked.append((call.op_type, count, dtype))
-        return lent
+    class Lender(Alone):
+        def lend(self, call, count, dtype):
+            asked.append((call.op_type, count, dtype))
+            return lent
 
-    program = Program(step(tmp_path), SessionCache(), REPLACES, Host(lend))
+    program = Program(step(tmp_path), SessionCache(), REPLACES, Host(Lender()))
     assert asked == [("ReduceScatter", 8, np.dtype("f4"))] and program.lent == {0: lent}
 
     def call(index, node, inputs, room):
@@ -103,8 +104,12 @@ def test_a_single_tensor_lies_in_what_is_lent_for_it(tmp_path):
 
 
 def test_nothing_is_lent_for_what_is_read_later(tmp_path):
+    class Lender(Alone):
+        def lend(self, call, count, dtype):
+            return aligned([count], dtype)
+
     graph = step(tmp_path, op("Abs", ["n"], ["late"]), outputs={"late": ("float32", [8])})
-    rooms = lay_out(graph, REPLACES, lambda call, count, dtype: aligned([count], dtype))
+    rooms = lay_out(graph, REPLACES, Lender())
     assert rooms.lent == {} and rooms.sent == {}
 
 

@@ -48,16 +48,17 @@ def stored(checkpoints: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("mesh", "micro_steps", "recipe", "options", "count"),
     [
-        ("shard=2", 1, WIDE, {"stage": 2}, 1),
-        ("shard=3", 1, WIDE, {"stage": 2, "bucket_mb": 0}, 1),  # a bucket of one tensor
-        ("shard=3", 1, WIDE, {"stage": 3}, 1),
-        ("shard=3", 1, WIDE, {"stage": 1}, 1),
+        ("shard=2", 1, WIDE, {"stage": 2}, 2),
+        ("shard=3", 1, WIDE, {"stage": 2, "bucket_mb": 0}, 2),  # a bucket of one tensor
+        ("shard=3", 1, WIDE, {"stage": 3}, 2),
+        ("shard=3", 1, WIDE, {"stage": 1}, 2),
         ("dp=3", 1, WIDE, {"stage": 0}, 1),
-        ("dp=2,shard=2", 1, WIDE, {"stage": 2}, 1),  # shard 0 lies at the front of the room, and is sent over dp
+        ("dp=2,shard=2", 1, WIDE, {"stage": 2}, 2),  # shard 0 lies at the front of the room, and is sent over dp
         ("dp=2,shard=2", 2, WIDE, {"stage": 3}, 1),
-        ("shard=2", 3, WIDE, {"stage": 2}, 1),
-        ("shard=3", 1, Recipe(widths=WIDER.widths, half=True), {"stage": 2}, 1),
-        ("shard=3", 1, WIDER, {"stage": 2, "reduce_dtype": "bfloat16"}, 1),
+        ("shard=2", 1, WIDE, {"stage": 3, "bucket_mb": 0}, 3),  # gathered for the forward, and again for the backward
+        ("shard=2", 3, WIDE, {"stage": 2}, 1),  # the phase that updates shows no call behind the reads of the other
+        ("shard=3", 1, Recipe(widths=WIDER.widths, half=True), {"stage": 2}, 2),
+        ("shard=3", 1, WIDER, {"stage": 2, "reduce_dtype": "bfloat16"}, 2),
     ],
 )
 def test_states_have_the_bits_of_threads(mesh, micro_steps, recipe, options, count, tmp_path):
@@ -86,22 +87,37 @@ def test_every_reduction_while_ranks_are_late(mesh, fault, said, tmp_path):
 
 
 @mpi
-@pytest.mark.parametrize("fault", ["allocate", "map"])
-def test_a_rank_that_cannot_share_leaves_all_to_mpi(fault, tmp_path):
-    folder = written(tmp_path, recipe=WIDE, stage=2)
+@pytest.mark.parametrize(("fault", "count"), [("allocate", 1), ("map", 0)])  # the first rank has pages for a gather
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_rank_that_cannot_share_leaves_all_to_mpi(stage, fault, count, tmp_path):
+    folder = written(tmp_path, recipe=WIDE, stage=stage)
     train(folder, "faulty_data:batches", 4, checkpoint=tmp_path / "threads")
-    assert result(folder, "faulty_data:batches", "mpi", fault) == (0, stored(tmp_path / "threads"))
-    assert result(folder, "faulty_data:batches", "again") == (1, stored(tmp_path / "threads"))
+    assert result(folder, "faulty_data:batches", "mpi", fault) == (count, stored(tmp_path / "threads"))
+    assert result(folder, "faulty_data:batches", "again") == (2, stored(tmp_path / "threads"))
 
 
 @mpi
-@pytest.mark.parametrize("micro_steps", [1, 3])
-def test_calls_that_run_beside_the_graph(micro_steps, tmp_path):
+@pytest.mark.parametrize(("micro_steps", "count"), [(1, 4), (3, 2)])
+def test_calls_that_run_beside_the_graph(micro_steps, count, tmp_path):
     """Segments go on to write what later calls send, and what the same calls send in the next micro-step."""
     recipe = Recipe(widths=(3, 150, 160, 150, 4))
     folder = written(tmp_path, micro_steps=micro_steps, recipe=recipe, stage=2, bucket_mb=0)
     train(folder, "faulty_data:batches", 4, checkpoint=tmp_path / "threads")
-    assert result(folder, "faulty_data:batches", "mpi", "beside") == (2, stored(tmp_path / "threads"))
+    assert result(folder, "faulty_data:batches", "mpi", "beside") == (count, stored(tmp_path / "threads"))
+
+
+@mpi
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_nobody_writes_what_a_late_rank_still_reads(stage, tmp_path):
+    """A gradient is sent before its parameter has been read for the last time. Without the order, it shows."""
+    folder = written(tmp_path, recipe=WIDE, stage=stage, bucket_mb=0)
+    train(folder, "faulty_data:batches", 4, checkpoint=tmp_path / "threads")
+    assert result(folder, "faulty_data:batches", "mpi", "late") == (
+        3 if stage == 3 else 2,
+        stored(tmp_path / "threads"),
+    )
+    if stage == 2:
+        assert result(folder, "faulty_data:batches", "wrong", "unordered")[1] != stored(tmp_path / "threads")
 
 
 @mpi
@@ -110,7 +126,7 @@ def test_only_what_mpi_calls_one_host_is_shared(tmp_path, monkeypatch):
     folder, data = written(tmp_path, "dp=2,shard=2", recipe=WIDE, stage=2), samples(tmp_path)
     train(folder, data, 4, checkpoint=tmp_path / "threads")
     threads = stored(tmp_path / "threads")
-    for hosts, count in (("localhost:3,127.0.0.1:1", 1), ("localhost:1,127.0.0.1:3", 0)):
+    for hosts, count in (("localhost:3,127.0.0.1:1", 2), ("localhost:1,127.0.0.1:3", 0)):
         launcher = [launch.mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", "4"]
         start = [*launcher, *command(folder, data, 4)]
         assert result(folder, data, f"{count}", how=lambda more: run([*start, *more])) == (count, threads)  # noqa: B023

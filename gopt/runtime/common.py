@@ -1,0 +1,153 @@
+"""One copy of what a gather makes, for all ranks of a host: each writes its own part where all the others read it.
+
+A rank makes room for the whole in pages of its own. Once plans were found equal, the first of the group gives pages to
+all, and each puts them in the place of its own, at the addresses that its sessions are bound to. From then on a gather
+is a wait: when all have come, all have written.
+
+A rank may write its part of the next values only when nobody reads the last ones any more. That is known before the
+first step, by the order of the files: between all reads, on every rank, and all writes stands a call that no rank
+leaves before all have come to it. Where a rank's file does not show such a call, or where memory is refused, each rank
+keeps its own copy and MPI fills it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gopt.runtime.session import Array, address_of
+from gopt.runtime.shared import Key, Offer, open_offer
+
+PAGE = mmap.ALLOCATIONGRANULARITY
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What a gather makes, flat, and which of its elements this rank writes: of ``cuts`` its place among the members.
+    ``memory`` begins a page, and no other array lies in its pages.
+
+    ``reads``: the number, among the calls of its group, of the first behind all reads of the last step's values;
+    ``writes``: of the last call that all ranks have come to when this one writes. ``calls``: how many gathers of a step
+    make the same: the first gets ``memory`` as its room, the others ``again``, the same elements.
+    """
+
+    memory: Array
+    again: Array
+    cuts: Sequence[int]
+    member: int
+    reads: int = 0
+    writes: int = -1
+    calls: int = 1
+
+    @classmethod
+    def make(cls, count: int, dtype: np.dtype[Any], cuts: Sequence[int], member: int) -> Common:
+        """In pages of its own, with zeros."""
+        size = count * dtype.itemsize
+        pages = mmap.mmap(-1, _pages(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        memory = np.frombuffer(pages, np.uint8)[:size].view(dtype)
+        return cls(memory, memory[:], tuple(cuts), member)
+
+    @property
+    def mine(self) -> Array:
+        return self.memory[self.cuts[self.member] : self.cuts[self.member + 1]]
+
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether these elements are all this rank's own."""
+        return self.cuts[self.member] <= start and stop <= self.cuts[self.member + 1]
+
+
+def join(
+    rooms: Mapping[Key, Common], members: Callable[[str], Sequence[int]], rank: int, gather: Callable[[Any], list[Any]]
+) -> list[Common]:
+    """Put the same pages in the place of the rooms of all members; all ranks together, between steps.
+
+    ``members``: group -> its ranks, ``rank`` among them; ``gather``: what every rank gives. Returns the rooms that all
+    members now have in common: their values are what each had as its own part.
+    """
+    told = gather({key: (room.memory.nbytes, room.reads, room.writes) for key, room in rooms.items()})
+    groups = {key: members(key[0]) for key in rooms}
+    fit = {key: ranks for key, ranks in groups.items() if _fit([told[other].get(key) for other in ranks])}
+    file = _offer(rooms, [key for key, ranks in fit.items() if ranks[0] == rank])
+    offers: list[Offer | None] = gather(file)
+    leaders = {ranks[0] for ranks in fit.values()}
+    files = {leader: open_offer(offers[leader], os.O_RDWR) for leader in leaders}
+    everyone: list[set[Key]] = gather({key for key, ranks in fit.items() if files[ranks[0]] is not None})
+    found = []
+    for key, ranks in fit.items():
+        source, offer = files[ranks[0]], offers[ranks[0]]
+        if source is not None and offer is not None and all(key in everyone[other] for other in ranks):
+            room = rooms[key]
+            mine = room.mine.copy()
+            _replace_pages(room.memory, source, offer.rooms[key][0])
+            np.copyto(room.mine, mine)
+            found.append(room)
+    gather(None)  # all have opened the files, and written
+    for source in (*files.values(), None if file is None else file.file):
+        if source is not None:
+            os.close(source)
+    return found
+
+
+def _fit(told: Sequence[tuple[int, int, int] | None]) -> bool:
+    """Whether the members have rooms of one size, and whoever writes has met all that read."""
+    known = [each for each in told if each is not None]
+    sizes = {size for size, _, _ in known}
+    if len(known) < len(told) or len(sizes) > 1:
+        return False
+    return max(reads for _, reads, _ in known) <= min(writes for _, _, writes in known)
+
+
+def _offer(rooms: Mapping[Key, Common], mine: Sequence[Key]) -> Offer | None:
+    """A file with pages for these rooms; None where there is nothing to offer."""
+    if not mine:
+        return None
+    name, places, size = f"gopt-{secrets.token_hex(8)}", {}, 0
+    for key in mine:
+        memory = rooms[key].memory
+        places[key] = size, memory.size, memory.dtype.name
+        size += _pages(memory.nbytes)
+    try:
+        file = os.memfd_create(name)
+    except (AttributeError, OSError):  # not on this system; not enough files
+        return None
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError:
+        os.close(file)
+        return None
+    return Offer(os.getpid(), file, name, places)
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def _replace_pages(memory: Array, file: int, start: int) -> None:
+    """Map a file, from its byte ``start`` on, where an array lies; raises OSError. NumPy and sessions see no change of
+    address, and whoever frees the array frees the mapping."""
+    writable, fixed = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
+    address, size = address_of(memory), _pages(memory.nbytes)
+    if _libc().mmap(address, size, writable, fixed, file, start) != address:
+        raise OSError(ctypes.get_errno(), "pages that ranks share cannot be mapped")
+
+
+_MAP_FIXED = 0x10
+"""Of Linux, which alone has memfd_create; Python does not know it."""
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    return libc

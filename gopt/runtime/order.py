@@ -1,0 +1,115 @@
+"""When ranks read and write what they have in common, by the order of their files.
+
+A rank may write its part of the next values when nobody reads the last ones any more: between all reads, on every rank,
+and all writes stands a call that no rank leaves before all have come to it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from gopt.runtime.common import Common
+from gopt.runtime.cut import Call, Step
+from gopt.runtime.rooms import Rooms
+
+
+def in_order(
+    rooms: Rooms, steps: Sequence[Step], over: Mapping[int, Mapping[str, str]]
+) -> tuple[dict[int, Common], dict[int, list[str]]]:
+    """Number of a gather -> its common room, with when this rank reads and writes it, where a call stands between;
+    number of a step -> results of calls on which it waits for that, though it reads none. ``over``: number of a step ->
+    result -> the row that it is written over. Linear.
+    """
+    if not rooms.common:
+        return {}, {}
+    calls = {step.index: (place, step.node) for place, step in enumerate(steps) if isinstance(step, Call)}
+    groups = {number: str(calls[number][1].attributes["group"]) for number in rooms.common}
+    order = Order(steps, {groups[number]: common.member for number, common in rooms.common.items()})
+    theirs: dict[int, list[str]] = {}
+    """Number of a gather -> values that lie in its room, not wholly in this rank's own part: others write there."""
+    for name, piece in rooms.pieces.items():
+        if piece.call in rooms.common and not rooms.common[piece.call].holds(piece.start, piece.stop):
+            theirs.setdefault(piece.call, []).append(name)
+    made = {output: place for place, rows in over.items() for output in rows}
+    written = {row: place for place, rows in over.items() for row in rows.values()}
+    found: dict[int, Common] = {}
+    late: dict[int, list[str]] = {}
+    for number, common in rooms.common.items():
+        place, node = calls[number]
+        given, group = node.inputs[0], groups[number]
+        # What is made anew comes at the latest with the gather; but a shard that is a state and is not written where it
+        # lies would have to be brought there.
+        writer = written.get(given) if given in rooms.shards else made.get(given, place)
+        if writer is None:
+            continue
+        reads = order.behind(group, order.last(theirs.get(number, [])))
+        writes = order.before(group, writer)
+        if writes < reads:
+            call, writes = order.first(group, reads, writer)
+            if call is None:
+                continue
+            late.setdefault(writer, []).append(call.outputs[0])
+        found[number] = replace(common, reads=reads, writes=writes)
+    return found, late
+
+
+class Order:
+    """When a rank's steps read, and which calls all ranks have come to by then. Linear to make."""
+
+    def __init__(self, steps: Sequence[Step], members: Mapping[str, int]) -> None:
+        """``members``: group -> the rank's place among its members, of the groups that matter."""
+        self._last: dict[str, int] = {}
+        """Value -> the number of the last step that reads it."""
+        self._at: dict[str, list[int]] = {group: [] for group in members}
+        """Group -> the numbers of the steps that are its calls."""
+        self._met: dict[str, list[tuple[Call, int]]] = {group: [] for group in members}
+        """Group -> calls that no rank leaves before all have come, with their numbers among those of the group."""
+        self._ended: list[int] = []
+        """For every step, the last call of the file that is known to have ended when the step begins: calls are made
+        one after the other."""
+        made: dict[str, int] = {}
+        ended = -1
+        for place, step in enumerate(steps):
+            ended = max([ended, *(made[name] for name in step.inputs if name in made)])
+            self._ended.append(step.index - 1 if isinstance(step, Call) else ended)
+            self._last.update(dict.fromkeys(step.inputs, place))
+            if isinstance(step, Call):
+                made.update(dict.fromkeys(step.outputs, step.index))
+                group = str(step.node.attributes["group"])
+                if group in members:
+                    if _meets(step, members[group]):
+                        self._met[group].append((step, len(self._at[group])))
+                    self._at[group].append(place)
+
+    def last(self, names: Iterable[str]) -> int:
+        """The number of the last step that reads one of these values, or -1."""
+        return max((self._last.get(name, -1) for name in names), default=-1)
+
+    def behind(self, group: str, step: int) -> int:
+        """The number, among the calls of a group, of the first that is made behind a step."""
+        return bisect_right(self._at[group], step)
+
+    def before(self, group: str, step: int) -> int:
+        """The number, among the calls of a group, of the last that all ranks have come to before a step, or -1."""
+        met = self._met[group]
+        found = bisect_right(met, self._ended[step], key=lambda each: each[0].index)
+        return met[found - 1][1] if found else -1
+
+    def first(self, group: str, least: int, step: int) -> tuple[Call | None, int]:
+        """The first call of a group, from its number ``least`` on, that all ranks have come to when a step has waited
+        for it; None and -1 where there is none in front of the step."""
+        met = self._met[group]
+        found = bisect_left(met, least, key=lambda each: each[1])
+        here = found < len(met) and self._at[group][met[found][1]] < step
+        return met[found] if here else (None, -1)
+
+
+def _meets(call: Call, member: int) -> bool:
+    """Whether nobody has its result before all have given their part: of a reduction, where a rank's result is not
+    empty."""
+    cuts = call.node.attributes.get("cuts")
+    if call.node.op_type == "ReduceScatter" and cuts is not None:
+        return bool(cuts[member + 1] > cuts[member])
+    return call.node.op_type == "AllReduce"

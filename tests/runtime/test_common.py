@@ -1,0 +1,252 @@
+"""One copy of what a gather makes: who may have it, in which order, and the pages themselves."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+from runtime_graphs import comm, make
+
+from gopt.mesh import Mesh
+from gopt.runtime.common import PAGE, Common, join
+from gopt.runtime.device import Host
+from gopt.runtime.engine import Board
+from gopt.runtime.memory import same_memory
+from gopt.runtime.program import Program
+from gopt.runtime.rooms import Alone
+from gopt.runtime.session import SessionCache, address_of
+
+op = helper.make_node
+F4 = np.dtype("f4")
+SIZE = 2 * 4000
+CUTS = [0, SIZE // 2, SIZE]
+
+
+class Lender(Alone):
+    """Has pages for rank ``member`` of two."""
+
+    def __init__(self, member: int = 0) -> None:
+        self.member = member
+
+    def common(self, call, count, dtype):
+        cuts = call.attributes.get("cuts")
+        return Common.make(count, dtype, cuts, self.member) if call.op_type == "AllGather" and cuts else None
+
+
+# --- the order ------------------------------------------------------------------------------------------------------
+
+
+def program(tmp_path, nodes: list[Any], stage: int, cuts: list[int] | None = None, **outputs: Any) -> Program:
+    """x -> gradient; the parameter w, or its shard s, is updated by half of the gradient g."""
+    whole, half = ("float32", [SIZE]), ("float32", [SIZE // 2])
+    states, replaces = ({"w": whole}, {"w.new": "w"}) if stage < 3 else ({"s": half}, {"s.new": "s"})
+    made = {"w.new": whole} if stage < 3 else {"s.new": half}
+    graph = make(
+        tmp_path, nodes, states | {"x": whole}, made | dict.fromkeys(outputs, whole),
+        constants={"zero": np.array([0]), "end": np.array([SIZE // 2])},
+        values={"y": whole, "z": whole, "n": whole, "m": whole, "p": half, "g": half, "h": half, "s.new": half,
+                "f": whole, "b": whole, "v": whole, **{f"u{i}": half for i in range(10)}},
+    )  # fmt: skip
+    return Program(graph, SessionCache(), replaces, Host(Lender()))
+
+
+def scatter(name: str, made: str, **more: Any) -> Any:
+    return comm("ReduceScatter", [name], [made], reduce="sum", **{"cuts": CUTS, **more})
+
+
+def gather(name: str, made: str) -> Any:
+    return comm("AllGather", [name], [made], cuts=CUTS, shapes=[f"{SIZE}"])
+
+
+def bounds(found: Program) -> dict[int, tuple[int, int, int]]:
+    return {number: (room.reads, room.writes, room.calls) for number, room in found.common.items()}
+
+
+CUT = op("Slice", ["w", "zero", "end"], ["p"])
+
+
+def update(shard: str) -> list[Any]:
+    """Its difference with g, in nodes enough that it is written where the shard lies."""
+    nodes = [op("Sub", [shard, "g"], ["u0"]), *(op("Neg", [f"u{i}"], [f"u{i + 1}"]) for i in range(9))]
+    return [*nodes, op("Neg", ["u9"], ["s.new"])]
+
+
+UPDATE = update("p")
+DELIVER = gather("s.new", "w.new")
+FORWARD, AGAIN = op("Mul", ["x", "w"], ["y"]), op("Mul", ["y", "w"], ["z"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "due"),
+    [
+        # All reads stand in front of the reduction on which the update waits.
+        ([FORWARD, scatter("y", "g"), CUT, *UPDATE, DELIVER], {}, {1: (0, 0, 1)}),
+        # This rank has no part of it, and need not wait for anyone.
+        ([FORWARD, scatter("y", "g", cuts=[0, 0, SIZE]), CUT, op("Neg", ["p"], ["s.new"]), DELIVER], {}, {}),
+        # One stands behind it: nothing lies between that and the others' writes.
+        ([FORWARD, scatter("y", "g"), AGAIN, op("Neg", ["z"], ["n"]), CUT, *UPDATE, DELIVER], {"n"}, {}),
+        # But for a second reduction, which the update then waits for although it does not read it,
+        ([FORWARD, scatter("y", "g"), AGAIN, scatter("z", "h"), CUT, *UPDATE, DELIVER, gather("h", "n")], {"n"},
+         {2: (1, 1, 1)}),
+        # if that is one that nobody leaves before all have come to it.
+        ([FORWARD, scatter("y", "g"), AGAIN, comm("Broadcast", ["z"], ["n"], root=0, shapes=[f"{SIZE}"],
+                                                  dtype="float32"), CUT, *UPDATE, DELIVER], {"n"}, {}),
+        # An update of nothing that was reduced waits for no one.
+        ([FORWARD, CUT, op("Neg", ["p"], ["s.new"]), DELIVER, op("Neg", ["y"], ["n"])], {"n"}, {}),
+    ],
+)  # fmt: skip
+def test_a_delivered_state_is_in_common_where_reads_and_writes_are_apart(nodes, outputs, due, tmp_path):
+    assert bounds(program(tmp_path, nodes, 2, **dict.fromkeys(outputs))) == due
+
+
+def test_the_update_waits_for_the_call_that_orders_it(tmp_path):
+    """The first reduction's result is there long before the second's, and a rank may still read when it is."""
+    nodes = [FORWARD, scatter("y", "g"), AGAIN, scatter("z", "h"), CUT, *UPDATE, DELIVER, gather("h", "n")]
+    found = program(tmp_path, nodes, 2, n=None)
+    done: list[int] = []
+
+    class Later:
+        def __init__(self, index: int, result: list[np.ndarray]) -> None:
+            self.index, self.made = index, result
+
+        def result(self) -> list[np.ndarray]:
+            done.append(self.index)
+            return self.made
+
+    def call(index, node, inputs, room=None):
+        if node.op_type == "ReduceScatter":
+            return Later(index, [inputs[0][: SIZE // 2] * 1])
+        if index == 2:
+            assert done == [0, 1], "both had ended when the update began"
+        made = np.zeros(SIZE, F4) if room is None else room
+        made[: SIZE // 2] = inputs[0]
+        return [made]
+
+    w, x = np.ones(SIZE, F4), np.full(SIZE, 3, F4)
+    made = found.run({"w": w, "x": x}, call)
+    np.testing.assert_array_equal(made["w.new"][: SIZE // 2], np.full(SIZE // 2, -2))
+
+
+@pytest.mark.parametrize(
+    ("more", "due"),
+    [
+        ([], {0: (2, 2, 2)}),
+        # A shard that something else reads last is not written where it lies: it would have to be brought there.
+        ([gather("s.new", "v"), op("Neg", ["s"], ["h"]), gather("h", "n")], {}),
+        # Gathered values that are read behind the last reduction: who writes next knows nothing of that.
+        ([op("Neg", ["b"], ["n"])], {}),
+    ],
+)
+def test_a_shard_lies_where_it_is_gathered(more, due, tmp_path):
+    nodes = [
+        gather("s", "f"), op("Mul", ["x", "f"], ["y"]), gather("s", "b"), op("Mul", ["y", "b"], ["z"]),
+        scatter("z", "g"), *update("s"), *more,
+    ]  # fmt: skip
+    found = program(tmp_path, nodes, 3, **({"n": None} if more else {}))
+    assert {number: each for number, each in bounds(found).items() if number == 0} == due
+    rooms = found._rooms
+    if not due:
+        assert 0 not in rooms.gathered and "s" not in rooms.states and "b" not in rooms.delivered
+        return
+    assert rooms.gathered[0] is found.common[0].memory and rooms.gathered[1] is found.common[0].again
+    assert same_memory(rooms.states["s"], found.common[0].mine) and same_memory(rooms.delivered["b"], rooms.gathered[0])
+
+
+def test_gathers_that_differ_have_no_common_room(tmp_path):
+    """Nor those of which the first is still read when the second fills it again."""
+    other = comm("AllGather", ["s"], ["b"], cuts=CUTS, shapes=[f"2,{SIZE // 2}"])
+    first, mul = gather("s", "f"), op("Mul", ["x", "f"], ["y"])
+    rest = [scatter("y", "g"), *update("s")]
+    assert not bounds(program(tmp_path, [first, mul, other, op("Neg", ["b"], ["v"]), *rest], 3, v=None))
+    again = [first, gather("s", "b"), mul, op("Neg", ["b"], ["v"]), *rest]
+    assert not bounds(program(tmp_path, again, 3, v=None))
+
+
+# --- the pages ------------------------------------------------------------------------------------------------------
+
+MESH = Mesh.parse("dp=2,shard=2")
+
+
+def together(make: Any, mesh: Mesh = MESH, spoil: Any = None) -> list[tuple[dict[Any, Common], list[Common]]]:
+    """Rooms of ranks that are threads, and those that they have in common. ``make(rank)``: the rooms."""
+    board, found = Board(mesh.ranks, 20.0), [None] * mesh.ranks
+
+    def live(rank: int) -> None:
+        rooms = make(rank)
+        found[rank] = rooms, join(rooms, lambda group: mesh.members(group, rank), rank, lambda x: board.gather(rank, x))
+
+    threads = [threading.Thread(target=live, args=(rank,)) for rank in range(mesh.ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(found)
+    return found
+
+
+def rooms(rank: int, reads: int = 1, writes: int = 1, size: int = SIZE) -> dict[Any, Common]:
+    """Two rooms of a rank, filled with its number."""
+    made = {}
+    for place, (group, dtype) in enumerate([("shard", "f4"), ("dp+shard", "f8")]):
+        members = MESH.members(group, rank)
+        cuts = [size * part // len(members) for part in range(len(members) + 1)]
+        plain = Common.make(size, np.dtype(dtype), cuts, members.index(rank))
+        made[group, place] = Common(plain.memory, plain.again, plain.cuts, plain.member, reads, writes)
+        plain.memory[:] = rank
+    return made
+
+
+def test_all_see_what_each_writes_at_the_old_addresses():
+    before = {}
+
+    def made(rank):
+        found = rooms(rank)
+        before[rank] = {key: address_of(room.memory) for key, room in found.items()}
+        return found
+
+    files = set(os.listdir("/proc/self/fd"))
+    everyone = together(made)
+    assert len(os.listdir("/proc/self/fd")) <= len(files), "the files are closed"
+    for rank, (own, joined) in enumerate(everyone):
+        assert len(joined) == 2 and {key: address_of(room.memory) for key, room in own.items()} == before[rank]
+        for (group, _), room in own.items():
+            members = MESH.members(group, rank)
+            assert not before[rank][group, _] % PAGE
+            np.testing.assert_array_equal(room.memory, np.repeat(members, np.diff(room.cuts)))
+    for rank, (own, _) in enumerate(everyone):
+        own["shard", 0].mine[:] = 10 + rank
+    for rank, (own, _) in enumerate(everyone):
+        due = np.repeat([10 + member for member in MESH.members("shard", rank)], SIZE // 2)
+        np.testing.assert_array_equal(own["shard", 0].again, due)
+
+
+@pytest.mark.parametrize(
+    "change", [{"reads": 2}, {"writes": 0}, {"writes": -1}, {"size": SIZE + 4}], ids=lambda each: str(each)
+)
+def test_one_rank_that_does_not_fit_keeps_its_group_apart(change):
+    """Of the ranks 2 and 3 over shard, and of all over both axes."""
+    everyone = together(lambda rank: rooms(rank, **(change if rank == 3 else {})))
+    assert [len(joined) for _, joined in everyone] == [1, 1, 0, 0]
+    for rank in (2, 3):
+        own, _ = everyone[rank]
+        assert all((room.memory == rank).all() for room in own.values())
+
+
+@pytest.mark.parametrize("missing", ["memfd_create", "posix_fallocate", "readlink"])
+def test_what_the_system_refuses_leaves_all_apart(missing, monkeypatch):
+    def refuse(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, missing, refuse)
+    everyone = together(rooms)
+    assert [joined for _, joined in everyone] == [[]] * 4
+    assert all((room.memory == rank).all() for rank, (own, _) in enumerate(everyone) for room in own.values())
+
+
+def test_a_rank_without_a_room_leaves_the_others_theirs():
+    everyone = together(lambda rank: {} if rank == 0 else rooms(rank))
+    assert [len(joined) for _, joined in everyone] == [0, 0, 1, 1]
