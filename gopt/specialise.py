@@ -15,7 +15,7 @@ from onnx import FunctionProto
 from gopt.analysis.spmd import Holding, Step
 from gopt.graph.model import COMM, SPMD, Node
 from gopt.graph.place import EVERYWHERE, Span
-from gopt.graph.types import TensorType
+from gopt.graph.types import TensorType, numpy_dtype
 from gopt.phases import Phase
 from gopt.sources.kept import KEEP, Kept
 from gopt.sources.tablebody import opset
@@ -261,7 +261,7 @@ class _Specialiser:
         if not here:
             dtype = self.step.graph.types[output].dtype
             self.out.types[output] = TensorType(dtype, (0,))
-            self._constant(output, np.zeros(0, _numpy(dtype)))
+            self._constant(output, np.zeros(0, numpy_dtype(dtype)))
         elif len(here) == 1:
             yield self._make(node, "Identity", here, output)
         else:
@@ -273,12 +273,4 @@ class _Specialiser:
             yield self._make(node, "Identity", [source], output)
         else:
             dtype = self.step.graph.types[source].dtype
-            self._constant(output, np.array(node.attributes["fill"], _numpy(dtype)))
-
-
-def _numpy(dtype: str) -> np.dtype:
-    import onnx
-
-    from gopt.graph.types import dtype_code
-
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype_code(dtype)))
+            self._constant(output, np.array(node.attributes["fill"], numpy_dtype(dtype)))

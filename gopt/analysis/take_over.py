@@ -20,7 +20,7 @@ from gopt.analysis.through import SAME
 from gopt.analysis.training import Phase, Training
 from gopt.errors import OptionError, UnsupportedError
 from gopt.graph.model import COMM, Graph, Node, Tensor, clone
-from gopt.graph.types import FLOATS, TensorType, dtype_code
+from gopt.graph.types import FLOATS, TensorType, numpy_dtype
 from gopt.mesh import DATA_AXES, Mesh
 
 HINT = "gopt reduces over axes that see different data itself: leave only the calls that reduce gradients"
@@ -209,11 +209,8 @@ def _without(graph: Graph, factors: dict[int, int]) -> Graph:
 
 
 def _constant(graph: Graph, factor: int, dtype: str) -> str:
-    import onnx
-
     name = f"gopt.collectives.ranks.{dtype}"
-    numpy_type = onnx.helper.tensor_dtype_to_np_dtype(dtype_code(dtype))
     type = TensorType(dtype, ())
-    graph.initializers[name] = Tensor(type, array=np.array(factor, numpy_type))
+    graph.initializers[name] = Tensor(type, array=np.array(factor, numpy_dtype(dtype)))
     graph.types[name] = type
     return name

@@ -15,7 +15,7 @@ import onnx
 from onnx import AttributeProto, NodeProto, TensorProto
 
 from gopt.graph.place import EVERYWHERE, Place
-from gopt.graph.types import TensorType, dtype_code, dtype_name, nbytes
+from gopt.graph.types import TensorType, dtype_code, dtype_name, nbytes, numpy_dtype
 
 COMM = "gopt.comm"
 """Domain of the collectives: in every rank file (contract section 5)."""
@@ -159,12 +159,11 @@ class Tensor:
         if self.array is not None:
             return self.array
         if self.wide is not None:
-            dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype_code(self.type.dtype))
-            return np.asarray(self.wide.numpy()).astype(dtype)
+            return np.asarray(self.wide.numpy()).astype(numpy_dtype(self.type.dtype))
         if self.parts:
             return np.concatenate([part.numpy().reshape(-1) for part in self.parts]).reshape(self.type.dims)
         if self.path:
-            dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype_code(self.type.dtype))
+            dtype = numpy_dtype(self.type.dtype)
             if not self.type.elements:
                 return np.zeros(self.type.dims, dtype)
             mapped = np.memmap(self.path, np.uint8, "r", self.offset, (self.nbytes,))

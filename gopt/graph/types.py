@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _TABLE: dict[str, tuple[int, float]] = {
     "float32": (1, 4), "uint8": (2, 1), "int8": (3, 1), "uint16": (4, 2), "int16": (5, 2), "int32": (6, 4),
@@ -26,6 +31,15 @@ def dtype_name(code: int) -> str:
 def dtype_code(name: str) -> int:
     """``float32`` -> the number ONNX uses for it."""
     return _TABLE[name][0]
+
+
+@functools.cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """``bfloat16`` -> the type in which NumPy holds it; raises KeyError where the word is unknown."""
+    import numpy as np
+    import onnx
+
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype_code(name)))
 
 
 def known(name: str) -> bool:

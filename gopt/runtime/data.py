@@ -182,7 +182,7 @@ def _fitted(name: str, type: TensorType, value: Any) -> Array:
 
 def _cast(what: str, type: TensorType, array: Array) -> Array:
     """Another width of the same kind of number is no harm; another kind is."""
-    from gopt.runtime.draws import numpy_dtype
+    from gopt.graph.types import numpy_dtype
 
     wanted = numpy_dtype(type.dtype)
     kinds = {"b": "b", "i": "i", "u": "i", "f": "f", "V": "f"}

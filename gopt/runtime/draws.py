@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 
-import ml_dtypes
 import numpy as np
 
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.sweeps import Index
 from gopt.analysis.training import Kind, State, Training
-from gopt.graph.types import FLOATS, TensorType
+from gopt.graph.types import FLOATS, TensorType, numpy_dtype
 
 DEFAULT_BOUND = 2
 HYPER = 0.01
 """What a floating hyper-parameter (a learning rate) is when the user gives none."""
-
-
-def numpy_dtype(dtype: str) -> np.dtype:
-    """The NumPy type of a manifest word, bfloat16 included."""
-    return np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
 
 
 def index_bounds(training: Training) -> dict[str, int]:

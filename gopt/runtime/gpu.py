@@ -20,12 +20,11 @@ import onnx
 from gopt.collectives.layout import ALIGN as SHARD
 from gopt.errors import RunError, UnsupportedError
 from gopt.graph.model import COMM, Graph
-from gopt.graph.types import TensorType, dtype_code, known
+from gopt.graph.types import TensorType, dtype_code, known, numpy_dtype
 from gopt.runtime import session
 from gopt.runtime.causes import failed
 from gopt.runtime.cuda import INSTALL, Block, Cuda, Dtype, Event, Memory
 from gopt.runtime.cut import Segment
-from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.rooms import Rooms, together
 from gopt.runtime.session import Array, SessionCache, array_dtype
 

@@ -19,6 +19,7 @@ import numpy as np
 from gopt.collectives.layout import HALVES, lengths, parse_shapes, resized, total_elements
 from gopt.errors import GoptError, OptionError, RunError
 from gopt.graph.model import Node
+from gopt.graph.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.runtime.common import Common, join
 from gopt.runtime.memory import Pool, apart, joined, same_memory
@@ -163,7 +164,7 @@ class MpiEngine:
 
     def _broadcast(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
         shapes = _shapes(tuple(node.attributes["shapes"]))
-        dtype = _dtype(node.attributes["dtype"])
+        dtype = numpy_dtype(node.attributes["dtype"])
         flat = packed(inputs) if inputs else self._pool.take([total_elements(shapes)], dtype)
         comm.Bcast(_bits(flat), node.attributes["root"])
         return apart(flat.copy() if inputs else flat, shapes)
@@ -234,7 +235,7 @@ class MpiEngine:
 
     def _recv(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
         shapes = _shapes(tuple(node.attributes["shapes"]))
-        flat = np.empty(total_elements(shapes), _dtype(node.attributes["dtype"]))
+        flat = np.empty(total_elements(shapes), numpy_dtype(node.attributes["dtype"]))
         peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
         comm.Recv([_bits(flat), self._mpi.BYTE], peer, node.attributes["tag"])
         return apart(flat, shapes)
@@ -322,11 +323,3 @@ def _slices(array: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
 
 def _bits(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8)
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    import onnx
-
-    from gopt.graph.types import dtype_code
-
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype_code(name)))

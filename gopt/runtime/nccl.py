@@ -19,9 +19,9 @@ from typing import Any, Protocol, TypeVar
 from gopt.collectives.layout import lengths, parse_shapes, resized, total_elements
 from gopt.errors import GoptError, OptionError, RunError
 from gopt.graph.model import Node
+from gopt.graph.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.runtime.cuda import INSTALL, Block, Cuda, Event, bindings
-from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.gpu import Gpu
 from gopt.runtime.kernels import Kernels
 from gopt.runtime.watch import Watch

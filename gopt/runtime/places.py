@@ -14,9 +14,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gopt.graph.types import TensorType
+from gopt.graph.types import TensorType, numpy_dtype
 from gopt.runtime.cut import Call, Segment, Step
-from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.memory import aligned, apart
 from gopt.runtime.rooms import Rooms
 from gopt.runtime.session import Array, Value

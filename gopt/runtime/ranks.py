@@ -11,8 +11,7 @@ import numpy as np
 
 from gopt.errors import InputError
 from gopt.graph.load import load
-from gopt.graph.types import TensorType
-from gopt.runtime import draws
+from gopt.graph.types import TensorType, numpy_dtype
 from gopt.runtime.compare import Values
 from gopt.runtime.program import Program
 from gopt.runtime.reference import probed
@@ -47,9 +46,9 @@ class Rank:
             value = np.concatenate(parts) if len(parts) != 1 else parts[0].copy()
             type = self.type_of(state["input"])
             with np.errstate(over="ignore"):
-                feeds[state["input"]] = value.astype(draws.numpy_dtype(type.dtype), copy=False).reshape(type.dims)
+                feeds[state["input"]] = value.astype(numpy_dtype(type.dtype), copy=False).reshape(type.dims)
         for each in self.sums:
-            feeds[each["input"]] = np.zeros(each["shape"], draws.numpy_dtype(each["dtype"]))
+            feeds[each["input"]] = np.zeros(each["shape"], numpy_dtype(each["dtype"]))
         return feeds
 
 

@@ -17,9 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from gopt.graph.model import COMM, Graph, Node
-from gopt.graph.types import TensorType, known
+from gopt.graph.types import TensorType, known, numpy_dtype
 from gopt.runtime.common import Common
-from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.memory import aligned, apart
 from gopt.runtime.proto import is_constant
 from gopt.runtime.session import Array

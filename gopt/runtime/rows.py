@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gopt.graph.model import Node
-from gopt.graph.types import TensorType
+from gopt.graph.types import TensorType, numpy_dtype
 from gopt.runtime.cut import Segment
-from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.memory import aligned
 from gopt.runtime.session import Array, Value
 

@@ -16,9 +16,8 @@ import numpy as np
 
 from gopt.analysis.operators import elementwise
 from gopt.graph.model import Graph, Node
-from gopt.graph.types import TensorType
+from gopt.graph.types import TensorType, numpy_dtype
 from gopt.runtime.cut import Segment
-from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.loops import Loop, fits
 from gopt.runtime.places import Places
 from gopt.runtime.proto import is_constant, is_small

@@ -20,13 +20,12 @@ from gopt.given import check_folder
 from gopt.graph.external import load_state
 from gopt.graph.load import load
 from gopt.graph.model import COMM, Graph, Node
-from gopt.graph.types import TensorType
+from gopt.graph.types import TensorType, numpy_dtype
 from gopt.mesh import DATA_AXES, Mesh
 from gopt.runtime.checkpoint import Checkpoints
 from gopt.runtime.common import Common
 from gopt.runtime.data import Source, Turn, open_data, parse_schedule
 from gopt.runtime.device import HOST, Device
-from gopt.runtime.draws import numpy_dtype
 from gopt.runtime.engine import Ahead, Calls, Engine
 from gopt.runtime.program import Program, no_mark
 from gopt.runtime.session import Array

@@ -22,6 +22,7 @@ from gopt.errors import InputError, UnsupportedError
 from gopt.given import check_folder
 from gopt.graph.load import load
 from gopt.graph.model import COMM
+from gopt.graph.types import numpy_dtype
 from gopt.mesh import DATA_AXES, Mesh
 from gopt.runtime import draws
 from gopt.runtime.compare import Difference, Ledger, Values, Verification, distance, ratio, tolerance_of
@@ -135,7 +136,7 @@ class Verifier:
         if unknown:
             raise InputError(f"{sorted(unknown)[0]!r} is no hyper-parameter of the model")
         return {
-            name: np.full(types[name].dims, given[name], draws.numpy_dtype(types[name].dtype))
+            name: np.full(types[name].dims, given[name], numpy_dtype(types[name].dtype))
             if name in given
             else draws.hyper(types[name])
             for name in self.training.hyper

@@ -13,7 +13,7 @@ import onnx
 from onnx import FunctionProto, NodeProto
 
 from gopt.errors import UnsupportedError
-from gopt.graph.types import dtype_code
+from gopt.graph.types import dtype_code, numpy_dtype
 from gopt.sources.operators import Arrangement, Given, Operator
 
 SHARED = -1
@@ -67,7 +67,7 @@ class Body:
 
     def const(self, value: float, dtype: str = "") -> str:
         dtype = dtype or self.compute
-        array = np.array(value, onnx.helper.tensor_dtype_to_np_dtype(dtype_code(dtype)))
+        array = np.array(value, numpy_dtype(dtype))
         return self.op("Constant", value=onnx.numpy_helper.from_array(array))
 
     def cast(self, name: str, dtype: str, have: str) -> str:

@@ -20,6 +20,7 @@ import gopt
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import OptionError, RunError
 from gopt.graph.model import COMM, Node
+from gopt.graph.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.offline.merge import merge
 from gopt.pipeline import build_pipeline
@@ -74,7 +75,7 @@ def drawn(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
     if dtype == "bool":
         return generator.random(shape) < 0.3
     values = 4 * generator.standard_normal(shape)
-    return np.asarray(values if "float" in dtype else np.abs(values) * 20).astype(draws.numpy_dtype(dtype))
+    return np.asarray(values if "float" in dtype else np.abs(values) * 20).astype(numpy_dtype(dtype))
 
 
 def cases() -> Any:
@@ -149,8 +150,8 @@ def close(mine: np.ndarray, theirs: np.ndarray, how: str | None, dtype: str) -> 
 @pytest.mark.parametrize("how", ["max", "min"])
 def test_nan_wins(op, how, dtype, runtime):
     mesh, fabric = Mesh.parse("shard=2"), Fabric()
-    arrays = [np.array([1, np.nan, 3, np.inf, -np.inf], draws.numpy_dtype(dtype)),
-              np.array([np.nan, 2, 5, 1, 1], draws.numpy_dtype(dtype))]  # fmt: skip
+    arrays = [np.array([1, np.nan, 3, np.inf, -np.inf], numpy_dtype(dtype)),
+              np.array([np.nan, 2, 5, 1, 1], numpy_dtype(dtype))]  # fmt: skip
     more = {"Reduce": {"root": 0}, "ReduceScatter": {"cuts": [0, 1, 5]}}.get(op, {})
     attributes = {"group": "shard", "reduce": how, **more}
     wanted = COLLECTIVES[op].execute(attributes, [[array] for array in arrays], dtype)

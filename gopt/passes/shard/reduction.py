@@ -16,7 +16,7 @@ import onnx
 from gopt.analysis.spmd import Accumulator, Step
 from gopt.graph.edit import Draft
 from gopt.graph.place import EVERYWHERE, Owner, Place
-from gopt.graph.types import TensorType, dtype_code
+from gopt.graph.types import TensorType, dtype_code, numpy_dtype
 from gopt.passes.shard import layout
 
 
@@ -104,7 +104,7 @@ class Reduction:
         draft.add("Add", [held.input, term], {held.added: type}, place=place)
         sizes = {f"{root}_sizes": TensorType("int64", (len(type.shape or ()),))}
         draft.add("Shape", [held.input], sizes, place=place)
-        zero = onnx.numpy_helper.from_array(np.zeros(1, onnx.helper.tensor_dtype_to_np_dtype(dtype_code(type.dtype))))
+        zero = onnx.numpy_helper.from_array(np.zeros(1, numpy_dtype(type.dtype)))
         draft.add("ConstantOfShape", list(sizes), {held.output: type}, attributes={"value": zero}, place=place)
         self.step.accumulators.append(held)
         draft.add("Div", [held.input, self._count(type.dtype)], {f"{root}_each": type}, place=place)
