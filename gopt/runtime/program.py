@@ -98,6 +98,8 @@ class Program:
         self._waits = [(*step.inputs, *late.get(place, ())) for place, step in enumerate(borders)]
         """For every step, what must have come before it runs."""
         self._steps = self._ready(steps, borders, over, types, cache)
+        self._own = self._landing | self._buffers(borders)
+        """Number of a call -> flat memory that it may write, where that is the same in every step."""
         self._constants = self._resident(graph)
         self._passed = self._passed_on(replaces or {})
         self.mark: Mark = no_mark
@@ -158,6 +160,16 @@ class Program:
                     name: row for name, row in free.items() if row in step.rows and name not in rooms.sent
                 }  # fmt: skip
         return found
+
+    def _buffers(self, borders: Sequence[Segment | Call]) -> dict[int, Array]:
+        """Number of a call -> what it sends, one behind the other, where that has its place and is not read again."""
+        sent = self._rooms.sent
+        calls = [step for step in borders if isinstance(step, Call) and step.index in self._rooms.spare]
+        flats = {
+            step.index: joined([sent[name] for name in step.inputs])
+            for step in calls if step.inputs and all(name in sent for name in step.inputs)
+        }  # fmt: skip
+        return {number: flat for number, flat in flats.items() if flat is not None}
 
     def _resident(self, graph: Graph) -> dict[str, Any]:
         """Constants that stand in no model: large ones, those that a call reads, and those that are outputs."""
@@ -258,7 +270,9 @@ class Program:
             raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
         sent, show, number = self._rooms.sent, self._device.show, step.index
         given = [sent[name] if name in sent else show(values[name]) for name in step.inputs]
-        own = joined(given) if number in self._rooms.spare else self._landing.get(number)
+        own = self._own.get(number)
+        if own is None and number in self._rooms.spare:
+            own = joined(given)
         room = self._rooms.lent.get(number, own)
         results = call(number, step.node, given, *([] if room is None else [room]))
         promise = _Promise(step.node, results, self._put)

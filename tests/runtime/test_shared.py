@@ -117,7 +117,8 @@ def test_nobody_writes_what_a_late_rank_still_reads(stage, tmp_path):
         stored(tmp_path / "threads"),
     )
     if stage == 2:
-        assert result(folder, "faulty_data:batches", "wrong", "unordered")[1] != stored(tmp_path / "threads")
+        found = (result(folder, "faulty_data:batches", f"wrong {turn}", "unordered")[1] for turn in range(3))
+        assert any(wrong != stored(tmp_path / "threads") for wrong in found)
 
 
 @mpi

@@ -32,9 +32,10 @@ def test_a_wait_that_ended_is_forgotten():
 
 @pytest.mark.parametrize("way", ["closed", "dropped", "dropped in a ring"])
 def test_its_thread_ends_with_it(way):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     watches = [Watch(0.1, print, lambda: None) for _ in range(20)]
-    assert threading.active_count() >= before + 20
+    mine = set(threading.enumerate()) - before
+    assert len(mine) == 20
     for watch in watches:
         if way == "closed":
             watch.close()
@@ -44,6 +45,6 @@ def test_its_thread_ends_with_it(way):
         del watches, watch
         gc.collect()
     end = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < end:
+    while any(thread.is_alive() for thread in mine) and time.monotonic() < end:
         time.sleep(0.01)
-    assert threading.active_count() <= before
+    assert not any(thread.is_alive() for thread in mine)
