@@ -15,7 +15,7 @@ from gopt.graph.model import Node
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Segment
 from gopt.runtime.rows import operation, unsigned
-from gopt.runtime.session import Array, Value
+from gopt.runtime.session import Array, Value, address_of
 
 _FLOATS = {"float16": "HalfType", "float32": "FloatType", "float64": "DoubleType"}
 _WHOLE = {"int8": 8, "int32": 32, "int64": 64}
@@ -50,18 +50,17 @@ class Loop:
         over: Mapping[str, str], constants: Mapping[str, Array],
     ) -> None:  # fmt: skip
         self.inputs = tuple(name for name in segment.inputs if name not in constants)
-        self._read, self._length = segment.inputs, length
-        self._constants = {name: Value(value) for name, value in constants.items()}
         self._made = [name for name in segment.outputs if name not in over]
-        places = {name: number for number, name in enumerate([*self._read, *self._made])}
+        self._constants = list(constants.values())
+        self._last = [*(address_of(value) for value in self._constants), length]
+        places = {name: number for number, name in enumerate([*self.inputs, *self._made, *constants])}
         places |= {name: places[row] for name, row in over.items()}
-        self._code = _code(_text(segment, frozenset(rows), types, places), len(self._read) + len(self._made))
+        self._code = _code(_text(segment, frozenset(rows), types, places), len(segment.inputs) + len(self._made))
 
     def run(self, values: Mapping[str, Value], results: Mapping[str, Value]) -> None:
         """What goes over a row has that row's memory."""
-        held = self._constants
-        read = [(held[name] if name in held else values[name]).address for name in self._read]
-        self._code(*read, *[results[name].address for name in self._made], self._length)
+        made = [results[name].address for name in self._made]
+        self._code(*[values[name].address for name in self.inputs], *made, *self._last)
 
 
 def _text(segment: Segment, rows: frozenset[str], types: Mapping[str, TensorType], places: Mapping[str, int]) -> str:

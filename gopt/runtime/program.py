@@ -216,7 +216,8 @@ class Program:
             if isinstance(step, Call):
                 self._call(step, values, promised, call)
             else:
-                for promise in {id(p): p for p in promised.values() if step.overwrites}.values():
+                here = {id(each): each for each in promised.values()} if promised and step.overwrites else {}
+                for promise in here.values():
                     if not step.overwrites.isdisjoint(promise.node.inputs):
                         promise.settle(values, promised)
                 begin = time.perf_counter()

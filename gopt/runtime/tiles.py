@@ -192,21 +192,21 @@ class TiledRun:
         self.inputs, self.outputs = worker.inputs, run.segment.outputs
         self.title = f"{len(run.segment.nodes)} elementwise over {run.length}"
         self._worker, self._over = worker, over
-        self._places = {name: list(places[name]) for name in self.outputs if name not in over}
+        self._places = {name: places[name][0] for name in self.outputs if name not in over and len(places[name]) == 1}
+        self._turns = {name: list(places[name]) for name in self.outputs if name not in over and len(places[name]) > 1}
         self.overwrites = frozenset(self._over.values())
         """Inputs whose memory is written."""
 
     def run(self, values: Mapping[str, Value]) -> list[Value]:
         """Every tile in turn; returns the results whole."""
-        results = {name: self._result(name, values) for name in self.outputs}
+        results = dict(self._places)
+        for name, row in self._over.items():
+            results[name] = values[row]
+        for name, places in self._turns.items():
+            places.reverse()
+            results[name] = places[0]
         self._worker.run(values, results)
         return [results[name] for name in self.outputs]
-
-    def _result(self, name: str, values: Mapping[str, Value]) -> Value:
-        if name in self._over:
-            return values[self._over[name]]
-        self._places[name].reverse()
-        return self._places[name][0]
 
 
 def tiled(

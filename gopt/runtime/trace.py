@@ -29,25 +29,25 @@ class Trace:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._events: list[dict[str, Any]] = []
+        self._events: list[tuple[int, str, float, float]] = []
+        """Line, name, begin, end: made presentable at the end, for noting it down is part of a step."""
         # Processes of one machine share the clock behind perf_counter only by chance: the wall's is common.
         self._offset = time.time() - time.perf_counter()
 
     def segment(self, name: str, begin: float, end: float) -> None:
-        self._add(0, name, begin, end)
+        self._events.append((0, name, begin, end))
 
     def call(self, name: str, begin: float, end: float) -> None:
-        self._add(1, name, begin, end)
-
-    def _add(self, lane: int, name: str, begin: float, end: float) -> None:
-        self._events.append(
-            {"name": name, "ph": "X", "pid": self._rank, "tid": lane,
-             "ts": round((begin + self._offset) * 1e6, 1), "dur": round((end - begin) * 1e6, 1)}
-        )  # fmt: skip
+        self._events.append((1, name, begin, end))
 
     def write(self, engine: Engine, path: Path) -> None:
         """Put the events of all ranks into one file; every rank calls it, the first writes. Raises RunError."""
-        events = [event for rank in engine.gather(self._events) for event in rank]
+        mine = [
+            {"name": name, "ph": "X", "pid": self._rank, "tid": lane,
+             "ts": round((begin + self._offset) * 1e6, 1), "dur": round((end - begin) * 1e6, 1)}
+            for lane, name, begin, end in self._events
+        ]  # fmt: skip
+        events: list[dict[str, Any]] = [event for rank in engine.gather(mine) for event in rank]
         if engine.rank:
             return
         ranks = sorted({event["pid"] for event in events})
