@@ -72,7 +72,13 @@ def memory_pass(elements: int, seconds: float) -> list[float]:
 
 def imports() -> int:
     """Bytes resident once everything is imported that a rank of gopt imports."""
-    for name in ("gopt.cli.main", "gopt.runtime.train", "gopt.runtime.mpi", "onnxruntime", "mpi4py.MPI"):
+    for name in (
+        "gopt.cli.main",
+        "gopt.runtime.training.train",
+        "gopt.runtime.engines.mpi",
+        "onnxruntime",
+        "mpi4py.MPI",
+    ):
         importlib.import_module(name)
     return memory()[0]
 

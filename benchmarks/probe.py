@@ -41,7 +41,7 @@ class Notes:
         """Note from here on what the runtime and the engine do. A call is one more Python frame slower."""
         from onnxruntime import InferenceSession
 
-        from gopt.runtime.mpi import MpiEngine
+        from gopt.runtime.engines.mpi import MpiEngine
 
         InferenceSession.run_with_iobinding = _timed(InferenceSession.run_with_iobinding, self.sessions)
         MpiEngine.gather = _timed(MpiEngine.gather, self.agreed)

@@ -86,7 +86,7 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
       gopt run step.ranks --launch 4 --data samples.npz --steps 1000 --set lr=cosine:1e-3:0:1000 \\
           --checkpoint ckpt --every 100 --resume
     """
-    from gopt.runtime.train import Job, read_manifest
+    from gopt.runtime.training.train import Job, read_manifest
 
     if given["every"] and not given["checkpoint"]:
         raise OptionError("--every needs --checkpoint CKPT")
@@ -99,7 +99,7 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
         keep=given["keep"], resume=given["resume"], stop_on_nan=given["stop_on_nan"], sync_init=given["sync_init"],
         trace=None if given["trace"] is None else Path(given["trace"]),
     )  # fmt: skip
-    from gopt.runtime.mpi import launched, load_mpi, told_once
+    from gopt.runtime.engines.mpi import launched, load_mpi, told_once
 
     engine = given["engine"] or ("mpi" if launched() else "threads")
     if engine == "threads":
@@ -115,8 +115,8 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
 
 
 def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
-    from gopt.runtime.launch import launch, mpiexec
-    from gopt.runtime.train import read_manifest
+    from gopt.runtime.engines.launch import launch, mpiexec
+    from gopt.runtime.training.train import read_manifest
 
     if given["engine"] == "threads":
         raise OptionError("--launch starts MPI ranks, and --engine is threads")
@@ -133,8 +133,8 @@ def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
 
 
 def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
-    from gopt.runtime.engine import run_threads
-    from gopt.runtime.train import Trainer
+    from gopt.runtime.engines.base import run_threads
+    from gopt.runtime.training.train import Trainer
 
     with _telling(job, mesh, given, "threads") as tell:
         run_threads(mesh, given["deadline"], lambda engine: Trainer(job, engine, _nowhere).run(tell))
@@ -144,9 +144,9 @@ def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
 def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bool) -> int:
     """This process is one rank of many."""
     from gopt.runtime.device import Host
-    from gopt.runtime.launch import ENDED, SAYING, SPOKE, Heartbeat
-    from gopt.runtime.mpi import MpiEngine, told_once
-    from gopt.runtime.train import Trainer
+    from gopt.runtime.engines.launch import ENDED, SAYING, SPOKE, Heartbeat
+    from gopt.runtime.engines.mpi import MpiEngine, told_once
+    from gopt.runtime.training.train import Trainer
 
     from .main import explain_error
 
@@ -173,7 +173,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
         host = engine
         place: list[Any] = [Host(host)]
         if kind == "nccl":
-            from gopt.runtime.nccl import on_gpus
+            from gopt.runtime.engines.nccl import on_gpus
 
             engine, *place = on_gpus(mesh, engine)
         trainer = told_once(lambda: Trainer(job, engine, position, *place))
@@ -208,7 +208,7 @@ def _telling(
     job: Any, mesh: Any, given: dict[str, Any], engine: str, shared: Callable[[], int] = lambda: 0
 ) -> Iterator[Callable[[Any], None]]:
     """Loss and throughput in the terminal, the log, and a result at the end."""
-    from gopt.runtime.launch import HEARTBEATS, LIVE
+    from gopt.runtime.engines.launch import HEARTBEATS, LIVE
 
     from .render_run import live_run, render_run
 

@@ -54,16 +54,16 @@ def command(
             hyper[name] = float(value)
         except ValueError:
             raise OptionError(f"cannot read --set {text!r}", "write --set lr=1e-3") from None
-    from gopt.runtime.mpi import launched
+    from gopt.runtime.engines.mpi import launched
 
     if engine == "mpi" and not launched():
-        from gopt.runtime.launch import launch
-        from gopt.runtime.train import read_manifest
+        from gopt.runtime.engines.launch import launch
+        from gopt.runtime.training.train import read_manifest
 
         _, mesh = read_manifest(Path(paths[-1]))
         arguments = ["verify", *paths, *arguments_of(context, ("paths",))]
         return launch(mesh.ranks, arguments, deadline, lambda line: None)
-    from gopt.runtime.verify import Verifier
+    from gopt.runtime.proof.verify import Verifier
 
     if engine == "mpi":
         return _as_rank(
@@ -83,11 +83,11 @@ def command(
 def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, as_json: bool) -> int:
     """One process of many: each computes the reference, runs its own rank, and hears what the others made."""
     from gopt.errors import GoptError
-    from gopt.runtime.engine import one_of_many
-    from gopt.runtime.launch import ENDED, SPOKE, Heartbeat
-    from gopt.runtime.mpi import MpiEngine
-    from gopt.runtime.train import read_manifest
-    from gopt.runtime.verify import Verifier
+    from gopt.runtime.engines.base import one_of_many
+    from gopt.runtime.engines.launch import ENDED, SPOKE, Heartbeat
+    from gopt.runtime.engines.mpi import MpiEngine
+    from gopt.runtime.proof.verify import Verifier
+    from gopt.runtime.training.train import read_manifest
 
     from .render import render_verification
 

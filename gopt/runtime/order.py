@@ -10,8 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gopt.runtime.common import Common
 from gopt.runtime.cut import Call, Step
+from gopt.runtime.engines.common import Common
 from gopt.runtime.rooms import Rooms
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, known, numpy_dtype
-from gopt.runtime.common import Common
+from gopt.runtime.engines.common import Common
 from gopt.runtime.memory import aligned, apart
 from gopt.runtime.proto import is_constant
 from gopt.runtime.session import Array

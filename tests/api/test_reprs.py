@@ -15,7 +15,7 @@ from gopt.offline.diff import diff
 from gopt.offline.inspect import inspect_folder, inspect_model
 from gopt.offline.plan import choices, ranked
 from gopt.passes.shard.plan import Plan
-from gopt.runtime.verify import Verifier
+from gopt.runtime.proof.verify import Verifier
 
 MOST = 200
 

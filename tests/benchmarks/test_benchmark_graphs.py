@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from gopt import api
-from gopt.runtime.verify import Verifier
+from gopt.runtime.proof.verify import Verifier
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import gopt
 from gopt.pipeline import Pipeline, Stage, build_pipeline
-from gopt.runtime.verify import Verifier
+from gopt.runtime.proof.verify import Verifier
 
 ROOT = Path(__file__).parents[2]
 

@@ -36,10 +36,10 @@ ONLY = {
     "rich": lambda module: module.startswith("gopt.cli.render"),
     "click": lambda module: module.startswith("gopt.cli."),
     "onnxruntime": lambda module: module == "gopt.runtime.session",
-    "mpi4py": lambda module: module == "gopt.runtime.mpi",
-    "nccl": lambda module: module == "gopt.runtime.nccl",
+    "mpi4py": lambda module: module == "gopt.runtime.engines.mpi",
+    "nccl": lambda module: module == "gopt.runtime.engines.nccl",
     "llvmlite": lambda module: module == "gopt.runtime.loops",
-    "cuda": lambda module: module == "gopt.runtime.cuda",
+    "cuda": lambda module: module == "gopt.runtime.engines.cuda",
 }
 """A package -> the modules that may import it."""
 
@@ -122,7 +122,7 @@ def test_planted_imports_are_caught():
         "gopt.passes.statistics": "from . import prune",
         "gopt.pipeline": "import rich.table",
         "gopt.api": "from click import echo",
-        "gopt.runtime.verify": "import onnxruntime as ort",
+        "gopt.runtime.proof.verify": "import onnxruntime as ort",
         "gopt.cli.shard": "from rich.console import Console",
         "gopt.mesh": "from .report import Change",
     }

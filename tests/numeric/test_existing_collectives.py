@@ -16,10 +16,10 @@ from gopt.analysis.roles import RoleMap
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.graph.load import load
 from gopt.mesh import Mesh
+from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.program import Program
+from gopt.runtime.proof.verify import Verifier
 from gopt.runtime.session import SessionCache
-from gopt.runtime.threads import run_ranks
-from gopt.runtime.verify import Verifier
 from gopt.sources.collectives import recognise
 
 GROUPS = {"1": "shard"}

@@ -12,7 +12,7 @@ from gopt.analysis.training import Kind
 from gopt.api import Source
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
-from gopt.runtime.verify import Verifier
+from gopt.runtime.proof.verify import Verifier
 
 STAGES = (0, 1, 2, 3)
 RANKS = (1, 2, 3, 8)

@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 import gopt
 from gopt.errors import RunError
 from gopt.pipeline import build_pipeline
-from gopt.runtime.verify import INFINITE, PLAIN, Verifier
+from gopt.runtime.proof.verify import INFINITE, PLAIN, Verifier
 
 Edit = Callable[[ModelProto], object]
 

@@ -10,7 +10,7 @@ import gopt
 from gopt.analysis.rolemap import RoleMap
 from gopt.api import Source
 from gopt.errors import UnsupportedError
-from gopt.runtime.verify import Verifier
+from gopt.runtime.proof.verify import Verifier
 
 SHAPE = (3, 4)
 

@@ -14,9 +14,9 @@ from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType
 from gopt.mesh import Mesh
 from gopt.phases import phases
+from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.program import Program
 from gopt.runtime.session import SessionCache
-from gopt.runtime.threads import run_ranks
 from gopt.specialise import specialise
 
 CACHE = SessionCache()

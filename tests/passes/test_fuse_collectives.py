@@ -18,7 +18,7 @@ from gopt.graph.types import TensorType
 from gopt.mesh import Mesh
 from gopt.passes.fuse_collectives import Options, fuse_collectives
 from gopt.pipeline import build_pipeline
-from gopt.runtime.verify import Verifier
+from gopt.runtime.proof.verify import Verifier
 
 MIB = 1 << 20
 

@@ -19,7 +19,7 @@ from gopt.errors import OptionError
 from gopt.mesh import Mesh
 from gopt.passes.overlap import Issue, Window, issue
 from gopt.pipeline import build_pipeline
-from gopt.runtime.verify import Verifier
+from gopt.runtime.proof.verify import Verifier
 from gopt.summary import call_bytes
 
 FLAT = Mesh((("shard", 4),))

@@ -28,10 +28,10 @@ import onnxruntime
 from gopt.graph.load import load
 from gopt.graph.types import dtype_name
 from gopt.mesh import Mesh
-from gopt.runtime.engine import Board
+from gopt.runtime.engines.base import Board
+from gopt.runtime.engines.watch import Watch
 from gopt.runtime.program import Program
 from gopt.runtime.session import SessionCache, array_of
-from gopt.runtime.watch import Watch
 
 _WAIT = 20.0
 """Seconds for which one rank waits for the others."""

@@ -23,7 +23,7 @@ if os.environ.get("FAULT") in ("allocate", "map") and os.environ.get("PMI_RANK")
     setattr(os, {"allocate": "posix_fallocate", "map": "readlink"}[os.environ["FAULT"]], refuse)
 
 if os.environ.get("FAULT") in ("beside", "late", "unordered"):  # as on a host with processors to spare
-    from gopt.runtime.mpi import MpiEngine
+    from gopt.runtime.engines.mpi import MpiEngine
 
     MpiEngine.beside = property(lambda engine: True)
 
@@ -39,7 +39,8 @@ if os.environ.get("FAULT") in ("late", "unordered") and os.environ.get("PMI_RANK
     KeptPiece.run = late
 
 if os.environ.get("FAULT") == "unordered":
-    from gopt.runtime import common, order
+    from gopt.runtime import order
+    from gopt.runtime.engines import common
 
     common._fit = lambda told: True
     order.Order.first = lambda self, group, least, step: (self._met[group][0][0], least)  # any call will do

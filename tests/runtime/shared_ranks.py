@@ -18,7 +18,7 @@ import numpy as np
 from gopt.collectives.table import COLLECTIVES
 from gopt.graph.model import COMM, Node
 from gopt.mesh import Mesh
-from gopt.runtime.mpi import MpiEngine
+from gopt.runtime.engines.mpi import MpiEngine
 
 LENGTH = (1 << 16) + 70_000
 """More than a tile, and bytes of any type enough."""

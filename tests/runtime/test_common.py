@@ -12,9 +12,9 @@ from onnx import helper
 from runtime_graphs import comm, make
 
 from gopt.mesh import Mesh
-from gopt.runtime.common import PAGE, Common, join
 from gopt.runtime.device import Host
-from gopt.runtime.engine import Board
+from gopt.runtime.engines.base import Board
+from gopt.runtime.engines.common import PAGE, Common, join
 from gopt.runtime.memory import same_memory
 from gopt.runtime.program import Program
 from gopt.runtime.rooms import Alone

@@ -7,7 +7,7 @@ import pytest
 
 from gopt.errors import InputError
 from gopt.graph.types import TensorType
-from gopt.runtime.data import Turn, open_data
+from gopt.runtime.training.data import Turn, open_data
 
 TYPES = {"x": TensorType("float32", (4, 3)), "y": TensorType("float32", (4,)), "mask": TensorType("float32", (2, 2))}
 

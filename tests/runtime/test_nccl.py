@@ -24,16 +24,18 @@ from gopt.graph.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.offline.merge import merge
 from gopt.pipeline import build_pipeline
-from gopt.runtime import draws, nccl, session
-from gopt.runtime.cuda import Cuda
+from gopt.runtime import session
 from gopt.runtime.device import HOST
-from gopt.runtime.engine import run_threads
-from gopt.runtime.gpu import Gpu, Sessions
-from gopt.runtime.nccl import Inline, NcclEngine, on_gpus
+from gopt.runtime.engines import nccl
+from gopt.runtime.engines.base import run_threads
+from gopt.runtime.engines.cuda import Cuda
+from gopt.runtime.engines.gpu import Gpu, Sessions
+from gopt.runtime.engines.nccl import Inline, NcclEngine, on_gpus
+from gopt.runtime.engines.wire import equal_parts
 from gopt.runtime.program import Program
+from gopt.runtime.proof import draws
 from gopt.runtime.proto import build_model
-from gopt.runtime.train import Job, Trainer, read_manifest
-from gopt.runtime.wire import equal_parts
+from gopt.runtime.training.train import Job, Trainer, read_manifest
 
 SCHEDULES = {"all late": (), "compute at once": (0,), "calls at once": (1,)}
 """Streams that run what they are given at once: those that compute, or those of calls. The others run when awaited."""

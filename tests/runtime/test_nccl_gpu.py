@@ -19,10 +19,10 @@ from test_nccl import KINDS, cases, close, differing, drawn, has_gpu, job, state
 from gopt.collectives.table import COLLECTIVES
 from gopt.graph.model import COMM, Node
 from gopt.mesh import Mesh
-from gopt.runtime.cuda import Cuda, bindings
-from gopt.runtime.gpu import Gpu
-from gopt.runtime.nccl import Inline, NcclEngine, library
-from gopt.runtime.train import Trainer
+from gopt.runtime.engines.cuda import Cuda, bindings
+from gopt.runtime.engines.gpu import Gpu
+from gopt.runtime.engines.nccl import Inline, NcclEngine, library
+from gopt.runtime.training.train import Trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="there is no GPU")]
 

@@ -23,9 +23,9 @@ from gopt.errors import GoptError, RunError
 from gopt.mesh import Mesh
 from gopt.offline.merge import merge, reshard
 from gopt.pipeline import build_pipeline
-from gopt.runtime import launch
-from gopt.runtime.engine import run_threads
-from gopt.runtime.train import Job, Progress, Trainer, read_manifest
+from gopt.runtime.engines import launch
+from gopt.runtime.engines.base import run_threads
+from gopt.runtime.training.train import Job, Progress, Trainer, read_manifest
 
 mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs pip install 'gopt[mpi]'")
 RECIPE = Recipe(widths=(3, 6, 4), norm="sumsquare-chain", ema=True, lr_input=True)

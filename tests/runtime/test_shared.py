@@ -19,9 +19,9 @@ from recipes import Recipe
 from test_run import command, mpi, processes, run, samples, train, written
 
 from gopt.mesh import Mesh
-from gopt.runtime import launch, shared
+from gopt.runtime.engines import launch, shared
+from gopt.runtime.engines.shared import Lender
 from gopt.runtime.memory import joined
-from gopt.runtime.shared import Lender
 
 WIDE = Recipe(widths=(3, 150, 160, 4))
 """Gradients large enough to be worth it."""

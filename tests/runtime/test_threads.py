@@ -14,9 +14,9 @@ from runtime_graphs import alone, comm, expected_sgd, make, sgd_feeds, sharded_s
 from gopt.errors import InvariantError, RunError
 from gopt.graph.model import COMM, Node
 from gopt.mesh import Mesh
+from gopt.runtime.engines.threads import ThreadGroup, run_ranks
 from gopt.runtime.program import Program
 from gopt.runtime.session import SessionCache
-from gopt.runtime.threads import ThreadGroup, run_ranks
 
 op = helper.make_node
 VECTOR = ("float32", [2])
@@ -244,7 +244,7 @@ def test_a_call_that_fails_while_it_runs_fails_in_all(monkeypatch):
     def broken(entries):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("gopt.runtime.threads._execute", broken)
+    monkeypatch.setattr("gopt.runtime.engines.threads._execute", broken)
     results = together(ThreadGroup(TWO, 10), (0, node("AllReduce"), [ONES]), (1, node("AllReduce"), [ONES]))
     assert sorted(type(result).__name__ for result in results) == ["MemoryError", "RunError"]
 
@@ -265,7 +265,7 @@ def test_a_message_that_does_not_come_is_named_after_the_deadline():
 
 
 def test_a_slow_call_is_not_late(monkeypatch):
-    from gopt.runtime import threads
+    from gopt.runtime.engines import threads
 
     execute = threads._execute
 

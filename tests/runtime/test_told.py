@@ -14,8 +14,8 @@ from gopt.cli.main import main
 from test_run import command, mpi, run, samples, settings, train, written
 
 from gopt.errors import OptionError, RunError
-from gopt.runtime import launch
 from gopt.runtime.causes import MOST, failed
+from gopt.runtime.engines import launch
 
 
 def ran(folder: Path, data: str, steps: int, *more: str, lr: str = "") -> int:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gopt.runtime.watch import Watch
+from gopt.runtime.engines.watch import Watch
 
 
 @pytest.mark.parametrize("what", ["call 3", lambda: "call 3"])

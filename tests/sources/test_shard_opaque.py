@@ -17,7 +17,7 @@ import gopt
 from gopt.api import Sharded
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.load import load
-from gopt.runtime.verify import Verifier
+from gopt.runtime.proof.verify import Verifier
 from gopt.sources.table import OPERATORS
 
 MODELS = functools.cache(steps.models)

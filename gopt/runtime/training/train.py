@@ -22,14 +22,14 @@ from gopt.graph.load import load
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, numpy_dtype
 from gopt.mesh import DATA_AXES, Mesh
-from gopt.runtime.checkpoint import Checkpoints
-from gopt.runtime.common import Common
-from gopt.runtime.data import Source, Turn, open_data, parse_schedule
 from gopt.runtime.device import HOST, Device
-from gopt.runtime.engine import Ahead, Calls, Engine
+from gopt.runtime.engines.base import Ahead, Calls, Engine
+from gopt.runtime.engines.common import Common
 from gopt.runtime.program import Program, no_mark
 from gopt.runtime.session import Array
-from gopt.runtime.trace import Trace, check_writable
+from gopt.runtime.training.checkpoint import Checkpoints
+from gopt.runtime.training.data import Source, Turn, open_data, parse_schedule
+from gopt.runtime.training.trace import Trace, check_writable
 
 Values = dict[str, Array]
 """Arrays; once steps run, what the device shows for them."""

@@ -21,11 +21,11 @@ from gopt.errors import GoptError, OptionError, RunError
 from gopt.graph.model import Node
 from gopt.graph.types import numpy_dtype
 from gopt.mesh import Mesh
-from gopt.runtime.cuda import INSTALL, Block, Cuda, Event, bindings
-from gopt.runtime.gpu import Gpu
-from gopt.runtime.kernels import Kernels
-from gopt.runtime.watch import Watch
-from gopt.runtime.wire import Reduction, Wire, behind, equal_parts
+from gopt.runtime.engines.cuda import INSTALL, Block, Cuda, Event, bindings
+from gopt.runtime.engines.gpu import Gpu
+from gopt.runtime.engines.kernels import Kernels
+from gopt.runtime.engines.watch import Watch
+from gopt.runtime.engines.wire import Reduction, Wire, behind, equal_parts
 
 T = TypeVar("T")
 

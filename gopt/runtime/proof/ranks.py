@@ -12,9 +12,9 @@ import numpy as np
 from gopt.errors import InputError
 from gopt.graph.load import load
 from gopt.graph.types import TensorType, numpy_dtype
-from gopt.runtime.compare import Values
 from gopt.runtime.program import Program
-from gopt.runtime.reference import probed
+from gopt.runtime.proof.compare import Values
+from gopt.runtime.proof.reference import probed
 from gopt.runtime.session import SessionCache
 
 

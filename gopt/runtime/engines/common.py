@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from gopt.runtime.engines.shared import Key, Offer, open_offer
 from gopt.runtime.session import Array, address_of
-from gopt.runtime.shared import Key, Offer, open_offer
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 

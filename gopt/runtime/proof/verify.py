@@ -24,16 +24,16 @@ from gopt.graph.load import load
 from gopt.graph.model import COMM
 from gopt.graph.types import numpy_dtype
 from gopt.mesh import DATA_AXES, Mesh
-from gopt.runtime import draws
-from gopt.runtime.compare import Difference, Ledger, Values, Verification, distance, ratio, tolerance_of
-from gopt.runtime.confirm import confirm_gradients
-from gopt.runtime.expected import Expected
+from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.program import Program
-from gopt.runtime.ranks import joined, read_rank
-from gopt.runtime.reference import PROBE
+from gopt.runtime.proof import draws
+from gopt.runtime.proof.compare import Difference, Ledger, Values, Verification, distance, ratio, tolerance_of
+from gopt.runtime.proof.confirm import confirm_gradients
+from gopt.runtime.proof.expected import Expected
+from gopt.runtime.proof.ranks import joined, read_rank
+from gopt.runtime.proof.reference import PROBE
+from gopt.runtime.proof.variants import ASLEEP, AWAKE, INFINITE, PLAIN, Variant, Varied, has_finite_check
 from gopt.runtime.session import SessionCache
-from gopt.runtime.threads import run_ranks
-from gopt.runtime.variants import ASLEEP, AWAKE, INFINITE, PLAIN, Variant, Varied, has_finite_check
 from gopt.sources.collectives import DECLARED, parse_groups, recognise
 from gopt.sources.expand import expand
 

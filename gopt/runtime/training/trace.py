@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gopt.errors import RunError
-from gopt.runtime.engine import Engine
+from gopt.runtime.engines.base import Engine
 
 _LANES = ("compute", "calls")
 

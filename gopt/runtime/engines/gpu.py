@@ -23,8 +23,8 @@ from gopt.graph.model import COMM, Graph
 from gopt.graph.types import TensorType, dtype_code, known, numpy_dtype
 from gopt.runtime import session
 from gopt.runtime.causes import failed
-from gopt.runtime.cuda import INSTALL, Block, Cuda, Dtype, Event, Memory
 from gopt.runtime.cut import Segment
+from gopt.runtime.engines.cuda import INSTALL, Block, Cuda, Dtype, Event, Memory
 from gopt.runtime.rooms import Rooms, together
 from gopt.runtime.session import Array, SessionCache, array_dtype
 

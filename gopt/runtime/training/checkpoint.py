@@ -22,7 +22,7 @@ import numpy as np
 from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.external import SAFETENSORS, load_state
 from gopt.graph.load import load
-from gopt.runtime.engine import Engine
+from gopt.runtime.engines.base import Engine
 from gopt.runtime.session import Array, array_dtype
 from gopt.seal import FORMAT, INDEX, STEP, check_file, digest, rank_name, read_index, step_name, whole_steps
 from gopt.write import INLINE, Values, model_bytes

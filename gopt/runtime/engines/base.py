@@ -15,10 +15,10 @@ import numpy as np
 from gopt.errors import RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
-from gopt.runtime.common import Common
+from gopt.runtime.engines.common import Common
+from gopt.runtime.engines.shared import Key
+from gopt.runtime.engines.threads import ThreadGroup
 from gopt.runtime.session import Array
-from gopt.runtime.shared import Key
-from gopt.runtime.threads import ThreadGroup
 
 GRACE = 2.0
 """Seconds that threads have to end when one of them has failed."""

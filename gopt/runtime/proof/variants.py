@@ -11,9 +11,9 @@ from gopt.analysis.through import over_data
 from gopt.analysis.training import Phase, Training
 from gopt.graph.model import Graph, Node
 from gopt.graph.types import FLOATS
-from gopt.runtime.compare import Values
 from gopt.runtime.program import CallBack, Program
-from gopt.runtime.reference import PROBE
+from gopt.runtime.proof.compare import Values
+from gopt.runtime.proof.reference import PROBE
 
 
 @dataclass(frozen=True, slots=True)

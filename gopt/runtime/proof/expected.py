@@ -8,11 +8,11 @@ import numpy as np
 
 from gopt.analysis.training import Kind, Training
 from gopt.mesh import Mesh
-from gopt.runtime.compare import Values
 from gopt.runtime.program import Program
-from gopt.runtime.reference import equal_members, local_graph, update_graph
+from gopt.runtime.proof.compare import Values
+from gopt.runtime.proof.reference import equal_members, local_graph, update_graph
+from gopt.runtime.proof.variants import Variant
 from gopt.runtime.session import SessionCache
-from gopt.runtime.variants import Variant
 
 
 class Expected:

@@ -21,11 +21,11 @@ from gopt.errors import GoptError, OptionError, RunError
 from gopt.graph.model import Node
 from gopt.graph.types import numpy_dtype
 from gopt.mesh import Mesh
-from gopt.runtime.common import Common, join
+from gopt.runtime.engines.common import Common, join
+from gopt.runtime.engines.shared import LEAST, Key, Lender, all_reduce, reduce_scatter
+from gopt.runtime.engines.watch import Watch
 from gopt.runtime.memory import Pool, apart, joined, same_memory
 from gopt.runtime.session import Array
-from gopt.runtime.shared import LEAST, Key, Lender, all_reduce, reduce_scatter
-from gopt.runtime.watch import Watch
 
 T = TypeVar("T")
 

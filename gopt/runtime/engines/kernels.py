@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from gopt.runtime.cuda import Block
-from gopt.runtime.gpu import Gpu, Sessions, code
+from gopt.runtime.engines.cuda import Block
+from gopt.runtime.engines.gpu import Gpu, Sessions, code
 
 
 class Kernels:

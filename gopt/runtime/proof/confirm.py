@@ -18,7 +18,7 @@ from gopt.errors import RunError, UnsupportedError
 from gopt.graph.model import Graph
 from gopt.graph.types import HALVES
 from gopt.runtime.program import CallBack, Program
-from gopt.runtime.reference import local_graph, no_call, widened
+from gopt.runtime.proof.reference import local_graph, no_call, widened
 from gopt.runtime.session import SessionCache
 
 Values = dict[str, np.ndarray]

@@ -16,9 +16,9 @@ import numpy as np
 from gopt.collectives.layout import ALIGN as SHARD
 from gopt.collectives.layout import HALVES, resized
 from gopt.graph.model import Node
-from gopt.runtime.cuda import Block, Dtype
-from gopt.runtime.gpu import ALIGN, Gpu
-from gopt.runtime.kernels import Kernels
+from gopt.runtime.engines.cuda import Block, Dtype
+from gopt.runtime.engines.gpu import ALIGN, Gpu
+from gopt.runtime.engines.kernels import Kernels
 
 BYTE = np.dtype(np.uint8)
 _FLOAT: Dtype = np.dtype(np.float32)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gopt.graph.model import Graph
-from gopt.runtime.confirm import Confirmation
+from gopt.runtime.proof.confirm import Confirmation
 
 Values = dict[str, np.ndarray]
 
