@@ -88,7 +88,10 @@ class Program:
         self.common, late = in_order(rooms, borders, over)
         """Number of a gather -> what ranks may have in common, and when this one reads and writes it."""
         lost = {name for name, call in rooms.shards.items() if call not in self.common}
-        self._rooms = rooms = rooms.without(lost)  # else a rank keeps all that it gathers for itself
+        if lost:  # else a rank keeps all that it gathers for itself
+            rooms = rooms.without(lost)
+            over = self._over(steps, borders, replaces or {}, rooms)  # nothing that is gathered has to be read before
+        self._rooms = rooms
         self._places = {name: device.put(place) for name, place in rooms.places().items()}
         self._dropped = dropped(borders, self._outputs)
         self._landing = dict(rooms.gathered)

@@ -159,7 +159,7 @@ def lay_out(graph: Graph, replaces: Mapping[str, str], lender: Lender = ALONE) -
             count, dtype = sum(type.elements for type in types), numpy_dtype(types[0].dtype)
             common = lender.common(node, count, dtype)
             if common is not None:
-                rooms.common[number] = common
+                rooms.common[number] = replace(common, calls=(number,))
             flat = aligned([count], dtype) if common is None else common.memory
             places = apart(flat, [type.dims for type in types])
             rooms.gathered[number] = flat
@@ -179,6 +179,8 @@ def _keep_gathered(
     graph = rooms.graph
     calls: dict[str, list[int]] = {}
     nodes = [node for node in graph.nodes if node.domain == COMM]
+    spoiled = {name for number in rooms.spare for name in nodes[number].inputs}
+    """Values over which a reduction writes: what is gathered may be sent on, as where ranks average parameters."""
     for number, node in enumerate(nodes):
         if node.op_type == "AllGather" and "cuts" in node.attributes:
             calls.setdefault(node.inputs[0], []).append(number)
@@ -186,6 +188,8 @@ def _keep_gathered(
         numbers = calls.get(name, [])
         first = nodes[numbers[0]] if numbers else None
         if first is None or name in rooms.pieces or name not in graph.inputs or not _whole(nodes, numbers, graph):
+            continue
+        if not all(spoiled.isdisjoint(nodes[number].outputs) for number in numbers):
             continue
         # What the next one fills again is not read any more.
         ends = [max((last.get(made, -1) for made in nodes[number].outputs), default=-1) for number in numbers]
@@ -195,7 +199,7 @@ def _keep_gathered(
         common = lender.common(first, sum(type.elements for type in types), numpy_dtype(types[0].dtype))
         if common is None:
             continue
-        rooms.common[numbers[0]] = replace(common, calls=len(numbers))
+        rooms.common[numbers[0]] = replace(common, calls=tuple(numbers))
         rooms.shards[name] = numbers[0]
         start = common.cuts[common.member]
         rooms.pieces[name] = Piece(numbers[0], start, start + common.mine.size)
