@@ -147,12 +147,12 @@ class Program:
         for name in rooms.delivered.keys() & rooms.pieces.keys():
             call = rooms.pieces[name].call
             gathered[call] = max(gathered.get(call, -1), last.get(name, -1))
-        found = {}
+        found, kept = {}, frozenset(self._outputs)
         for place, step in enumerate(steps):
             if isinstance(step, Run):
+                states = {output: replaces[output] for output in step.segment.outputs if output in replaces}
                 free = {
-                    output: name for output, name in replaces.items()
-                    if output in step.segment.outputs and last.get(name) == place and name not in self._outputs
+                    output: name for output, name in states.items() if last.get(name) == place and name not in kept
                     and (name not in rooms.pieces or gathered.get(rooms.pieces[name].call, -1) < place)
                 }  # fmt: skip
                 own = {name: rooms.in_place(name, step.rows, place, last) for name in step.segment.outputs}
