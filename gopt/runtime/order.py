@@ -10,6 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from gopt.graph.model import Graph
+from gopt.graph.types import TensorType
 from gopt.runtime.cut import Call, Step
 from gopt.runtime.engines.common import Common
 from gopt.runtime.rooms import Rooms
@@ -26,7 +28,7 @@ def in_order(
         return {}, {}
     calls = {step.index: (place, step.node) for place, step in enumerate(steps) if isinstance(step, Call)}
     groups = {number: str(calls[number][1].attributes["group"]) for number in rooms.common}
-    order = Order(steps, {groups[number]: common.member for number, common in rooms.common.items()})
+    order = Order(steps, rooms.graph, {groups[number]: common.member for number, common in rooms.common.items()})
     theirs: dict[int, list[str]] = {}
     """Number of a gather -> values that lie in its room, not wholly in this rank's own part: others write there."""
     for name, piece in rooms.pieces.items():
@@ -51,15 +53,17 @@ def in_order(
             if call is None:
                 continue
             late.setdefault(writer, []).append(call.outputs[0])
-        found[number] = replace(common, reads=reads, writes=writes)
+        # Of the group's calls, as all members know them.
+        gathers = tuple(order.behind(group, calls[each][0]) - 1 for each in common.calls)
+        found[number] = replace(common, reads=reads, writes=writes, calls=gathers)
     return found, late
 
 
 class Order:
     """When a rank's steps read, and which calls all ranks have come to by then. Linear to make."""
 
-    def __init__(self, steps: Sequence[Step], members: Mapping[str, int]) -> None:
-        """``members``: group -> the rank's place among its members, of the groups that matter."""
+    def __init__(self, steps: Sequence[Step], graph: Graph, members: Mapping[str, int]) -> None:
+        """``graph``: of the steps. ``members``: group -> the rank's place among them, of the groups that matter."""
         self._last: dict[str, int] = {}
         """Value -> the number of the last step that reads it."""
         self._at: dict[str, list[int]] = {group: [] for group in members}
@@ -70,6 +74,7 @@ class Order:
         """For every step, the last call of the file that is known to have ended when the step begins: calls are made
         one after the other."""
         made: dict[str, int] = {}
+        types = graph.inputs | graph.types
         ended = -1
         for place, step in enumerate(steps):
             ended = max([ended, *(made[name] for name in step.inputs if name in made)])
@@ -79,7 +84,7 @@ class Order:
                 made.update(dict.fromkeys(step.outputs, step.index))
                 group = str(step.node.attributes["group"])
                 if group in members:
-                    if _meets(step, members[group]):
+                    if step.outputs and _meets(step, members[group], types):
                         self._met[group].append((step, len(self._at[group])))
                     self._at[group].append(place)
 
@@ -106,10 +111,11 @@ class Order:
         return met[found] if here else (None, -1)
 
 
-def _meets(call: Call, member: int) -> bool:
+def _meets(call: Call, member: int, types: Mapping[str, TensorType]) -> bool:
     """Whether nobody has its result before all have given their part: of a reduction, where a rank's result is not
     empty."""
     cuts = call.node.attributes.get("cuts")
     if call.node.op_type == "ReduceScatter" and cuts is not None:
         return bool(cuts[member + 1] > cuts[member])
-    return call.node.op_type == "AllReduce"
+    given = [types[name] for name in call.inputs if name in types]
+    return call.node.op_type == "AllReduce" and any(type.static and type.elements for type in given)

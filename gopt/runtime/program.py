@@ -88,7 +88,10 @@ class Program:
         self.common, late = in_order(rooms, borders, over)
         """Number of a gather -> what ranks may have in common, and when this one reads and writes it."""
         lost = {name for name, call in rooms.shards.items() if call not in self.common}
-        self._rooms = rooms = rooms.without(lost)  # else a rank keeps all that it gathers for itself
+        if lost:  # else a rank keeps all that it gathers for itself
+            rooms = rooms.without(lost)
+            over = self._over(steps, borders, replaces or {}, rooms)  # nothing that is gathered has to be read before
+        self._rooms = rooms
         self._places = {name: device.put(place) for name, place in rooms.places().items()}
         self._dropped = dropped(borders, self._outputs)
         self._landing = dict(rooms.gathered)
@@ -146,12 +149,12 @@ class Program:
         for name in rooms.delivered.keys() & rooms.pieces.keys():
             call = rooms.pieces[name].call
             gathered[call] = max(gathered.get(call, -1), last.get(name, -1))
-        found = {}
+        found, kept = {}, frozenset(self._outputs)
         for place, step in enumerate(steps):
             if isinstance(step, Run):
+                states = {output: replaces[output] for output in step.segment.outputs if output in replaces}
                 free = {
-                    output: name for output, name in replaces.items()
-                    if output in step.segment.outputs and last.get(name) == place and name not in self._outputs
+                    output: name for output, name in states.items() if last.get(name) == place and name not in kept
                     and (name not in rooms.pieces or gathered.get(rooms.pieces[name].call, -1) < place)
                 }  # fmt: skip
                 own = {name: rooms.in_place(name, step.rows, place, last) for name in step.segment.outputs}

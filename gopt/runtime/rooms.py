@@ -83,6 +83,8 @@ class Rooms:
     """What a gather makes -> the same place."""
     pieces: dict[str, Piece] = field(default_factory=dict)
     """Value -> where it lies, of states and what was cut of them."""
+    within: dict[int, list[str]] = field(default_factory=dict)
+    """Number of a gather -> the values of which pieces lie in its room."""
     own: dict[str, frozenset[Piece]] = field(default_factory=dict)
     """What a gather sends -> pieces of its room, one of which is the rank's own."""
 
@@ -108,13 +110,14 @@ class Rooms:
             states={name: place for name, place in self.states.items() if name not in there},
             delivered={name: place for name, place in self.delivered.items() if name not in there},
             pieces={name: piece for name, piece in self.pieces.items() if name not in there},
+            within={call: names for call, names in self.within.items() if call not in calls},
         )
 
     def touched(self, names: Iterable[str]) -> frozenset[str]:
         """These values and all others that lie in their rooms: whose memory may change where that of ``names`` does."""
         given = frozenset(names)
         calls = {self.pieces[name].call for name in given if name in self.pieces}
-        return given.union(name for name, piece in self.pieces.items() if piece.call in calls)
+        return given.union(*(self.within[call] for call in calls))
 
     def in_place(self, name: str, rows: Sequence[str], place: int, last: Mapping[str, int]) -> str | None:
         """The row over which a step may write what a gather sends: the rank's own piece, when that is its last reader
@@ -123,8 +126,8 @@ class Rooms:
         row = next((row for row in rows if self.pieces.get(row) in own), None)
         if row is None:
             return None
-        others = [each for each, piece in self.pieces.items() if piece.call == self.pieces[row].call and each != row]
-        free = all(last.get(each, -1) < place for each in others) and last[row] == place
+        others = (each for each in self.within[self.pieces[row].call] if each != row)
+        free = last[row] == place and all(last.get(each, -1) < place for each in others)
         return row if free else None
 
 
@@ -159,7 +162,7 @@ def lay_out(graph: Graph, replaces: Mapping[str, str], lender: Lender = ALONE) -
             count, dtype = sum(type.elements for type in types), numpy_dtype(types[0].dtype)
             common = lender.common(node, count, dtype)
             if common is not None:
-                rooms.common[number] = common
+                rooms.common[number] = replace(common, calls=(number,))
             flat = aligned([count], dtype) if common is None else common.memory
             places = apart(flat, [type.dims for type in types])
             rooms.gathered[number] = flat
@@ -168,6 +171,8 @@ def lay_out(graph: Graph, replaces: Mapping[str, str], lender: Lender = ALONE) -
             if node.inputs[0] not in graph.outputs:
                 rooms.own[node.inputs[0]] = frozenset(Piece(number, *cut) for cut in pairwise(node.attributes["cuts"]))
     _keep_gathered(rooms, replaces, at, last, lender)
+    for name, piece in rooms.pieces.items():
+        rooms.within.setdefault(piece.call, []).append(name)
     return rooms
 
 
@@ -179,6 +184,8 @@ def _keep_gathered(
     graph = rooms.graph
     calls: dict[str, list[int]] = {}
     nodes = [node for node in graph.nodes if node.domain == COMM]
+    spoiled = {name for number in rooms.spare for name in nodes[number].inputs}
+    """Values over which a reduction writes: what is gathered may be sent on, as where ranks average parameters."""
     for number, node in enumerate(nodes):
         if node.op_type == "AllGather" and "cuts" in node.attributes:
             calls.setdefault(node.inputs[0], []).append(number)
@@ -186,6 +193,8 @@ def _keep_gathered(
         numbers = calls.get(name, [])
         first = nodes[numbers[0]] if numbers else None
         if first is None or name in rooms.pieces or name not in graph.inputs or not _whole(nodes, numbers, graph):
+            continue
+        if not all(spoiled.isdisjoint(nodes[number].outputs) for number in numbers):
             continue
         # What the next one fills again is not read any more.
         ends = [max((last.get(made, -1) for made in nodes[number].outputs), default=-1) for number in numbers]
@@ -195,7 +204,7 @@ def _keep_gathered(
         common = lender.common(first, sum(type.elements for type in types), numpy_dtype(types[0].dtype))
         if common is None:
             continue
-        rooms.common[numbers[0]] = replace(common, calls=len(numbers))
+        rooms.common[numbers[0]] = replace(common, calls=tuple(numbers))
         rooms.shards[name] = numbers[0]
         start = common.cuts[common.member]
         rooms.pieces[name] = Piece(numbers[0], start, start + common.mine.size)

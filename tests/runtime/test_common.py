@@ -12,6 +12,7 @@ from onnx import helper
 from runtime_graphs import comm, make
 
 from gopt.mesh import Mesh
+from gopt.runtime.cut import Call
 from gopt.runtime.device import Host
 from gopt.runtime.engines.base import Board
 from gopt.runtime.engines.common import PAGE, Common, join
@@ -47,9 +48,10 @@ def program(tmp_path, nodes: list[Any], stage: int, cuts: list[int] | None = Non
     made = {"w.new": whole} if stage < 3 else {"s.new": half}
     graph = make(
         tmp_path, nodes, states | {"x": whole}, made | dict.fromkeys(outputs, whole),
-        constants={"zero": np.array([0]), "end": np.array([SIZE // 2])},
+        constants={"zero": np.array([0]), "end": np.array([SIZE // 2]), "stop": np.array([SIZE])},
         values={"y": whole, "z": whole, "n": whole, "m": whole, "p": half, "g": half, "h": half, "s.new": half,
-                "f": whole, "b": whole, "v": whole, **{f"u{i}": half for i in range(10)}},
+                "f": whole, "b": whole, "v": whole, **{f"u{i}": half for i in range(10)},
+                **dict.fromkeys(("e0", "e1"), ("float32", [0]))},
     )  # fmt: skip
     return Program(graph, SessionCache(), replaces, Host(Lender()))
 
@@ -62,7 +64,7 @@ def gather(name: str, made: str) -> Any:
     return comm("AllGather", [name], [made], cuts=CUTS, shapes=[f"{SIZE}"])
 
 
-def bounds(found: Program) -> dict[int, tuple[int, int, int]]:
+def bounds(found: Program) -> dict[int, tuple[int, int, tuple[int, ...]]]:
     return {number: (room.reads, room.writes, room.calls) for number, room in found.common.items()}
 
 
@@ -84,14 +86,14 @@ FORWARD, AGAIN = op("Mul", ["x", "w"], ["y"]), op("Mul", ["y", "w"], ["z"])
     ("nodes", "outputs", "due"),
     [
         # All reads stand in front of the reduction on which the update waits.
-        ([FORWARD, scatter("y", "g"), CUT, *UPDATE, DELIVER], {}, {1: (0, 0, 1)}),
+        ([FORWARD, scatter("y", "g"), CUT, *UPDATE, DELIVER], {}, {1: (0, 0, (1,))}),
         # This rank has no part of it, and need not wait for anyone.
         ([FORWARD, scatter("y", "g", cuts=[0, 0, SIZE]), CUT, op("Neg", ["p"], ["s.new"]), DELIVER], {}, {}),
         # One stands behind it: nothing lies between that and the others' writes.
         ([FORWARD, scatter("y", "g"), AGAIN, op("Neg", ["z"], ["n"]), CUT, *UPDATE, DELIVER], {"n"}, {}),
         # But for a second reduction, which the update then waits for although it does not read it,
         ([FORWARD, scatter("y", "g"), AGAIN, scatter("z", "h"), CUT, *UPDATE, DELIVER, gather("h", "n")], {"n"},
-         {2: (1, 1, 1)}),
+         {2: (1, 1, (2,))}),
         # if that is one that nobody leaves before all have come to it.
         ([FORWARD, scatter("y", "g"), AGAIN, comm("Broadcast", ["z"], ["n"], root=0, shapes=[f"{SIZE}"],
                                                   dtype="float32"), CUT, *UPDATE, DELIVER], {"n"}, {}),
@@ -134,7 +136,7 @@ def test_the_update_waits_for_the_call_that_orders_it(tmp_path):
 @pytest.mark.parametrize(
     ("more", "due"),
     [
-        ([], {0: (2, 2, 2)}),
+        ([], {0: (2, 2, (0, 1))}),
         # A shard that something else reads last is not written where it lies: it would have to be brought there.
         ([gather("s.new", "v"), op("Neg", ["s"], ["h"]), gather("h", "n")], {}),
         # Gathered values that are read behind the last reduction: who writes next knows nothing of that.
@@ -166,6 +168,33 @@ def test_gathers_that_differ_have_no_common_room(tmp_path):
     assert not bounds(program(tmp_path, again, 3, v=None))
 
 
+def test_a_shard_that_is_not_in_common_is_written_over_all_the_same(tmp_path):
+    """What its gather made has memory of its own, and may be read behind the update."""
+    nodes = [gather("s", "f"), op("Mul", ["x", "f"], ["y"]), scatter("y", "g"), *update("s"),
+             comm("AllReduce", ["x"], ["v"], reduce="sum"), op("Add", ["f", "v"], ["n"])]  # fmt: skip
+    found = program(tmp_path, nodes, 3, n=None)
+    assert not bounds(found) and any("s" in step.overwrites for step in found._steps if not isinstance(step, Call))
+
+
+def test_what_a_reduction_writes_over_is_not_in_common(tmp_path):
+    """Ranks may average gathered parameters: MPI does so where they lie."""
+    nodes = [gather("s", "f"), comm("AllReduce", ["f"], ["y"], reduce="mean"), scatter("y", "g"), *update("s")]
+    assert not bounds(program(tmp_path, nodes, 3))
+
+
+def test_memory_in_which_a_rank_writes_over_what_it_has_of_another_is_not_in_common(tmp_path):
+    other = [op("Slice", ["w", "end", "stop"], ["h"]), op("Add", ["h", "g"], ["u0"])]
+    nodes = [FORWARD, scatter("y", "g"), *other, *update("")[1:], DELIVER]
+    found = program(tmp_path, nodes, 2)
+    assert not bounds(found) and any("h" in step.overwrites for step in found._steps if not isinstance(step, Call))
+
+
+def test_a_reduction_of_nothing_is_no_call_to_which_all_come(tmp_path):
+    none = [op("Slice", ["x", "zero", "zero"], ["e0"]), comm("AllReduce", ["e0"], ["e1"], reduce="sum")]
+    nodes = [FORWARD, *none, CUT, op("Neg", ["p"], ["s.new"]), DELIVER]
+    assert not bounds(program(tmp_path, nodes, 2))
+
+
 # --- the pages ------------------------------------------------------------------------------------------------------
 
 MESH = Mesh.parse("dp=2,shard=2")
@@ -188,14 +217,16 @@ def together(make: Any, mesh: Mesh = MESH, spoil: Any = None) -> list[tuple[dict
     return found
 
 
-def rooms(rank: int, reads: int = 1, writes: int = 1, size: int = SIZE) -> dict[Any, Common]:
+def rooms(
+    rank: int, reads: int = 1, writes: int = 1, size: int = SIZE, calls: tuple[int, ...] = (0,)
+) -> dict[Any, Common]:
     """Two rooms of a rank, filled with its number."""
     made = {}
     for place, (group, dtype) in enumerate([("shard", "f4"), ("dp+shard", "f8")]):
         members = MESH.members(group, rank)
         cuts = [size * part // len(members) for part in range(len(members) + 1)]
         plain = Common.make(size, np.dtype(dtype), cuts, members.index(rank))
-        made[group, place] = Common(plain.memory, plain.again, plain.cuts, plain.member, reads, writes)
+        made[group, place] = Common(plain.memory, plain.again, plain.cuts, plain.member, reads, writes, calls)
         plain.memory[:] = rank
     return made
 
@@ -225,7 +256,9 @@ def test_all_see_what_each_writes_at_the_old_addresses():
 
 
 @pytest.mark.parametrize(
-    "change", [{"reads": 2}, {"writes": 0}, {"writes": -1}, {"size": SIZE + 4}], ids=lambda each: str(each)
+    "change",
+    [{"reads": 2}, {"writes": 0}, {"writes": -1}, {"size": SIZE + 4}, {"calls": (0, 3)}],
+    ids=lambda each: str(each),
 )
 def test_one_rank_that_does_not_fit_keeps_its_group_apart(change):
     """Of the ranks 2 and 3 over shard, and of all over both axes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -53,6 +54,20 @@ def test_what_is_cut_of_states_is_a_piece_of_their_room(tmp_path):
     assert rooms.in_place("p.new", ["p", "g"], 2, {"p": 3}) is None
     assert rooms.in_place("p.new", ["p", "g"], 2, {"p": 2, "w": 2}) is None
     assert rooms.in_place("p.new", ["g"], 2, {"p": 2}) is None
+
+
+def test_what_lies_with_a_value_is_found_without_a_look_at_all_others(tmp_path):
+    """Every run of a step asks, and a step may have thousands of buckets."""
+
+    class Keyed(dict[str, Piece]):
+        def __iter__(self):
+            raise AssertionError("all are looked at")
+
+        items = keys = values = __iter__
+
+    rooms = replace(lay_out(step(tmp_path), REPLACES), pieces=Keyed(lay_out(step(tmp_path), REPLACES).pieces))
+    assert rooms.touched(["p", "g"]) == {"p", "g", "w", "b"}
+    assert rooms.in_place("p.new", ["p", "g"], 2, {"p": 2, "b": 1}) == "p"
 
 
 @pytest.mark.parametrize(

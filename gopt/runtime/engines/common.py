@@ -35,8 +35,8 @@ class Common:
     ``memory`` begins a page, and no other array lies in its pages.
 
     ``reads``: the number, among the calls of its group, of the first behind all reads of the last step's values;
-    ``writes``: of the last call that all ranks have come to when this one writes. ``calls``: how many gathers of a step
-    make the same: the first gets ``memory`` as its room, the others ``again``, the same elements.
+    ``writes``: of the last call that all ranks have come to when this one writes. ``calls``: the numbers, likewise, of
+    the gathers of a step that make the same: the first has ``memory`` as its room, the others ``again``, which is that.
     """
 
     memory: Array
@@ -45,7 +45,7 @@ class Common:
     member: int
     reads: int = 0
     writes: int = -1
-    calls: int = 1
+    calls: tuple[int, ...] = ()
 
     @classmethod
     def make(cls, count: int, dtype: np.dtype[Any], cuts: Sequence[int], member: int) -> Common:
@@ -74,7 +74,7 @@ def join(
     ``members``: group -> its ranks, ``rank`` among them; ``gather``: what every rank gives. Returns the rooms that all
     members now have in common: their values are what each had as its own part.
     """
-    told = gather({key: (room.memory.nbytes, room.reads, room.writes) for key, room in rooms.items()})
+    told = gather({key: (room.memory.nbytes, room.calls, room.reads, room.writes) for key, room in rooms.items()})
     groups = {key: members(key[0]) for key in rooms}
     fit = {key: ranks for key, ranks in groups.items() if _fit([told[other].get(key) for other in ranks])}
     file = _offer(rooms, [key for key, ranks in fit.items() if ranks[0] == rank])
@@ -98,13 +98,13 @@ def join(
     return found
 
 
-def _fit(told: Sequence[tuple[int, int, int] | None]) -> bool:
-    """Whether the members have rooms of one size, and whoever writes has met all that read."""
+def _fit(told: Sequence[tuple[int, tuple[int, ...], int, int] | None]) -> bool:
+    """Whether the members have rooms of one size for the same gathers, and whoever writes has met all that read."""
     known = [each for each in told if each is not None]
-    sizes = {size for size, _, _ in known}
-    if len(known) < len(told) or len(sizes) > 1:
+    kinds = {(size, calls) for size, calls, _, _ in known}
+    if len(known) < len(told) or len(kinds) > 1:
         return False
-    return max(reads for _, reads, _ in known) <= min(writes for _, _, writes in known)
+    return max(reads for *_, reads, _ in known) <= min(writes for *_, writes in known)
 
 
 def _offer(rooms: Mapping[Key, Common], mine: Sequence[Key]) -> Offer | None:

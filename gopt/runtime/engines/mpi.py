@@ -132,7 +132,7 @@ class MpiEngine:
     @property
     def shared(self) -> int:
         """Calls of this rank that are made in memory which ranks share."""
-        return len(self._parts) + sum(each.calls for room, each in self._common.items() if room == id(each.memory))
+        return len(self._parts) + sum(len(each.calls) for room, each in self._common.items() if room == id(each.memory))
 
     def fail(self, error: BaseException) -> None:
         """End all ranks at once: others may wait in a call that this rank will never make."""
