@@ -9,8 +9,9 @@ from typing import Any, Protocol
 from gopt.graph.model import Graph
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Segment
+from gopt.runtime.lent import ALONE, Lender
 from gopt.runtime.places import Places
-from gopt.runtime.rooms import ALONE, Lender, Rooms, lay_out
+from gopt.runtime.rooms import Rooms, lay_out
 from gopt.runtime.session import Array, SessionCache, Value, bind_memory, run_bound
 
 

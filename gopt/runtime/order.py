@@ -13,7 +13,7 @@ from dataclasses import replace
 from gopt.graph.model import Graph
 from gopt.graph.types import TensorType
 from gopt.runtime.cut import Call, Step
-from gopt.runtime.engines.common import Common
+from gopt.runtime.lent import Common
 from gopt.runtime.rooms import Rooms
 
 

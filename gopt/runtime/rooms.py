@@ -12,13 +12,10 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol
-
-import numpy as np
 
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, known, numpy_dtype
-from gopt.runtime.engines.common import Common
+from gopt.runtime.lent import ALONE, Common, Lender
 from gopt.runtime.memory import aligned, apart
 from gopt.runtime.proto import is_constant
 from gopt.runtime.session import Array
@@ -26,29 +23,6 @@ from gopt.runtime.session import Array
 _REDUCES = frozenset({"AllReduce", "Reduce", "ReduceScatter"})
 _UNFIT = frozenset({"bfloat16", "bool", "string"})
 """Types that NumPy does not hold, or that travel as others."""
-
-
-class Lender(Protocol):
-    """Who has memory in which calls are cheaper than in any other, where that is so; flat, of so many elements."""
-
-    def lend(self, call: Node, count: int, dtype: np.dtype[Any]) -> Array | None:
-        """For what a reduction sends."""
-
-    def common(self, call: Node, count: int, dtype: np.dtype[Any]) -> Common | None:
-        """For what a gather makes, which may become the same memory on all ranks."""
-
-
-class Alone:
-    """Lends nothing."""
-
-    def lend(self, call: Node, count: int, dtype: np.dtype[Any]) -> None:
-        return None
-
-    def common(self, call: Node, count: int, dtype: np.dtype[Any]) -> None:
-        return None
-
-
-ALONE = Alone()
 
 
 @dataclass(frozen=True, slots=True)

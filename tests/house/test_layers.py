@@ -29,6 +29,8 @@ LAYERS = (
         "gopt.api",
     },
     {"gopt.runtime", "gopt.offline"},
+    {"gopt.runtime.engines"},
+    {"gopt.runtime.training", "gopt.runtime.proof"},
     {"gopt.cli"},
 )
 """Each may import those above it and its own."""
@@ -78,8 +80,8 @@ def _without_typing(tree: ast.Module) -> ast.Module:
 def layer(module: str) -> int | None:
     """The number of a module's layer; None for the package itself, which loads its verbs lazily."""
     parts = module.split(".")
-    name = ".".join(parts[:2])
-    return next((number for number, names in enumerate(LAYERS) if name in names), None)
+    names = [".".join(parts[:length]) for length in (3, 2)]
+    return next((number for name in names for number, layer in enumerate(LAYERS) if name in layer), None)
 
 
 def room(module: str) -> str:
@@ -123,6 +125,8 @@ def test_planted_imports_are_caught():
         "gopt.pipeline": "import rich.table",
         "gopt.api": "from click import echo",
         "gopt.runtime.proof.verify": "import onnxruntime as ort",
+        "gopt.runtime.program": "from gopt.runtime.engines.base import Calls",
+        "gopt.runtime.engines.mpi": "from gopt.runtime.training.trace import Trace",
         "gopt.cli.shard": "from rich.console import Console",
         "gopt.mesh": "from .report import Change",
     }

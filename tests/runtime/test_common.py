@@ -15,10 +15,10 @@ from gopt.mesh import Mesh
 from gopt.runtime.cut import Call
 from gopt.runtime.device import Host
 from gopt.runtime.engines.base import Board
-from gopt.runtime.engines.common import PAGE, Common, join
+from gopt.runtime.engines.common import join
+from gopt.runtime.lent import PAGE, Alone, Common
 from gopt.runtime.memory import same_memory
 from gopt.runtime.program import Program
-from gopt.runtime.rooms import Alone
 from gopt.runtime.session import SessionCache, address_of
 
 op = helper.make_node

@@ -13,9 +13,10 @@ from runtime_graphs import comm, make
 
 from gopt.graph.model import Graph
 from gopt.runtime.device import Host
+from gopt.runtime.lent import Alone
 from gopt.runtime.memory import aligned
 from gopt.runtime.program import Program
-from gopt.runtime.rooms import Alone, Piece, lay_out
+from gopt.runtime.rooms import Piece, lay_out
 from gopt.runtime.session import SessionCache
 
 op = helper.make_node

@@ -20,7 +20,7 @@ from test_run import command, mpi, processes, run, samples, train, written
 
 from gopt.mesh import Mesh
 from gopt.runtime.engines import launch, shared
-from gopt.runtime.engines.shared import Lender
+from gopt.runtime.engines.shared import Loans
 from gopt.runtime.memory import joined
 
 WIDE = Recipe(widths=(3, 150, 160, 4))
@@ -193,7 +193,7 @@ def test_shared_memory_has_no_name_and_ends_with_its_ranks(tmp_path):
 
 def test_rooms_are_aligned_and_lie_apart(monkeypatch):
     monkeypatch.setattr(shared, "CHUNK", 1 << 16)
-    lender = Lender()
+    lender = Loans()
     rooms = [lender.take(count, np.dtype(dtype)) for count, dtype in ((5, "f4"), (1 << 15, "f4"), (3, "f8"), (9, "f2"))]
     for number, room in enumerate(rooms):
         assert room is not None and room.__array_interface__["data"][0] % 64 == 0
@@ -205,7 +205,7 @@ def test_rooms_are_aligned_and_lie_apart(monkeypatch):
 
 
 def test_a_rank_alone_shares_with_nobody():
-    lender = Lender()
+    lender = Loans()
     room = lender.take(100, np.dtype("f4"))
     files = len(os.listdir("/proc/self/fd"))
     found = lender.share({("shard", 0): room}, lambda group: (0,), 0, lambda item: [item])
@@ -218,16 +218,16 @@ def test_no_memory_to_lend(what, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, what, refuse)
-    assert Lender().take(100, np.dtype("f4")) is None
+    assert Loans().take(100, np.dtype("f4")) is None
     monkeypatch.delattr(os, what)
-    lender = Lender()
+    lender = Loans()
     assert lender.take(100, np.dtype("f4")) is None
     assert lender.share({}, lambda group: (0,), 0, lambda item: [item]) == {}
 
 
 def test_another_file_of_that_number_is_not_mapped():
     """As where processes are numbered twice on a host."""
-    first, second = Lender(), Lender()
+    first, second = Loans(), Loans()
     rooms = [lender.take(100, np.dtype("f4")) for lender in (first, second)]
     offers = [lender._offer({("shard", 0): room}) for lender, room in zip((first, second), rooms)]
     assert shared._map(offers[0]) is not None

@@ -15,9 +15,9 @@ import numpy as np
 from gopt.errors import RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
-from gopt.runtime.engines.common import Common
 from gopt.runtime.engines.shared import Key
 from gopt.runtime.engines.threads import ThreadGroup
+from gopt.runtime.lent import Common
 from gopt.runtime.session import Array
 
 GRACE = 2.0

@@ -18,52 +18,13 @@ import mmap
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gopt.runtime.engines.shared import Key, Offer, open_offer
+from gopt.runtime.lent import Common, whole_pages
 from gopt.runtime.session import Array, address_of
-
-PAGE = mmap.ALLOCATIONGRANULARITY
-
-
-@dataclass(frozen=True, slots=True)
-class Common:
-    """What a gather makes, flat, and which of its elements this rank writes: of ``cuts`` its place among the members.
-    ``memory`` begins a page, and no other array lies in its pages.
-
-    ``reads``: the number, among the calls of its group, of the first behind all reads of the last step's values;
-    ``writes``: of the last call that all ranks have come to when this one writes. ``calls``: the numbers, likewise, of
-    the gathers of a step that make the same: the first has ``memory`` as its room, the others ``again``, which is that.
-    """
-
-    memory: Array
-    again: Array
-    cuts: Sequence[int]
-    member: int
-    reads: int = 0
-    writes: int = -1
-    calls: tuple[int, ...] = ()
-
-    @classmethod
-    def make(cls, count: int, dtype: np.dtype[Any], cuts: Sequence[int], member: int) -> Common:
-        """In pages of its own, with zeros."""
-        size = count * dtype.itemsize
-        pages = mmap.mmap(-1, _pages(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        memory = np.frombuffer(pages, np.uint8)[:size].view(dtype)
-        return cls(memory, memory[:], tuple(cuts), member)
-
-    @property
-    def mine(self) -> Array:
-        return self.memory[self.cuts[self.member] : self.cuts[self.member + 1]]
-
-    def holds(self, start: int, stop: int) -> bool:
-        """Whether these elements are all this rank's own."""
-        return self.cuts[self.member] <= start and stop <= self.cuts[self.member + 1]
 
 
 def join(
@@ -115,7 +76,7 @@ def _offer(rooms: Mapping[Key, Common], mine: Sequence[Key]) -> Offer | None:
     for key in mine:
         memory = rooms[key].memory
         places[key] = size, memory.size, memory.dtype.name
-        size += _pages(memory.nbytes)
+        size += whole_pages(memory.nbytes)
     try:
         file = os.memfd_create(name)
     except (AttributeError, OSError):  # not on this system; not enough files
@@ -128,15 +89,11 @@ def _offer(rooms: Mapping[Key, Common], mine: Sequence[Key]) -> Offer | None:
     return Offer(os.getpid(), file, name, places)
 
 
-def _pages(size: int) -> int:
-    return -(-size // PAGE) * PAGE
-
-
 def _replace_pages(memory: Array, file: int, start: int) -> None:
     """Map a file, from its byte ``start`` on, where an array lies; raises OSError. NumPy and sessions see no change of
     address, and whoever frees the array frees the mapping."""
     writable, fixed = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
-    address, size = address_of(memory), _pages(memory.nbytes)
+    address, size = address_of(memory), whole_pages(memory.nbytes)
     if _libc().mmap(address, size, writable, fixed, file, start) != address:
         raise OSError(ctypes.get_errno(), "pages that ranks share cannot be mapped")
 

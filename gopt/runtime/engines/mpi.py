@@ -21,9 +21,10 @@ from gopt.errors import GoptError, OptionError, RunError
 from gopt.graph.model import Node
 from gopt.graph.types import numpy_dtype
 from gopt.mesh import Mesh
-from gopt.runtime.engines.common import Common, join
-from gopt.runtime.engines.shared import LEAST, Key, Lender, all_reduce, reduce_scatter
+from gopt.runtime.engines.common import join
+from gopt.runtime.engines.shared import LEAST, Key, Loans, all_reduce, reduce_scatter
 from gopt.runtime.engines.watch import Watch
+from gopt.runtime.lent import Common
 from gopt.runtime.memory import Pool, apart, joined, same_memory
 from gopt.runtime.session import Array
 
@@ -86,7 +87,7 @@ class MpiEngine:
         here = self._world.Split_type(self._mpi.COMM_TYPE_SHARED)
         self._near: list[int] = here.allgather(self.rank)
         self.beside = _has_spare(here)
-        self._lender = Lender()
+        self._loans = Loans()
         self._parts: dict[int, list[Array]] = {}
         self._common: dict[int, Common] = {}
         """Id of the memory -> what gathers make there, on all members."""
@@ -108,7 +109,7 @@ class MpiEngine:
     def lend(self, call: Node, count: int, dtype: np.dtype[Any]) -> Array | None:
         """Memory for what a reduction sends, where its group lies wholly on this host and that is worth it."""
         fits = call.op_type == "AllReduce" or (call.op_type == "ReduceScatter" and "cuts" in call.attributes)
-        return self._lender.take(count, dtype) if fits and self._is_worth(call, count, dtype) else None
+        return self._loans.take(count, dtype) if fits and self._is_worth(call, count, dtype) else None
 
     def common(self, call: Node, count: int, dtype: np.dtype[Any]) -> Common | None:
         """Memory for what a gather makes, where its group lies wholly on this host and that is worth it."""
@@ -125,7 +126,7 @@ class MpiEngine:
         def members(group: str) -> Sequence[int]:
             return self._mesh.members(group, self.rank)
 
-        self._parts = self._lender.share(rooms, members, self.rank, self.gather)
+        self._parts = self._loans.share(rooms, members, self.rank, self.gather)
         joined = join(common, members, self.rank, self.gather)
         self._common = {id(room): each for each in joined for room in (each.memory, each.again)}
 

@@ -43,7 +43,7 @@ class Offer:
     rooms: dict[Key, tuple[int, int, str]]
 
 
-class Lender:
+class Loans:
     """Memory of this rank that the others of its host may read."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from gopt.graph.types import TensorType, numpy_dtype
 from gopt.mesh import DATA_AXES, Mesh
 from gopt.runtime.device import HOST, Device
 from gopt.runtime.engines.base import Ahead, Calls, Engine
-from gopt.runtime.engines.common import Common
+from gopt.runtime.lent import Common
 from gopt.runtime.program import Program, no_mark
 from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint import Checkpoints
