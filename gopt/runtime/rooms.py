@@ -176,7 +176,7 @@ def _keep_gathered(
             continue
         types = [graph.types[made] for made in first.outputs]
         common = lender.common(first, sum(type.elements for type in types), numpy_dtype(types[0].dtype))
-        if common is None:
+        if common is None or common.mine.size != graph.inputs[name].elements:
             continue
         rooms.common[numbers[0]] = replace(common, calls=tuple(numbers))
         rooms.shards[name] = numbers[0]
