@@ -66,6 +66,20 @@ class Common:
         return self.cuts[self.member] <= start and stop <= self.cuts[self.member + 1]
 
 
+def reach(rank: int, gather: Callable[[Any], list[Any]]) -> dict[int, set[int]]:
+    """Whose pages each rank of this host can have in the place of its own: itself too, where this system has any. All
+    its ranks together, before they lay out what they gather: where layers are gathered one by one, a room that stays
+    and that MPI has to fill takes more memory than none."""
+    file = _memory(f"gopt-{secrets.token_hex(8)}", PAGE)
+    offers: dict[int, Offer | None] = dict(gather((rank, None if file is None else Offer(os.getpid(), *file, {}))))
+    opened = {other: open_offer(offer, os.O_RDWR) for other, offer in offers.items()}
+    found = dict(gather((rank, {other for other, each in opened.items() if each is not None})))
+    for each in (*opened.values(), None if file is None else file[0]):
+        if each is not None:
+            os.close(each)
+    return found
+
+
 def join(
     rooms: Mapping[Key, Common], members: Callable[[str], Sequence[int]], rank: int, gather: Callable[[Any], list[Any]]
 ) -> list[Common]:
@@ -116,6 +130,12 @@ def _offer(rooms: Mapping[Key, Common], mine: Sequence[Key]) -> Offer | None:
         memory = rooms[key].memory
         places[key] = size, memory.size, memory.dtype.name
         size += _pages(memory.nbytes)
+    file = _memory(name, size)
+    return None if file is None else Offer(os.getpid(), *file, places)
+
+
+def _memory(name: str, size: int) -> tuple[int, str] | None:
+    """A file without a place in any folder, with this many bytes, and its name; None where there is none to be had."""
     try:
         file = os.memfd_create(name)
     except (AttributeError, OSError):  # not on this system; not enough files
@@ -125,7 +145,7 @@ def _offer(rooms: Mapping[Key, Common], mine: Sequence[Key]) -> Offer | None:
     except OSError:
         os.close(file)
         return None
-    return Offer(os.getpid(), file, name, places)
+    return file, name
 
 
 def _pages(size: int) -> int:

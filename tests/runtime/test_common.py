@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import threading
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from onnx import helper
 from runtime_graphs import comm, make
 
+from gopt.graph.model import COMM, Node
 from gopt.mesh import Mesh
-from gopt.runtime.common import PAGE, Common, join
+from gopt.runtime.common import PAGE, Common, join, reach
 from gopt.runtime.cut import Call
 from gopt.runtime.device import Host
 from gopt.runtime.engine import Board
@@ -21,6 +23,7 @@ from gopt.runtime.program import Program
 from gopt.runtime.rooms import Alone
 from gopt.runtime.session import SessionCache, address_of
 
+mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs pip install 'gopt[mpi]'")
 op = helper.make_node
 F4 = np.dtype("f4")
 SIZE = 2 * 4000
@@ -269,12 +272,63 @@ def test_one_rank_that_does_not_fit_keeps_its_group_apart(change):
         assert all((room.memory == rank).all() for room in own.values())
 
 
+def _refuse(*_: Any) -> Any:
+    raise OSError(28, "No space left on device")
+
+
+def reached() -> list[dict[int, set[int]]]:
+    board, found = Board(4, 20.0), [{}] * 4
+
+    def live(rank: int) -> None:
+        found[rank] = reach(rank, lambda item: board.gather(rank, item))
+
+    threads = [threading.Thread(target=live, args=(rank,), name=str(rank)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_whose_pages_a_rank_can_have_is_known_before_rooms_are_made(monkeypatch):
+    files = set(os.listdir("/proc/self/fd"))
+    assert reached() == [{rank: {0, 1, 2, 3} for rank in range(4)}] * 4
+    assert len(os.listdir("/proc/self/fd")) <= len(files), "the files are closed"
+    own = os.open
+
+    def refuse(path: Any, *more: Any, **named: Any) -> Any:
+        if threading.current_thread().name == "3":
+            raise OSError(13, "Permission denied")
+        return own(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert reached() == [{0: {0, 1, 2, 3}, 1: {0, 1, 2, 3}, 2: {0, 1, 2, 3}, 3: set()}] * 4
+
+
+@pytest.mark.parametrize("missing", ["memfd_create", "posix_fallocate", "readlink"])
+def test_no_pages_can_be_had_where_the_system_refuses_them(missing, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create") if missing == "memfd_create" else monkeypatch.setattr(os, missing, _refuse)
+    assert reached() == [{rank: set() for rank in range(4)}] * 4
+
+
+@mpi
+def test_a_gather_of_ranks_that_do_not_reach_the_first_needs_no_room():
+    from gopt.runtime.mpi import MpiEngine
+
+    engine = object.__new__(MpiEngine)
+    engine.rank, engine._mesh, engine._near = 1, MESH, range(4)
+    call = Node("AllGather", ["s"], ["f"], domain=COMM, attributes={"group": "shard", "cuts": [0, 40000, 80000]})
+    engine._reach = {0: {0}, 1: {0}, 2: set(), 3: set()}
+    room = engine.common(call, 80000, F4)
+    assert room is not None and room.mine.size == 40000
+    for missing in (0, 1):
+        engine._reach = {0: {0}, 1: {0}} | {missing: {1 - missing}}
+        assert (engine.common(call, 80000, F4) is None) == (0 not in engine._reach[missing])
+
+
 @pytest.mark.parametrize("missing", ["memfd_create", "posix_fallocate", "readlink"])
 def test_what_the_system_refuses_leaves_all_apart(missing, monkeypatch):
-    def refuse(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, missing, refuse)
+    monkeypatch.setattr(os, missing, _refuse)
     everyone = together(rooms)
     assert [joined for _, joined in everyone] == [[]] * 4
     assert all((room.memory == rank).all() for rank, (own, _) in enumerate(everyone) for room in own.values())
