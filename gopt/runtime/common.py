@@ -18,6 +18,7 @@ import mmap
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,7 @@ class Common:
         """In pages of its own, with zeros."""
         size = count * dtype.itemsize
         pages = mmap.mmap(-1, _pages(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(AttributeError, OSError):  # not on this system; a kernel that has none
             pages.madvise(mmap.MADV_HUGEPAGE)
         memory = np.frombuffer(pages, np.uint8)[:size].view(dtype)
         return cls(memory, memory[:], tuple(cuts), member)
@@ -72,11 +73,15 @@ def reach(rank: int, gather: Callable[[Any], list[Any]]) -> dict[int, set[int]]:
     and that MPI has to fill takes more memory than none."""
     file = _memory(f"gopt-{secrets.token_hex(8)}", PAGE)
     offers: dict[int, Offer | None] = dict(gather((rank, None if file is None else Offer(os.getpid(), *file, {}))))
-    opened = {other: open_offer(offer, os.O_RDWR) for other, offer in offers.items()}
-    found = dict(gather((rank, {other for other, each in opened.items() if each is not None})))
-    for each in (*opened.values(), None if file is None else file[0]):
-        if each is not None:
-            os.close(each)
+    seen: set[int] = set()
+    for other, offer in offers.items():
+        opened = open_offer(offer, os.O_RDWR)
+        if opened is not None:
+            os.close(opened)
+            seen.add(other)
+    found = dict(gather((rank, seen)))
+    if file is not None:
+        os.close(file[0])
     return found
 
 

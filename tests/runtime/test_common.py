@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import mmap
 import os
 import threading
 from typing import Any
@@ -336,6 +337,12 @@ def test_what_the_system_refuses_leaves_all_apart(missing, monkeypatch):
     everyone = together(rooms)
     assert [joined for _, joined in everyone] == [[]] * 4
     assert all((room.memory == rank).all() for rank, (own, _) in enumerate(everyone) for room in own.values())
+
+
+def test_a_kernel_without_huge_pages_has_pages(monkeypatch):
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999, raising=False)  # which it does not know
+    room = Common.make(SIZE, F4, CUTS, 1)
+    assert room.memory.size == SIZE and not room.memory.any()
 
 
 def test_a_rank_without_a_room_leaves_the_others_theirs():
