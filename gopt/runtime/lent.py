@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,7 +39,7 @@ class Common:
         """In pages of its own, with zeros."""
         size = count * dtype.itemsize
         pages = mmap.mmap(-1, whole_pages(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(AttributeError, OSError):  # not on this system; a kernel that has none
             pages.madvise(mmap.MADV_HUGEPAGE)
         memory = np.frombuffer(pages, np.uint8)[:size].view(dtype)
         return cls(memory, memory[:], tuple(cuts), member)

@@ -120,7 +120,10 @@ def lay_out(graph: Graph, replaces: Mapping[str, str], lender: Lender = ALONE) -
     nodes = [node for node in graph.nodes if cut.isdisjoint(node.outputs)]
     read = {name for node in nodes for name in node.reads}
     rest = replace(graph, nodes=nodes, inputs=graph.inputs | {name: graph.types[name] for name in cut & read})
-    spare = frozenset(number for number, place in enumerate(at) if _is_spare(place, graph, last, cut))
+    # What a gather sends or makes may lie where states do: ranks that average parameters must not write there.
+    gathers = [graph.nodes[place] for place in at if graph.nodes[place].op_type == "AllGather"]
+    lasts = cut.union(*((*node.inputs, *node.outputs) for node in gathers))
+    spare = frozenset(number for number, place in enumerate(at) if _is_spare(place, graph, last, lasts))
     sent, lent = _sent(rest, spare, lender)
     rooms = Rooms(
         rest,
@@ -158,8 +161,6 @@ def _keep_gathered(
     graph = rooms.graph
     calls: dict[str, list[int]] = {}
     nodes = [node for node in graph.nodes if node.domain == COMM]
-    spoiled = {name for number in rooms.spare for name in nodes[number].inputs}
-    """Values over which a reduction writes: what is gathered may be sent on, as where ranks average parameters."""
     for number, node in enumerate(nodes):
         if node.op_type == "AllGather" and "cuts" in node.attributes:
             calls.setdefault(node.inputs[0], []).append(number)
@@ -167,8 +168,6 @@ def _keep_gathered(
         numbers = calls.get(name, [])
         first = nodes[numbers[0]] if numbers else None
         if first is None or name in rooms.pieces or name not in graph.inputs or not _whole(nodes, numbers, graph):
-            continue
-        if not all(spoiled.isdisjoint(nodes[number].outputs) for number in numbers):
             continue
         # What the next one fills again is not read any more.
         ends = [max((last.get(made, -1) for made in nodes[number].outputs), default=-1) for number in numbers]
@@ -295,13 +294,13 @@ def _sent(graph: Graph, spare: frozenset[int], lender: Lender) -> tuple[dict[str
     return sent, lent
 
 
-def _is_spare(place: int, graph: Graph, last: Mapping[str, int], views: set[str]) -> bool:
+def _is_spare(place: int, graph: Graph, last: Mapping[str, int], lasts: set[str]) -> bool:
     node = graph.nodes[place]
     if node.op_type not in _REDUCES or len(set(node.inputs)) < len(node.inputs):
         return False
     if not graph.outputs.keys().isdisjoint(node.outputs):
         return False  # a state lives on in the next step, which writes what it sends to the same place
     return all(
-        last[name] == place and name not in graph.outputs and name not in graph.inputs and name not in views
+        last[name] == place and name not in graph.outputs and name not in graph.inputs and name not in lasts
         and name not in graph.initializers for name in node.inputs
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import mmap
 import os
 import threading
 from typing import Any
@@ -11,16 +13,18 @@ import pytest
 from onnx import helper
 from runtime_graphs import comm, make
 
+from gopt.graph.model import COMM, Node
 from gopt.mesh import Mesh
 from gopt.runtime.cut import Call
 from gopt.runtime.device import Host
 from gopt.runtime.engines.base import Board
-from gopt.runtime.engines.common import join
+from gopt.runtime.engines.common import join, reach
 from gopt.runtime.lent import PAGE, Alone, Common
 from gopt.runtime.memory import same_memory
 from gopt.runtime.program import Program
 from gopt.runtime.session import SessionCache, address_of
 
+mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs pip install 'gopt[mpi]'")
 op = helper.make_node
 F4 = np.dtype("f4")
 SIZE = 2 * 4000
@@ -176,10 +180,14 @@ def test_a_shard_that_is_not_in_common_is_written_over_all_the_same(tmp_path):
     assert not bounds(found) and any("s" in step.overwrites for step in found._steps if not isinstance(step, Call))
 
 
-def test_what_a_reduction_writes_over_is_not_in_common(tmp_path):
-    """Ranks may average gathered parameters: MPI does so where they lie."""
-    nodes = [gather("s", "f"), comm("AllReduce", ["f"], ["y"], reduce="mean"), scatter("y", "g"), *update("s")]
-    assert not bounds(program(tmp_path, nodes, 3))
+@pytest.mark.parametrize("stage", [2, 3])
+def test_no_reduction_writes_where_states_lie(stage, tmp_path):
+    """Ranks may average what was gathered, or what is: MPI does so where it lies, when nobody reads that any more."""
+    mean = {"reduce": "mean"}
+    third = [gather("s", "f"), comm("AllReduce", ["f"], ["y"], **mean), scatter("y", "g"), *update("s")]
+    second = [FORWARD, scatter("y", "g"), CUT, *UPDATE, DELIVER, comm("AllReduce", ["s.new"], ["h"], **mean)]
+    found = program(tmp_path, third if stage == 3 else second, stage)
+    assert found.common.keys() == {0 if stage == 3 else 1} and found._rooms.spare == {2 if stage == 3 else 0}
 
 
 def test_memory_in_which_a_rank_writes_over_what_it_has_of_another_is_not_in_common(tmp_path):
@@ -269,15 +277,72 @@ def test_one_rank_that_does_not_fit_keeps_its_group_apart(change):
         assert all((room.memory == rank).all() for room in own.values())
 
 
+def _refuse(*_: Any) -> Any:
+    raise OSError(28, "No space left on device")
+
+
+def reached() -> list[dict[int, set[int]]]:
+    board, found = Board(4, 20.0), [{}] * 4
+
+    def live(rank: int) -> None:
+        found[rank] = reach(rank, lambda item: board.gather(rank, item))
+
+    threads = [threading.Thread(target=live, args=(rank,), name=str(rank)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_whose_pages_a_rank_can_have_is_known_before_rooms_are_made(monkeypatch):
+    files = set(os.listdir("/proc/self/fd"))
+    assert reached() == [{rank: {0, 1, 2, 3} for rank in range(4)}] * 4
+    assert len(os.listdir("/proc/self/fd")) <= len(files), "the files are closed"
+    own = os.open
+
+    def refuse(path: Any, *more: Any, **named: Any) -> Any:
+        if threading.current_thread().name == "3":
+            raise OSError(13, "Permission denied")
+        return own(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert reached() == [{0: {0, 1, 2, 3}, 1: {0, 1, 2, 3}, 2: {0, 1, 2, 3}, 3: set()}] * 4
+
+
+@pytest.mark.parametrize("missing", ["memfd_create", "posix_fallocate", "readlink"])
+def test_no_pages_can_be_had_where_the_system_refuses_them(missing, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create") if missing == "memfd_create" else monkeypatch.setattr(os, missing, _refuse)
+    assert reached() == [{rank: set() for rank in range(4)}] * 4
+
+
+@mpi
+def test_a_gather_of_ranks_that_do_not_reach_the_first_needs_no_room():
+    from gopt.runtime.engines.mpi import MpiEngine
+
+    engine = object.__new__(MpiEngine)
+    engine.rank, engine._mesh, engine._near = 1, MESH, range(4)
+    call = Node("AllGather", ["s"], ["f"], domain=COMM, attributes={"group": "shard", "cuts": [0, 40000, 80000]})
+    engine._reach = {0: {0}, 1: {0}, 2: set(), 3: set()}
+    room = engine.common(call, 80000, F4)
+    assert room is not None and room.mine.size == 40000
+    for missing in (0, 1):
+        engine._reach = {0: {0}, 1: {0}} | {missing: {1 - missing}}
+        assert (engine.common(call, 80000, F4) is None) == (0 not in engine._reach[missing])
+
+
 @pytest.mark.parametrize("missing", ["memfd_create", "posix_fallocate", "readlink"])
 def test_what_the_system_refuses_leaves_all_apart(missing, monkeypatch):
-    def refuse(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, missing, refuse)
+    monkeypatch.setattr(os, missing, _refuse)
     everyone = together(rooms)
     assert [joined for _, joined in everyone] == [[]] * 4
     assert all((room.memory == rank).all() for rank, (own, _) in enumerate(everyone) for room in own.values())
+
+
+def test_a_kernel_without_huge_pages_has_pages(monkeypatch):
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999, raising=False)  # which it does not know
+    room = Common.make(SIZE, F4, CUTS, 1)
+    assert room.memory.size == SIZE and not room.memory.any()
 
 
 def test_a_rank_without_a_room_leaves_the_others_theirs():

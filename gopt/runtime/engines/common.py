@@ -23,8 +23,26 @@ from typing import Any
 import numpy as np
 
 from gopt.runtime.engines.shared import Key, Offer, open_offer
-from gopt.runtime.lent import Common, whole_pages
+from gopt.runtime.lent import PAGE, Common, whole_pages
 from gopt.runtime.session import Array, address_of
+
+
+def reach(rank: int, gather: Callable[[Any], list[Any]]) -> dict[int, set[int]]:
+    """Whose pages each rank of this host can have in the place of its own: itself too, where this system has any. All
+    its ranks together, before they lay out what they gather: where layers are gathered one by one, a room that stays
+    and that MPI has to fill takes more memory than none."""
+    file = _memory(f"gopt-{secrets.token_hex(8)}", PAGE)
+    offers: dict[int, Offer | None] = dict(gather((rank, None if file is None else Offer(os.getpid(), *file, {}))))
+    seen: set[int] = set()
+    for other, offer in offers.items():
+        opened = open_offer(offer, os.O_RDWR)
+        if opened is not None:
+            os.close(opened)
+            seen.add(other)
+    found = dict(gather((rank, seen)))
+    if file is not None:
+        os.close(file[0])
+    return found
 
 
 def join(
@@ -77,6 +95,12 @@ def _offer(rooms: Mapping[Key, Common], mine: Sequence[Key]) -> Offer | None:
         memory = rooms[key].memory
         places[key] = size, memory.size, memory.dtype.name
         size += whole_pages(memory.nbytes)
+    file = _memory(name, size)
+    return None if file is None else Offer(os.getpid(), *file, places)
+
+
+def _memory(name: str, size: int) -> tuple[int, str] | None:
+    """A file without a place in any folder, with this many bytes, and its name; None where there is none to be had."""
     try:
         file = os.memfd_create(name)
     except (AttributeError, OSError):  # not on this system; not enough files
@@ -86,7 +110,7 @@ def _offer(rooms: Mapping[Key, Common], mine: Sequence[Key]) -> Offer | None:
     except OSError:
         os.close(file)
         return None
-    return Offer(os.getpid(), file, name, places)
+    return file, name
 
 
 def _replace_pages(memory: Array, file: int, start: int) -> None:

@@ -21,7 +21,7 @@ from gopt.errors import GoptError, OptionError, RunError
 from gopt.graph.model import Node
 from gopt.graph.types import numpy_dtype
 from gopt.mesh import Mesh
-from gopt.runtime.engines.common import join
+from gopt.runtime.engines.common import join, reach
 from gopt.runtime.engines.shared import LEAST, Key, Loans, all_reduce, reduce_scatter
 from gopt.runtime.engines.watch import Watch
 from gopt.runtime.lent import Common
@@ -86,6 +86,7 @@ class MpiEngine:
         self.watch = Watch(deadline, explain, lambda: self._world.Abort(RunError("").exit_code))
         here = self._world.Split_type(self._mpi.COMM_TYPE_SHARED)
         self._near: list[int] = here.allgather(self.rank)
+        self._reach = reach(self.rank, here.allgather)
         self.beside = _has_spare(here)
         self._loans = Loans()
         self._parts: dict[int, list[Array]] = {}
@@ -115,6 +116,9 @@ class MpiEngine:
         """Memory for what a gather makes, where its group lies wholly on this host and that is worth it."""
         group, cuts = str(call.attributes["group"]), call.attributes.get("cuts")
         if call.op_type != "AllGather" or cuts is None or not self._is_worth(call, count, dtype):
+            return None
+        members = self._mesh.members(group, self.rank)
+        if not all(members[0] in self._reach[member] for member in members):
             return None
         return Common.make(count, dtype, cuts, self._mesh.index(group, self.rank))
 
