@@ -31,7 +31,7 @@ def reach(rank: int, gather: Callable[[Any], list[Any]]) -> dict[int, set[int]]:
     """Whose pages each rank of this host can have in the place of its own: itself too, where this system has any. All
     its ranks together, before they lay out what they gather: where layers are gathered one by one, a room that stays
     and that MPI has to fill takes more memory than none."""
-    file = _memory(f"gopt-{secrets.token_hex(8)}", PAGE)
+    file = _memory(PAGE)
     offers: dict[int, Offer | None] = dict(gather((rank, None if file is None else Offer(os.getpid(), *file, {}))))
     seen: set[int] = set()
     for other, offer in offers.items():
@@ -90,17 +90,18 @@ def _offer(rooms: Mapping[Key, Common], mine: Sequence[Key]) -> Offer | None:
     """A file with pages for these rooms; None where there is nothing to offer."""
     if not mine:
         return None
-    name, places, size = f"gopt-{secrets.token_hex(8)}", {}, 0
+    places, size = {}, 0
     for key in mine:
         memory = rooms[key].memory
         places[key] = size, memory.size, memory.dtype.name
         size += whole_pages(memory.nbytes)
-    file = _memory(name, size)
+    file = _memory(size)
     return None if file is None else Offer(os.getpid(), *file, places)
 
 
-def _memory(name: str, size: int) -> tuple[int, str] | None:
+def _memory(size: int) -> tuple[int, str] | None:
     """A file without a place in any folder, with this many bytes, and its name; None where there is none to be had."""
+    name = f"gopt-{secrets.token_hex(8)}"
     try:
         file = os.memfd_create(name)
     except (AttributeError, OSError):  # not on this system; not enough files

@@ -20,6 +20,7 @@ import numpy as np
 
 from gopt.collectives.layout import HALVES, flat_cuts
 from gopt.collectives.reference import COMBINE
+from gopt.runtime.lent import whole_pages
 from gopt.runtime.session import Array
 
 LEAST = 1 << 16
@@ -58,7 +59,7 @@ class Loans:
     def take(self, count: int, dtype: np.dtype[Any]) -> Array | None:
         """A flat array with values of no meaning, or None where this system has none to give."""
         size = count * dtype.itemsize
-        pages = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        pages = whole_pages(size)
         try:
             if self._file is None:
                 self._file = os.memfd_create(self._name)
