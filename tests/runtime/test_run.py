@@ -344,6 +344,20 @@ def test_a_fault_ends_the_job_in_one_line(fault, code, said, tmp_path):
 
 
 @mpi
+def test_ranks_that_are_killed_leave_no_memory_behind():
+    """MPICH's own file of a job, 2 MiB, stays in /dev/shm when the job is not ended in order; its name goes before."""
+    code = (
+        "from gopt.mesh import Mesh\nfrom gopt.runtime.engines.mpi import MpiEngine\n"
+        "engine = MpiEngine(Mesh.parse('shard=2'), 20.0, print)\nengine.gather(0)\n"
+        "named = [line for line in open('/proc/self/maps') if '/dev/shm/' in line]\n"
+        "found = engine.gather((bool(named), [line for line in named if '(deleted)' not in line]))\n"
+        "if engine.rank == 0: print(found)"
+    )
+    done = run([launch.mpiexec(), "-n", "2", sys.executable, "-c", code])
+    assert done.stdout == "[(True, []), (True, [])]\n", done.stderr
+
+
+@mpi
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_the_ranks_end_with_their_launcher(number, tmp_path):
     folder, log = written(tmp_path), tmp_path / "log"

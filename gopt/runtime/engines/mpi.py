@@ -11,7 +11,9 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -86,6 +88,7 @@ class MpiEngine:
         self.watch = Watch(deadline, explain, lambda: self._world.Abort(RunError("").exit_code))
         here = self._world.Split_type(self._mpi.COMM_TYPE_SHARED)
         self._near: list[int] = here.allgather(self.rank)
+        _drop_names()  # now that all ranks of this host have come
         self._reach = reach(self.rank, here.allgather)
         self.beside = _has_spare(here)
         self._loans = Loans()
@@ -279,6 +282,15 @@ class MpiEngine:
         if key not in self._extremes:
             self._extremes[key] = self._mpi.Op.Create(_extreme(how, flat.dtype), commute=True)
         return self._extremes[key]
+
+
+def _drop_names() -> None:
+    """Take the names of the files through which MPICH's ranks of a host talk: all have opened them, and ranks that are
+    killed would leave megabytes of /dev/shm behind."""
+    with suppress(OSError):
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        for path in {line.split(maxsplit=5)[5] for line in lines if "/dev/shm/mpich_shm_" in line}:
+            Path(path).unlink(missing_ok=True)
 
 
 def _has_spare(here: Any) -> bool:
