@@ -94,15 +94,15 @@ class Program:
         self._rooms = rooms
         self._places = {name: device.put(place) for name, place in rooms.places().items()}
         self._dropped = dropped(borders, self._outputs)
-        self._landing = dict(rooms.gathered)
+        self._own = dict(rooms.gathered)
+        """Number of a call -> flat memory that it may write, where that is the same in every step."""
         self._landed = {name: self._places[name] for name in rooms.delivered}
         for place in self._landed.values() if self._keeps else ():
             place.lasting = True
         self._waits = [(*step.inputs, *late.get(place, ())) for place, step in enumerate(borders)]
         """For every step, what must have come before it runs."""
         self._steps = self._ready(steps, borders, over, types, cache)
-        self._own = self._landing | self._buffers(borders)
-        """Number of a call -> flat memory that it may write, where that is the same in every step."""
+        self._own |= self._buffers(borders)
         self._constants = self._resident(graph)
         self._passed = self._passed_on(replaces or {})
         self.mark: Mark = no_mark
@@ -119,7 +119,7 @@ class Program:
             written = frozenset[str]().union(*over.values())
             laid = lay(borders, self._dropped, types, rooms, written, self._outputs)
             places = laid.places
-            self._landing |= laid.landing
+            self._own |= laid.landing
             gathers = [step for step in borders if isinstance(step, Call) and step.index in laid.landing]
             self._landed |= {name: laid.places[name][0] for step in gathers for name in step.outputs}
             # What has a place costs nothing more while it stays.

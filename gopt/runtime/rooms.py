@@ -195,13 +195,15 @@ def _whole(nodes: Sequence[Node], numbers: Sequence[int], graph: Graph) -> bool:
     """Whether these gathers make the same, of types that NumPy holds, and for nobody but the step."""
     first = nodes[numbers[0]]
     types = [[graph.types.get(made) for made in nodes[number].outputs] for number in numbers]
-    plain = all(
-        type is not None and type.static and known(type.dtype) and type.dtype not in _UNFIT
-        for each in types for type in each
-    )  # fmt: skip
+    plain = all(_is_plain(type) for each in types for type in each)
     alike = all(nodes[number].attributes == first.attributes for number in numbers)
     made = {name for number in numbers for name in nodes[number].outputs}
     return plain and alike and all(each == types[0] for each in types) and graph.outputs.keys().isdisjoint(made)
+
+
+def _is_plain(type: TensorType | None) -> bool:
+    """Whether NumPy holds it, and its size is known."""
+    return type is not None and type.static and known(type.dtype) and type.dtype not in _UNFIT
 
 
 def _delivers(node: Node, graph: Graph, replaces: Mapping[str, str]) -> list[str]:
@@ -210,8 +212,8 @@ def _delivers(node: Node, graph: Graph, replaces: Mapping[str, str]) -> list[str
     if node.op_type != "AllGather" or "cuts" not in node.attributes or not all(name in graph.inputs for name in states):
         return []
     types = [graph.inputs[name] for name in states]
-    same = all(graph.types.get(made) == type and type.static for made, type in zip(node.outputs, types))
-    one = len({type.dtype for type in types}) == 1 and known(types[0].dtype) and types[0].dtype not in _UNFIT
+    same = all(graph.types.get(made) == type and _is_plain(type) for made, type in zip(node.outputs, types))
+    one = len({type.dtype for type in types}) == 1
     return states if same and one and graph.outputs.keys().isdisjoint(states) else []
 
 

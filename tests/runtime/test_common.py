@@ -45,7 +45,7 @@ class Lender(Alone):
 # --- the order ------------------------------------------------------------------------------------------------------
 
 
-def program(tmp_path, nodes: list[Any], stage: int, cuts: list[int] | None = None, **outputs: Any) -> Program:
+def program(tmp_path, nodes: list[Any], stage: int, **outputs: Any) -> Program:
     """x -> gradient; the parameter w, or its shard s, is updated by half of the gradient g."""
     whole, half = ("float32", [SIZE]), ("float32", [SIZE // 2])
     states, replaces = ({"w": whole}, {"w.new": "w"}) if stage < 3 else ({"s": half}, {"s.new": "s"})
@@ -208,7 +208,7 @@ def test_a_reduction_of_nothing_is_no_call_to_which_all_come(tmp_path):
 MESH = Mesh.parse("dp=2,shard=2")
 
 
-def together(make: Any, mesh: Mesh = MESH, spoil: Any = None) -> list[tuple[dict[Any, Common], list[Common]]]:
+def together(make: Any, mesh: Mesh = MESH) -> list[tuple[dict[Any, Common], list[Common]]]:
     """Rooms of ranks that are threads, and those that they have in common. ``make(rank)``: the rooms."""
     board, found = Board(mesh.ranks, 20.0), [None] * mesh.ranks
 

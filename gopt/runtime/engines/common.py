@@ -4,10 +4,9 @@ A rank makes room for the whole in pages of its own. Once plans were found equal
 all, and each puts them in the place of its own, at the addresses that its sessions are bound to. From then on a gather
 is a wait: when all have come, all have written.
 
-A rank may write its part of the next values only when nobody reads the last ones any more. That is known before the
-first step, by the order of the files: between all reads, on every rank, and all writes stands a call that no rank
-leaves before all have come to it. Where a rank's file does not show such a call, or where memory is refused, each rank
-keeps its own copy and MPI fills it.
+A rank may write its part of the next values only when nobody reads the last ones any more: that is known before the
+first step (``gopt.runtime.order``). Where it is not so, or where memory is refused, each rank keeps its own copy and
+MPI fills it.
 """
 
 from __future__ import annotations
