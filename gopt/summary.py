@@ -161,6 +161,12 @@ def _removed(
             if name and name not in source.outputs and name not in step.graph.inputs:
                 type = source.type_of(name)
                 variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, owner, why, where))
+    for node in step.training.looked_through:
+        why = "it changes nothing: its readers read what it reads"
+        ops.append(OpRecord(node.label, node.op_type, "load", why, rank_ranges(every)))
+        for name in node.outputs:
+            type = source.type_of(name)
+            variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, "load", why, rank_ranges(every)))
     for holding in step.holdings:
         if holding.sharded and holding.input not in source.types:
             why = f"held as runs of {holding.input}"

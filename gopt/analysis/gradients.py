@@ -1,20 +1,29 @@
 """Find each parameter's gradient: the value nearest the data through which its whole update depends on the batch.
 
 From a new parameter value a walk goes back over what depends on the batch, latest value first. Whenever a single
-value is left to visit, every path runs through it: it is a candidate. One-element operands (a clip coefficient, a
-finite flag) are not followed; whether they are the same on every rank is checked afterwards by ``rawness``.
+value is left to visit, every path runs through it: it dominates the update. The dominator nearest the data is exact,
+whatever lies behind it: the backward is homogeneous-linear in the adjoint that flows through it, so all that is affine
+or nonlinear in that dominator belongs to the update, and a mean over ranks passes through the rest. Of the dominators
+that follow it in proportion, the last one that the backward makes is called the gradient.
+
+One-element operands (a clip coefficient, a finite flag) are not followed; whether they are the same on every rank is
+checked afterwards by ``rawness``.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from dataclasses import dataclass, field
 
-from gopt.analysis.operators import LAYOUT, LINEAR, elementwise, random
+from gopt.analysis.linearity import Follows, follow
+from gopt.analysis.operators import LAYOUT, elementwise, random
 from gopt.analysis.sweeps import Index, ancestors
+from gopt.errors import UnsupportedError
 from gopt.graph.model import Node
+from gopt.graph.types import FLOATS
 
-BUDGET = 2000
+BUDGET = 4000
 """Values one walk may visit: an update is some tens of nodes, a Newton-Schulz iteration some hundreds."""
 
 
@@ -28,52 +37,58 @@ class Facts:
     barrier: set[int] = field(default_factory=set)
     """Nodes known to belong to the backward although they look like update."""
     update_only: set[str] = field(default_factory=set)
-    """Values that depend on optimizer states or hyper-parameters: what reads them is update."""
+    """Values that depend on optimizer states: what reads them is update."""
+    settings: set[str] = field(default_factory=set)
+    """Inputs that neither the batch nor the forward has: hyper-parameters."""
     model: set[str] = field(default_factory=set)
     """What the forward reads or makes, and all that depends on parameters: a factor of it is no optimizer's mask."""
     clean: set[str] = field(default_factory=set)
     """Values that depend on other parameters' gradients: not followed when the parameter has one element."""
+    of_loss: set[str] = field(default_factory=set)
+    """The loss and what depends on it."""
 
     def starts_in_forward(self, node: Node) -> bool:
-        """Whether a node reads a batch-dependent value of the forward: it computes local gradients."""
-        producer = self.index.producer
-        for name in node.reads:
-            if name in self.tainted:
-                maker = producer.get(name)
-                if maker is None or id(maker) in self.forward:
-                    return True
-        return False
+        """Whether a node reads a batch-dependent value of the forward: it computes local gradients.
+
+        A factor made of the loss is none, beside a value of the backward: no backward of a mean reads it there.
+        """
+        held = [name for name in node.reads if name in self.tainted]
+        local = [name for name in held if self._in_forward(name)]
+        if len(local) == len(held):
+            return bool(local)
+        return any(not (name in self.of_loss and self.index.one_element(name)) for name in local)
+
+    def _in_forward(self, name: str) -> bool:
+        maker = self.index.producer.get(name)
+        return maker is None or id(maker) in self.forward
 
 
 @dataclass(slots=True)
-class Candidate:
-    """A value that all paths run through, and whether the way from it to the next one is elementwise, and linear."""
+class Walk:
+    """Values that all paths from the batch to an update run through, latest first, and the nodes that were visited."""
 
-    value: str
-    elementwise: bool
-    linear: bool
-
-
-def find_gradient(facts: Facts, updated: str) -> str | None:
-    """The gradient behind the new value ``updated``, or None when the update does not depend on the batch."""
-    chosen: str | None = None
-    for candidate in _candidates(facts, updated):
-        # Latest first. A way that is linear but cannot be cut ends the search: the mean passes through it, and what
-        # lies behind it would only spoil an elementwise update.
-        if chosen is not None and candidate.linear and not candidate.elementwise:
-            break
-        chosen = candidate.value
-    return chosen
+    dominators: list[str]
+    nodes: list[Node]
 
 
-def _candidates(facts: Facts, updated: str) -> list[Candidate]:
+def find_gradient(facts: Facts, parameter: str, updated: str) -> str | None:
+    """The gradient behind the new value ``updated``, or None when the update does not depend on the batch.
+
+    Raises UnsupportedError where the data flow leaves open which value is the gradient.
+    """
+    walk = _walk(facts, updated)
+    if not walk.dominators:
+        return None
+    return _Choice(facts, parameter, walk).gradient()
+
+
+def _walk(facts: Facts, updated: str) -> Walk:
     index, types = facts.index, facts.index.graph.types
-    shape = types[updated].shape
-    single = types[updated].elements == 1
-    found: list[Candidate] = []
+    elements = types[updated].elements
+    single = elements == 1
+    walk = Walk([], [])
     heap = [(-index.made_at(updated), updated)]
     queued = {updated}
-    pure, linear = True, True
     for _ in range(BUDGET):
         if not heap:
             break
@@ -82,14 +97,11 @@ def _candidates(facts: Facts, updated: str) -> list[Candidate]:
         if node is None or id(node) in facts.forward:
             break
         type = types.get(name)
-        if not heap and name != updated and type is not None and type.shape == shape and type.dtype != "bool":
-            found.append(Candidate(name, pure, linear))
-            pure, linear = True, True
-        if id(node) in facts.barrier or facts.starts_in_forward(node):
+        if not heap and name != updated and type is not None and type.elements == elements and type.dtype in FLOATS:
+            walk.dominators.append(name)
+        walk.nodes.append(node)
+        if facts.starts_in_forward(node):
             break
-        pure = pure and elementwise(node) and not _scales(facts, node)
-        pure = pure and all(_fits(index, operand, shape) for operand in node.inputs)
-        linear = linear and _linear(facts, node)
         tainted = [operand for operand in node.reads if operand in facts.tainted]
         if single:  # a flag over all gradients is no gradient
             tainted = [operand for operand in tainted if index.graph.type_of(operand).dtype != "bool"]
@@ -101,7 +113,12 @@ def _candidates(facts: Facts, updated: str) -> list[Candidate]:
                 continue
             queued.add(operand)
             heapq.heappush(heap, (-index.made_at(operand), operand))
-    return found
+    else:
+        raise UnsupportedError(
+            f"the update that makes {updated!r} has more than {BUDGET} values: its gradient was not reached",
+            "name the gradient of its parameter: --params PARAMETER=VALUE",
+        )
+    return walk
 
 
 def _derived(facts: Facts, operands: list[str]) -> set[str]:
@@ -113,30 +130,117 @@ def _derived(facts: Facts, operands: list[str]) -> set[str]:
     return {name for name in distinct if not distinct.isdisjoint(ancestors(facts.index, [name])[1] - {name})}
 
 
-def _fits(index: Index, operand: str, shape: object) -> bool:
-    type = index.graph.types.get(operand)
-    return not operand or index.one_element(operand) or (type is not None and type.shape == shape)
+class _Choice:
+    """Which dominator of a walk is the gradient."""
 
+    def __init__(self, facts: Facts, parameter: str, walk: Walk) -> None:
+        self.facts, self.parameter = facts, parameter
+        self.index, self.types = facts.index, facts.index.graph.types
+        self.nearest = walk.dominators[-1]
+        place = self.index.position
+        start = self.index.made_at(self.nearest)
+        self.nodes = sorted((n for n in walk.nodes if place[id(n)] > start), key=lambda node: place[id(node)])
+        self.follows = follow(self.index, self.nodes, self.nearest, facts.tainted)
+        self.rising = walk.dominators[::-1]
 
-def _scales(facts: Facts, node: Node) -> bool:
-    """Whether the node multiplies or masks by a full-shaped value of the model itself: a step of the backward."""
-    others = [name for name in node.inputs if name and name not in facts.tainted]
-    return node.is_a("Mul", "Div", "Where") and any(
-        name in facts.model and name not in facts.update_only and not facts.index.one_element(name) for name in others
-    )
+    def gradient(self) -> str | None:
+        allowed = Follows.SCALED if self._held_back() else Follows.HOMOGENEOUS
+        stretch = [self.nearest]
+        for name in self.rising[1:]:
+            if self.follows.get(name, Follows.NONLINEAR) > allowed:
+                break
+            stretch.append(name)
+        bounds = [self.index.made_at(name) for name in stretch]
+        if any(self.index.position[id(node)] > bounds[-1] for node in self._held_back()):
+            return None  # the backward would go on behind something that no backward does
+        first = 0
+        for number, (low, high) in enumerate(itertools.pairwise(bounds), 1):
+            part = [node for node in self.nodes if low < self.index.position[id(node)] <= high]
+            if self._backward(part):
+                first = number
+        shape = self.types[self.parameter].shape
+        chosen = next((name for name in stretch[first:] if self.types[name].shape == shape), None)
+        if chosen is None:
+            raise UnsupportedError(
+                f"the gradient of {self.parameter!r} was looked for in vain: {self.nearest!r} has the shape "
+                f"{self.types[self.nearest]}, and the parameter is {self.types[self.parameter]}",
+                f"give the update a gradient of the parameter's shape, or name it: --params {self.parameter}=VALUE",
+            )
+        self._refuse_open(stretch[-1])
+        return chosen
 
+    def _held_back(self) -> list[Node]:
+        return [node for node in self.nodes if id(node) in self.facts.barrier]
 
-def _linear(facts: Facts, node: Node) -> bool:
-    """Whether the node is affine in the one operand of it that depends on the batch."""
-    tainted = [name for name in node.inputs if name in facts.tainted]
-    if any(name in facts.update_only for name in node.inputs if name not in facts.tainted):
-        return False
-    return len(tainted) == 1 and (
-        node.is_a(*LAYOUT, *LINEAR)
-        or (node.is_a("Div", "Gather", "GatherND", "GatherElements") and node.inputs[0] in facts.tainted)
-        or (node.is_a("Where") and node.inputs[0] not in facts.tainted)
-        or (node.is_a("ScatterND", "ScatterElements") and node.inputs[1] not in facts.tainted)
-    )
+    def _backward(self, nodes: list[Node]) -> bool:
+        """Whether some of the nodes do what backwards do and updates do not: mix elements, or scale by the model."""
+        if any(id(node) in self.facts.barrier for node in nodes):
+            return True
+        if any(name in self.facts.update_only for node in nodes for name in node.reads):
+            return False
+        return any(self._mixes(node) or self._scales(node) for node in nodes)
+
+    def _mixes(self, node: Node) -> bool:
+        """Whether elements of the result hang on operands at other places."""
+        if node.is_a(*LAYOUT) and not node.is_a("Slice"):
+            return False
+        return not elementwise(node) or not all(map(self._fits, node.inputs))
+
+    def _fits(self, operand: str) -> bool:
+        type = self.types.get(operand)
+        elements = self.types[self.parameter].elements
+        return not operand or (type is not None and type.elements in (1, elements))
+
+    def _scales(self, node: Node) -> bool:
+        """Whether the node multiplies or masks by a full-shaped value of the model itself."""
+        facts = self.facts
+        others = [name for name in node.inputs if name and name not in facts.tainted]
+        return node.is_a("Mul", "Div", "Where") and any(
+            name in facts.model and name not in facts.update_only and not self.index.one_element(name)
+            for name in others
+        )
+
+    def _refuse_open(self, last: str) -> None:
+        """Refuse where what is behind ``last`` may still be the backward: a nonlinear function, of the forward alone.
+
+        1/y² is the gradient of -1/y as well as an update by the inverse of the gradient y². Nothing in the graph says
+        which, unless a state or a setting takes part, or the gradient comes from a contraction over an adjoint.
+        """
+        behind = self.rising[self.rising.index(last) + 1 :]
+        end = self.index.made_at(behind[0]) if behind else len(self.index.graph.nodes)
+        place, start = self.index.position, self.index.made_at(last)
+        part = [node for node in self.nodes if start < place[id(node)] <= end]
+        steered = self.facts.update_only | self.facts.settings
+        bent = [node for node in part if self.follows.get(node.outputs[0]) is Follows.NONLINEAR]
+        if not bent or any(name in steered for node in part for name in node.reads):
+            return
+        if any(self._aside(name) for node in part for name in node.reads) or not self._of_forward_alone():
+            return
+        raise UnsupportedError(
+            f"{self.nearest!r} may be the gradient of {self.parameter!r}, or a part of its backward: "
+            f"{bent[0].op_type} {bent[0].label!r} is not linear in it",
+            f"name the gradient: --params {self.parameter}={self.nearest}",
+        )
+
+    def _aside(self, name: str) -> bool:
+        """Whether an operand depends on the batch past the walk: a scalar over gradients."""
+        return name in self.facts.tainted and name not in self.follows
+
+    def _of_forward_alone(self) -> bool:
+        """Whether the nearest value is made element by element of values of the forward."""
+        stack, seen = [self.nearest], set()
+        while stack:
+            name = stack.pop()
+            if name in seen or name not in self.facts.tainted:
+                continue
+            seen.add(name)
+            node = self.index.producer.get(name)
+            if node is None or id(node) in self.facts.forward:
+                continue
+            if not (elementwise(node) or node.is_a(*LAYOUT)) or len(seen) > BUDGET:
+                return False
+            stack.extend(node.inputs)
+        return True
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gopt.analysis.aliases import without_aliases
 from gopt.analysis.outline import Outline
 from gopt.analysis.pairs import match, reachable_states, refuse_dynamic, refuse_open
 from gopt.analysis.rolemap import RoleMap
@@ -21,11 +22,18 @@ from gopt.graph.types import FLOATS
 
 
 def recover(graph: Graph, roles: RoleMap = RoleMap()) -> Training:
-    """The training step in ``graph``; collectives are looked through.
+    """The training step in ``graph``; collectives, and layout operators that change nothing, are looked through.
 
     Raises InputError when there is no loss or no state, UnsupportedError when the data flow leaves a role open.
     """
     roles.check(graph)
+    view = without_aliases(graph)
+    if view is None:
+        return _past_calls(graph, roles)
+    return view.restore(_past_calls(view.graph, view.roles(roles)))
+
+
+def _past_calls(graph: Graph, roles: RoleMap) -> Training:
     through = look_through(graph)
     return _recover(graph, roles) if through is None else through.restore(_recover(through.graph, roles), graph)
 

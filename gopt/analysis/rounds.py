@@ -30,19 +30,14 @@ class Found:
 
 def find_gradients(step: Outline) -> Found:
     """The gradient of every parameter that has one; raises UnsupportedError where an update reads more of the batch."""
-    facts = Facts(step.index, step.tainted, step.forward)
-    read = [name for name in step.updated if name in step.forward_values]
-    facts.model = step.forward_values | descendants(step.index, read)
-    # One-element states and settings are left out: a loss scale is in every gradient.
-    wide = [name for name in step.index.graph.inputs if not step.index.one_element(name)]
-    made = [name for name in wide if name not in step.forward_values and name not in step.batch]
-    facts.update_only = descendants(step.index, made)
+    facts = _facts(step)
     wanted = _parameter_candidates(step)
     for _ in range(ROUNDS):
         gradients = _walk(step, facts, wanted)
         backward = ancestors(step.index, gradients.values())[0] - step.forward
         check = rawness(facts, set(gradients.values()), backward)
         bad = _reaching_states(step, check.mixed)
+        _refuse_loss(step, facts, bad)
         local = [name for name in gradients if not _reads_reduced(step, name, check)]
         fresh = {id(node) for node in bad}
         if local:
@@ -63,7 +58,43 @@ def find_gradients(step: Outline) -> Found:
             f"beside a gradient (in {bad[0].label!r})",
             "an update may depend on the batch through gradients alone",
         )
+    _refuse_found(step, facts, gradients)
     return Found(facts, gradients, backward)
+
+
+def _facts(step: Outline) -> Facts:
+    index = step.index
+    facts = Facts(index, step.tainted, step.forward, of_loss=descendants(index, [step.loss]))
+    read = [name for name in step.updated if name in step.forward_values]
+    facts.model = step.forward_values | descendants(index, read)
+    foreign = [name for name in index.graph.inputs if name not in step.forward_values and name not in step.batch]
+    # One-element states and settings are left out: a loss scale is in every gradient.
+    facts.update_only = descendants(index, [name for name in foreign if not index.one_element(name)])
+    facts.settings = {name for name in foreign if name not in step.updated}
+    return facts
+
+
+def _refuse_loss(step: Outline, facts: Facts, mixed: list[Node]) -> None:
+    """Refuse an update that reads the loss, or what is made of it: every rank has a loss of its own."""
+    for node in mixed:
+        if any(name in facts.of_loss for name in node.reads):
+            raise UnsupportedError(
+                f"the update reads {_culprit(step, [n for n in node.reads if n in facts.of_loss], facts.of_loss)!r}, "
+                f"which depends on the loss of one rank's own batch, beside a gradient (in {node.label!r})",
+                "feed what follows the loss as an input, such as a learning rate, equal on all ranks",
+            )
+
+
+def _refuse_found(step: Outline, facts: Facts, gradients: Mapping[str, str]) -> None:
+    """Hold what was found against the conditions that a named gradient must meet."""
+    for name, gradient in gradients.items():
+        why = _disqualified(step, facts, name, gradient)
+        if why:
+            raise UnsupportedError(
+                f"no gradient of {name!r} was found: all of its update that depends on the batch runs through "
+                f"{gradient!r}, but {why}",
+                f"name its gradient: --params {name}=VALUE",
+            )
 
 
 def _reads_reduced(step: Outline, name: str, check: Rawness) -> bool:
@@ -113,8 +144,10 @@ def _walk(step: Outline, facts: Facts, wanted: list[str]) -> dict[str, str]:
             facts.clean = descendants(step.index, gradients.values()) - set(gradients.values())
         given = step.roles.params.get(name, "")
         if given:
-            _check_given(step, facts, name, given)
-        gradient = given or find_gradient(facts, step.updated[name])
+            why = _disqualified(step, facts, name, given)
+            if why:
+                raise OptionError(f"{given!r} cannot be the gradient of {name!r}: {why}")
+        gradient = given or find_gradient(facts, name, step.updated[name])
         single = types[name].elements == 1 and not given
         if gradient is None or (single and (gradient in facts.clean or gradient in gradients.values())):
             continue
@@ -122,21 +155,19 @@ def _walk(step: Outline, facts: Facts, wanted: list[str]) -> dict[str, str]:
     return gradients
 
 
-def _check_given(step: Outline, facts: Facts, name: str, gradient: str) -> None:
-    """Whether a value the user calls a gradient can be one at all."""
+def _disqualified(step: Outline, facts: Facts, name: str, gradient: str) -> str:
+    """Why a value cannot be the gradient of a parameter; empty when it can."""
     types = step.index.graph.types
     maker = step.index.producer.get(gradient)
     if maker is None or gradient not in types:
-        why = "no node makes it"
-    elif types[gradient].shape != types[name].shape:
-        why = f"it is {types[gradient]}, the parameter {types[name]}"
-    elif gradient not in step.tainted or id(maker) in step.forward:
-        why = "it does not come from the backward"
-    elif gradient in facts.update_only or _made_of_its_old(step, gradient):
-        why = "it is a part of the update"
-    else:
-        return
-    raise OptionError(f"{gradient!r} cannot be the gradient of {name!r}: {why}")
+        return "no node makes it"
+    if types[gradient].shape != types[name].shape:
+        return f"it is {types[gradient]}, the parameter {types[name]}"
+    if gradient not in step.tainted or id(maker) in step.forward:
+        return "it does not come from the backward"
+    if gradient in facts.update_only or _made_of_its_old(step, gradient):
+        return "it is a part of the update"
+    return ""
 
 
 def _made_of_its_old(step: Outline, value: str) -> bool:

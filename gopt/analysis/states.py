@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gopt.analysis.gradients import rawness
 from gopt.analysis.outline import Outline
 from gopt.analysis.rounds import Found
@@ -155,27 +157,52 @@ def _notes(step: Outline, training: Training) -> list[str]:
 
 
 def _accumulates(index: Index, state: State, gradient: str) -> bool:
-    """Whether the state's new value is old + gradient, behind at most a gate (``Where``) and casts."""
-    stack, seen = [state.updated], set()
+    """Whether the state's new value is old + gradient, behind at most a gate (``Where``), casts and factors of one."""
+    stack, seen = [(state.updated, 1.0)], set()
     while stack:
-        name = stack.pop()
+        name, factor = stack.pop()
         node = index.producer.get(name)
-        if node is None or name in seen:
+        if node is None or (name, factor) in seen:
             continue
-        seen.add(name)
+        seen.add((name, factor))
         if node.is_a("Where"):
-            stack.extend(node.inputs[1:])
-        elif node.is_a("Identity"):
-            stack.extend(node.inputs)
-        elif node.is_a("Add") and state.tensor in node.inputs:
-            other = next((x for x in node.inputs if x != state.tensor), "")
-            while other != gradient and (maker := index.producer.get(other)) is not None:
-                scaled = maker.is_a("Div", "Mul") and any(map(index.one_element, maker.inputs))
-                if not scaled and not maker.is_a("Cast", "Identity"):
-                    return False
-                rest = [x for x in maker.inputs if not scaled or not index.one_element(x)]
-                if len(rest) != 1:
-                    return False
-                other = rest[0]
-            return other == gradient
+            stack += [(branch, factor) for branch in node.inputs[1:]]
+        elif node.is_a("Add") and state.tensor in node.inputs and factor == 1:
+            return _scaled(index, next((name for name in node.inputs if name != state.tensor), ""), gradient)
+        else:
+            stack += [(operand, factor * by) for operand, by in _factor(index, node)]
     return False
+
+
+def _factor(index: Index, node: Node) -> list[tuple[str, float]]:
+    """The operand of which a node's result is a multiple known from the file, and by how much; none otherwise."""
+    if node.is_a("Identity", "Cast"):
+        return [(node.inputs[0], 1.0)]
+    if node.is_a("Neg"):
+        return [(node.inputs[0], -1.0)]
+    if not node.is_a("Mul", "Div") or len(node.inputs) != 2:
+        return []
+    for operand, other in (node.inputs, node.inputs[::-1]):
+        tensor = index.graph.initializers.get(other)
+        if tensor is not None and other not in index.graph.inputs and tensor.type.elements == 1:
+            value = float(np.asarray(tensor.numpy(), np.float64).reshape(()))
+            if node.is_a("Mul"):
+                return [(operand, value)]
+            return [(operand, 1 / value)] if other == node.inputs[1] and value else []
+    return []
+
+
+def _scaled(index: Index, name: str, gradient: str) -> bool:
+    """Whether a value is the gradient times a scalar, behind at most casts."""
+    while name != gradient:
+        maker = index.producer.get(name)
+        if maker is None:
+            return False
+        scaled = maker.is_a("Div", "Mul") and any(map(index.one_element, maker.inputs))
+        if not scaled and not maker.is_a("Cast", "Identity", "Neg"):
+            return False
+        rest = [operand for operand in maker.inputs if not scaled or not index.one_element(operand)]
+        if len(rest) != 1:
+            return False
+        name = rest[0]
+    return True

@@ -58,6 +58,8 @@ class Training:
     phases: list[Phase]
     random: list[Node]
     notes: list[str] = field(default_factory=list)
+    looked_through: list[Node] = field(default_factory=list)
+    """Nodes of the file that change nothing in the update: their readers read their root."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:

@@ -13,6 +13,7 @@ import onnx
 from onnx import FunctionProto, ModelProto, NodeProto
 
 from gopt.errors import InputError, UnsupportedError
+from gopt.graph.inference import infer_types
 from gopt.graph.model import COMM, MADE_BY, Graph, Node, read_type, value_info
 from gopt.graph.types import TensorType, known
 from gopt.sources.body import SHARED
@@ -51,7 +52,10 @@ def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
             break
     else:
         raise InputError("functions of the model call one another without an end")
-    return work.finish()
+    result = work.finish()
+    if any(name and name not in result.types for node in result.nodes for name in node.outputs):
+        infer_types(result)
+    return result
 
 
 class _Expansion:

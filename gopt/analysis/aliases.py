@@ -1,0 +1,201 @@
+"""Layout operators that change nothing, and how the recovery of roles looks through them.
+
+Exporters leave many: an Identity before an output, a Reshape to the same shape, a pair of Transposes around a clip. A
+value behind them is an alias of its root. Roles are recovered on a view without them; of the graph itself only those
+in the update disappear, so that they keep no update from being split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gopt.analysis.rolemap import RoleMap
+from gopt.analysis.training import Phase, Training
+from gopt.graph.model import Graph, Node, clone
+
+_COPIES = ("Identity", "Cast", "CastLike")
+_OF_ONE = ("Sum", "Max", "Min", "Mean", "Concat")
+"""Operators over any number of operands: over one, they copy it."""
+_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A value as a layout operator over ``base``: ``perm`` of a Transpose, None of a Reshape."""
+
+    base: str
+    perm: tuple[int, ...] | None
+
+
+def find_aliases(graph: Graph) -> dict[str, str]:
+    """Values that equal another one in type, elements and order -> that value, their root; one sweep in order.
+
+    Nodes of opaque operators are left alone: they become the operator again as they are.
+    """
+    aliases: dict[str, str] = {}
+    layouts: dict[str, _Layout] = {}
+    for node in graph.nodes:
+        if node.origin is not None or node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
+            continue
+        if not node.inputs or not node.inputs[0]:
+            continue
+        source, output = aliases.get(node.inputs[0], node.inputs[0]), node.outputs[0]
+        if _copies(graph, node, source, output):
+            aliases[output] = source
+            continue
+        layout = _layout(graph, node, source, output)
+        if layout is None:
+            continue
+        layout = _composed(layout, layouts.get(source))
+        if _changes_nothing(graph, layout, output):
+            aliases[output] = layout.base
+        else:
+            layouts[output] = layout
+    return aliases
+
+
+def _copies(graph: Graph, node: Node, source: str, output: str) -> bool:
+    if node.is_a("Identity"):
+        return True
+    if node.is_a(*_COPIES):
+        known = graph.type_of(source).dtype
+        return known != "undefined" and known == graph.type_of(output).dtype
+    return node.is_a(*_OF_ONE) and len(node.inputs) == 1
+
+
+def _layout(graph: Graph, node: Node, source: str, output: str) -> _Layout | None:
+    """The node as a layout operator that keeps all elements; None when it is something else, or shapes are open."""
+    old, new = graph.type_of(source), graph.type_of(output)
+    if not (old.static and new.static) or old.elements != new.elements:
+        return None
+    if node.is_a("Transpose"):
+        perm = tuple(node.attributes.get("perm", reversed(range(len(old.dims)))))
+        moved = [axis for axis in perm if old.dims[axis] != 1]
+        return _Layout(source, None if moved == sorted(moved) else perm)
+    return _Layout(source, None) if node.is_a(*_RESHAPES) else None
+
+
+def _composed(outer: _Layout, inner: _Layout | None) -> _Layout:
+    """Two layout operators in a row as one, where they are of one kind."""
+    if inner is None or (inner.perm is None) != (outer.perm is None):
+        return outer
+    if outer.perm is None or inner.perm is None:
+        return _Layout(inner.base, None)
+    return _Layout(inner.base, tuple(inner.perm[axis] for axis in outer.perm))
+
+
+def _changes_nothing(graph: Graph, layout: _Layout, output: str) -> bool:
+    if layout.perm is not None:
+        return list(layout.perm) == sorted(layout.perm)
+    return graph.type_of(layout.base).shape == graph.type_of(output).shape
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """``graph`` as it is read without ``source``'s aliases: who read an alias reads its root.
+
+    An alias that is an output is left as an Identity of its root; one that a body of control flow captures stays.
+    """
+
+    source: Graph
+    graph: Graph
+    aliases: dict[str, str]
+    origin: tuple[int, ...]
+    """For each node of the view, the place of the source's node that it is."""
+
+    def roles(self, roles: RoleMap) -> RoleMap:
+        """The user's map with gradients called by their roots."""
+        return replace(roles, params={name: self.aliases.get(value, value) for name, value in roles.params.items()})
+
+    def restore(self, training: Training) -> Training:
+        """The same roles over the source, of which only the update loses its aliases."""
+        phases = dict(zip(self.origin, training.phases))
+        viewed = dict(zip(self.origin, self.graph.nodes))
+        graph = self.source
+        kept = self._read_outside_the_update(phases)
+        nodes: list[Node] = []
+        found: list[Phase] = []
+        dropped: list[Node] = []
+        for place, node in enumerate(graph.nodes):
+            if place in kept:
+                nodes.append(node)
+                found.append(kept[place])
+            elif place not in phases:
+                dropped.append(node)
+            else:
+                nodes.append(viewed[place] if phases[place] is Phase.UPDATE else node)
+                found.append(phases[place])
+        if not dropped and all(new is old or _same(new, old) for new, old in zip(nodes, graph.nodes)):
+            nodes = graph.nodes
+        else:
+            graph = replace(graph, nodes=nodes)
+        return replace(training, graph=graph, phases=found, looked_through=dropped)
+
+    def _read_outside_the_update(self, phases: dict[int, Phase]) -> dict[int, Phase]:
+        """Places of nodes that only alias, but that the forward or the backward reads -> the earlier of the two."""
+        graph = self.source
+        due: dict[str, Phase] = {}
+        kept: dict[int, Phase] = {}
+        for place in range(len(graph.nodes) - 1, -1, -1):
+            node = graph.nodes[place]
+            phase = phases.get(place)
+            if phase is None:
+                reading = [due[name] for name in node.outputs if name in due]
+                if not reading:
+                    continue
+                phase = kept[place] = min(reading, key=list(Phase).index)
+            if phase is not Phase.UPDATE:
+                for name in node.reads:
+                    due[name] = min(due.get(name, phase), phase, key=list(Phase).index)
+        return kept
+
+
+def _same(new: Node, old: Node) -> bool:
+    return new.op_type == old.op_type and new.inputs == old.inputs and new.outputs == old.outputs
+
+
+def without_aliases(graph: Graph) -> View | None:
+    """The graph with its aliases looked through; None when it has none."""
+    aliases = find_aliases(graph)
+    if not aliases:
+        return None
+    held = {*graph.outputs, *(name for node in graph.nodes for name in node.captures)}
+    nodes: list[Node] = []
+    origin: list[int] = []
+    bypassed: set[str] = set()
+    for place, node in enumerate(graph.nodes):
+        name = node.outputs[0] if node.outputs else ""
+        if name in aliases:
+            bypassed.update((node.inputs[0], aliases.get(node.inputs[0], "")))
+            if name not in held:
+                continue
+            node = _identity(node, aliases[name])
+        elif any(each in aliases for each in node.inputs):
+            node = clone(node)
+            node.inputs = [aliases.get(each, each) for each in node.inputs]
+        nodes.append(node)
+        origin.append(place)
+    live = _live(nodes, held, bypassed)
+    kept = [node for node, alive in zip(nodes, live) if alive]
+    places = tuple(place for place, alive in zip(origin, live) if alive)
+    return View(graph, replace(graph, nodes=kept), aliases, places)
+
+
+def _live(nodes: list[Node], held: set[str], bypassed: set[str]) -> list[bool]:
+    """Whether each node is more than the first half of a pair whose second half was looked through."""
+    read = set(held)
+    live = [True] * len(nodes)
+    for place in range(len(nodes) - 1, -1, -1):
+        node = nodes[place]
+        live[place] = read.isdisjoint(node.outputs) <= bypassed.isdisjoint(node.outputs)
+        if live[place]:
+            read.update(node.inputs)
+    return live
+
+
+def _identity(node: Node, root: str) -> Node:
+    if node.is_a("Identity") and node.inputs == [root]:
+        return node
+    made = Node("Identity", [root], node.outputs, name=node.name, attributes={})
+    made.proto = made.to_proto()
+    return made
