@@ -113,6 +113,8 @@ class _Finder:
 
     def _refuse_unknown(self, node: Node) -> None:
         if control_flow(node):
+            if all(map(self.index.one_element, (*node.reads, *filter(None, node.outputs)))):
+                return  # a schedule: every rank has what it reads, and runs it
             raise UnsupportedError(
                 f"control flow around a parameter: {node.op_type} {node.label!r} stands in the update",
                 "export the step with the branch taken, or with Where in place of If",

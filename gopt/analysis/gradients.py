@@ -181,15 +181,12 @@ class _Choice:
         return any(self._mixes(node) or self._scales(node) for node in nodes)
 
     def _mixes(self, node: Node) -> bool:
-        """Whether elements of the result hang on operands at other places."""
-        if node.is_a(*LAYOUT) and not node.is_a("Slice"):
+        """Whether elements of the result hang on the gradient's elements at other places."""
+        if node.is_a(*LAYOUT) and not node.is_a("Slice", "Expand"):
             return False
-        return not elementwise(node) or not all(map(self._fits, node.inputs))
-
-    def _fits(self, operand: str) -> bool:
-        type = self.types.get(operand)
         elements = self.types[self.parameter].elements
-        return not operand or (type is not None and type.elements in (1, elements))
+        moving = [name for name in node.inputs if name in self.follows]
+        return not elementwise(node) or any(self.index.graph.type_of(name).elements != elements for name in moving)
 
     def _scales(self, node: Node) -> bool:
         """Whether the node multiplies or masks by a full-shaped value of the model itself."""

@@ -33,4 +33,22 @@ class Outline:
         if name in self.roles.batch:
             return True
         graph = self.index.graph
-        return name in self.forward_values and name not in graph.initializers and graph.inputs[name].shape != ()
+        if name not in self.forward_values or name in graph.initializers or graph.inputs[name].shape == ():
+            return False
+        return not self._is_mask(name)
+
+    def _is_mask(self, name: str) -> bool:
+        """Whether an input masks a parameter, in the forward and in its update as well: all ranks have the same one.
+
+        The forward reads it beside a parameter of its shape alone. One more reader would be the backward's; a second
+        one is the update, which may read nothing that differs from rank to rank.
+        """
+        readers = self.index.readers.get(name, [])
+        if not all(node.is_a("Mul", "Where") for node in readers):
+            return False
+        shape, types = self.index.graph.inputs[name].shape, self.index.graph.types
+        forward = [node for node in readers if id(node) in self.forward]
+        masked = [other for node in forward for other in node.inputs if other != name]
+        wide = [other for other in masked if not self.index.one_element(other)]
+        alike = all(other in self.updated and types[other].shape == shape for other in wide)
+        return bool(wide) and alike and len(readers) - len(forward) > 1

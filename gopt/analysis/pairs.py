@@ -9,41 +9,62 @@ assignment with the shortest paths, which must be the only one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import permutations
+
+import numpy as np
 
 from gopt.analysis.operators import elementwise
 from gopt.analysis.sweeps import Index
 from gopt.errors import UnsupportedError
+from gopt.graph.model import Graph, Node, Tensor
+from gopt.graph.types import numpy_dtype
 
+FACTOR = 1000
+"""By how much a path through a factor is longer than any other."""
 MAX_OPEN = 6
 """Largest group of outputs that read the same states whose assignments are all tried."""
 
 
-def reachable_states(index: Index, output: str, candidates: set[str]) -> dict[str, int]:
-    """Candidates of the output's type that its elementwise slice reads -> length of the shortest path."""
+def reachable_states(index: Index, output: str, candidates: set[str], moving: Collection[str] = ()) -> dict[str, int]:
+    """Candidates of the output's type that its elementwise slice reads -> length of the shortest path.
+
+    A path that enters a product beside one of ``moving``, the values that depend on the batch, counts as longer than
+    all others: a factor of the update, such as a pruning mask or a learning rate, is no old value.
+    """
     types = index.graph.types
     want = types.get(output)
     if want is None or want.shape is None:
         return {}
     found: dict[str, int] = {}
-    seen = {output}
-    queue = deque([(output, 0)])
-    while queue:
-        name, depth = queue.popleft()
-        if name in candidates:
-            if types[name] == want:
-                found.setdefault(name, depth)
-            continue
-        node = index.producer.get(name)
-        if node is None or not elementwise(node):
-            continue
-        for operand in node.inputs:
-            type = types.get(operand)
-            if operand and operand not in seen and type is not None and type.shape == want.shape:
-                seen.add(operand)
-                queue.append((operand, depth + 1))
+    seen: set[str] = set()
+    queues = deque([(output, 0)]), deque[tuple[str, int]]()
+    for queue in queues:
+        while queue:
+            name, depth = queue.popleft()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name in candidates:
+                if types[name] == want:
+                    found[name] = depth
+                continue
+            node = index.producer.get(name)
+            if node is None or not elementwise(node):
+                continue
+            for operand in node.inputs:
+                type = types.get(operand)
+                if operand and type is not None and type.shape == want.shape:
+                    apart = queue is queues[0] and _scales(node, operand, moving)
+                    (queues[1] if apart else queue).append((operand, depth + 1 + FACTOR * apart))
     return found
+
+
+def _scales(node: Node, operand: str, moving: Collection[str]) -> bool:
+    """Whether an operand is a factor of something that depends on the batch, or divides anything."""
+    if node.is_a("Div") and operand != node.inputs[0]:
+        return True
+    return node.is_a("Mul") and any(name != operand and name in moving for name in node.inputs)
 
 
 def match(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -114,6 +135,81 @@ def _shortest(group: list[str], open_: dict[str, dict[str, int]]) -> dict[str, s
     if not ranked or (len(ranked) > 1 and ranked[0][0] == ranked[1][0]):
         return None
     return dict(zip(group, ranked[0][1]))
+
+
+def refuse_crossed(reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
+    """Raise when an output was given a state that another output, paired with one further away, is nearer to.
+
+    A state that is made anew in each step reads no old value of its own. The walk then finds the parameter that its
+    update reads, and leaves the state to the parameter.
+    """
+    nearest: dict[str, tuple[int, str]] = {}
+    for output, found in reach.items():
+        for name, depth in found.items() if output in pairs else ():
+            if depth < found[pairs[output]]:
+                nearest[name] = min(nearest.get(name, (depth, output)), (depth, output))
+    for output, name in pairs.items():
+        depth, other = nearest.get(name, (FACTOR, ""))
+        if other not in ("", output) and depth < reach[output][name]:
+            refuse_open({other: sorted({name, pairs[other]})})
+
+
+def match_copies(index: Index, pairs: dict[str, str], free: set[str]) -> dict[str, str]:
+    """Outputs that are casts of a paired new value -> the input of their type that each replaces.
+
+    A low-precision parameter beside its master copy: its update reads no old value of its own. The input is the only
+    one of its type, or the only one whose stored value is the cast of the stored master. Raises UnsupportedError when
+    several are left.
+    """
+    graph = index.graph
+    root = {_uncopied(index, output): name for output, name in pairs.items()}
+    wide: dict[str, str] = {}
+    for output in graph.outputs:
+        source = _uncopied(index, output)
+        node = index.producer.get(source)
+        if output not in pairs and node is not None and node.is_a("Cast"):
+            master = root.get(_uncopied(index, node.inputs[0]))
+            if master is not None and graph.types[output].shape == graph.types[master].shape:
+                wide[output] = master
+    found: dict[str, str] = {}
+    by_type: dict[object, tuple[list[str], list[str]]] = {}
+    for output in wide:
+        by_type.setdefault(graph.types[output], ([], []))[0].append(output)
+    for name in graph.inputs:
+        if name in free and graph.types[name] in by_type:
+            by_type[graph.types[name]][1].append(name)
+    for outputs, inputs in by_type.values():
+        if len(outputs) == len(inputs) == 1:
+            found[outputs[0]] = inputs[0]
+        elif inputs:
+            found |= _by_value(graph, {output: wide[output] for output in outputs}, inputs)
+    return found
+
+
+def _uncopied(index: Index, name: str) -> str:
+    node = index.producer.get(name)
+    return node.inputs[0] if node is not None and node.is_a("Identity") else name
+
+
+def _by_value(graph: Graph, wide: dict[str, str], inputs: list[str]) -> dict[str, str]:
+    stored: dict[bytes, list[str]] = {}
+    for name in inputs:
+        if name in graph.initializers:
+            stored.setdefault(_bytes(graph.initializers[name], graph.types[name].dtype), []).append(name)
+    found: dict[str, str] = {}
+    for output, master in wide.items():
+        held = graph.initializers.get(master)
+        names = stored.get(_bytes(held, graph.types[output].dtype), []) if held is not None else []
+        if len(names) != 1 or names[0] in found.values():
+            refuse_open({output: names or inputs})
+        found[output] = names[0]
+    return found
+
+
+def _bytes(tensor: Tensor, dtype: str) -> bytes:
+    """A stored value as the dtype holds it."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(tensor.numpy()).astype(numpy_dtype(dtype)).tobytes()
 
 
 def refuse_dynamic(index: Index, pairs: dict[str, str]) -> None:

@@ -9,7 +9,14 @@ from collections.abc import Mapping
 
 from gopt.analysis.aliases import without_aliases
 from gopt.analysis.outline import Outline
-from gopt.analysis.pairs import match, reachable_states, refuse_dynamic, refuse_open
+from gopt.analysis.pairs import (
+    match,
+    match_copies,
+    reachable_states,
+    refuse_crossed,
+    refuse_dynamic,
+    refuse_open,
+)
 from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.rounds import Found, find_gradients
 from gopt.analysis.states import assemble
@@ -43,6 +50,9 @@ def _recover(graph: Graph, roles: RoleMap) -> Training:
     pairs = _pair_tensors(index, roles)
     losses = [roles.loss] if roles.loss else _loss_candidates(index, pairs)
     if not losses:
+        scalars, _ = match(_scalar_reach(index, pairs, "", roles))
+        losses = _loss_candidates(index, pairs | scalars)
+    if not losses:
         if not pairs and graph.header.functions:
             name = graph.header.functions[0].name
             raise UnsupportedError(
@@ -72,19 +82,22 @@ def _pair_tensors(index: Index, roles: RoleMap) -> dict[str, str]:
     """Update pairs of more than rank 0, output -> input, the user's first."""
     graph = index.graph
     pairs = {output: name for name, output in roles.states.items()}
+    moving = _surely_moving(index, roles)
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
     reach = {
-        output: reachable_states(index, output, free)
+        output: reachable_states(index, output, free, moving)
         for output, type in graph.outputs.items()
         if output not in pairs and type.shape != ()
     }
     found, unsettled = match(reach)
     refuse_open(unsettled)
+    refuse_crossed(reach, found)
     pairs |= found
+    pairs |= match_copies(index, pairs, free - set(pairs.values()))
     # States held as initializers only, with a matching updated output, count too.
     constants = {name for name, tensor in graph.initializers.items() if name not in graph.inputs and tensor.type.shape}
     rest = {
-        output: reachable_states(index, output, constants)
+        output: reachable_states(index, output, constants, moving)
         for output, type in graph.outputs.items()
         if output not in pairs and type.shape != () and type.dtype in FLOATS
     }
@@ -95,12 +108,20 @@ def _pair_tensors(index: Index, roles: RoleMap) -> dict[str, str]:
     return pairs
 
 
+def _surely_moving(index: Index, roles: RoleMap) -> set[str]:
+    """What depends on inputs that no output can replace, being of no output's type: on the batch, that is."""
+    graph = index.graph
+    kept = set(graph.outputs.values())
+    batch = [name for name, type in graph.inputs.items() if type not in kept and type.shape != ()]
+    return descendants(index, [name for name in (*batch, *roles.batch) if name not in graph.initializers])
+
+
 def _loss_candidates(index: Index, pairs: Mapping[str, str]) -> list[str]:
     """One-element floating outputs with a differentiable path from a state; the shallowest first."""
     graph = index.graph
     smooth = set(pairs.values())
     for node in graph.nodes:
-        if any(name in smooth for name in node.inputs) and not node.is_a("ArgMax", "Sign", "Round", "Floor", "Ceil"):
+        if any(name in smooth for name in node.reads) and not node.is_a("ArgMax", "Sign", "Round", "Floor", "Ceil"):
             smooth.update(name for name in node.outputs if graph.type_of(name).dtype in (*FLOATS, "undefined"))
     paired = set(pairs.values())
     moving = descendants(index, [name for name in graph.inputs if name not in paired])
@@ -117,16 +138,22 @@ def _loss_candidates(index: Index, pairs: Mapping[str, str]) -> list[str]:
 
 def _pair_scalars(index: Index, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> dict[str, str]:
     """Update pairs of rank 0, output -> input; the loss takes no part."""
+    reach = _scalar_reach(index, pairs, loss, roles)
+    found, unsettled = match(reach)
+    refuse_open(unsettled)
+    refuse_crossed(reach, found)
+    return found
+
+
+def _scalar_reach(index: Index, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> dict[str, dict[str, int]]:
     graph = index.graph
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
-    reach = {
-        output: reachable_states(index, output, free)
+    moving = _surely_moving(index, roles)
+    return {
+        output: reachable_states(index, output, free, moving)
         for output, type in graph.outputs.items()
         if output not in pairs and output != loss and type.shape == ()
     }
-    found, unsettled = match(reach)
-    refuse_open(unsettled)
-    return found
 
 
 def _settle_losses(index: Index, losses: list[str], found: Found, pairs: Mapping[str, str], roles: RoleMap) -> None:
