@@ -247,7 +247,7 @@ class Rawness:
     raw: set[str]
     reduced: set[str]
     mixed: list[Node]
-    """Nodes where the two meet: an update that would read a value of one rank alone."""
+    """Nodes where the two first meet: an update that would read a value of one rank alone."""
 
 
 def rawness(facts: Facts, gradients: set[str], backward: set[int]) -> Rawness:
@@ -259,17 +259,15 @@ def rawness(facts: Facts, gradients: set[str], backward: set[int]) -> Rawness:
     for node in facts.index.graph.nodes:
         if id(node) in facts.forward or id(node) in backward:
             continue
-        holds_raw, holds_reduced = random(node), False
+        holds_raw, holds_reduced, met = random(node), False, False
         for name in node.reads:
-            if name in gradients or name in reduced:
-                holds_reduced = True
-            if name in raw:
-                holds_raw = True
-            elif name in facts.tainted and name not in gradients:
+            is_reduced, is_raw = name in gradients or name in reduced, name in raw
+            if not is_raw and not is_reduced and name in facts.tainted:
                 maker = producer.get(name)
-                if maker is None or id(maker) in facts.forward or id(maker) in backward:
-                    holds_raw = True
-        if holds_raw and holds_reduced:
+                is_raw = maker is None or id(maker) in facts.forward or id(maker) in backward
+            met = met or (is_raw and is_reduced)
+            holds_raw, holds_reduced = holds_raw or is_raw, holds_reduced or is_reduced
+        if holds_raw and holds_reduced and not met:
             mixed.append(node)
         if holds_raw:
             raw.update(node.outputs)

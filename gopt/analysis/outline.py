@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gopt.analysis.operators import random
 from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.sweeps import Index, ancestors, descendants
+from gopt.graph.model import Node
 
 
 class Outline:
@@ -43,12 +44,23 @@ class Outline:
         The forward reads it beside a parameter of its shape alone. One more reader would be the backward's; a second
         one is the update, which may read nothing that differs from rank to rank.
         """
-        readers = self.index.readers.get(name, [])
-        if not all(node.is_a("Mul", "Where") for node in readers):
+        readers = self._past_casts(name)
+        if not all(node.is_a("Mul", "Where") for node, _ in readers):
             return False
-        shape, types = self.index.graph.inputs[name].shape, self.index.graph.types
-        forward = [node for node in readers if id(node) in self.forward]
-        masked = [other for node in forward for other in node.inputs if other != name]
+        types = self.index.graph.types
+        forward = [(node, read) for node, read in readers if id(node) in self.forward]
+        masked = [self._cast_from(other) for node, read in forward for other in node.inputs if other != read]
         wide = [other for other in masked if not self.index.one_element(other)]
-        alike = all(other in self.updated and types[other].shape == shape for other in wide)
+        alike = all(other in self.updated and types[other].shape == types[name].shape for other in wide)
         return bool(wide) and alike and len(readers) - len(forward) > 1
+
+    def _past_casts(self, name: str) -> list[tuple[Node, str]]:
+        """Who reads a value, or a cast of it, and under which name."""
+        found: list[tuple[Node, str]] = []
+        for node in self.index.readers.get(name, []):
+            found += self._past_casts(node.outputs[0]) if node.is_a("Cast") else [(node, name)]
+        return found
+
+    def _cast_from(self, name: str) -> str:
+        node = self.index.producer.get(name)
+        return self._cast_from(node.inputs[0]) if node is not None and node.is_a("Cast") else name

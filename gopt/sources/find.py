@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from gopt.graph.model import Graph, Node
+from gopt.graph.types import TensorType
 from gopt.sources.table import OPERATORS
 
 _CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _THROUGH = frozenset({
     "Abs", "Add", "And", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal", "Sign",
-    "Sqrt", "Sub", "Sum", "Tanh", "Where",
+    "Sqrt", "Sub", "Sum", "Tanh", "Where", "CastLike", "Expand", "Flatten", "Reshape", "Squeeze", "Transpose",
+    "Unsqueeze",
 })  # fmt: skip
 """Operators through which a new state may hang on a call."""
 
@@ -49,6 +51,10 @@ def _holds_control(key: tuple[str, str, str], functions: dict[tuple[str, str, st
     return False
 
 
+def _alike(type: TensorType, want: TensorType) -> bool:
+    return type.shape == want.shape or (want.elements > 1 and type.elements == want.elements)
+
+
 def _updates(graph: Graph, called: set[int]) -> set[int]:
     producer, types, found, seen = graph.producers(), graph.types, set(), set()
     given = {*graph.inputs, *graph.initializers}
@@ -63,7 +69,7 @@ def _updates(graph: Graph, called: set[int]) -> set[int]:
                 continue
             alike = [
                 name for name in node.inputs
-                if name in types and types[name].shape == want.shape and (want.shape != () or name in given)
+                if name in types and _alike(types[name], want) and (want.shape != () or name in given)
             ]  # fmt: skip
             if id(node) in called and any(want.shape != () or types[name] == want for name in alike):
                 found.add(id(node))
