@@ -160,6 +160,8 @@ def without_aliases(graph: Graph) -> View | None:
     if not aliases:
         return None
     held = {*graph.outputs, *(name for node in graph.nodes for name in node.captures)}
+    # What becomes an opaque operator again reads what the file's operator reads.
+    held.update(name for node in graph.nodes if node.origin is not None for name in node.inputs)
     nodes: list[Node] = []
     origin: list[int] = []
     bypassed: set[str] = set()
@@ -170,7 +172,7 @@ def without_aliases(graph: Graph) -> View | None:
             if name not in held:
                 continue
             node = _identity(node, aliases[name])
-        elif any(each in aliases for each in node.inputs):
+        elif node.origin is None and any(each in aliases for each in node.inputs):
             node = clone(node)
             node.inputs = [aliases.get(each, each) for each in node.inputs]
         nodes.append(node)

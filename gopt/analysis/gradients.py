@@ -44,6 +44,8 @@ class Facts:
     """What the forward reads or makes, and all that depends on parameters: a factor of it is no optimizer's mask."""
     clean: set[str] = field(default_factory=set)
     """Values that depend on other parameters' gradients: not followed when the parameter has one element."""
+    divisors: set[str] = field(default_factory=set)
+    """Values of the forward by which something of the forward is divided, such as a token count."""
     of_loss: set[str] = field(default_factory=set)
     """The loss and what depends on it."""
 
@@ -96,20 +98,24 @@ def _walk(facts: Facts, updated: str) -> Walk:
         node = index.producer.get(name)
         if node is None or id(node) in facts.forward:
             break
-        type = types.get(name)
-        if not heap and name != updated and type is not None and type.elements == elements and type.dtype in FLOATS:
+        type, local = types.get(name), facts.starts_in_forward(node)
+        # A value of the forward in another layout is half of a contraction, whose other half has one element.
+        moved = local and node.is_a(*LAYOUT, "Cast")
+        alone = not heap and name != updated and not moved
+        if alone and type is not None and type.elements == elements and type.dtype in FLOATS:
             walk.dominators.append(name)
         walk.nodes.append(node)
-        if facts.starts_in_forward(node):
+        if local:
             break
         tainted = [operand for operand in node.reads if operand in facts.tainted]
         if single:  # a flag over all gradients is no gradient
             tainted = [operand for operand in tainted if index.graph.type_of(operand).dtype != "bool"]
         # With one element, a clip coefficient looks like a gradient: it is the operand that knows other gradients.
         clean = _derived(facts, tainted) if single else set()
-        local = any(operand not in clean for operand in tainted)
+        own = any(operand not in clean for operand in tainted)
+        factors = not single and elementwise(node)
         for operand in tainted:
-            if operand in queued or (local and operand in clean) or (not single and index.one_element(operand)):
+            if operand in queued or (own and operand in clean) or (factors and index.one_element(operand)):
                 continue
             queued.add(operand)
             heapq.heappush(heap, (-index.made_at(operand), operand))
@@ -173,29 +179,21 @@ class _Choice:
         return [node for node in self.nodes if id(node) in self.facts.barrier]
 
     def _backward(self, nodes: list[Node]) -> bool:
-        """Whether some of the nodes do what backwards do and updates do not: mix elements, or scale by the model."""
-        if any(id(node) in self.facts.barrier for node in nodes):
-            return True
-        if any(name in self.facts.update_only for node in nodes for name in node.reads):
-            return False
-        return any(self._mixes(node) or self._scales(node) for node in nodes)
+        """Whether some of the nodes read the model, as backwards do, and none a state, as updates do.
 
-    def _mixes(self, node: Node) -> bool:
-        """Whether elements of the result hang on the gradient's elements at other places."""
-        if node.is_a(*LAYOUT) and not node.is_a("Slice", "Expand"):
-            return False
-        elements = self.types[self.parameter].elements
-        moving = [name for name in node.inputs if name in self.follows]
-        return not elementwise(node) or any(self.index.graph.type_of(name).elements != elements for name in moving)
-
-    def _scales(self, node: Node) -> bool:
-        """Whether the node multiplies or masks by a full-shaped value of the model itself."""
+        Without the model in it the way is the same on all ranks whichever side it belongs to.
+        """
         facts = self.facts
-        others = [name for name in node.inputs if name and name not in facts.tainted]
-        return node.is_a("Mul", "Div", "Where") and any(
-            name in facts.model and name not in facts.update_only and not self.index.one_element(name)
-            for name in others
-        )
+        if any(id(node) in facts.barrier for node in nodes):
+            return True
+        read = [name for node in nodes for name in node.reads]
+        return not any(name in facts.update_only for name in read) and any(map(self._of_model, read))
+
+    def _of_model(self, name: str) -> bool:
+        """Whether a value is a full-shaped one of the model: a weight of a later layer, a scale, a mask."""
+        facts = self.facts
+        known = name in facts.model and name not in facts.tainted and not self.index.one_element(name)
+        return known and self.index.graph.type_of(name).dtype in (*FLOATS, "bool")
 
     def _refuse_open(self, last: str) -> None:
         """Refuse where what is behind ``last`` may still be the backward: a nonlinear function, of the forward alone.

@@ -20,7 +20,9 @@ from gopt.errors import UnsupportedError
 from gopt.graph.model import Graph, Node, Tensor
 from gopt.graph.types import numpy_dtype
 
-FACTOR = 1000
+JOIN = 1 << 10
+"""By how much a path is longer for each node that joins values of the state's shape: scaling and casting join none."""
+FACTOR = 1 << 20
 """By how much a path through a factor is longer than any other."""
 MAX_OPEN = 6
 """Largest group of outputs that read the same states whose assignments are all tried."""
@@ -52,11 +54,11 @@ def reachable_states(index: Index, output: str, candidates: set[str], moving: Co
             node = index.producer.get(name)
             if node is None or not elementwise(node):
                 continue
-            for operand in node.inputs:
-                type = types.get(operand)
-                if operand and type is not None and type.shape == want.shape:
-                    apart = queue is queues[0] and _scales(node, operand, moving)
-                    (queues[1] if apart else queue).append((operand, depth + 1 + FACTOR * apart))
+            alike = [name for name in node.inputs if name in types and types[name].shape == want.shape]
+            for operand in alike:
+                apart = queue is queues[0] and _scales(node, operand, moving)
+                step = 1 + JOIN * (len(alike) > 1) + FACTOR * apart
+                (queues[1] if apart else queue).append((operand, depth + step))
     return found
 
 
@@ -146,11 +148,11 @@ def refuse_crossed(reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> N
     nearest: dict[str, tuple[int, str]] = {}
     for output, found in reach.items():
         for name, depth in found.items() if output in pairs else ():
-            if depth < found[pairs[output]]:
+            if depth // JOIN < found[pairs[output]] // JOIN:
                 nearest[name] = min(nearest.get(name, (depth, output)), (depth, output))
     for output, name in pairs.items():
         depth, other = nearest.get(name, (FACTOR, ""))
-        if other not in ("", output) and depth < reach[output][name]:
+        if other not in ("", output) and depth // JOIN <= reach[output][name] // JOIN:
             refuse_open({other: sorted({name, pairs[other]})})
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gopt.analysis.gradients import Facts, Rawness, find_gradient, rawness
 from gopt.analysis.outline import Outline
-from gopt.analysis.sweeps import ancestors, descendants
+from gopt.analysis.sweeps import Index, ancestors, descendants
 from gopt.errors import OptionError, UnsupportedError
 from gopt.graph.model import Node
 from gopt.graph.types import FLOATS
@@ -38,6 +38,9 @@ def find_gradients(step: Outline) -> Found:
         check = rawness(facts, set(gradients.values()), backward)
         bad = _reaching_states(step, check.mixed)
         _refuse_loss(step, facts, bad)
+        bad_factor = _foreign_factor(step, facts, bad, check.raw, check.reduced)
+        if bad_factor:
+            raise _own_value(bad_factor[0], bad_factor[1])
         local = [name for name in gradients if not _reads_reduced(step, name, check)]
         fresh = {id(node) for node in bad}
         if local:
@@ -53,13 +56,48 @@ def find_gradients(step: Outline) -> Found:
             f"name its gradient: --params {local[0]}=VALUE",
         )
     if bad:
-        raise UnsupportedError(
-            f"the update reads {_culprit(step, bad[0].inputs, check.raw)!r}, a value of one rank's own batch, "
-            f"beside a gradient (in {bad[0].label!r})",
-            "an update may depend on the batch through gradients alone",
-        )
+        raise _own_value(_culprit(step, bad[0].inputs, check.raw), bad[0])
     _refuse_found(step, facts, gradients)
     return Found(facts, gradients, backward)
+
+
+def _own_value(value: str, node: Node) -> UnsupportedError:
+    return UnsupportedError(
+        f"the update reads {value!r}, a value of one rank's own batch, beside a gradient (in {node.label!r})",
+        "an update may depend on the batch through gradients alone",
+    )
+
+
+def _foreign_factor(
+    step: Outline, facts: Facts, mixed: list[Node], raw: set[str], reduced: set[str]
+) -> tuple[str, Node] | None:
+    """A one-element value of one rank that no backward would multiply by, and the node that does.
+
+    A backward behind a contraction scales by what the forward divides by: a token count. Everything else, such as a
+    count that the loss does not know, would be a rate of this rank's own.
+    """
+    for node in mixed:
+        for name in node.reads:
+            if not step.index.one_element(name) or name in reduced or name not in step.tainted:
+                continue
+            if not _of_divisors(step, facts, name):
+                return name, node
+    return None
+
+
+def _of_divisors(step: Outline, facts: Facts, name: str) -> bool:
+    """Whether a value is made of divisors of the forward alone."""
+    stack, seen = [name], set()
+    while stack:
+        value = stack.pop()
+        if value in seen or value not in step.tainted or value in facts.divisors:
+            continue
+        seen.add(value)
+        maker = step.index.producer.get(value)
+        if maker is None or id(maker) in step.forward:
+            return False
+        stack.extend(maker.reads)
+    return True
 
 
 def _facts(step: Outline) -> Facts:
@@ -71,7 +109,25 @@ def _facts(step: Outline) -> Facts:
     # One-element states and settings are left out: a loss scale is in every gradient.
     facts.update_only = descendants(index, [name for name in foreign if not index.one_element(name)])
     facts.settings = {name for name in foreign if name not in step.updated}
+    for node in index.graph.nodes:
+        if id(node) in step.forward and node.is_a("Div") and len(node.inputs) == 2:
+            facts.divisors.update(_scalar_chain(index, node.inputs[1]))
     return facts
+
+
+def _scalar_chain(index: Index, name: str) -> list[str]:
+    """A one-element value and what it is a cast, a bound or a shift of: a count, clipped to one at least."""
+    found: list[str] = []
+    stack = [name]
+    while stack:
+        value = stack.pop()
+        if value in found or not index.one_element(value):
+            continue
+        found.append(value)
+        maker = index.producer.get(value)
+        if maker is not None and maker.is_a("Cast", "Max", "Clip", "Add", "Identity", "Reshape", "Squeeze"):
+            stack.extend(maker.reads)
+    return found
 
 
 def _refuse_loss(step: Outline, facts: Facts, mixed: list[Node]) -> None:
