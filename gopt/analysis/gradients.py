@@ -42,6 +42,8 @@ class Facts:
     """Inputs that neither the batch nor the forward has: hyper-parameters."""
     model: set[str] = field(default_factory=set)
     """What the forward reads or makes, and all that depends on parameters: a factor of it is no optimizer's mask."""
+    computed: set[str] = field(default_factory=set)
+    """What the forward computes of parameters alone."""
     clean: set[str] = field(default_factory=set)
     """Values that depend on other parameters' gradients: not followed when the parameter has one element."""
     divisors: set[str] = field(default_factory=set)
@@ -179,21 +181,39 @@ class _Choice:
         return [node for node in self.nodes if id(node) in self.facts.barrier]
 
     def _backward(self, nodes: list[Node]) -> bool:
-        """Whether some of the nodes read the model, as backwards do, and none a state, as updates do.
+        """Whether some of the nodes do what backwards do, mix elements or read the model, and none reads a state.
 
-        Without the model in it the way is the same on all ranks whichever side it belongs to.
+        Where a way is linear, the mean passes through it whichever side it belongs to. What cannot be cut is left to
+        the backward, so that the update can.
         """
         facts = self.facts
         if any(id(node) in facts.barrier for node in nodes):
             return True
-        read = [name for node in nodes for name in node.reads]
-        return not any(name in facts.update_only for name in read) and any(map(self._of_model, read))
+        if any(name in facts.update_only for node in nodes for name in node.reads):
+            return False
+        return any(self._mixes(node) or any(map(self._of_model, node.reads)) for node in nodes)
+
+    def _mixes(self, node: Node) -> bool:
+        """Whether the node acts on anything but single elements, so that a piece of the parameter cannot run it."""
+        if node.is_a(*LAYOUT) and not node.is_a("Slice", "Expand"):
+            return False
+        return not elementwise(node) or not all(map(self._fits, node.inputs))
+
+    def _fits(self, operand: str) -> bool:
+        elements = self.types[self.parameter].elements
+        return not operand or self.index.graph.type_of(operand).elements in (1, elements)
 
     def _of_model(self, name: str) -> bool:
-        """Whether a value is a full-shaped one of the model: a weight of a later layer, a scale, a mask."""
+        """Whether a value is one of the model: a weight of a later layer, a mask, a scale that the forward computes.
+
+        A scalar that is an input is none: a loss scale is in every gradient.
+        """
         facts = self.facts
-        known = name in facts.model and name not in facts.tainted and not self.index.one_element(name)
-        return known and self.index.graph.type_of(name).dtype in (*FLOATS, "bool")
+        if name not in facts.model or name in facts.tainted:
+            return False
+        if self.index.one_element(name):
+            return name in facts.computed
+        return self.index.graph.type_of(name).dtype in (*FLOATS, "bool")
 
     def _refuse_open(self, last: str) -> None:
         """Refuse where what is behind ``last`` may still be the backward: a nonlinear function, of the forward alone.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gopt.graph.model import Node
+from gopt.graph.nodes import nested
 
 ELEMENTWISE = frozenset(
     [
@@ -149,8 +150,18 @@ def control_flow(node: Node) -> bool:
 
 
 def random(node: Node) -> bool:
-    """Whether two runs with equal inputs may differ: a generator with no seed, or a dropout that is awake."""
-    return node.is_a(*RANDOM) and "seed" not in node.attributes
+    """Whether two runs with equal inputs may differ: a generator with no seed, or a dropout that is awake.
+
+    Generators in the bodies of control flow count.
+    """
+    if node.is_a(*RANDOM):
+        return "seed" not in node.attributes
+    if not control_flow(node) or node.proto is None:
+        return False
+    return any(
+        inner.op_type in RANDOM and all(each.name != "seed" for each in inner.attribute)
+        for inner in nested([node.proto])
+    )
 
 
 def reads_shape_only(node: Node) -> bool:

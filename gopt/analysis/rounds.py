@@ -104,7 +104,10 @@ def _facts(step: Outline) -> Facts:
     index = step.index
     facts = Facts(index, step.tainted, step.forward, of_loss=descendants(index, [step.loss]))
     read = [name for name in step.updated if name in step.forward_values]
-    facts.model = step.forward_values | descendants(index, read)
+    of_parameters = descendants(index, read)
+    facts.model = step.forward_values | of_parameters
+    made = {name for node in index.graph.nodes if id(node) in step.forward for name in node.outputs}
+    facts.computed = made & of_parameters - step.tainted
     foreign = [name for name in index.graph.inputs if name not in step.forward_values and name not in step.batch]
     # One-element states and settings are left out: a loss scale is in every gradient.
     facts.update_only = descendants(index, [name for name in foreign if not index.one_element(name)])
