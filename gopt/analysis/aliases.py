@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.training import Phase, Training
 from gopt.graph.model import Graph, Node, clone
+from gopt.graph.types import dtype_code, known
 
 _COPIES = ("Identity", "Cast", "CastLike")
 _OF_ONE = ("Sum", "Max", "Min", "Mean", "Concat")
@@ -157,7 +158,7 @@ def _same(new: Node, old: Node) -> bool:
 def without_aliases(graph: Graph) -> View | None:
     """The graph with its aliases looked through; None when it has none."""
     aliases = find_aliases(graph)
-    if not aliases:
+    if not aliases and not any(node.op_type == "CastLike" for node in graph.nodes):
         return None
     held = {*graph.outputs, *(name for node in graph.nodes for name in node.captures)}
     # What becomes an opaque operator again reads what the file's operator reads.
@@ -172,15 +173,31 @@ def without_aliases(graph: Graph) -> View | None:
             if name not in held:
                 continue
             node = _identity(node, aliases[name])
-        elif node.origin is None and any(each in aliases for each in node.inputs):
-            node = clone(node)
-            node.inputs = [aliases.get(each, each) for each in node.inputs]
+        elif node.origin is None:
+            node = _cast(graph, node)
+            if any(each in aliases for each in node.inputs):
+                node = clone(node)
+                node.inputs = [aliases.get(each, each) for each in node.inputs]
         nodes.append(node)
         origin.append(place)
     live = _live(nodes, held, bypassed)
     kept = [node for node, alive in zip(nodes, live) if alive]
     places = tuple(place for place, alive in zip(origin, live) if alive)
     return View(graph, replace(graph, nodes=kept), aliases, places)
+
+
+def _cast(graph: Graph, node: Node) -> Node:
+    """A CastLike without the operand that it reads for its type alone."""
+    dtype = graph.type_of(node.outputs[0]).dtype
+    if not node.is_a("CastLike") or not known(dtype):
+        return node
+    return _made("Cast", node, node.inputs[:1], {"to": dtype_code(dtype)})
+
+
+def _made(op_type: str, node: Node, inputs: list[str], attributes: dict[str, int]) -> Node:
+    made = Node(op_type, inputs, node.outputs, name=node.name, attributes=attributes)
+    made.proto = made.to_proto()
+    return made
 
 
 def _live(nodes: list[Node], held: set[str], bypassed: set[str]) -> list[bool]:
@@ -198,6 +215,4 @@ def _live(nodes: list[Node], held: set[str], bypassed: set[str]) -> list[bool]:
 def _identity(node: Node, root: str) -> Node:
     if node.is_a("Identity") and node.inputs == [root]:
         return node
-    made = Node("Identity", [root], node.outputs, name=node.name, attributes={})
-    made.proto = made.to_proto()
-    return made
+    return _made("Identity", node, [root], {})

@@ -53,6 +53,7 @@ def _recover(graph: Graph, roles: RoleMap) -> Training:
         scalars, _ = match(_scalar_reach(index, pairs, "", roles))
         losses = _loss_candidates(index, pairs | scalars)
     if not losses:
+        _refuse_unpaired(index, pairs)
         if not pairs and graph.header.functions:
             name = graph.header.functions[0].name
             raise UnsupportedError(
@@ -106,6 +107,21 @@ def _pair_tensors(index: Index, roles: RoleMap) -> dict[str, str]:
     pairs |= found
     refuse_dynamic(index, pairs)
     return pairs
+
+
+def _refuse_unpaired(index: Index, pairs: Mapping[str, str]) -> None:
+    """Raise when outputs look like new states and replace no input: without states no output looks like a loss."""
+    graph = index.graph
+    free = {type for name, type in graph.inputs.items() if name not in pairs.values() and type.elements > 1}
+    lost = [name for name, type in graph.outputs.items() if name not in pairs and type in free and type.dtype in FLOATS]
+    if lost:
+        maker = index.producer.get(lost[0])
+        raise UnsupportedError(
+            f"{len(lost)} {'output replaces' if len(lost) == 1 else 'outputs replace'} no input by what the data flow "
+            f"shows, though inputs of that type are there: {lost[0]!r}"
+            + (f" is made by {maker.op_type} {maker.label!r}" if maker is not None else ""),
+            f"name the pairs: --states INPUT={lost[0]}",
+        )
 
 
 def _surely_moving(index: Index, roles: RoleMap) -> set[str]:

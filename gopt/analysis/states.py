@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from gopt.analysis.gradients import rawness
@@ -103,14 +105,20 @@ def _check_statistic(step: Outline, name: str) -> None:
 
 def _own(step: Outline, states: list[State], found: Found) -> None:
     """Give each optimizer state its parameter: the one whose gradient its new value holds element by element."""
-    graph = step.index.graph
     owner: dict[str, str] = {}
+    shared = {gradient for gradient, count in Counter(found.gradients.values()).items() if count > 1}
     for parameter, gradient in found.gradients.items():
-        owner.setdefault(gradient, parameter)
+        if gradient not in shared:
+            owner.setdefault(gradient, parameter)
         owner.setdefault(parameter, parameter)
     skip = step.forward | found.backward
-    nodes = [node for node in graph.nodes if id(node) not in skip]
+    nodes = [node for node in step.index.graph.nodes if id(node) not in skip]
     open_ = [state for state in states if state.kind is Kind.OPTIMIZER_STATE]
+    for parameter, gradient in found.gradients.items():
+        if gradient in shared:
+            _claim(step, parameter, gradient, open_, owner)
+    for parameter, gradient in found.gradients.items():
+        owner.setdefault(gradient, parameter)
     while open_:
         _spread(step, nodes, owner)
         settled = [state for state in open_ if state.updated in owner]
@@ -127,6 +135,24 @@ def _own(step: Outline, states: list[State], found: Found) -> None:
             state.kind = Kind.ACCUMULATOR
         elif state.of is None and step.index.one_element(state.tensor):
             state.kind = Kind.SCALAR
+
+
+def _claim(step: Outline, parameter: str, gradient: str, states: list[State], owner: dict[str, str]) -> None:
+    """Give a parameter that shares its gradient the states that its own update reads, old or new."""
+    types, producer = step.index.graph.types, step.index.producer
+    made = {state.updated: state.tensor for state in states}
+    shape = types[parameter].shape
+    stack, seen = [step.updated[parameter]], {gradient}
+    while stack:
+        name = stack.pop()
+        if name in seen or name not in types or types[name].shape != shape:
+            continue
+        seen.add(name)
+        if name in made and name not in owner:
+            owner[name] = owner[made[name]] = parameter
+        node = producer.get(name)
+        if node is not None:
+            stack.extend(node.inputs)
 
 
 def _spread(step: Outline, nodes: list[Node], owner: dict[str, str]) -> None:

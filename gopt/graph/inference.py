@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 
+import numpy as np
 import onnx
 from onnx import AttributeProto, ModelProto
 
 from gopt.errors import InputError
 from gopt.graph.border import declared, decoded
+from gopt.graph.constants import fold_small
 from gopt.graph.external import show
 from gopt.graph.model import Graph, Node, Tensor, read_type, value_info
 from gopt.graph.nodes import nested
@@ -103,9 +105,11 @@ def _inferred(
             body.input.append(value_info(name, tensor.type))
     body.output.extend(model.graph.output)
     body.value_info.extend(model.graph.value_info)
-    body.node.extend(
-        node.proto for node in nodes if node.proto and not (constants and constants.keys() & set(node.outputs))
-    )
+    folded = fold_small(nodes, initializers, inputs)
+    for node in nodes:
+        if node.proto and not (constants and constants.keys() & set(node.outputs)):
+            value = folded.get(node.outputs[0]) if folded and node.outputs else None
+            body.node.append(node.proto if value is None else _as_constant(node.outputs[0], value))
     try:
         graph = onnx.shape_inference.infer_shapes(copy, strict_mode=False).graph
         found = (*graph.value_info, *graph.output)
@@ -116,6 +120,10 @@ def _inferred(
     except Exception:  # its exceptions have no common base, and no type is worth a refusal: what needs one will say so
         return ()
     return found
+
+
+def _as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:
+    return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(value))
 
 
 def _long(info: onnx.ValueInfoProto) -> bool:
