@@ -206,9 +206,9 @@ def _live(nodes: list[Node], held: set[str], bypassed: set[str]) -> list[bool]:
     live = [True] * len(nodes)
     for place in range(len(nodes) - 1, -1, -1):
         node = nodes[place]
-        live[place] = read.isdisjoint(node.outputs) <= bypassed.isdisjoint(node.outputs)
-        if live[place]:
-            read.update(node.inputs)
+        layout = node.is_a(*_COPIES, *_OF_ONE, *_RESHAPES, "Transpose") and node.origin is None
+        live[place] = not layout or not read.isdisjoint(node.outputs) or bypassed.isdisjoint(node.outputs)
+        (read if live[place] else bypassed).update(node.inputs)
     return live
 
 

@@ -1,0 +1,140 @@
+"""Layout operators that change nothing are looked through, and nothing else is."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from helpers import FIXTURES, Builder, perceptron
+from onnx import helper
+
+import gopt
+from gopt.analysis.aliases import find_aliases
+from gopt.graph.load import load
+from gopt.runtime.proof.verify import Verifier
+
+
+def shape(b: Builder, *dims: int) -> str:
+    return b.const(dims, "int64")
+
+
+NOTHING = {
+    "identity": lambda b, v: b.op("Identity", v),
+    "cast to the same type": lambda b, v: b.op("Cast", v, to=1),
+    "reshape to the same shape": lambda b, v: b.op("Reshape", v, shape(b, 3, 5)),
+    "expand to the same shape": lambda b, v: b.op("Expand", v, shape(b, 3, 5)),
+    "flat and back": lambda b, v: b.op("Reshape", b.op("Reshape", v, shape(b, -1)), shape(b, 3, 5)),
+    "transposed twice": lambda b, v: b.op("Transpose", b.op("Transpose", v, perm=[1, 0]), perm=[1, 0]),
+    "unsqueezed, moved, squeezed": lambda b, v: b.op(
+        "Squeeze", b.op("Transpose", b.op("Unsqueeze", v, shape(b, 0)), perm=[1, 0, 2]), shape(b, 1)
+    ),
+    "a pair inside a pair": lambda b, v: b.op(
+        "Transpose",
+        b.op("Reshape", b.op("Reshape", b.op("Transpose", v, perm=[1, 0]), shape(b, 15)), shape(b, 5, 3)),
+        perm=[1, 0],
+    ),
+    "a sum of one": lambda b, v: b.op("Sum", v),
+}
+SOMETHING = {
+    "transposed through flat": lambda b, v: b.op("Reshape", b.op("Transpose", v, perm=[1, 0]), shape(b, 3, 5)),
+    "reversed": lambda b, v: b.op("Slice", v, b.const([4], "int64"), b.const([-6], "int64"), shape(b, 1), shape(b, -1)),
+    "cast through a half": lambda b, v: b.op("Cast", b.op("Cast", v, to=10), to=1),
+    "negated": lambda b, v: b.op("Neg", v),
+    "transposed by one of two": lambda b, v: b.op("Reshape", b.op("Reshape", v, shape(b, 5, 3)), shape(b, 15)),
+}
+
+
+def one(way, tmp_path) -> tuple[dict[str, str], str]:
+    b = Builder()
+    b.input("v", (3, 5))
+    made = way(b, "v")
+    b.output("out", b.op("Abs", made), ())
+    return find_aliases(load(b.save(tmp_path / "g.onnx"))), made
+
+
+@pytest.mark.parametrize("what", NOTHING)
+def test_what_changes_nothing_is_an_alias(what, tmp_path):
+    aliases, made = one(NOTHING[what], tmp_path)
+    assert aliases[made] == "v"
+
+
+@pytest.mark.parametrize("what", SOMETHING)
+def test_what_changes_something_is_none(what, tmp_path):
+    aliases, made = one(SOMETHING[what], tmp_path)
+    assert made not in aliases
+
+
+@pytest.mark.parametrize("what", NOTHING)
+@pytest.mark.parametrize("where", ["gradient", "output", "parameter"])
+def test_the_update_is_split_all_the_same(what, where, tmp_path):
+    """Around a clip, before an output, between a parameter and its update; each rank has a batch of its own."""
+    b = Builder()
+    net = perceptron(b, (3, 5), bias=False)
+    way = NOTHING[what]
+    gradient = net.gradients["w0"]
+    if where == "gradient":
+        norm = b.op("ReduceL2", gradient, keepdims=0)
+        gradient = way(b, b.op("Mul", gradient, b.op("Min", b.const(1.0), b.op("Div", b.const(0.05), norm))))
+    old = way(b, "w0") if where == "parameter" else "w0"
+    new = b.op("Sub", old, b.op("Mul", gradient, b.const(0.1)))
+    b.output("loss", net.loss, ())
+    b.output("w0_out", way(b, new) if where == "output" else new, (3, 5))
+    source = gopt.load(b.save(tmp_path / "step.onnx"))
+    assert source.training.gradients == {"w0": net.gradients["w0"]}
+    sharded = gopt.shard(source, 3)
+    report = sharded.write(tmp_path / "out")
+    shard = next(each for each in report["pipeline"] if each["name"] == "shard")
+    assert shard["facts"]["parameters"] == {"split": 1}
+    assert Verifier(tmp_path / "out").run(steps=2).equal
+    gone = {each["name"] for each in report["removed_ops"] if each["pass"] == "load"}
+    assert gone == {node.label for node in source.training.looked_through}
+
+
+def test_forward_and_backward_keep_their_layout_operators():
+    """One rank gives back what the file has there: only the update loses its aliases."""
+    source = gopt.load(FIXTURES / "gpt_adamw.onnx").training
+    written = onnx.load(FIXTURES / "gpt_adamw.onnx").graph.node
+    gone = {node.label for node in source.looked_through}
+    kept = [node.label for node in source.graph.nodes]
+    assert kept == [node.name for node in written if node.name not in gone]
+
+
+def test_a_captured_alias_stays(tmp_path):
+    """What a body of control flow reads cannot be renamed there."""
+    b = Builder()
+    net = perceptron(b, (3, 5), bias=False)
+    copy = b.op("Identity", net.loss)
+    flag = b.input("flag", (), "bool")
+    bodies = {
+        f"{side}_branch": helper.make_graph(
+            [helper.make_node("Identity", [copy], [side])], side, [], [helper.make_tensor_value_info(side, 1, [])]
+        )
+        for side in ("then", "else")
+    }
+    b.output("loss", b.op("If", flag, **bodies), ())
+    b.output("w0_out", b.op("Sub", "w0", b.op("Mul", net.gradients["w0"], b.const(0.1))), (3, 5))
+    gopt.shard(gopt.load(b.save(tmp_path / "step.onnx")), 2).write(tmp_path / "out")
+    assert Verifier(tmp_path / "out").run(steps=2, hyper={"flag": 1}).equal
+
+
+def test_a_gradient_may_be_named_by_its_alias(tmp_path):
+    from gopt.analysis.rolemap import RoleMap
+
+    b = Builder()
+    net = perceptron(b, (3, 5), bias=False)
+    copy = b.op("Identity", net.gradients["w0"])
+    b.output("loss", net.loss, ())
+    b.output("w0_out", b.op("Sub", "w0", b.op("Mul", copy, b.const(0.1))), (3, 5))
+    path = b.save(tmp_path / "step.onnx")
+    assert gopt.load(path, roles=RoleMap(params={"w0": copy})).training.gradients == {"w0": net.gradients["w0"]}
+
+
+def test_stored_values_survive(tmp_path):
+    """An Identity of an initializer that the update reads."""
+    b = Builder()
+    net = perceptron(b, (3, 5), bias=False)
+    rate = b.op("Identity", b.const(np.float32(0.1)))
+    b.output("loss", net.loss, ())
+    b.output("w0_out", b.op("Sub", "w0", b.op("Mul", net.gradients["w0"], rate)), (3, 5))
+    gopt.shard(gopt.load(b.save(tmp_path / "step.onnx")), 2).write(tmp_path / "out")
+    assert Verifier(tmp_path / "out").run(steps=2).equal
