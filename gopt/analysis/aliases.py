@@ -13,6 +13,7 @@ from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.training import Phase, Training
 from gopt.graph.model import Graph, Node, clone
 from gopt.graph.types import dtype_code, known
+from gopt.sources.origin import Origin
 
 _COPIES = ("Identity", "Cast", "CastLike")
 _OF_ONE = ("Sum", "Max", "Min", "Mean", "Concat")
@@ -31,12 +32,12 @@ class _Layout:
 def find_aliases(graph: Graph) -> dict[str, str]:
     """Values that equal another one in type, elements and order -> that value, their root; one sweep in order.
 
-    Nodes of opaque operators are left alone: they become the operator again as they are.
+    Bodies of opaque operators are left alone: they become the operator again as they are.
     """
     aliases: dict[str, str] = {}
     layouts: dict[str, _Layout] = {}
     for node in graph.nodes:
-        if node.origin is not None or node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
+        if _of_operator(node) or node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
             continue
         if not node.inputs or not node.inputs[0]:
             continue
@@ -53,6 +54,11 @@ def find_aliases(graph: Graph) -> dict[str, str]:
         else:
             layouts[output] = layout
     return aliases
+
+
+def _of_operator(node: Node) -> bool:
+    """Whether a node stands in the body of an operator of the table, and not in a function of the model."""
+    return isinstance(node.origin, Origin) and node.origin.call.operator is not None
 
 
 def _copies(graph: Graph, node: Node, source: str, output: str) -> bool:
@@ -162,7 +168,8 @@ def without_aliases(graph: Graph) -> View | None:
         return None
     held = {*graph.outputs, *(name for node in graph.nodes for name in node.captures)}
     # What becomes an opaque operator again reads what the file's operator reads.
-    held.update(name for node in graph.nodes if node.origin is not None for name in node.inputs)
+    outer = {name for node in graph.nodes if node.origin is None for name in node.outputs}
+    held.update(name for node in graph.nodes if node.origin is not None for name in node.inputs if name in outer)
     nodes: list[Node] = []
     origin: list[int] = []
     bypassed: set[str] = set()
@@ -173,11 +180,12 @@ def without_aliases(graph: Graph) -> View | None:
             if name not in held:
                 continue
             node = _identity(node, aliases[name])
-        elif node.origin is None:
-            node = _cast(graph, node)
-            if any(each in aliases for each in node.inputs):
+        else:
+            node = _cast(graph, node) if node.origin is None else node
+            outside = set() if node.origin is None else outer
+            if any(each in aliases and each not in outside for each in node.inputs):
                 node = clone(node)
-                node.inputs = [aliases.get(each, each) for each in node.inputs]
+                node.inputs = [each if each in outside else aliases.get(each, each) for each in node.inputs]
         nodes.append(node)
         origin.append(place)
     live = _live(nodes, held, bypassed)
@@ -206,7 +214,7 @@ def _live(nodes: list[Node], held: set[str], bypassed: set[str]) -> list[bool]:
     live = [True] * len(nodes)
     for place in range(len(nodes) - 1, -1, -1):
         node = nodes[place]
-        layout = node.is_a(*_COPIES, *_OF_ONE, *_RESHAPES, "Transpose") and node.origin is None
+        layout = node.is_a(*_COPIES, *_OF_ONE, *_RESHAPES, "Transpose") and not _of_operator(node)
         live[place] = not layout or not read.isdisjoint(node.outputs) or bypassed.isdisjoint(node.outputs)
         (read if live[place] else bypassed).update(node.inputs)
     return live

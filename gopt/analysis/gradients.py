@@ -16,7 +16,7 @@ import heapq
 import itertools
 from dataclasses import dataclass, field
 
-from gopt.analysis.linearity import Follows, follow
+from gopt.analysis.linearity import Follows, follow, is_zero
 from gopt.analysis.operators import LAYOUT, elementwise, random
 from gopt.analysis.sweeps import Index, ancestors
 from gopt.errors import UnsupportedError
@@ -61,6 +61,14 @@ class Facts:
         if len(local) == len(held):
             return bool(local)
         return any(not (name in self.of_loss and self.index.one_element(name)) for name in local)
+
+    def masks_locally(self, node: Node) -> bool:
+        """Whether a node keeps a value or zero by a flag of the forward, as the backward of a ReLU does."""
+        if not node.is_a("Where") or not any(is_zero(self.index, name) for name in node.inputs[1:]):
+            return False
+        maker = self.index.producer.get(node.inputs[0])
+        held = [name for name in maker.reads if name in self.tainted] if maker is not None else []
+        return bool(held) and all(map(self._in_forward, held))
 
     def _in_forward(self, name: str) -> bool:
         maker = self.index.producer.get(name)
@@ -111,6 +119,8 @@ def _walk(facts: Facts, updated: str) -> Walk:
             break
         tainted = [operand for operand in node.reads if operand in facts.tainted]
         if single:  # a flag over all gradients is no gradient
+            if facts.masks_locally(node):
+                break
             tainted = [operand for operand in tainted if index.graph.type_of(operand).dtype != "bool"]
         # With one element, a clip coefficient looks like a gradient: it is the operand that knows other gradients.
         clean = _derived(facts, tainted) if single else set()
@@ -162,9 +172,12 @@ class _Choice:
         if any(self.index.position[id(node)] > bounds[-1] for node in self._held_back()):
             return None  # the backward would go on behind something that no backward does
         first = 0
+        seen_elsewhere = False
         for number, (low, high) in enumerate(itertools.pairwise(bounds), 1):
             part = [node for node in self.nodes if low < self.index.position[id(node)] <= high]
-            if self._backward(part):
+            held = any(id(node) in self.facts.barrier for node in part)
+            seen_elsewhere = seen_elsewhere or self._read_elsewhere(stretch[number - 1])
+            if held or (not seen_elsewhere and self._backward(part)):
                 first = number
         shape = self.types[self.parameter].shape
         chosen = next((name for name in stretch[first:] if self.types[name].shape == shape), None)
@@ -177,6 +190,11 @@ class _Choice:
         self._refuse_open(stretch[-1])
         return chosen
 
+    def _read_elsewhere(self, name: str) -> bool:
+        """Whether something beside the walk reads a value: a norm over gradients, which must see the reduced one."""
+        walked = {id(node) for node in self.nodes}
+        return any(id(node) not in walked for node in self.index.readers.get(name, ()))
+
     def _held_back(self) -> list[Node]:
         return [node for node in self.nodes if id(node) in self.facts.barrier]
 
@@ -187,8 +205,6 @@ class _Choice:
         the backward, so that the update can.
         """
         facts = self.facts
-        if any(id(node) in facts.barrier for node in nodes):
-            return True
         if any(name in facts.update_only for node in nodes for name in node.reads):
             return False
         return any(self._mixes(node) or any(map(self._of_model, node.reads)) for node in nodes)

@@ -18,7 +18,7 @@ from gopt.analysis.operators import elementwise
 from gopt.analysis.sweeps import Index
 from gopt.errors import UnsupportedError
 from gopt.graph.model import Graph, Node, Tensor
-from gopt.graph.types import numpy_dtype
+from gopt.graph.types import TensorType, numpy_dtype
 
 JOIN = 1 << 10
 """By how much a path is longer for each node that joins values of the state's shape: scaling and casting join none."""
@@ -54,12 +54,17 @@ def reachable_states(index: Index, output: str, candidates: set[str], moving: Co
             node = index.producer.get(name)
             if node is None or not elementwise(node):
                 continue
-            alike = [name for name in node.inputs if name in types and types[name].shape == want.shape]
+            alike = [name for name in node.inputs if name in types and _may_hold(types[name], want)]
             for operand in alike:
                 apart = queue is queues[0] and _scales(node, operand, moving)
                 step = 1 + JOIN * (len(alike) > 1) + FACTOR * apart
                 (queues[1] if apart else queue).append((operand, depth + step))
     return found
+
+
+def _may_hold(type: TensorType, want: TensorType) -> bool:
+    """Whether a value may carry an old one: of its shape, and no flag that chooses it."""
+    return type.shape == want.shape and (type.dtype != "bool" or want.dtype == "bool")
 
 
 def _scales(node: Node, operand: str, moving: Collection[str]) -> bool:
@@ -77,6 +82,24 @@ def match(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict[str, l
     """
     pairs: dict[str, str] = {}
     open_ = {output: dict(found) for output, found in reach.items() if found}
+    _force(open_, pairs)
+    for output, found in open_.items():
+        # A factor is no old value where there is another candidate.
+        added = {name: depth for name, depth in found.items() if depth < FACTOR}
+        open_[output] = added or found
+    _force(open_, pairs)
+    unsettled: dict[str, list[str]] = {}
+    for group in _groups(open_):
+        best = _shortest(group, open_)
+        if best is None:
+            unsettled.update({output: sorted(open_[output]) for output in group})
+        else:
+            pairs.update(best)
+    return pairs, unsettled
+
+
+def _force(open_: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
+    """Settle every output that has one candidate left, and what follows from that; ``open_`` loses what is settled."""
     users: dict[str, set[str]] = {}
     for output, found in open_.items():
         for name in found:
@@ -92,14 +115,6 @@ def match(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict[str, l
             open_[other].pop(name, None)
             if len(open_[other]) == 1:
                 forced.append(other)
-    unsettled: dict[str, list[str]] = {}
-    for group in _groups(open_):
-        best = _shortest(group, open_)
-        if best is None:
-            unsettled.update({output: sorted(open_[output]) for output in group})
-        else:
-            pairs.update(best)
-    return pairs, unsettled
 
 
 def _groups(open_: dict[str, dict[str, int]]) -> Iterable[list[str]]:

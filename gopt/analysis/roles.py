@@ -71,6 +71,8 @@ def _recover(graph: Graph, roles: RoleMap) -> Training:
         )
     loss = losses[0]
     pairs |= _pair_scalars(index, pairs, loss, roles)
+    free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
+    pairs |= match_copies(index, {output: name for output, name in pairs.items() if output != loss}, free)
     if not pairs:
         raise InputError("no state found: no output replaces an input", "name the pairs with --states INPUT=OUTPUT")
     step = Outline(index, pairs, loss, roles)
