@@ -26,9 +26,12 @@ def local_graph(training: Training) -> Graph:
     return _cut(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
 
 
-def update_graph(training: Training) -> Graph:
-    """The source's own update: inputs are gradients, states and hyper-parameters; outputs all other new states."""
-    wanted = [state.updated for state in training.states if state.kind is not Kind.STATISTIC]
+def update_graph(training: Training, watched: Iterable[str] = ()) -> Graph:
+    """The source's own update: inputs are gradients, states and hyper-parameters; outputs all other new states.
+
+    ``watched``: values of the update that are outputs as well.
+    """
+    wanted = [state.updated for state in training.states if state.kind is not Kind.STATISTIC] + list(watched)
     stops = set(training.gradients.values())
     nodes = [
         node for node, phase in zip(training.graph.nodes, training.phases)
@@ -42,7 +45,13 @@ PROBE = "Probe"
 
 
 def probed(graph: Graph, gradients: set[str]) -> Graph:
-    """A rank's graph with a probe in front of every node of a pass that reads a local gradient and is no call."""
+    """A rank's graph with a probe in front of every node of a pass that reads a local gradient and is no call.
+
+    Local gradients that the rank makes itself, as the source does, are outputs as well.
+    """
+    own = {name for node in graph.nodes if not node.made_by and node.domain != COMM for name in node.outputs}
+    shown = {name: graph.types[name] for name in sorted(gradients & own) if name in graph.types}
+    graph = replace(graph, outputs={**shown, **graph.outputs})
     readers = [
         node for node in graph.nodes if node.made_by and node.domain != COMM and gradients.intersection(node.inputs)
     ]
@@ -61,6 +70,11 @@ def probed(graph: Graph, gradients: set[str]) -> Graph:
             types[f"{name}.probed"] = types[name]
             nodes.append(Node(PROBE, [name], [f"{name}.probed"], domain=COMM))
     return replace(graph, nodes=nodes, types=types)
+
+
+def cut_graph(graph: Graph, wanted: Iterable[str]) -> Graph:
+    """The part of a graph that computes ``wanted``."""
+    return _cut(graph, graph.nodes, wanted, ())
 
 
 def _cut(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iterable[str]) -> Graph:

@@ -18,11 +18,15 @@ from gopt.runtime.proof.reference import PROBE
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One repetition: local gradients are multiplied by ``scale``; ``infinite`` puts one infinity on the last rank."""
+    """One repetition: local gradients are multiplied by ``scale``; ``infinite`` puts one infinity on the last rank.
+
+    ``extra``: something was done to it, so that a reference which leaves the numbers says nothing of the step.
+    """
 
     name: str
     scale: float = 1.0
     infinite: bool = False
+    extra: bool = True
 
     def vary(self, value: np.ndarray, marked: bool) -> np.ndarray:
         """A local gradient as the variant wants it; ``marked``: the one that may turn infinite."""
@@ -34,9 +38,13 @@ class Variant:
         return varied
 
 
-PLAIN = Variant("gradients as they are")
+PLAIN = Variant("gradients as they are", extra=False)
 ASLEEP = Variant("gradients × 1/64", scale=1 / 64)
 AWAKE = Variant("gradients × 64", scale=64.0)
+LESS_AWAKE = Variant("gradients × 4", scale=4.0)
+"""Where the source cannot bear more."""
+FAST_ASLEEP = Variant("gradients × 1/4096", scale=1 / 4096)
+WIDE_AWAKE = Variant("gradients × 4096", scale=4096.0)
 INFINITE = Variant("one infinite gradient", infinite=True)
 
 
