@@ -10,11 +10,12 @@ import numpy as np
 from gopt.analysis.sweeps import Index
 from gopt.analysis.training import Training
 from gopt.errors import RunError
+from gopt.graph.model import Graph
 from gopt.graph.types import FLOATS, TensorType, numpy_dtype
 from gopt.runtime.program import Program
 from gopt.runtime.proof.compare import Values
 from gopt.runtime.proof.gates import Coverage
-from gopt.runtime.proof.reference import cut_graph, no_call
+from gopt.runtime.proof.reference import no_call, part_of
 from gopt.runtime.session import SessionCache
 
 MOST_STARTS = 8
@@ -41,12 +42,12 @@ class Schedule:
         names = [name for gate in self.gates for name in (gate.output, gate.operand) if name]
         made = Index(training.graph).producer
         leaves = {name for gate in self.gates for name in gate.leaves}
-        graph = cut_graph(training.graph, [name for name in dict.fromkeys(names) if name in made])
+        graph = _part(training, [name for name in dict.fromkeys(names) if name in made])
         self.follows = {s.tensor: s.updated for s in training.states if s.tensor in leaves and s.updated in graph.types}
-        follows = cut_graph(training.graph, list(self.follows.values()))
+        follows = _part(training, list(self.follows.values()))
         scalar = all(type.elements == 1 for type in follows.inputs.values())
         wanted = [*graph.outputs, *(self.follows.values() if scalar else ())]
-        self.graph = cut_graph(training.graph, list(dict.fromkeys(wanted)))
+        self.graph = _part(training, list(dict.fromkeys(wanted)))
         self.program = Program(self.graph, cache) if wanted else None
 
     def starts(self, states: Values, settings: Values, steps: int, fixed: Collection[str]) -> list[Start]:
@@ -91,6 +92,10 @@ class Schedule:
                 type = self.training.graph.types[leaf]
                 for value in _tries(type, constants):
                     yield Start(leaf, np.full(type.dims, value, numpy_dtype(type.dtype)))
+
+
+def _part(training: Training, wanted: Sequence[str]) -> Graph:
+    return part_of(training.graph, training.graph.nodes, wanted, ())
 
 
 def _tries(type: TensorType, constants: Sequence[float]) -> list[float]:
