@@ -52,7 +52,7 @@ class Seen:
                         self.apart.add(name)
 
     def doubt(self, result: Verification) -> None:
-        """Say what was never seen to happen."""
+        """Say what was never seen to happen; states that are noise need not change."""
         for parameter, gradient in self.training.gradients.items():
             if gradient not in self.alive:
                 result.doubt(parameter, f"its gradient {gradient} was zero in every step: zero against zero")
@@ -62,7 +62,7 @@ class Seen:
                 )
         follows = descendants(Index(self.training.graph), [*self.training.batch, *self.training.gradients.values()])
         for state in self.training.states:
-            judged = state.kind is not Kind.SCALAR and state.updated in follows
+            judged = state.kind is not Kind.SCALAR and state.updated in follows and state.tensor not in result.noise
             if judged and state.tensor not in self.changed:
                 result.doubt(state.tensor, "it never changed: zero against zero")
 

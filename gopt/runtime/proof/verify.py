@@ -221,12 +221,12 @@ class _Session:
     def all_variants(self, fixed: Iterable[str]) -> None:
         """Everything that is to be seen once: gradients of all sizes, an infinite one, gates both ways."""
         sound = self.one(PLAIN)
+        self._tell_noise()
         if sound:
             if self.verifier.mesh.ranks > 1:
                 self._sizes()
             self._schedule(set(fixed))
             self.seen.doubt(self.result)
-        self._tell_noise()
 
     def _sizes(self) -> None:
         self.one(ASLEEP)
