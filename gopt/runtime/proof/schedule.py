@@ -52,7 +52,7 @@ class Schedule:
 
     def starts(self, states: Values, settings: Values, steps: int, fixed: Collection[str]) -> list[Start]:
         """Other starts that show what ``steps`` steps from these states do not; ``fixed`` stay as they are."""
-        if self.program is None:
+        if not self.gates:
             return []
         values = {**states, **settings}
         for _ in range(steps):
@@ -78,7 +78,8 @@ class Schedule:
         return made
 
     def _run(self, values: Values) -> Values:
-        assert self.program is not None
+        if self.program is None:  # flags that are inputs themselves
+            return {}
         return self.program.run({name: values[name] for name in self.graph.inputs if name in values}, no_call)
 
     def _candidates(self, values: Values, fixed: Collection[str]) -> Iterator[Start]:
