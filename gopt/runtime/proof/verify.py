@@ -118,7 +118,9 @@ class Verifier:
         if self._drawn():
             result.say("states with no stored value were drawn from the seed")
         if self.randoms.fed:
-            result.say(f"{len(self.randoms.fed)} random nodes were fed what they would have drawn")
+            count = len(self.randoms.fed)
+            who = f"{count} random nodes were fed what they" if count > 1 else "1 random node was fed what it"
+            result.say(f"{who} would have drawn")
         start, settings = self._start(seed), self._hyper(hyper or {})
         batches = self._batches(seed, data, {**start, **settings})
         session = _Session(self, result, steps, seed, start, settings, batches, tamper, advance)
