@@ -25,8 +25,8 @@ UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat1
 RUNS = 3
 MULTIPLE = 8.0
 """How many times the measured difference is allowed: two draws of noise are rarely further apart."""
-NOISE = 0.1
-"""A gradient of which rounding moves this share tells nothing."""
+NOISE = 0.5
+"""A gradient of which rounding moves this share is nothing but rounding: two draws of noise are √2 of it apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,11 +205,12 @@ class _Session:
         )  # fmt: skip
 
     def one(self, variant: Variant, start: Start | None = None) -> bool:
-        """Run a variant; ``start``: a state or hyper-parameter that begins elsewhere. False: it left the numbers."""
+        """Run a variant; ``start``: what begins elsewhere. False: it left the numbers."""
         self.advance(variant.name)
         states, settings = dict(self.start), dict(self.settings)
         if start is not None:
-            (states if start.name in states else settings)[start.name] = start.value
+            for name, value in start.values.items():
+                (states if name in states else settings)[name] = value
         return self.trial.run(
             variant, 1 if start is not None else self.steps, states, settings, self._given, self.tamper
         )
@@ -229,6 +230,7 @@ class _Session:
                 self._sizes()
             self._schedule(set(fixed))
             self.seen.doubt(self.result)
+            self._tell_gates()
 
     def _sizes(self) -> None:
         self.one(ASLEEP)
@@ -244,6 +246,12 @@ class _Session:
         schedule = Schedule(self.verifier.training, self.coverage, self.verifier.cache)
         for start in schedule.starts(self.start, self.settings, self.steps, fixed):
             self.one(replace(PLAIN, name=f"{start}", extra=True), start)
+
+    def _tell_gates(self) -> None:
+        gates = [gate.label for scheduled in (True, False) for gate in self.coverage.one_sided(scheduled)]
+        if gates:
+            shown = ", ".join(gates[:4]) + (", …" if len(gates) > 4 else "")
+            self.result.say(f"{len(gates)} comparisons and clips of the update went one way in every step: {shown}")
 
     def _tell_noise(self) -> None:
         """Name the states that no comparison of values can judge."""
