@@ -22,6 +22,8 @@ from gopt.runtime.proof.expected import Batches, Expected, Local, Step, mean_of
 from gopt.runtime.proof.variants import Variant
 
 UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+MOST = 0.1
+"""Of a gradient that is not noise, the share that may be allowed: from equal states, a rank's bits are the source's."""
 RUNS = 3
 MULTIPLE = 8.0
 """How many times the measured difference is allowed: two draws of noise are rarely further apart."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gopt.runtime.proof.compare import Ledger, Values, distance, finite, left_the_numbers, ratio
-from gopt.runtime.proof.disturb import MULTIPLE, Sensitivity, measure
+from gopt.runtime.proof.disturb import MOST, MULTIPLE, Sensitivity, apart, measure, norm
 from gopt.runtime.proof.expected import Batches, Expected, Local, Step
 from gopt.runtime.proof.result import Verification
 from gopt.runtime.proof.seen import Seen
@@ -128,7 +128,10 @@ class _Moment:
             expected, self.variant, self.own, self.settings, self.batches, base, trial.units, trial.seed + self.number
         )
         statistics = {state.tensor for state in expected.statistics}
-        floors = {name: MULTIPLE * moved.states[name] for name in statistics}
+        floors = {
+            name: min(MULTIPLE * moved.states[name], MOST * apart(base.states[name], self.own[name]))
+            for name in statistics
+        }
         second = self._ledger(floors)
         if expected.training.loss in names:
             self._losses(second, base.local, moved)
@@ -151,7 +154,8 @@ class _Moment:
         for turn, (wanted, had) in enumerate(zip(local.gradients, sent.gradients)):
             for r, (mine, theirs) in enumerate(zip(wanted, had)):
                 for name, value in mine.items():
-                    ledger.floors[name] = MULTIPLE * moved.gradients[turn][r][name]
+                    share = MULTIPLE * moved.gradients[turn][r][name]
+                    ledger.floors[name] = share if name in self.trial.noise else min(share, MOST * norm(value))
                     rank = self.trial.team.which.index(r)
                     ledger.whole(rank, name, "gradient", theirs[name], value, np.zeros_like(value))
 
@@ -163,7 +167,8 @@ class _Moment:
         for turn, rank, value in self.made.losses:
             which = self.trial.team.which[rank]
             wanted = local.losses[turn][which]
-            ledger.floors[loss] = MULTIPLE * moved.losses[turn][which] if moved is not None else 0.0
+            if moved is not None:
+                ledger.floors[loss] = min(MULTIPLE * moved.losses[turn][which], MOST * norm(wanted))
             if loss not in self.lost:
                 ledger.whole(rank, loss, "loss", value, wanted, np.zeros_like(value))
             elif finite(value) and not finite(wanted):
