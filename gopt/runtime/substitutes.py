@@ -20,91 +20,86 @@ from gopt.runtime.windows import Array
 Kernel = Callable[..., Any]
 
 
-def _erf(x: Array) -> Array:
+def _erf(x: Array) -> Any:
     return _by_element(math.erf, x)
 
 
-def _by_element(function: Callable[[float], float], x: Array) -> Array:
-    found: Array = np.asarray(np.frompyfunc(function, 1, 1)(np.asarray(x, np.float64))).astype(x.dtype)
-    return found
+def _by_element(function: Callable[[float], float], x: Array) -> Any:
+    return np.asarray(np.frompyfunc(function, 1, 1)(np.asarray(x, np.float64))).astype(x.dtype)
 
 
-def _gelu(x: Array, *, approximate: str | None = None) -> Array:
+def _gelu(x: Array, *, approximate: str | None = None) -> Any:
     if approximate == "tanh":
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
 
 
-def _softplus(x: Array) -> Array:
-    found: Array = np.logaddexp(x, np.zeros((), x.dtype))
-    return found
+def _softplus(x: Array) -> Any:
+    return np.logaddexp(x, np.zeros((), x.dtype))
 
 
-def _mish(x: Array) -> Array:
+def _mish(x: Array) -> Any:
     return x * np.tanh(_softplus(x))
 
 
-def _elu(x: Array, *, alpha: float | None = None) -> Array:
+def _elu(x: Array, *, alpha: float | None = None) -> Any:
     return np.where(x < 0, _or(alpha, 1.0) * np.expm1(np.minimum(x, 0)), x)
 
 
-def _celu(x: Array, *, alpha: float | None = None) -> Array:
+def _celu(x: Array, *, alpha: float | None = None) -> Any:
     a = _or(alpha, 1.0)
     return np.maximum(x, 0) + np.minimum(a * np.expm1(np.minimum(x, 0) / a), 0)
 
 
-def _selu(x: Array, *, alpha: float | None = None, gamma: float | None = None) -> Array:
+def _selu(x: Array, *, alpha: float | None = None, gamma: float | None = None) -> Any:
     a, g = _or(alpha, 1.67326319217681884765625), _or(gamma, 1.05070102214813232421875)
     return g * np.where(x > 0, x, a * np.expm1(np.minimum(x, 0)))
 
 
-def _leaky_relu(x: Array, *, alpha: float | None = None) -> Array:
+def _leaky_relu(x: Array, *, alpha: float | None = None) -> Any:
     return np.where(x < 0, _or(alpha, 0.01) * x, x)
 
 
-def _hard_sigmoid(x: Array, *, alpha: float | None = None, beta: float | None = None) -> Array:
+def _hard_sigmoid(x: Array, *, alpha: float | None = None, beta: float | None = None) -> Any:
     return np.clip(_or(alpha, 0.2) * x + _or(beta, 0.5), 0, 1)
 
 
-def _hard_swish(x: Array) -> Array:
+def _hard_swish(x: Array) -> Any:
     return x * np.clip(x / 6 + 0.5, 0, 1)
 
 
-def _thresholded_relu(x: Array, *, alpha: float | None = None) -> Array:
+def _thresholded_relu(x: Array, *, alpha: float | None = None) -> Any:
     return np.where(x > _or(alpha, 1.0), x, np.zeros((), x.dtype))
 
 
-def _prelu(x: Array, slope: Array) -> Array:
+def _prelu(x: Array, slope: Array) -> Any:
     return np.where(x < 0, slope * x, x)
 
 
-def _swish(x: Array, *, alpha: float | None = None) -> Array:
+def _swish(x: Array, *, alpha: float | None = None) -> Any:
     return x / (1 + np.exp(-_or(alpha, 1.0) * x))
 
 
-def _mean(*terms: Array) -> Array:
-    total: Array = functools.reduce(np.add, terms)
-    return total / len(terms)
+def _mean(*terms: Array) -> Any:
+    return functools.reduce(np.add, terms) / len(terms)
 
 
-def _instance_normalization(x: Array, scale: Array, bias: Array, *, epsilon: float | None = None) -> Array:
+def _instance_normalization(x: Array, scale: Array, bias: Array, *, epsilon: float | None = None) -> Any:
     axes = tuple(range(2, x.ndim))
     column = (-1, *(1,) * (x.ndim - 2))
     centred = x - x.mean(axes, keepdims=True)
     spread = np.sqrt(np.square(centred).mean(axes, keepdims=True) + _or(epsilon, 1e-5))
-    found: Array = scale.reshape(column) * centred / spread + bias.reshape(column)
-    return found
+    return scale.reshape(column) * centred / spread + bias.reshape(column)
 
 
-def _mean_variance(x: Array, *, axes: Any = None) -> Array:
+def _mean_variance(x: Array, *, axes: Any = None) -> Any:
     over = tuple(_or(axes, (0, 2, 3)))
     centred = x - x.mean(over, keepdims=True)
     # 1e-9 as ONNX defines it.
-    found: Array = centred / (np.sqrt(np.square(centred).mean(over, keepdims=True)) + 1e-9)
-    return found
+    return centred / (np.sqrt(np.square(centred).mean(over, keepdims=True)) + 1e-9)
 
 
-def _one_hot(indices: Array, depth: Array, values: Array, *, axis: int | None = None) -> Array:
+def _one_hot(indices: Array, depth: Array, values: Array, *, axis: int | None = None) -> Any:
     count = int(np.asarray(depth).reshape(-1)[0])
     places = np.expand_dims(np.asarray(indices).astype(np.int64) % count, _or(axis, -1))
     line = np.arange(count).reshape(-1, *(1,) * (np.ndim(indices) - _or(axis, -1) % (np.ndim(indices) + 1)))
@@ -112,7 +107,7 @@ def _one_hot(indices: Array, depth: Array, values: Array, *, axis: int | None = 
     return np.where((places == line) & ~outside, values[1], values[0])
 
 
-def _non_zero(x: Array) -> Array:
+def _non_zero(x: Array) -> Any:
     return np.array(np.nonzero(np.atleast_1d(x)), np.int64)
 
 

@@ -18,7 +18,7 @@ _CODES = frozenset(dtype_code(name) for name in NARROW)
 
 
 def widened(graph: Graph, dtype: str) -> Graph:
-    """The graph with every floating type replaced by ``dtype`` (float32 or float64), also inside bodies of control flow.
+    """The graph with every floating type replaced by ``dtype`` (float32 or float64), also inside control flow.
 
     Functions of the model are expanded. For finite differences, and to tell rounding from arithmetic.
     """

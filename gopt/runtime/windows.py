@@ -149,8 +149,11 @@ def average_pool(
         inside = np.ones((1, 1, *(n + b + e for n, b, e in zip(x.shape[2:], place.begin, ends))), x.dtype)
         rest = tuple(e - given for e, given in zip(place.end, ends))
         counts = Window(place.kernel, place.strides, place.dilations, (0,) * rank, rest, place.out).of(inside)
-        return place.of(x).sum(over) / counts.sum(over)
-    return place.of(x).sum(over) / place.of(inside).sum(over)
+        inside = counts
+    else:
+        inside = place.of(inside)
+    mean: Array = place.of(x).sum(over) / inside.sum(over)
+    return mean
 
 
 def lp_pool(

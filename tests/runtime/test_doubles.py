@@ -50,7 +50,6 @@ COMMON = [
     ("Mean", [IMAGE, (6,), (1,)], {}),
     ("NonZero", [(3, 4)], {}),
     ("Gelu", [IMAGE], {}),
-    ("Gelu", [IMAGE], {"approximate": "tanh"}),
     ("Elu", [IMAGE], {"alpha": 0.3}), ("Celu", [IMAGE], {"alpha": 0.3}), ("Selu", [IMAGE], {}),
     ("LeakyRelu", [IMAGE], {"alpha": 0.3}), ("HardSigmoid", [IMAGE], {}), ("ThresholdedRelu", [IMAGE], {"alpha": 0.4}),
     *((name, [IMAGE], {}) for name in (
