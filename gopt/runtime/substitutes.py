@@ -92,6 +92,24 @@ def _instance_normalization(x: Array, scale: Array, bias: Array, *, epsilon: flo
     return scale.reshape(column) * centred / spread + bias.reshape(column)
 
 
+def _layer_normalization(
+    x: Array, scale: Array, bias: Array | None = None, *, axis: int | None = None, epsilon: float | None = None,
+    stash_type: int | None = None,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    over = tuple(range(_or(axis, -1) % x.ndim, x.ndim))
+    mean = x.mean(over, keepdims=True)
+    inverse = 1 / np.sqrt(np.square(x - mean).mean(over, keepdims=True) + _or(epsilon, 1e-5))
+    y = (x - mean) * inverse * scale
+    return y if bias is None else y + bias, mean, inverse
+
+
+def _rms_normalization(
+    x: Array, scale: Array, *, axis: int | None = None, epsilon: float | None = None, stash_type: int | None = None
+) -> Any:
+    over = tuple(range(_or(axis, -1) % x.ndim, x.ndim))
+    return x / np.sqrt(np.square(x).mean(over, keepdims=True) + _or(epsilon, 1e-5)) * scale
+
+
 def _mean_variance(x: Array, *, axes: Any = None) -> Any:
     over = tuple(_or(axes, (0, 2, 3)))
     centred = x - x.mean(over, keepdims=True)
@@ -124,8 +142,9 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType({
     "Celu": _celu, "Elu": _elu, "Erf": _erf, "Gelu": _gelu, "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_swish,
     "LeakyRelu": _leaky_relu, "Mish": _mish, "PRelu": _prelu, "Selu": _selu, "Softplus": _softplus,
     "Softsign": lambda x: x / (1 + np.abs(x)), "Swish": _swish, "ThresholdedRelu": _thresholded_relu,
-    "InstanceNormalization": _instance_normalization, "Mean": _mean, "MeanVarianceNormalization": _mean_variance,
-    "NonZero": _non_zero, "OneHot": _one_hot,
+    "InstanceNormalization": _instance_normalization, "LayerNormalization": _layer_normalization,
+    "Mean": _mean, "MeanVarianceNormalization": _mean_variance,
+    "NonZero": _non_zero, "OneHot": _one_hot, "RMSNormalization": _rms_normalization,
 })  # fmt: skip
 """Operator of the standard domain -> its function: inputs in order, attributes by name, None for what is absent."""
 

@@ -23,7 +23,7 @@ def local_graph(training: Training) -> Graph:
     """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch."""
     statistics = [state.updated for state in training.states if state.kind is Kind.STATISTIC]
     wanted = [training.loss, *dict.fromkeys(training.gradients.values()), *statistics]
-    return _cut(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
+    return part_of(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
 
 
 def update_graph(training: Training) -> Graph:
@@ -34,7 +34,7 @@ def update_graph(training: Training) -> Graph:
         node for node, phase in zip(training.graph.nodes, training.phases)
         if phase is Phase.UPDATE or not stops.intersection(node.outputs)
     ]  # fmt: skip
-    return _cut(training.graph, nodes, dict.fromkeys(wanted), stops)
+    return part_of(training.graph, nodes, dict.fromkeys(wanted), stops)
 
 
 PROBE = "Probe"
@@ -63,7 +63,7 @@ def probed(graph: Graph, gradients: set[str]) -> Graph:
     return replace(graph, nodes=nodes, types=types)
 
 
-def _cut(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iterable[str]) -> Graph:
+def part_of(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iterable[str]) -> Graph:
     """The part of a graph that computes ``wanted``, with ``stops`` turned into inputs."""
     stops = set(stops)
     wanted = list(wanted)
