@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations
+from functools import cached_property
 
 import numpy as np
 
@@ -13,10 +13,11 @@ from gopt.analysis.training import Training
 from gopt.runtime.program import CallBack
 from gopt.runtime.proof.confirm import verdict as said
 from gopt.runtime.proof.confirm.forward import Forward, Values
+from gopt.runtime.proof.confirm.others import QUICK, Ruler, along_seam, in_slices, laid, turned, where_taken
 from gopt.runtime.proof.confirm.points import beside, with_a_third
 from gopt.runtime.proof.confirm.samples import Additive, Square, squares
-from gopt.runtime.proof.confirm.seams import seams
-from gopt.runtime.proof.confirm.slopes import Fit, Part, measure
+from gopt.runtime.proof.confirm.seams import shifted
+from gopt.runtime.proof.confirm.slopes import Fit, Part
 from gopt.runtime.proof.confirm.verdict import Confirmation, Verdict
 from gopt.runtime.proof.reference import no_call
 
@@ -26,8 +27,10 @@ SPREAD = 1e4
 """Largest over smallest change of gradients that are measured together."""
 FAINT = 1e-9
 """Below this share of the largest gradient, a value may be rounding."""
-SLICED = 64
-"""Slices along one axis that are measured one by one."""
+POINTS = 3
+"""Batches that are compared at a time."""
+FAR, NEAR = 0.3, 1e-3
+"""Moves of the states, relative to their size: to where what is zero may differ, and off a kink."""
 Tell = Callable[[str], None]
 
 
@@ -35,193 +38,217 @@ def confirm_gradients(
     training: Training, batches: Sequence[Values], seed: int, call: CallBack = no_call,
     advance: Tell = lambda _: None,
 ) -> list[Confirmation]:  # fmt: skip
-    """Check every gradient between two batches or more; each batch is a full set of inputs, states included.
+    """Check every gradient between two batches or more; each is a full set of inputs, with states that are equal.
+
+    More than three batches are looked at only for what the first three cannot tell.
 
     Only *differences* between batches are compared: what does not depend on the batch (a penalty on the weights in
     the loss, which an update may add after the gradient was reduced) is the same on all ranks and cannot be wrong.
     Together, up to 64 gradients take 18 runs of the forward; what does not agree is halved, and one alone that is
-    wrong takes about 130. ``advance`` hears how far it is.
+    wrong takes about 100, a few times that if samples are coupled. ``advance`` hears how far it is.
     """
-    return _Confirming(training, batches, seed, call, advance).all()
+    forward = Forward(training, call)
+    generator = np.random.default_rng(seed + 3)
+    given = [forward.point(batch) for batch in batches]
+    points = with_a_third(given[:POINTS], training.batch, generator)
+    return _Confirming(training, Ruler(forward, generator), points, given[POINTS:], advance).all()
 
 
 @dataclass
 class _Confirming:
-    """The state of one confirmation."""
+    """One confirmation under way; ``found`` fills."""
 
     training: Training
-    batches: Sequence[Values]
-    seed: int
-    call: CallBack
+    ruler: Ruler
+    points: list[Values]
+    spare: list[Values]
     advance: Tell
     found: dict[str, Confirmation] = field(default_factory=dict)
-    _squares: list[Square] | None = None
 
     def all(self) -> list[Confirmation]:
-        self.forward = Forward(self.training, self.call)
-        self.generator = np.random.default_rng(self.seed + 3)
-        given = [self.forward.point(batch) for batch in self.batches]
-        self.points = with_a_third(given, self.training.batch, self.generator)
-        self.settle(list(self.training.gradients))
-        return [self.found[name] for name in self.training.gradients]
-
-    # --- one point after the other ----------------------------------------------------------------------------------
-
-    def settle(self, names: list[str]) -> None:
-        """Judge at the given states; what is zero there, or lies on a kink, beside them."""
-        self.judge(names, self.points)
-        silent = [name for name in names if self.found[name].why in (said.SILENT, said.FAINT)]
-        if silent:
-            self._again(silent, 0.3, (Verdict.CONFIRMED, Verdict.REFUTED))
-        wrong = [name for name in names if self.found[name].why == said.WRONG]
-        if wrong:
-            # Ties (a ReLU of exactly zero) have no derivative. Far less than what would open a clip.
-            self._again(wrong, 1e-3, (Verdict.CONFIRMED,))
-
-    def _again(self, names: list[str], amount: float, telling: tuple[Verdict, ...]) -> None:
-        states = [state.tensor for state in self.training.parameters]
-        seed = int(self.generator.integers(1 << 30))
-        moved = [beside(point, states, amount, np.random.default_rng(seed)) for point in self.points]
-        before = {name: self.found.pop(name) for name in names}
-        self.judge(names, moved)
-        for name, first in before.items():
-            if self.found[name].verdict not in telling:
-                self.found[name] = first
-
-    def judge(self, names: list[str], points: list[Values]) -> None:
-        """Say something of each parameter, at these points alone."""
-        results = [self.forward.everything(point) for point in points]
-        usable = [place for place, (loss, _) in enumerate(results) if math.isfinite(loss)]
-        points, values = [points[place] for place in usable], [results[place][1] for place in usable]
-        parts, faint = [], []
-        largest = max((float(np.abs(each[name]).max(initial=0)) for each in values for name in each), default=0.0)
-        for name in names:
-            gradient = self.training.gradients[name]
-            at = tuple(each[gradient] for each in values)
-            if len(at) < 2 or not all(np.isfinite(each).all() for each in at):
-                self.say(name, Verdict.UNCONFIRMED, said.NOT_FINITE)
-            elif name not in points[0] or at[0].size != points[0][name].size:
-                self.elsewhere(name, points, at)
-            elif max(float(np.abs(each).max(initial=0)) for each in at) <= FAINT * largest:
-                faint.append(Part(name, name, points[0][name], tuple(_laid(each, points[0][name]) for each in at)))
-            elif all(np.array_equal(each, at[0]) for each in at):
-                self.say(name, Verdict.UNCONFIRMED, said.EQUAL)
-            else:
-                parts.append(Part(name, name, points[0][name], tuple(_laid(each, points[0][name]) for each in at)))
-        for group in _groups(parts):
-            self.together(group, points)
-        self.zeros(faint, parts, points)
+        names = list(self.training.gradients)
+        if self._unsteady():
+            for name in names:
+                self.say(name, Verdict.UNCONFIRMED, said.UNSTEADY)
+        else:
+            self.settle(names)
+        return [self.found[name] for name in names]
 
     def say(self, name: str, verdict: Verdict, why: str, fit: Fit | None = None) -> None:
         ratios = fit.ratios if fit is not None else ()
         self.found[name] = Confirmation(name, self.training.gradients[name], ratios, verdict, why)
         done, all = len(self.found), len(self.training.gradients)
-        self.advance(f"confirming gradients by finite differences: {done} of {all}, {self.forward.runs} runs")
+        self.advance(f"confirming gradients by finite differences: {done} of {all}, {self.ruler.forward.runs} runs")
 
-    def measured(self, parts: Sequence[Part], points: Sequence[Values], rungs: int | None = None) -> Fit:
-        fixed = [part.name for part in parts if part.name != part.parameter]
-        loss = (lambda point: self.forward.loss(point, fixed)) if fixed else self.forward.loss
-        return measure(parts, points, loss, self.forward.precision, self.generator, rungs)
+    def _unsteady(self) -> bool:
+        first, second = (self.ruler.forward.loss(self.points[0]) for _ in range(2))
+        return first != second and math.isfinite(first) and math.isfinite(second)
+
+    # --- one set of points after the other --------------------------------------------------------------------------
+
+    def settle(self, names: list[str]) -> None:
+        """Judge at the given states; what is zero there, or lies on a kink, beside them."""
+        self.judge(names, self.points)
+        for points in (self._moved(FAR), *self._spare()):
+            open = [name for name in names if self.found[name].verdict is Verdict.UNCONFIRMED]
+            self._again(open, points, (Verdict.CONFIRMED, Verdict.REFUTED))
+        # Ties (a ReLU of exactly zero) have no derivative. Nothing else changes so near: no clip opens.
+        wrong = [name for name in names if self.found[name].why == said.WRONG]
+        self._again(wrong, self._moved(NEAR), (Verdict.CONFIRMED,))
+
+    def _again(self, names: list[str], points: list[Values], telling: tuple[Verdict, ...]) -> None:
+        if not names:
+            return
+        before = {name: self.found.pop(name) for name in names}
+        self.judge(names, points)
+        for name, first in before.items():
+            if self.found[name].verdict not in telling:
+                self.found[name] = first
+
+    def _moved(self, amount: float) -> list[Values]:
+        states = [state.tensor for state in self.training.parameters]
+        seed = int(self.ruler.generator.integers(1 << 30))
+        return [beside(point, states, amount, np.random.default_rng(seed)) for point in self.points]
+
+    def _spare(self) -> Iterator[list[Values]]:
+        """The batches beyond the first three, three by three."""
+        for start in range(0, len(self.spare) - 1, POINTS):
+            yield self.spare[start : start + POINTS]
+
+    def judge(self, names: list[str], points: list[Values]) -> None:
+        """Say something of each parameter, at these points alone."""
+        results = [self.ruler.forward.everything(point) for point in points]
+        usable = [place for place, (loss, _) in enumerate(results) if math.isfinite(loss)]
+        points, values = [points[place] for place in usable], [results[place][1] for place in usable]
+        largest = max((_peak(each[name]) for each in values for name in each), default=0.0)
+        parts, faint = [], []
+        for name in names:
+            at = tuple(each[self.training.gradients[name]] for each in values)
+            if len(at) < 2 or not all(np.isfinite(each).all() for each in at):
+                self.say(name, Verdict.UNCONFIRMED, said.NOT_FINITE)
+            elif name not in points[0] or at[0].size != points[0][name].size:
+                self.elsewhere(name, points, at)
+            else:
+                part = Part(name, name, points[0][name], tuple(laid(each, points[0][name]) for each in at))
+                if max(map(_peak, at)) <= FAINT * largest:
+                    faint.append(part)
+                elif part.size == 0:
+                    self.say(name, Verdict.UNCONFIRMED, said.EQUAL)
+                else:
+                    parts.append(part)
+        for group in _groups(parts):
+            self.together(group, points)
+        self.zeros(faint, parts, points)
 
     # --- proportional -----------------------------------------------------------------------------------------------
 
     def together(self, parts: list[Part], points: list[Values]) -> None:
         """Measure parts with one factor for all; halve them where that does not hold."""
-        if len(parts) == 1:
-            self.alone(parts[0], points)
+        alone = len(parts) == 1
+        fit = self.ruler.measure(parts, points, None if alone else QUICK)
+        if fit.holds and (alone or not fit.replaces):
+            self._proportional(parts, fit)
             return
-        fit = self.measured(parts, points, rungs=2)
-        if fit.holds and not _replaces(fit):
-            for part in parts:
-                self.say(part.parameter, Verdict.CONFIRMED, said.PROPORTIONAL, fit)
-            return
-        middle = len(parts) // 2
-        self.together(parts[:middle], points)
-        self.together(parts[middle:], points)
-
-    def alone(self, part: Part, points: list[Values]) -> None:
-        fit = self.measured([part], points)
-        if fit.holds:
-            self._proportional(part, fit)
-            return
-        for other in _turned(part):
-            turned = self.measured([other], points, rungs=2)
-            if turned.holds:
-                self._proportional(other, turned)
-                return
-        self.otherwise(part, fit, points)
-
-    def _proportional(self, part: Part, fit: Fit) -> None:
-        if _replaces(fit):
-            self.say(part.parameter, Verdict.REFUTED, said.REPLACEMENT, fit)
+        left = self._not_shifted(parts, points)
+        if len(left) < len(parts):
+            if left:
+                self.together(left, points)
+        elif alone:
+            self.alone(parts[0], fit, points)
         else:
-            self.say(part.parameter, Verdict.CONFIRMED, said.PROPORTIONAL, fit)
+            middle = len(parts) // 2
+            self.together(parts[:middle], points)
+            self.together(parts[middle:], points)
+
+    def _proportional(self, parts: Sequence[Part], fit: Fit) -> None:
+        for part in parts:
+            if fit.replaces:
+                self.say(part.parameter, Verdict.REFUTED, said.REPLACEMENT, fit)
+            else:
+                self.say(part.parameter, Verdict.CONFIRMED, said.PROPORTIONAL, fit)
+
+    def _not_shifted(self, parts: list[Part], points: list[Values]) -> list[Part]:
+        """What is left of the parts when gradients that were taken at a point beside the parameters are settled."""
+        there = [part for part in parts if part.parameter in self._shifts]
+        if not there:
+            return parts
+        fit = where_taken(self.ruler, self.training, there, points, self._shifts)
+        if not fit.holds:
+            return parts
+        for part in there:
+            self.say(part.parameter, Verdict.CONFIRMED, said.SHIFTED, fit)
+        return [part for part in parts if part not in there]
+
+    @cached_property
+    def _shifts(self) -> dict[str, str]:
+        read = {name: gradient for name, gradient in self.training.gradients.items() if name in self.points[0]}
+        return shifted(self.ruler.forward.graph, read, set(self.training.batch))
 
     # --- not proportional, but right to average ---------------------------------------------------------------------
 
-    def otherwise(self, part: Part, fit: Fit, points: list[Values]) -> None:
-        """A value that is not proportional: linear in the samples, the gradient of a computed weight, or wrong."""
-        name, gradient = part.parameter, self.training.gradients[part.parameter]
-        additive = self.additive(gradient)
+    def alone(self, part: Part, fit: Fit, points: list[Values]) -> None:
+        """A value that is not proportional: turned, a sum over samples, of a computed weight, in slices, or wrong."""
+        name = part.parameter
+        for other in turned(part):
+            again = self.ruler.measure([other], points, QUICK)
+            if again.holds:
+                self._proportional([other], again)
+                return
+        additive = self.additive(name)
         if additive is Additive.YES:
             self.say(name, Verdict.CONFIRMED, said.ADDITIVE, fit)
         elif additive is Additive.NO:
             self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE, fit)
         elif not self.seam(name, points, part.at) and not self.sliced(part, points):
-            self.say(name, Verdict.REFUTED, said.WRONG if fit.measured else said.FLAT, fit)
+            self.unlike(part, fit, points)
 
-    def additive(self, gradient: str) -> Additive:
-        if self._squares is None:
-            self._squares = squares(self.forward, self.points, self.training.batch, self.generator)
-        exact = 1e2 * self.forward.precision.rounding
-        answers = {square.judge(gradient, exact) for square in self._squares}
-        if Additive.NO in answers:
-            return Additive.NO
-        return Additive.YES if answers == {Additive.YES} else Additive.OPEN
+    def unlike(self, part: Part, fit: Fit, points: list[Values]) -> None:
+        """Nothing that is right: wrong where that could be measured."""
+        if fit.measured:
+            self.say(part.parameter, Verdict.REFUTED, said.WRONG, fit)
+        elif self.still([part], [], points):
+            self.say(part.parameter, Verdict.REFUTED, said.FLAT)
+        else:
+            self.say(part.parameter, Verdict.UNCONFIRMED, said.FAINT)
 
     def elsewhere(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> None:
         """A parameter that the loss does not read, or whose gradient has another size."""
         if all(np.array_equal(each, at[0]) for each in at):
             self.say(name, Verdict.UNCONFIRMED, said.EQUAL)
         elif not self.seam(name, points, at):
-            additive = self.additive(self.training.gradients[name])
-            if additive is Additive.OPEN:
-                self.say(name, Verdict.UNCONFIRMED, said.UNREAD)
-            elif additive is Additive.YES:
+            additive = self.additive(name)
+            if additive is Additive.YES:
                 self.say(name, Verdict.CONFIRMED, said.ADDITIVE)
-            else:
+            elif additive is Additive.NO:
                 self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE)
+            else:
+                self.say(name, Verdict.UNCONFIRMED, said.UNREAD)
+
+    def additive(self, name: str) -> Additive:
+        exact = 100 * self.ruler.forward.precision.rounding
+        answers = {square.judge(self.training.gradients[name], exact) for square in self._squares}
+        if Additive.NO in answers:
+            return Additive.NO
+        return Additive.YES if answers == {Additive.YES} else Additive.OPEN
+
+    @cached_property
+    def _squares(self) -> list[Square]:
+        return squares(self.ruler.forward, self.points, self.training.batch, self.ruler.generator)
 
     def seam(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> bool:
-        """Whether the value is the gradient of something made of the states alone."""
-        graph, batch = self.forward.graph, set(self.training.batch)
-        for seam in seams(graph, self.training.loss, batch, name, at[0].shape):
-            held = self.forward.values([seam], points[0])[seam] if seam not in points[0] else points[0][seam]
-            part = Part(name, seam, held, tuple(_laid(each, held) for each in at))
-            moved = [{**point, seam: held} for point in points]
-            for each in (part, *_turned(part)):
-                fit = self.measured([each], moved)
-                if fit.holds:
-                    why = f"proportional to the change of the loss along {seam!r}, which is made of the states alone"
-                    self.say(name, Verdict.CONFIRMED, why, fit)
-                    return True
-        return False
+        """Whether the value is the gradient of something made of the states alone; says so."""
+        found = along_seam(self.ruler, self.training, name, points, at)
+        if found is None:
+            return False
+        self.say(name, Verdict.CONFIRMED, said.ALONG.format(found[0]), found[1])
+        return True
 
     def sliced(self, part: Part, points: list[Values]) -> bool:
-        """Whether each slice along some axis is proportional with a factor of its own: a constant rate per row."""
-        for mask in _masks(part):
-            fits = []
-            for inside in mask:
-                slice = Part(part.parameter, part.name, part.origin, part.at, inside)
-                if slice.moved.any():
-                    fits.append(self.measured([slice], points))
-                    if not fits[-1].holds:
-                        break
-            else:
-                ratios = tuple(ratio for fit in fits for ratio in fit.ratios[:1])
-                self.say(part.parameter, Verdict.CONFIRMED, said.SLICES, Fit(True, True, 1.0, 0.0, ratios))
-                return True
-        return False
+        """Whether each slice is proportional with a factor of its own: a constant rate per row; says so."""
+        fit = in_slices(self.ruler, part, points)
+        if fit is not None:
+            self.say(part.parameter, Verdict.CONFIRMED, said.SLICES, fit)
+        return fit is not None
 
     # --- zero -------------------------------------------------------------------------------------------------------
 
@@ -231,46 +258,34 @@ class _Confirming:
             return
         if self.still(faint, others, points):
             for part in faint:
-                nothing = all(not each.any() for each in part.at)
-                if nothing:
-                    self.say(part.parameter, Verdict.UNCONFIRMED, said.SILENT)
-                else:
+                if part.moved.any():
                     self.say(part.parameter, Verdict.CONFIRMED, said.ZERO)
+                else:
+                    self.say(part.parameter, Verdict.UNCONFIRMED, said.SILENT)
         elif len(faint) > 1:
             middle = len(faint) // 2
             self.zeros(faint[:middle], others, points)
             self.zeros(faint[middle:], others, points)
+        elif faint[0].moved.any():
+            self.together(faint, points)
         else:
-            self._tiny(faint[0], points)
-
-    def _tiny(self, part: Part, points: list[Values]) -> None:
-        if not part.moved.any():
-            self.say(part.parameter, Verdict.UNCONFIRMED, said.SILENT)
-            return
-        fit = self.measured([part], points)
-        if fit.holds:
-            self._proportional(part, fit)
-        elif fit.measured:
-            self.otherwise(part, fit, points)
-        else:
-            self.say(part.parameter, Verdict.UNCONFIRMED, said.FAINT)
+            self.say(faint[0].parameter, Verdict.UNCONFIRMED, said.SILENT)
 
     def still(self, parts: Sequence[Part], others: Sequence[Part], points: Sequence[Values]) -> bool:
         """Whether large steps along all ``parts`` leave the loss as it is, seen against such steps along ``others``."""
+        forward, generator = self.ruler.forward, self.ruler.generator
         names, rest = [part.name for part in parts], [part.name for part in others]
         for point in points:
-            base = self.forward.loss(point)
-            moved = self.forward.loss(beside(point, names, 0.3, self.generator))
-            reach = abs(self.forward.loss(beside(point, rest, 0.3, self.generator)) - base) if rest else 0.0
-            bound = 64 * self.forward.precision.rounding * abs(base) + 1e-9 * (reach if math.isfinite(reach) else 0.0)
-            if not abs(moved - base) <= bound:
+            base = forward.loss(point)
+            reach = abs(forward.loss(beside(point, rest, FAR, generator)) - base) if rest else 0.0
+            bound = 64 * forward.precision.rounding * abs(base) + 1e-9 * (reach if math.isfinite(reach) else 0.0)
+            if not abs(forward.loss(beside(point, names, FAR, generator)) - base) <= bound:
                 return False
         return True
 
 
-def _replaces(fit: Fit) -> bool:
-    """Whether g = p − rate · gradient: what a descent puts in the parameter's place."""
-    return fit.factor < 0 and 0.5 < fit.offset < 1.5
+def _peak(array: np.ndarray) -> float:
+    return float(np.abs(array).max(initial=0.0))
 
 
 def _groups(parts: Sequence[Part]) -> Iterator[list[Part]]:
@@ -283,36 +298,3 @@ def _groups(parts: Sequence[Part]) -> Iterator[list[Part]]:
         group.append(part)
     if group:
         yield group
-
-
-def _laid(gradient: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """A gradient in the parameter's layout: reshaped, or turned where that alone fits."""
-    if gradient.shape == like.shape:
-        return gradient
-    fits = [turned for turned in _permutations(gradient) if turned.shape == like.shape]
-    return fits[0] if fits else gradient.reshape(like.shape)
-
-
-def _turned(part: Part) -> Iterator[Part]:
-    """The same value with axes exchanged that have equal lengths."""
-    for order in permutations(range(part.origin.ndim)) if 1 < part.origin.ndim <= 4 else ():
-        at = tuple(each.transpose(order) for each in part.at)
-        if at[0].shape == part.origin.shape and order != tuple(sorted(order)):
-            yield Part(part.parameter, part.name, part.origin, at)
-
-
-def _permutations(array: np.ndarray) -> Iterator[np.ndarray]:
-    if 1 < array.ndim <= 4:
-        yield from (array.transpose(order) for order in permutations(range(array.ndim)))
-
-
-def _masks(part: Part) -> Iterator[Iterator[np.ndarray]]:
-    """For each axis of few slices, the slices; last, all entries one by one if they are few."""
-    dims = part.origin.shape
-    for axis, size in enumerate(dims):
-        if 1 < size <= SLICED and size < part.origin.size:
-            line = np.arange(size).reshape(-1, *(1,) * (len(dims) - axis - 1))
-            yield (np.broadcast_to(line == place, dims) for place in range(size))
-    if 1 < part.origin.size <= SLICED:
-        numbers = np.arange(part.origin.size).reshape(dims)
-        yield (numbers == place for place in range(part.origin.size))

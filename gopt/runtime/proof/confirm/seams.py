@@ -6,29 +6,49 @@ of what the forward really uses. That value depends on no batch, so that its gra
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from gopt.graph.model import Graph
 from gopt.graph.types import FLOATS
 
-TRIES = 6
+TRIES = 4
 
 
 def seams(graph: Graph, loss: str, batch: set[str], parameter: str, dims: tuple[int, ...]) -> list[str]:
-    """Values with as many elements as ``dims`` that no batch reaches and the loss reads, ones that follow the
-    parameter first, equal shapes first, nearest the loss first. Inputs count."""
+    """Values with as many elements as ``dims`` that no batch reaches and the loss reads: equal shapes first, then
+    nearest the loss first. They follow the parameter; where the loss does not read it, others and inputs count."""
     elements = int(np.prod(dims, dtype=np.int64))
-    live = _read_by(graph, loss)
+    live = read_by(graph, loss)
     with_batch, with_parameter = _reached(graph, batch), _reached(graph, {parameter})
+    apart = parameter not in live
     names = [name for node in graph.nodes for name in node.outputs] + list(graph.inputs)
     found = []
     for place, name in enumerate(names):
         type = graph.type_of(name) if name not in graph.inputs else graph.inputs[name]
         if name not in live or name in with_batch or name == parameter or type.dtype not in FLOATS:
             continue
-        if type.static and type.elements == elements and name not in graph.initializers.keys() - graph.inputs.keys():
-            found.append((name not in with_parameter, type.dims != dims, -place, name))
+        if type.static and type.elements == elements and (apart or name in with_parameter):
+            found.append((type.dims != dims, -place, name))
     return [name for *_, name in sorted(found)][:TRIES]
+
+
+def shifted(graph: Graph, gradients: Mapping[str, str], batch: set[str]) -> dict[str, str]:
+    """Parameter -> the sum or difference of it and something of the batch, on which its gradient depends.
+
+    That is where sharpness-aware steps take their second gradient.
+    """
+    with_batch = _reached(graph, batch)
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        if not node.is_a("Add", "Sub") or node.outputs[0] not in with_batch:
+            continue
+        for name in node.inputs:
+            same = name in gradients and graph.type_of(node.outputs[0]).shape == graph.inputs[name].shape
+            if same and name not in found and gradients[name] in _reached(graph, {node.outputs[0]}):
+                found[name] = node.outputs[0]
+    return found
 
 
 def _reached(graph: Graph, starts: set[str]) -> set[str]:
@@ -39,7 +59,7 @@ def _reached(graph: Graph, starts: set[str]) -> set[str]:
     return reached
 
 
-def _read_by(graph: Graph, loss: str) -> set[str]:
+def read_by(graph: Graph, loss: str) -> set[str]:
     live = {loss}
     for node in reversed(graph.nodes):
         if not live.isdisjoint(node.outputs):

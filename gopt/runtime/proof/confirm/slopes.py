@@ -11,8 +11,8 @@ import numpy as np
 from gopt.runtime.proof.confirm.forward import Precision, Values
 
 DIRECTIONS = 3
-MEASURABLE = 100
-"""A slope this many times its rounding says something."""
+CLEAR = 0.3
+"""Rounding of a slope may take this share of the tolerance; a smaller slope says nothing."""
 Loss = Callable[[Values], float]
 
 
@@ -42,7 +42,7 @@ class Part:
     @cached_property
     def moved(self) -> np.ndarray:
         """Entries that are not always zero: those may be masked (a padding row) and say nothing of the rest."""
-        moved = np.logical_or.reduce([each != 0 for each in self.at])
+        moved: np.ndarray = np.logical_or.reduce([each != 0 for each in self.at])
         return moved if self.inside is None else moved & self.inside
 
 
@@ -60,6 +60,11 @@ class Fit:
     rest: float
     ratios: tuple[float, ...]
     offset: float = 0.0
+
+    @property
+    def replaces(self) -> bool:
+        """Whether g = p - rate * gradient: what a descent puts in the parameter's place."""
+        return self.factor < 0 and 0.5 < self.offset < 1.5
 
 
 def measure(
@@ -124,7 +129,7 @@ def _judged(
     own: Sequence[tuple[float, float]], whole: Sequence[float],
 ) -> Fit:  # fmt: skip
     length, steep = float(np.linalg.norm(along)), float(np.linalg.norm(rise))
-    if not np.isfinite(length + steep) or steep < MEASURABLE * noise:
+    if not np.isfinite(length + steep) or steep * CLEAR * precision.tolerance < noise:
         return Fit(False, False, 0.0, 1.0, ())
     factor = float(np.dot(along, rise) / np.dot(rise, rise))
     rest = float(np.linalg.norm(along - factor * rise))
