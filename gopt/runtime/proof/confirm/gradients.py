@@ -229,7 +229,7 @@ class _Confirming:
         answers = {square.judge(self.training.gradients[name], exact) for square in self._squares}
         if Additive.NO in answers:
             return Additive.NO
-        return Additive.YES if answers == {Additive.YES} else Additive.OPEN
+        return Additive.YES if Additive.YES in answers else Additive.OPEN
 
     @cached_property
     def _squares(self) -> list[Square]:

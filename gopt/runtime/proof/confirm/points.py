@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gopt.runtime.proof.confirm.forward import Values
-from gopt.runtime.proof.confirm.samples import exchanged
+from gopt.runtime.proof.confirm.samples import mixed
 
 
 def with_a_third(points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator) -> list[Values]:
@@ -20,9 +20,9 @@ def with_a_third(points: Sequence[Values], batch: Sequence[str], generator: np.r
     here, there = ({name: point[name] for name in batch if name in point} for point in points)
     if any(here[name].shape != there[name].shape for name in here):
         return list(points)
-    rows = [name for name in here if here[name].ndim and here[name].shape[0] > 1]
-    if rows:
-        return [*points, {**points[0], **exchanged([here, there], generator)[0][0]}]
+    both = mixed(here, there, generator)
+    if both is not None:
+        return [*points, {**points[0], **both}]
     blend = {
         name: (0.6 * here[name] + 0.8 * there[name]).astype(here[name].dtype)
         for name in here

@@ -3,6 +3,9 @@
 Two batches have their samples exchanged: for any sum over samples, f(ab) + f(ba) = f(aa) + f(bb), where ab has the
 first samples of a and the rest of b. If the loss is such a sum, its gradient is, and so is every linear image of it; an
 update, a clipped or normalised gradient, a product of gradients is not.
+
+For b a second batch is taken, and a itself with its samples moved by one place: so every row of a table that any sample
+looks up is met twice, never or once.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import numpy as np
 from gopt.runtime.proof.confirm.forward import Forward, Values
 
 SPLITS = 2
+"""Ways to part the samples that are tried."""
 
 
 class Additive(Enum):
@@ -49,55 +53,67 @@ class Square:
         return Additive.YES if error <= exact * total and heard >= 0.5 * total else Additive.OPEN
 
 
-def exchanged(batches: Sequence[Values], generator: np.random.Generator) -> list[tuple[Values, Values]]:
-    """Two batches with some of their samples exchanged, for each axis that may be the one of the samples."""
-    found = []
-    for axis in (0, 1):
-        sizes = [value.shape[axis] for value in batches[0].values() if value.ndim > axis]
-        if not sizes or max(sizes) < 2:
-            continue
-        count = max(set(sizes), key=lambda size: (size > 1, sizes.count(size)))
-        own = np.zeros(count, bool)
-        own[generator.permutation(count)[: max(count // 2, 1)]] = True
-        pair = tuple(
-            {name: _crossed(value, there[name], own, axis) for name, value in here.items()}
-            for here, there in ((batches[0], batches[1]), (batches[1], batches[0]))
-        )
-        found.append((pair[0], pair[1]))
-    return found
-
-
-def _crossed(here: np.ndarray, there: np.ndarray, own: np.ndarray, axis: int) -> np.ndarray:
-    if here.ndim <= axis or here.shape[axis] != own.size or here.shape != there.shape:
-        return here
-    keep = own.reshape(-1, *(1,) * (here.ndim - axis - 1))
-    return np.where(keep, here, there)
-
-
 def squares(
     forward: Forward, points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator
 ) -> list[Square]:
-    """Squares of the first two points over exchanges of samples under which the loss is additive; none, else."""
-    here, there = ({name: point[name] for name in batch if name in point} for point in points[:2])
-    if any(here[name].shape != there[name].shape for name in here):
+    """Squares over exchanges of samples under which the loss is additive, along the first axis where it is."""
+    here, other = ({name: point[name] for name in batch if name in point} for point in points[:2])
+    if any(here[name].shape != other[name].shape for name in here):
         return []
-    shared = {name for name in here if here[name].ndim == 0}
-    there |= {name: here[name] for name in shared}
-    corners = [{**points[0], **here}, {**points[0], **there}]
-    found: list[Square] = []
-    for _ in range(SPLITS):
-        for pair in exchanged([here, there], generator):
-            crossed = [{**points[0], **each} for each in pair]
-            if _loss_is_additive(forward, corners, crossed, generator):
-                values = [forward.everything(point)[1] for point in (*corners, *crossed)]
-                found.append(Square(values[0], values[1], (values[2], values[3])))
+    # What has no samples is the same in all four.
+    other = {name: value if value.ndim else here[name] for name, value in other.items()}
+    for axis in (0, 1):
+        count = _samples(here, axis)
+        if count < 2:
+            continue
+        rolled = {name: _rolled(value, count, axis) for name, value in here.items()}
+        found: list[Square] = []
+        for there in (other, rolled) * SPLITS:
+            own = _some(count, generator)
+            square = [here, there, _crossed(here, there, own, axis), _crossed(there, here, own, axis)]
+            corners = [{**points[0], **values} for values in square]
+            if not _loss_is_additive(forward, corners, generator):
                 break
-    return found if len(found) == SPLITS else []
+            aa, bb, ab, ba = (forward.everything(corner)[1] for corner in corners)
+            found.append(Square(aa, bb, (ab, ba)))
+        else:
+            return found
+    return []
 
 
-def _loss_is_additive(
-    forward: Forward, corners: Sequence[Values], crossed: Sequence[Values], generator: np.random.Generator
-) -> bool:
+def mixed(here: Values, there: Values, generator: np.random.Generator) -> Values | None:
+    """Some samples of one batch and the rest of another; None for batches of one sample."""
+    count = _samples(here, 0)
+    return _crossed(here, there, _some(count, generator), 0) if count > 1 else None
+
+
+def _samples(batch: Values, axis: int) -> int:
+    """How many samples a batch has if they lie along ``axis``: the length that most of its values have there."""
+    sizes = [value.shape[axis] for value in batch.values() if value.ndim > axis]
+    return max(sizes, key=lambda size: (size > 1, sizes.count(size)), default=0)
+
+
+def _some(count: int, generator: np.random.Generator) -> np.ndarray:
+    own = np.zeros(count, bool)
+    own[generator.permutation(count)[: count // 2]] = True
+    return own
+
+
+def _rolled(value: np.ndarray, count: int, axis: int) -> np.ndarray:
+    return np.roll(value, 1, axis) if value.ndim > axis and value.shape[axis] == count else value
+
+
+def _crossed(here: Values, there: Values, own: np.ndarray, axis: int) -> Values:
+    """Samples of ``here`` where ``own``, else of ``there``."""
+    crossed = {}
+    for name, value in here.items():
+        splits = value.ndim > axis and value.shape[axis] == own.size
+        keep = own.reshape(-1, *(1,) * (value.ndim - axis - 1)) if splits else True
+        crossed[name] = np.where(keep, value, there[name])
+    return crossed
+
+
+def _loss_is_additive(forward: Forward, corners: Sequence[Values], generator: np.random.Generator) -> bool:
     """At the point itself and at one beside it: a sum of losses that only happens to agree does not stay so."""
     floating = [
         state.tensor for state in forward.training.parameters
@@ -106,7 +122,7 @@ def _loss_is_additive(
     moves = {name: 1e-2 * generator.standard_normal(corners[0][name].shape) for name in floating}
     for scale in (0.0, 1.0):
         losses = []
-        for point in (*corners, *crossed):
+        for point in corners:
             moved = {name: (point[name] + scale * move).astype(point[name].dtype) for name, move in moves.items()}
             losses.append(forward.loss({**point, **moved}))
         aa, bb, ab, ba = losses
