@@ -37,7 +37,7 @@ class Precision:
     tolerance: float
 
 
-DOUBLE = Precision("float64", (1e-4, 1e-5, 1e-6, 1e-3, 1e-7, 1e-2), 16 * 2.0**-53, 1e-4)
+DOUBLE = Precision("float64", (1e-4, 1e-5, 1e-6, 1e-7, 1e-3, 1e-2, 1e-1), 16 * 2.0**-53, 1e-4)
 SINGLE = Precision("float32", (1e-2, 3e-3, 1e-3, 3e-4), 8 * 2.0**-24, 8e-2)
 
 

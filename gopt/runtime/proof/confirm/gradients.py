@@ -87,23 +87,16 @@ class _Confirming:
     # --- one set of points after the other --------------------------------------------------------------------------
 
     def settle(self, names: list[str]) -> None:
-        """Judge at the given states; what is zero there, or lies on a kink, beside them."""
-        self.judge(names, self.points)
-        for points in (self._moved(FAR), *self._spare()):
-            open = [name for name in names if self.found[name].verdict is Verdict.UNCONFIRMED]
-            self._again(open, points, (Verdict.CONFIRMED, Verdict.REFUTED))
-        # Ties (a ReLU of exactly zero) have no derivative. Nothing else changes so near: no clip opens.
-        wrong = [name for name in names if self.found[name].why == said.WRONG]
-        self._again(wrong, self._moved(NEAR), (Verdict.CONFIRMED,))
+        """Judge at the states given, a little beside them, and for other batches: until something can be told."""
+        # At the states themselves a tie (a ReLU of exactly zero) has no derivative. Nothing else changes so near.
+        for points in (self._moved(NEAR), self.points, self._moved(FAR), *self._spare()):
+            open = [name for name in names if name not in self.found or self._open(name)]
+            before = {name: self.found.pop(name) for name in open if name in self.found}
+            self.judge(open, points) if open else None
+            self.found |= {name: first for name, first in before.items() if self._open(name)}
 
-    def _again(self, names: list[str], points: list[Values], telling: tuple[Verdict, ...]) -> None:
-        if not names:
-            return
-        before = {name: self.found.pop(name) for name in names}
-        self.judge(names, points)
-        for name, first in before.items():
-            if self.found[name].verdict not in telling:
-                self.found[name] = first
+    def _open(self, name: str) -> bool:
+        return self.found[name].verdict is Verdict.UNCONFIRMED
 
     def _moved(self, amount: float) -> list[Values]:
         states = [state.tensor for state in self.training.parameters]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -73,17 +74,25 @@ def measure(
 ) -> Fit:  # fmt: skip
     """The best fit over the ladder for all ``parts`` moved together, one factor for all.
 
-    Each step size takes 2 · DIRECTIONS runs of the loss a point, and the first that agrees ends it.
+    Each length of the step takes 2 · DIRECTIONS runs of the loss a point, and the first that agrees ends it; at most
+    ``rungs`` lengths that can be measured are tried. Many parts have to agree better: one must not hide among them.
     """
     directions = [_direction(parts, generator) for _ in range(DIRECTIONS)]
-    best: Fit | None = None
-    for step in precision.ladder[:rungs]:
-        fit = _fit(parts, points, loss, precision, directions, step)
+    due = replace(precision, tolerance=precision.tolerance / math.sqrt(len(parts)))
+    best = Fit(False, False, 0.0, 1.0, ())
+    too_short, tried = 0.0, 0
+    for step in precision.ladder:
+        if step <= too_short or tried == rungs:
+            continue
+        fit = _fit(parts, points, loss, due, directions, step)
         if fit.holds:
             return fit
-        if best is None or (fit.measured, -fit.rest) > (best.measured, -best.rest):
+        if not fit.measured:
+            too_short = max(too_short, step)
+            continue
+        tried += 1
+        if not best.measured or fit.rest < best.rest:
             best = fit
-    assert best is not None
     return best
 
 
