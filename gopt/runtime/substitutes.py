@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gopt.runtime import windows
+from gopt.runtime.resize import resize, upsample
 from gopt.runtime.windows import Array
 
 Kernel = Callable[..., Any]
@@ -145,6 +146,8 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType({
     "InstanceNormalization": _instance_normalization, "LayerNormalization": _layer_normalization,
     "Mean": _mean, "MeanVarianceNormalization": _mean_variance,
     "NonZero": _non_zero, "OneHot": _one_hot, "RMSNormalization": _rms_normalization,
+    "Resize": lambda x, *rest, **named: (upsample if len(rest) == 1 else resize)(x, *rest, **named),
+    "Upsample": upsample,
 })  # fmt: skip
 """Operator of the standard domain -> its function: inputs in order, attributes by name, None for what is absent."""
 
@@ -160,6 +163,7 @@ def operators() -> tuple[type, ...]:
 def _method(kernel: Kernel) -> Callable[..., tuple[Any, ...]]:
     def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         given = {name: value for name, value in attributes.items() if value is not None}
+        inputs = tuple(None if each is None else np.asarray(each) for each in inputs)
         found = kernel(*inputs, **given)
         return found if isinstance(found, tuple) else (np.asarray(found),)
 

@@ -13,7 +13,8 @@ from gopt.analysis.training import Training
 from gopt.runtime.program import CallBack
 from gopt.runtime.proof.confirm import verdict as said
 from gopt.runtime.proof.confirm.forward import Forward, Values
-from gopt.runtime.proof.confirm.others import QUICK, Ruler, along_seam, in_slices, laid, turned, where_taken
+from gopt.runtime.proof.confirm.layout import Layouts, turned
+from gopt.runtime.proof.confirm.others import QUICK, Ruler, along_seam, in_slices, where_taken
 from gopt.runtime.proof.confirm.points import beside, with_a_third
 from gopt.runtime.proof.confirm.samples import Additive, Square, squares
 from gopt.runtime.proof.confirm.seams import shifted
@@ -27,6 +28,8 @@ SPREAD = 1e4
 """Largest over smallest change of gradients that are measured together."""
 FAINT = 1e-9
 """Below this share of the largest gradient, a value may be rounding."""
+PATIENCE = 8
+"""Wrong gradients that are looked into with all means."""
 POINTS = 3
 """Batches that are compared at a time."""
 FAR, NEAR = 0.3, 1e-3
@@ -89,7 +92,9 @@ class _Confirming:
     def settle(self, names: list[str]) -> None:
         """Judge at the states given, a little beside them, and for other batches: until something can be told."""
         # At the states themselves a tie (a ReLU of exactly zero) has no derivative. Nothing else changes so near.
-        for points in (self._moved(NEAR), self.points, self._moved(FAR), *self._spare()):
+        near = self._moved(NEAR)
+        finite = all(math.isfinite(self.ruler.forward.loss(point)) for point in near)
+        for points in (near if finite else self.points, self._moved(FAR), *self._spare()):
             open = [name for name in names if name not in self.found or self._open(name)]
             before = {name: self.found.pop(name) for name in open if name in self.found}
             self.judge(open, points) if open else None
@@ -122,7 +127,8 @@ class _Confirming:
             elif name not in points[0] or at[0].size != points[0][name].size:
                 self.elsewhere(name, points, at)
             else:
-                part = Part(name, name, points[0][name], tuple(laid(each, points[0][name]) for each in at))
+                like = points[0][name]
+                part = Part(name, name, like, tuple(self._layouts.of(name, each, like) for each in at))
                 if max(map(_peak, at)) <= FAINT * largest:
                     faint.append(part)
                 elif part.size == 0:
@@ -173,6 +179,10 @@ class _Confirming:
         return [part for part in parts if part not in there]
 
     @cached_property
+    def _layouts(self) -> Layouts:
+        return Layouts(self.training)
+
+    @cached_property
     def _shifts(self) -> dict[str, str]:
         read = {name: gradient for name, gradient in self.training.gradients.items() if name in self.points[0]}
         return shifted(self.ruler.forward.graph, read, set(self.training.batch))
@@ -192,8 +202,13 @@ class _Confirming:
             self.say(name, Verdict.CONFIRMED, said.ADDITIVE, fit)
         elif additive is Additive.NO:
             self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE, fit)
-        elif not self.seam(name, points, part.at) and not self.sliced(part, points):
+        elif self._hopeless or not (self.seam(name, points, part.at) or self.sliced(part, points)):
             self.unlike(part, fit, points)
+
+    @property
+    def _hopeless(self) -> bool:
+        """Whether so much is wrong that it is not worth while to look for what else the rest might be."""
+        return sum(each.why == said.WRONG for each in self.found.values()) >= PATIENCE
 
     def unlike(self, part: Part, fit: Fit, points: list[Values]) -> None:
         """Nothing that is right: wrong where that could be measured."""

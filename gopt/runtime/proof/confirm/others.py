@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 
 import numpy as np
 
 from gopt.analysis.training import Training
 from gopt.runtime.proof.confirm.forward import Forward, Values
+from gopt.runtime.proof.confirm.layout import laid, turned
 from gopt.runtime.proof.confirm.seams import read_by, seams
 from gopt.runtime.proof.confirm.slopes import Fit, Part, measure
 
@@ -82,23 +82,6 @@ def in_slices(ruler: Ruler, part: Part, points: Sequence[Values]) -> Fit | None:
         else:
             return replace(fits[0], ratios=tuple(ratio for fit in fits for ratio in fit.ratios[:1]))
     return None
-
-
-def laid(gradient: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """A gradient in the layout of what it is taken along: reshaped, or turned where that alone fits."""
-    if gradient.shape == like.shape:
-        return gradient
-    orders = permutations(range(gradient.ndim)) if 1 < gradient.ndim <= 4 else ()
-    fits = (gradient.transpose(order) for order in orders)
-    return next((each for each in fits if each.shape == like.shape), gradient.reshape(like.shape))
-
-
-def turned(part: Part) -> Iterator[Part]:
-    """The same value with axes exchanged that have equal lengths."""
-    dims = part.origin.shape
-    for order in permutations(range(len(dims))) if 1 < len(dims) <= 4 else ():
-        if tuple(dims[axis] for axis in order) == dims and order != tuple(range(len(dims))):
-            yield replace(part, at=tuple(each.transpose(order) for each in part.at))
 
 
 def _masks(part: Part) -> Iterator[Iterator[np.ndarray]]:
