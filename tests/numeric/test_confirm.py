@@ -31,6 +31,8 @@ SAME = {
     "a rate per column": "r = Constant<value = float[5] {1.0, 0.1, 7.0, 2.0, 0.5}>()  c = Mul(g, r)",
     "a masked row": "r = Constant<value = float[3,1] {1.0, 0.0, 1.0}>()  c = Mul(g, r)",
     "a rate per entry": "e = Exp(w)  c = Mul(g, e)",
+    "centred": "m0 = ReduceMean<keepdims=0>(g)  c = Sub(g, m0)",
+    "mixed": "t = Transpose<perm=[1, 0]>(w)  a = MatMul(w, t)  c = MatMul(a, g)",
 }
 WRONG = {
     "times its magnitude": "a = Abs(g)  c = Mul(g, a)",

@@ -81,10 +81,14 @@ class Forward:
         self.runs += 1
         return float(np.asarray(self._run(self._losses[key], point)[self.training.loss], np.float64).reshape(()))
 
-    def values(self, names: Sequence[str], point: Values) -> Values:
-        """Other values of the graph."""
+    def values(self, names: Sequence[str], point: Values, fixed: Sequence[str] = ()) -> Values:
+        """Other values of the graph, of which those in ``fixed`` are taken from the point."""
         self.runs += 1
-        return self._run(self._ready(self._graph, names), point)
+        return self._run(self._ready(self._graph, names, fixed), point)
+
+    def reads(self, name: str, fixed: Sequence[str]) -> set[str]:
+        """The inputs that a value depends on other than through ``fixed``."""
+        return part_of(self._graph, self._graph.nodes, [name], fixed).inputs.keys() - set(fixed)
 
     def _run(self, program: Doubles, point: Values) -> Values:
         return program.run({name: point[name] for name in program.graph.inputs if name in point}, self._call)

@@ -14,7 +14,7 @@ from gopt.runtime.program import CallBack
 from gopt.runtime.proof.confirm import verdict as said
 from gopt.runtime.proof.confirm.forward import Forward, Values
 from gopt.runtime.proof.confirm.layout import Layouts, turned
-from gopt.runtime.proof.confirm.others import QUICK, Ruler, along_seam, in_slices, where_taken
+from gopt.runtime.proof.confirm.others import QUICK, Ruler, along_seam, behind, in_slices, where_taken
 from gopt.runtime.proof.confirm.points import beside, with_a_third
 from gopt.runtime.proof.confirm.samples import Additive, Square, squares
 from gopt.runtime.proof.confirm.seams import shifted
@@ -197,8 +197,15 @@ class _Confirming:
             if again.holds:
                 self._proportional([other], again)
                 return
+        image = (
+            None if self._hopeless else behind(self.ruler, self.training, part, points, self.training.gradients[name])
+        )
         additive = self.additive(name)
-        if additive is Additive.YES:
+        if image is not None and image[2]:
+            self.say(name, Verdict.CONFIRMED, said.IMAGE.format(image[0]), image[1])
+        elif image is not None:
+            self.say(name, Verdict.REFUTED, said.NOT_LINEAR.format(image[0]), fit)
+        elif additive is Additive.YES:
             self.say(name, Verdict.CONFIRMED, said.ADDITIVE, fit)
         elif additive is Additive.NO:
             self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE, fit)

@@ -10,7 +10,7 @@ import numpy as np
 from gopt.analysis.training import Training
 from gopt.runtime.proof.confirm.forward import Forward, Values
 from gopt.runtime.proof.confirm.layout import laid, turned
-from gopt.runtime.proof.confirm.seams import read_by, seams
+from gopt.runtime.proof.confirm.seams import TRIES, ahead, read_by, seams
 from gopt.runtime.proof.confirm.slopes import Fit, Part, measure
 
 SLICED = 64
@@ -52,6 +52,42 @@ def along_seam(
             if fit.holds:
                 return seam, fit
     return None
+
+
+def behind(
+    ruler: Ruler, training: Training, part: Part, points: Sequence[Values], gradient: str
+) -> tuple[str, Fit, bool] | None:
+    """A gradient through which alone ``gradient`` depends on the batch, its fit, and whether it does so linearly."""
+    forward, batch = ruler.forward, set(training.batch)
+    tries = 0
+    for name in ahead(forward.graph, gradient, batch, part.origin.size):
+        if tries == TRIES or forward.reads(gradient, (name,)) & batch:
+            continue
+        tries += 1
+        held = [np.asarray(forward.values([name], point)[name]) for point in points]
+        true = replace(part, at=tuple(laid(each.astype(np.float64), part.origin) for each in held))
+        fit = ruler.measure([true], points, QUICK)
+        if fit.holds:
+            return name, fit, _linear(forward, points[0], gradient, name, held)
+    return None
+
+
+def _linear(forward: Forward, point: Values, result: str, name: str, held: Sequence[np.ndarray]) -> bool:
+    """Whether ``result`` is linear in the value ``name``, but for a constant, at sums of what it was."""
+
+    def at(value: np.ndarray) -> np.ndarray:
+        found = forward.values([result], {**point, name: value.astype(held[0].dtype)}, (name,))[result]
+        return np.asarray(found, np.float64)
+
+    one, other = held[0], held[1]
+    base = at(np.zeros_like(one))
+    first, second = at(one) - base, at(other) - base
+    largest = max(float(np.linalg.norm(each)) for each in (first, second))
+    exact = 1e4 * forward.precision.rounding * (largest + float(np.linalg.norm(base)))
+    sums = ((1, 1), (-3, 0.5), (40, 0), (0, -40))
+    return all(
+        float(np.linalg.norm(at(a * one + b * other) - base - a * first - b * second)) <= 100 * exact for a, b in sums
+    )
 
 
 def where_taken(

@@ -51,6 +51,14 @@ def shifted(graph: Graph, gradients: Mapping[str, str], batch: set[str]) -> dict
     return found
 
 
+def ahead(graph: Graph, name: str, batch: set[str], elements: int) -> list[str]:
+    """Values that the batch reaches and ``name`` depends on, with that many elements, nearest first."""
+    live, with_batch = read_by(graph, name), _reached(graph, batch)
+    made = [output for node in reversed(graph.nodes) for output in node.outputs if output in live & with_batch]
+    types = ((each, graph.type_of(each)) for each in made if each != name)
+    return [each for each, type in types if type.static and type.elements == elements and type.dtype in FLOATS]
+
+
 def _reached(graph: Graph, starts: set[str]) -> set[str]:
     reached = set(starts)
     for node in graph.nodes:

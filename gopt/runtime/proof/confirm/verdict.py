@@ -56,3 +56,5 @@ FLAT = "the loss does not depend on the parameter, and yet the value is not zero
 UNSTEADY = "the loss is not the same twice: a random node without a seed"
 SHIFTED = "the gradient at a point that every rank moves to by its own batch: no step of one large batch"
 ALONG = "proportional to the change of the loss along {!r}, which is made of the states alone"
+IMAGE = "linear in {!r}, which is proportional to the change of the loss, and in nothing else of the batch"
+NOT_LINEAR = "a function of {!r}, which is proportional to the change of the loss, but no linear one"
