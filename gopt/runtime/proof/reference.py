@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
-import onnx
 
 from gopt.analysis.training import Kind, Phase, Training
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import UnsupportedError
-from gopt.graph.model import COMM, Graph, Node, Tensor, clone, make_attribute
-from gopt.graph.types import HALVES, TensorType, dtype_code
+from gopt.graph.model import COMM, Graph, Node, clone
 from gopt.mesh import DATA_AXES, Mesh
 
 
@@ -90,50 +88,6 @@ def part_of(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: I
         {name: tensor for name, tensor in graph.initializers.items() if name in needed},
         dict(graph.types), graph.header, {},
     )  # fmt: skip
-
-
-def widened(graph: Graph, dtype: str) -> Graph:
-    """The same graph with every floating type replaced by ``dtype`` (float32 or float64): for finite differences."""
-    wide = graph.copy()
-    for table in (wide.inputs, wide.outputs, wide.types):
-        for name, type in table.items():
-            if type.dtype in ("float32", *HALVES):
-                table[name] = TensorType(dtype, type.shape)
-    for name, tensor in graph.initializers.items():
-        if tensor.type.dtype in ("float32", *HALVES):
-            value = np.asarray(tensor.numpy()).astype(dtype)
-            wide.initializers[name] = Tensor(TensorType(dtype, tensor.type.shape), array=value)
-    wide.nodes = [_widened(node, dtype) for node in wide.nodes]
-    return wide
-
-
-_FLOAT_CODES = {dtype_code(name) for name in ("float32", "float16", "bfloat16")}
-
-
-def _widened(node: Node, dtype: str) -> Node:
-    if node.proto is None or not node.proto.attribute:
-        return node
-    proto = onnx.NodeProto()
-    proto.CopyFrom(node.proto)
-    changed = False
-    for attribute in proto.attribute:
-        if attribute.name in ("to", "dtype", "stash_type") and attribute.i in _FLOAT_CODES:
-            attribute.i = dtype_code(dtype)
-            changed = True
-        elif attribute.HasField("t") and attribute.t.data_type in _FLOAT_CODES:
-            value = np.asarray(onnx.numpy_helper.to_array(attribute.t)).astype(dtype)
-            attribute.t.CopyFrom(onnx.numpy_helper.from_array(value))
-            changed = True
-        elif node.is_a("Constant") and attribute.name in ("value_float", "value_floats"):
-            value = np.array(attribute.f if attribute.name == "value_float" else list(attribute.floats), dtype)
-            attribute.CopyFrom(make_attribute("value", onnx.numpy_helper.from_array(value)))
-            changed = True
-    if not changed:
-        return node
-    copy = clone(node)
-    copy.proto = proto
-    copy._attributes = None
-    return copy
 
 
 def equal_members(mesh: Mesh) -> Callable[[int, Node, list[np.ndarray]], list[np.ndarray]]:
