@@ -23,10 +23,6 @@ MANIFEST = "gopt-manifest/1"
 REPORT = "gopt-report/1"
 
 
-def mesh_record(step: Step) -> dict[str, Any]:
-    return {"axes": [[name, size] for name, size in step.mesh.axes], "ranks": step.mesh.ranks}
-
-
 def manifest(step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> dict[str, Any]:
     """All that a launcher needs."""
     training = step.training
@@ -41,7 +37,7 @@ def manifest(step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]
     return {
         "format": MANIFEST,
         **several,
-        "mesh": mesh_record(step),
+        "mesh": step.mesh.to_json(),
         "source": SOURCE,
         "loss": training.loss,
         "states": [
@@ -98,7 +94,7 @@ def report(
     return {
         "format": REPORT,
         "source": dict(source),
-        "mesh": mesh_record(step),
+        "mesh": step.mesh.to_json(),
         "pipeline": [each.record.to_json() for each in ran],
         "notes": list(step.training.notes) + _notes(step),
         "removed_ops": [record.to_json() for record in removed_ops],

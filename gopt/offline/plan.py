@@ -11,10 +11,10 @@ from gopt.analysis.spmd import Step
 from gopt.analysis.sweeps import Index
 from gopt.analysis.traffic import find_calls
 from gopt.analysis.training import Kind, Training
-from gopt.api import check_mesh
 from gopt.errors import OptionError
 from gopt.figures import Figures, figures
 from gopt.mesh import Mesh
+from gopt.needs import check_axes, check_mesh
 from gopt.offline.links import Links, Times, times
 from gopt.offline.memory import Live, balance, held, live, reduced
 from gopt.pipeline import Pipeline, build_pipeline
@@ -92,6 +92,7 @@ def choices(
     ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where that gives other buckets.
     """
     check_mesh(mesh)
+    check_axes(mesh, training)
     caps = bucket_choices(training) if caps is None else caps
     accumulates = any(state.kind is Kind.ACCUMULATOR for state in training.states)
     for partition in PARTITIONS:

@@ -22,6 +22,7 @@ LAYERS = (
         "gopt.check",
         "gopt.figures",
         "gopt.kept",
+        "gopt.needs",
         "gopt.given",
         "gopt.write",
         "gopt.seal",

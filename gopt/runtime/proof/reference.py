@@ -16,7 +16,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.errors import UnsupportedError
 from gopt.graph.model import COMM, Graph, Node, Tensor, clone, make_attribute
 from gopt.graph.types import HALVES, TensorType, dtype_code
-from gopt.mesh import DATA_AXES, Mesh
+from gopt.mesh import Mesh
 
 
 def local_graph(training: Training) -> Graph:
@@ -136,7 +136,7 @@ def equal_members(mesh: Mesh) -> Callable[[int, Node, list[np.ndarray]], list[np
 
     def call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
         group = str(node.attributes["group"])
-        if any(axis in DATA_AXES and mesh.size(axis) > 1 for axis in mesh.split(group)):
+        if any(axis in mesh.data_axes for axis in mesh.live(group)):
             return no_call(index, node, inputs)
         if node.op_type not in ("AllReduce", "Reduce", "Broadcast", "AllGather"):
             raise UnsupportedError(

@@ -17,13 +17,14 @@ import numpy as np
 
 from gopt.analysis.roles import recover
 from gopt.analysis.take_over import take_over
+from gopt.analysis.through import declare
 from gopt.analysis.training import Training
 from gopt.errors import InputError, UnsupportedError
 from gopt.given import check_folder
 from gopt.graph.load import load
 from gopt.graph.model import COMM
 from gopt.graph.types import numpy_dtype
-from gopt.mesh import DATA_AXES, Mesh
+from gopt.mesh import Mesh
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.program import Program
 from gopt.runtime.proof import draws
@@ -48,7 +49,7 @@ class Verifier:
         """What runs one phase of all ranks: threads, unless somebody puts another engine in."""
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
-        self.mesh = Mesh(tuple((name, size) for name, size in self.manifest["mesh"]["axes"]))
+        self.mesh = Mesh.from_record(self.manifest["mesh"])
         listed = self.manifest.get("phases", [{"name": "step", "times": 1}])
         self.phases = {each["name"]: each["times"] for each in listed}
         self.training = _training(self.folder, model, self.mesh)
@@ -145,8 +146,9 @@ class Verifier:
     def _data_ranks(self) -> list[int]:
         """For every rank, which batch it sees: ranks that differ along data axes alone see different ones."""
         seen: dict[tuple[int, ...], int] = {}
+        data = self.mesh.data_axes
         return [
-            seen.setdefault(tuple(v for k, v in self.mesh.coordinates(rank).items() if k in DATA_AXES), len(seen))
+            seen.setdefault(tuple(v for k, v in self.mesh.coordinates(rank).items() if k in data), len(seen))
             for rank in range(self.mesh.ranks)
         ]
 
@@ -207,7 +209,7 @@ class Verifier:
 
     def _varied(self, variant: Variant, rank: int, program: Program) -> Varied:
         last = self.which[rank] == max(self.which)
-        return Varied(program, variant, self.expected.gradients, self.expected.marked if last else "")
+        return Varied(program, variant, self.expected.gradients, self.expected.marked if last else "", self.mesh.data_axes)
 
     def _enter(
         self, ledger: Ledger, rank: int, state: Mapping[str, Any], flat: np.ndarray, wanted: Values, start: Values
@@ -261,6 +263,7 @@ def _training(folder: Path, model: str | os.PathLike[str] | None, mesh: Mesh) ->
         return recover(expand(kept), roles)
     given = expand(load(model))
     recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
+    declare(given, dict(mesh.kinds))
     return take_over(recover(given, roles), roles, mesh)
 
 
