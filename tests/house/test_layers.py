@@ -19,6 +19,7 @@ LAYERS = (
     {
         "gopt.phases",
         "gopt.specialise",
+        "gopt.agree",
         "gopt.check",
         "gopt.figures",
         "gopt.kept",

@@ -1,0 +1,99 @@
+"""The invariant by which ranks stay together: what they hold in common never follows one rank's own data.
+
+Every state that is equal on ranks, and every shard of one, may depend on batches and random numbers only through
+reductions over all ranks that see different data, whatever passes made the graph. See ``analysis.standing``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gopt.analysis.spmd import Accumulator, Holding, Step
+from gopt.analysis.standing import Standing, Sweep
+from gopt.analysis.training import Kind
+from gopt.errors import InvariantError
+from gopt.graph.model import COMM, Node
+
+
+def check_agreement(step: Step) -> int:
+    """Raise InvariantError for a state on which ranks would part; returns how many values were asked."""
+    sweep = Sweep(step).run()
+    for holding in step.holdings:
+        if not sweep.fits(sweep.of(holding.output), sweep.held(holding)):
+            raise _Blame(step, sweep).state(holding)
+    for held in step.accumulators:
+        if not sweep.fits(sweep.of(held.added), sweep.summed(held)):
+            raise _Blame(step, sweep).sum(held)
+    _check_zeros(step)
+    return len(step.holdings) + len(step.accumulators)
+
+
+def _check_zeros(step: Step) -> None:
+    """The update leaves every accumulator at zero."""
+    if not step.accumulators:
+        return
+    zeros = {
+        name for node in step.graph.nodes if node.is_a("ConstantOfShape") and _zero(node) for name in node.outputs
+    }  # fmt: skip
+    for held in step.accumulators:
+        if held.output not in zeros:
+            raise InvariantError(f"accumulator {held.input!r} is not zero again behind the update: {held.output!r}")
+
+
+def _zero(node: Node) -> bool:
+    value = node.attributes.get("value")
+    return value is None or not any(value.raw_data) and not any((*value.float_data, *value.double_data))
+
+
+@dataclass(slots=True)
+class _Blame:
+    """Says of a state that fails why, and where the fault came in."""
+
+    step: Step
+    sweep: Sweep
+
+    def state(self, holding: Holding) -> InvariantError:
+        parts = holding.parts
+        name = repr(parts[0].tensor) + (f" (and {len(parts) - 1} more)" if len(parts) > 1 else "")
+        kinds = {state.tensor: state.kind for state in self.step.training.states}
+        kind = "statistic" if kinds[parts[0].tensor] is Kind.STATISTIC else "state"
+        held = "equal on all ranks" if self.sweep.held(holding).part is None else "in shards"
+        found = self.sweep.of(holding.output)
+        return self._error(f"{kind} {name} is held {held}", holding.output, found, self.sweep.held(holding))
+
+    def sum(self, held: Accumulator) -> InvariantError:
+        found, wanted = self.sweep.of(held.added), self.sweep.summed(held)
+        what = "in shards" if wanted.part is not None else "by every rank"
+        return self._error(f"accumulator {held.input!r} is held {what}", held.added, found, wanted)
+
+    def _error(self, what: str, output: str, found: Standing, wanted: Standing) -> InvariantError:
+        own = found.own & ~wanted.own
+        if own:
+            group = "+".join(self.sweep.axes(own))
+            value, reader = self._source(output, own)
+            why = f"{reader} {value!r}, which differs from rank to rank along {group}"
+            return InvariantError(
+                f"{what}, and its new value {output!r} follows each rank's own data: {why}",
+                f"a reduction over {group} is missing in front of it",
+            )
+        if found.apart & ~wanted.apart:
+            group = "+".join(self.sweep.axes(found.apart & ~wanted.apart))
+            return InvariantError(
+                f"{what}, and members of {group} make another {output!r} each", f"a gather over {group} is missing"
+            )
+        return InvariantError(f"{what}, and its new value {output!r} is not the same part of it on every member")
+
+    def _source(self, name: str, own: int) -> tuple[str, str]:
+        """Back along operands that follow the rank's own data: the first gradient, or the value at which it began."""
+        gradients = set(self.step.training.gradients.values())
+        makers = self.step.graph.producers()
+        reader: Node | None = None
+        seen: set[str] = set()
+        while name not in gradients and name in makers and name not in seen:
+            seen.add(name)
+            node = makers[name]
+            behind = next((each for each in node.reads if self.sweep.of(each).own & own), None)
+            if behind is None or (reader is not None and node.domain != COMM and behind in self.step.training.batch):
+                break
+            reader, name = node, behind
+        return name, f"{reader.op_type} {reader.label!r} reads" if reader is not None else "it is"
