@@ -42,7 +42,7 @@ def _check_zeros(step: Step) -> None:
 
 def _zero(node: Node) -> bool:
     value = node.attributes.get("value")
-    return value is None or not any(value.raw_data) and not any((*value.float_data, *value.double_data))
+    return value is None or (not any(value.raw_data) and not any((*value.float_data, *value.double_data)))
 
 
 @dataclass(slots=True)

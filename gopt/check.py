@@ -41,7 +41,8 @@ def check_ranks(step: Step, ranks: Sequence[RankGraph], common: Sequence[RankSta
         ),
         Check("scalars", "every scalar state is replicated and updated on every rank", _scalars(step, common)),
         Check(
-            "agreement", "no state follows a rank's own data but through reductions over all of it",
+            "agreement",
+            "no state follows a rank's own data but through reductions over all of it",
             check_agreement(step),
         ),
     ]

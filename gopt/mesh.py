@@ -1,4 +1,4 @@
-"""The ranks as a row-major grid with named axes, and what ranks along each see of the data. Pure arithmetic, no graph."""
+"""The ranks as a row-major grid with named axes, and what ranks along each see of the data. Pure arithmetic."""
 
 from __future__ import annotations
 

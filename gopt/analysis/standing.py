@@ -307,7 +307,7 @@ class Sweep:
             if not cuts[member] <= place <= place + elements <= cuts[member + 1]:
                 return False
             place += elements
-        return place == cuts[-1]
+        return place == int(cuts[-1])
 
 
 def _joined(parts: Sequence[Place | Owners | None]) -> Place | Owners | None:

@@ -86,8 +86,8 @@ class _Finder:
         unsaid = sorted((axes & self.data) - data_axes(self.training.graph))
         if unsaid:
             raise OptionError(
-                f"{node.op_type} {node.label!r} meets other data along {unsaid[0]!r}, which was not said when the source "
-                "was loaded",
+                f"{node.op_type} {node.label!r} meets other data along {unsaid[0]!r}, which was not said when the "
+                "source was loaded",
                 f"load it with axes={{{unsaid[0]!r}: 'data'}}",
             )
         return axes

@@ -209,7 +209,9 @@ class Verifier:
 
     def _varied(self, variant: Variant, rank: int, program: Program) -> Varied:
         last = self.which[rank] == max(self.which)
-        return Varied(program, variant, self.expected.gradients, self.expected.marked if last else "", self.mesh.data_axes)
+        return Varied(
+            program, variant, self.expected.gradients, self.expected.marked if last else "", self.mesh.data_axes
+        )
 
     def _enter(
         self, ledger: Ledger, rank: int, state: Mapping[str, Any], flat: np.ndarray, wanted: Values, start: Values
