@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(
     path: str, ranks: int | None, mesh: str | None, axis: tuple[str, ...], output: str, stage: int | None,
-    partition: str | None, bucket_mb: float | None, accumulate: int | None, options: tuple[str, ...], force: bool, as_json: bool,
+    partition: str | None, bucket_mb: float | None, accumulate: int | None, options: tuple[str, ...], force: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Write a new output folder for other ranks, from the values that those of a folder or checkpoint hold.
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from gopt.analysis.spmd import Accumulator, Holding, Step
 from gopt.analysis.standing import Standing, Sweep
-from gopt.analysis.training import Kind
+from gopt.analysis.training import Kind, Phase
 from gopt.errors import InvariantError
-from gopt.graph.model import COMM, Node
+from gopt.graph.model import Node
 
 
 def check_agreement(step: Step) -> int:
@@ -84,16 +84,17 @@ class _Blame:
         return InvariantError(f"{what}, and its new value {output!r} is not the same part of it on every member")
 
     def _source(self, name: str, own: int) -> tuple[str, str]:
-        """Back along operands that follow the rank's own data: the first gradient, or the value at which it began."""
-        gradients = set(self.step.training.gradients.values())
-        makers = self.step.graph.producers()
+        """Back along operands that follow the rank's own data: the first that forward or backward make, such as a
+        gradient, or the value at which it began."""
+        training, makers = self.step.training, self.step.graph.producers()
+        local = {
+            each for node, phase in zip(training.graph.nodes, training.phases) if phase is not Phase.UPDATE
+            for each in node.outputs
+        }  # fmt: skip
         reader: Node | None = None
-        seen: set[str] = set()
-        while name not in gradients and name in makers and name not in seen:
-            seen.add(name)
-            node = makers[name]
-            behind = next((each for each in node.reads if self.sweep.of(each).own & own), None)
-            if behind is None or (reader is not None and node.domain != COMM and behind in self.step.training.batch):
+        while name in makers and (reader is None or name not in local):
+            behind = next((each for each in makers[name].reads if self.sweep.of(each).own & own), None)
+            if behind is None:
                 break
-            reader, name = node, behind
+            reader, name = makers[name], behind
         return name, f"{reader.op_type} {reader.label!r} reads" if reader is not None else "it is"
