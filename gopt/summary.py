@@ -113,6 +113,10 @@ def _notes(step: Step) -> list[str]:
     notes = []
     if step.mesh.ranks > elements:
         notes.append(f"{step.mesh.ranks} ranks share {elements} elements: some own nothing")
+    used = {axis for group in _groups(step) for axis in step.mesh.live(group)}
+    for name, size in step.mesh.axes:
+        if size > 1 and name not in used:
+            notes.append(f"no call goes along mesh axis {name}: its ranks hold and compute the same")
     behind: set[str] = set()
     for node in step.graph.nodes:
         # a gather of parameters, or a reduction that the source had in its forward, is none of gradients
@@ -123,6 +127,10 @@ def _notes(step: Step) -> list[str]:
         what = "follows the reduced gradients" if name in behind else "is the rank's own"
         notes.append(f"metric {name} {what}")
     return notes
+
+
+def _groups(step: Step) -> set[str]:
+    return {str(node.attributes["group"]) for node in step.graph.nodes if node.domain == COMM}
 
 
 def _balance(values: Sequence[int]) -> float:

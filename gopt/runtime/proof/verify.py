@@ -117,7 +117,7 @@ class Verifier:
 
     def _variants(self) -> Iterable[Variant]:
         yield PLAIN
-        if self.mesh.ranks > 1:
+        if self.mesh.data_ranks > 1:  # else no call takes a gradient, and none can be changed on its way
             yield ASLEEP
             yield AWAKE
             if has_finite_check(self.training):
