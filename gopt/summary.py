@@ -113,6 +113,8 @@ def _notes(step: Step) -> list[str]:
     notes = []
     if step.mesh.ranks > elements:
         notes.append(f"{step.mesh.ranks} ranks share {elements} elements: some own nothing")
+    if step.mesh.data_ranks > 1 and step.members == 1:
+        notes.append(f"no axis of the mesh {step.mesh} shards states: every rank holds all of them, at any stage")
     used = {axis for group in _groups(step) for axis in step.mesh.live(group)}
     for name, size in step.mesh.axes:
         if size > 1 and name not in used:

@@ -6,10 +6,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES, Builder, calls, edit_manifest, perceptron, rank_path, sgd
+from onnx import numpy_helper
 
 import gopt
 from gopt.errors import OptionError, UnsupportedError
@@ -156,6 +158,39 @@ def test_axes_of_a_configuration(tmp_path):
     assert Verifier(out).which == [0, 1, 2, 3]
     path.write_text("[mesh]\nzone = 2\n\n[axes]\nzone = 2\n")
     assert main(["shard", str(MLP), "--config", str(path), "--dry-run"]) == 2
+
+
+def trained(folder: Path, mesh: Mesh) -> dict[str, np.ndarray]:
+    """States after three steps of ``gopt run`` on one file of samples."""
+    b, out = Builder(), folder / str(mesh)
+    sgd(b, perceptron(b))
+    generator = np.random.default_rng(0)
+    np.savez(folder / "data.npz", x=generator.standard_normal((48, 3)), y=generator.standard_normal((48, 2)))
+    gopt.shard(gopt.load(b.save(folder / "step.onnx")), mesh).write(out)
+    kept = ["--checkpoint", str(folder / f"{mesh}.kept")]
+    assert main(["run", str(out), "--data", str(folder / "data.npz"), "--steps", "3", *kept]) == 0
+    step = next((folder / f"{mesh}.kept").glob("step_*"))
+    assert main(["merge", str(step), "-o", str(folder / f"{mesh}.onnx")]) == 0
+    stored = onnx.load(folder / f"{mesh}.onnx").graph.initializer
+    return {each.name: numpy_helper.to_array(each) for each in stored}
+
+
+def test_training_deals_samples_out_by_what_ranks_see(tmp_path):
+    """Ranks along a data axis take samples of their own; along a replica axis those of their neighbour."""
+    kinds = axis_kinds({"zone": "data", "rep": "replica"})
+    like = trained(tmp_path, Mesh.parse("dp=2,shard=2"))
+    same = trained(tmp_path, Mesh.parse("zone=2,shard=2", {"zone": kinds["zone"]}))
+    two = trained(tmp_path, Mesh.parse("shard=2"))
+    copies = trained(tmp_path, Mesh.parse("rep=2,shard=2", {"rep": kinds["rep"]}))
+    assert all(np.array_equal(like[name], same[name]) for name in like)
+    assert all(np.array_equal(two[name], copies[name]) for name in two)
+    assert not np.array_equal(like["w0"], two["w0"])
+
+
+def test_ranks_that_share_no_states_are_said_to(tmp_path):
+    notes = gopt.shard(gopt.load(MLP), Mesh.parse("dp=2"), stage=3).report()["notes"]
+    assert "no axis of the mesh dp=2 shards states: every rank holds all of them, at any stage" in notes
+    assert not any("shards states" in note for note in gopt.shard(gopt.load(MLP), 2).report()["notes"])
 
 
 def with_calls(folder: Path, group: str) -> Path:
