@@ -18,7 +18,10 @@ from gopt.graph.model import Node
 def check_agreement(step: Step) -> int:
     """Raise InvariantError for a state on which ranks would part; returns how many values were asked."""
     sweep = Sweep(step).run()
+    statistics = {state.tensor for state in step.training.states if state.kind is Kind.STATISTIC}
     for holding in step.holdings:
+        if holding.local and holding.input not in statistics:
+            raise InvariantError(f"state {holding.input!r} is held as each rank's own, and is no statistic")
         if not sweep.fits(sweep.of(holding.output), sweep.held(holding)):
             raise _Blame(step, sweep).state(holding)
     for held in step.accumulators:

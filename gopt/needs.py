@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from gopt.analysis.operators import draws
 from gopt.analysis.spmd import Step
 from gopt.analysis.training import Training
 from gopt.errors import OptionError, UnsupportedError
@@ -32,8 +33,8 @@ def check_axes(mesh: Mesh, training: Training) -> None:
     """
     live = [name for name, size in mesh.axes if size > 1]
     same = [name for name in live if name not in mesh.data_axes]
-    if same and training.random:
-        node = training.random[0]
+    node = next(filter(draws, training.graph.nodes), None) if same else None
+    if node is not None:
         raise UnsupportedError(
             f"{node.op_type} {node.label!r} draws other values on every rank, and ranks along {same[0]!r} must compute "
             "the same",

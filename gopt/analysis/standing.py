@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from gopt.analysis.operators import elementwise, random, reads_shape_only
+from gopt.analysis.operators import draws, elementwise, reads_shape_only
 from gopt.analysis.spmd import Accumulator, Holding, Step
 from gopt.collectives.layout import parse_shapes, total_elements
 from gopt.graph.model import COMM, SPMD, Node
@@ -118,7 +118,7 @@ class Sweep:
                 self._call(node)
             elif node.domain == SPMD:
                 self._layout(node)
-            elif random(node):
+            elif draws(node):
                 self._give(node, everything)
             else:
                 found = [known[name] for name in node.inputs if name in known]

@@ -6,11 +6,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import onnx
 import pytest
 from gopt.cli.main import main
-from helpers import FIXTURES, Builder, calls, edit_manifest, perceptron, rank_path, sgd
+from helpers import FIXTURES, ROOT, Builder, calls, edit_manifest, perceptron, rank_path, sgd
 from onnx import numpy_helper
 
 import gopt
@@ -112,7 +113,10 @@ def test_axes_that_gopt_cannot_do(axis):
 def test_an_axis_of_another_name(kind, which, stage, tmp_path):
     out, mesh = tmp_path / "out", Mesh.parse("zone=2,shard=2", axis_kinds({"zone": kind}))
     gopt.shard(gopt.load(MLP), mesh, stage=stage).write(out)
-    assert json.loads((out / "manifest.json").read_text())["mesh"]["kinds"] == {"zone": kind}
+    for name in ("manifest", "report"):
+        record = json.loads((out / f"{name}.json").read_text())
+        jsonschema.validate(record, json.loads((ROOT / f"gopt/schemas/{name}.schema.json").read_text()))
+        assert record["mesh"]["kinds"] == {"zone": kind}
     verifier = Verifier(out)
     assert verifier.which == which
     assert verifier.run(steps=2, confirm=False).equal
@@ -238,6 +242,20 @@ def test_random_numbers_where_ranks_must_compute_the_same(tmp_path):
     for mesh in (Mesh.parse("shard=2,tp=2"), Mesh.parse("rep=2", axis_kinds({"rep": "replica"}))):
         with pytest.raises(UnsupportedError, match="draws other values on every rank"):
             gopt.shard(source, mesh)
+
+
+def test_random_numbers_inside_a_body(tmp_path):
+    b = Builder()
+    draw = onnx.helper.make_node("RandomNormal", [], ["drawn"], shape=[3, 5], dtype=1)
+    info = onnx.helper.make_tensor_value_info("drawn", 1, (3, 5))
+    body = onnx.helper.make_graph([draw], "body", [], [info])
+    net = perceptron(b)
+    noise = b.op("If", b.const(True, "bool"), then_branch=body, else_branch=body)
+    b.output("noise", noise, (3, 5))
+    sgd(b, net)
+    source = gopt.load(b.save(tmp_path / "step.onnx"))
+    with pytest.raises(UnsupportedError, match=r"If 'n.*draws other values on every rank"):
+        gopt.shard(source, Mesh.parse("shard=2,tp=2"))
 
 
 # --- passes ---------------------------------------------------------------------------------------------------------
