@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from gopt.analysis.spmd import Accumulator, Holding, Step
 from gopt.analysis.standing import Standing, Sweep
 from gopt.analysis.training import Kind, Phase
-from gopt.errors import InvariantError
+from gopt.errors import GoptError, InvariantError, UnsupportedError
 from gopt.graph.model import Node
 
 
 def check_agreement(step: Step) -> int:
-    """Raise InvariantError for a state on which ranks would part; returns how many values were asked."""
+    """Raise InvariantError for a state on which ranks would part, UnsupportedError where the source itself parts them;
+    returns how many values were asked."""
     sweep = Sweep(step).run()
     statistics = {state.tensor for state in step.training.states if state.kind is Kind.STATISTIC}
     for holding in step.holdings:
@@ -55,7 +56,7 @@ class _Blame:
     step: Step
     sweep: Sweep
 
-    def state(self, holding: Holding) -> InvariantError:
+    def state(self, holding: Holding) -> GoptError:
         parts = holding.parts
         name = repr(parts[0].tensor) + (f" (and {len(parts) - 1} more)" if len(parts) > 1 else "")
         kinds = {state.tensor: state.kind for state in self.step.training.states}
@@ -64,13 +65,23 @@ class _Blame:
         found = self.sweep.of(holding.output)
         return self._error(f"{kind} {name} is held {held}", holding.output, found, self.sweep.held(holding))
 
-    def sum(self, held: Accumulator) -> InvariantError:
+    def sum(self, held: Accumulator) -> GoptError:
         found, wanted = self.sweep.of(held.added), self.sweep.summed(held)
         what = "in shards" if wanted.part is not None else "by every rank"
         return self._error(f"accumulator {held.input!r} is held {what}", held.added, found, wanted)
 
-    def _error(self, what: str, output: str, found: Standing, wanted: Standing) -> InvariantError:
-        own = found.own & ~wanted.own
+    def _error(self, what: str, output: str, found: Standing, wanted: Standing) -> GoptError:
+        own, apart = found.own & ~wanted.own, found.apart & ~wanted.apart
+        same = (own | apart) & ~self.sweep.data
+        if same:
+            axes = "+".join(self.sweep.axes(same))
+            value, reader = self._source(output, same)
+            of = next((name for name, each in self.step.training.gradients.items() if each == value), "")
+            what = f"state {of!r} is held equal along {axes}" if of else what  # a bucket has many
+            return UnsupportedError(
+                f"{what}, and the source parts ranks there that must compute the same: {reader} {value!r}",
+                f"let the source bring it together over {axes}",
+            )
         if own:
             group = "+".join(self.sweep.axes(own))
             value, reader = self._source(output, own)
@@ -79,15 +90,15 @@ class _Blame:
                 f"{what}, and its new value {output!r} follows each rank's own data: {why}",
                 f"a reduction over {group} is missing in front of it",
             )
-        if found.apart & ~wanted.apart:
-            group = "+".join(self.sweep.axes(found.apart & ~wanted.apart))
+        if apart:
+            group = "+".join(self.sweep.axes(apart))
             return InvariantError(
                 f"{what}, and members of {group} make another {output!r} each", f"a gather over {group} is missing"
             )
         return InvariantError(f"{what}, and its new value {output!r} is not the same part of it on every member")
 
-    def _source(self, name: str, own: int) -> tuple[str, str]:
-        """Back along operands that follow the rank's own data: the first that forward or backward make, such as a
+    def _source(self, name: str, bits: int) -> tuple[str, str]:
+        """Back along operands that differ along some axes: the first that forward or backward make, such as a
         gradient, or the value at which it began."""
         training, makers = self.step.training, self.step.graph.producers()
         local = {
@@ -96,8 +107,12 @@ class _Blame:
         }  # fmt: skip
         reader: Node | None = None
         while name in makers and (reader is None or name not in local):
-            behind = next((each for each in makers[name].reads if self.sweep.of(each).own & own), None)
+            behind = next((each for each in makers[name].reads if self._differs(each) & bits), None)
             if behind is None:
                 break
             reader, name = makers[name], behind
         return name, f"{reader.op_type} {reader.label!r} reads" if reader is not None else "it is"
+
+    def _differs(self, name: str) -> int:
+        standing = self.sweep.of(name)
+        return standing.own | (standing.apart & ~self.sweep.data)

@@ -4,18 +4,20 @@ with the check taken out, the ranks that are written are unequal to the source."
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
-from helpers import FIXTURES
+from helpers import FIXTURES, Builder, perceptron, sgd
 
 import gopt
 from gopt import api
+from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.spmd import Step
-from gopt.errors import InvariantError
+from gopt.errors import InvariantError, UnsupportedError
 from gopt.graph.model import COMM, SPMD, Node
 from gopt.graph.place import Span
-from gopt.mesh import Mesh
+from gopt.mesh import Mesh, axis_kinds
 from gopt.passes.base import Pass
 from gopt.pipeline import Pipeline, Stage, build_pipeline
 from gopt.report import Change
@@ -249,6 +251,53 @@ def shard(case: Case) -> api.Sharded:
     source = gopt.load(FIXTURES / f"{case.name}.onnx")
     pipeline = planted(case.plant, case.stage, **case.options)
     return gopt.shard(source, Mesh.parse(case.mesh), accumulate=case.micro_steps, pipeline=pipeline)
+
+
+def test_only_statistics_may_stay_apart():
+    def plant(step: Step) -> None:
+        step.holdings[0] = replace(step.holdings[0], local=True)
+
+    with pytest.raises(InvariantError, match=r"state 'fc1.weight' is held as each rank's own"):
+        gopt.shard(gopt.load(FIXTURES / "mlp_sgd.onnx"), 2, pipeline=planted(plant, 0))
+
+
+def test_an_axis_that_the_user_named():
+    """What ranks along it see decides whether a reduction over it is missing."""
+
+    def plant(step: Step) -> None:
+        for node in calls(step, "AllReduce"):
+            said(node, group="shard")
+
+    for kind in ("data", "replica"):
+        mesh = Mesh.parse("zone=2,shard=2", axis_kinds({"zone": kind}))
+        source = gopt.load(FIXTURES / "mlp_adamw.onnx")
+        if kind == "replica":
+            gopt.shard(source, mesh, pipeline=planted(plant, 0))
+            continue
+        with pytest.raises(InvariantError, match=r"along zone$"):
+            gopt.shard(source, mesh, pipeline=planted(plant, 0))
+
+
+def scattered(folder: Path, *, gathered: bool) -> Path:
+    """A source in which members of ``tp`` reduce a gradient in parts; only some bring it together again."""
+    b = Builder()
+    b.extra_domains += ["gopt.comm"]
+    net = perceptron(b, (3, 4, 2))
+    own = {"domain": "gopt.comm", "group": "tp", "axis": 0, "sizes": [2, 2]}
+    part = b.op("ReduceScatter", net.gradients["b0"], reduce="mean", **own)
+    whole = b.op("AllGather", part, **own) if gathered else b.op("Concat", part, part, axis=0)
+    net.gradients["b0"] = b.output("gradient", whole, (4,))
+    sgd(b, net)
+    return b.save(folder / "step.onnx")
+
+
+def test_a_source_that_parts_ranks_itself(tmp_path):
+    """As a layer norm under sequence parallelism does, whose gradient nobody adds up over its ranks."""
+    roles, mesh = RoleMap(params={"b0": "gradient"}), Mesh.parse("shard=2,tp=2")
+    gopt.shard(gopt.load(scattered(tmp_path, gathered=True), roles=roles), mesh)
+    source = gopt.load(scattered(tmp_path, gathered=False), roles=roles)
+    with pytest.raises(UnsupportedError, match=r"state 'b0' is held equal along tp, .* reads 'gradient'"):
+        gopt.shard(source, mesh)
 
 
 @pytest.mark.parametrize("case", CASES, ids=_name)
