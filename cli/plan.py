@@ -81,7 +81,7 @@ def command(
         advance("reading")
         roles = role_map(loss, params, states, batch, table)
         source = api.load(model, roles=roles, group_types=group_types(group_type), axes=axes)
-        found = list(choices(source.training, grid, caps=caps, links=links, advance=advance))
+        found = list(choices(api.on_mesh(source, grid), grid, caps=caps, links=links, advance=advance))
     rows = [each.to_json() for each in ranked(found, limit)]
     if as_json:
         click.echo(json.dumps({"mesh": str(grid), "memory": limit, "link": link, "choices": rows}, indent=1))

@@ -183,6 +183,17 @@ def roles_from(text: str) -> RoleMap:
     return RoleMap(record["loss"], record["states"], record["params"], record["batch"])
 
 
+def on_mesh(source: Source, mesh: Mesh) -> Training:
+    """The step that a mesh shards: without calls of the source that gopt makes itself.
+
+    Raises OptionError and UnsupportedError for a mesh that does nothing, or that gopt or the step cannot do.
+    """
+    check_mesh(mesh)
+    training = take_over(source.training, source.roles, mesh)
+    check_axes(mesh, training)
+    return training
+
+
 def shard(
     source: Source,
     mesh: Mesh | int,
@@ -201,7 +212,7 @@ def shard(
     replaces the default one and its options.
     """
     mesh = Mesh((("shard", mesh),)) if isinstance(mesh, int) else mesh
-    check_mesh(mesh)
+    training = on_mesh(source, mesh)
     if pipeline is None:
         pipeline = build_pipeline(
             defaults={
@@ -212,8 +223,6 @@ def shard(
         )
     if accumulate < 1:
         raise OptionError(f"--accumulate cannot be {accumulate}", "it is the number of micro-steps of one update")
-    training = take_over(source.training, source.roles, mesh)
-    check_axes(mesh, training)
     step = Step.start(training, mesh, accumulate)
     check_passes(step, [stage.spec.name for stage in pipeline.stages])
     ran = pipeline.run(step)

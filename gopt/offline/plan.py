@@ -14,7 +14,7 @@ from gopt.analysis.training import Kind, Training
 from gopt.errors import OptionError
 from gopt.figures import Figures, figures
 from gopt.mesh import Mesh
-from gopt.needs import check_axes, check_mesh
+from gopt.needs import check_mesh
 from gopt.offline.links import Links, Times, times
 from gopt.offline.memory import Live, balance, held, live, reduced
 from gopt.pipeline import Pipeline, build_pipeline
@@ -92,7 +92,6 @@ def choices(
     ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where that gives other buckets.
     """
     check_mesh(mesh)
-    check_axes(mesh, training)
     caps = bucket_choices(training) if caps is None else caps
     accumulates = any(state.kind is Kind.ACCUMULATOR for state in training.states)
     for partition in PARTITIONS:

@@ -219,6 +219,13 @@ def test_calls_of_the_source_along_an_axis_of_another_name(tmp_path):
     assert equal(tmp_path / "out") and equal(tmp_path / "out", path)
 
 
+def test_calls_of_the_source_are_weighed_as_they_are_taken_over(tmp_path):
+    path, out = with_calls(tmp_path, "shard"), tmp_path / "out"
+    assert main(["plan", str(path), "--ranks", "2"]) == 0
+    assert main(["shard", str(path), "--ranks", "2", "--auto", "-o", str(out)]) == 0
+    assert equal(out, path)
+
+
 def test_calls_of_the_source_are_use_enough(tmp_path):
     path, out = with_calls(tmp_path, "tp"), tmp_path / "out"
     gopt.shard(gopt.load(path), Mesh.parse("tp=2")).write(out)
