@@ -135,6 +135,7 @@ class Sweep:
     def _give(self, node: Node, standing: Standing) -> None:
         if standing is not EQUAL and standing != EQUAL:
             self.known.update(dict.fromkeys(node.outputs, standing))
+            self.known.pop("", None)  # an absent result is no value
 
     def _there(self, own: int, place: Place | Owners) -> Standing:
         return Standing(own, self.shard, place) if self.shard else Standing(own)

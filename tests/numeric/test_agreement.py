@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import onnx
 import pytest
 from helpers import FIXTURES, Builder, perceptron, sgd
 
@@ -298,6 +299,22 @@ def test_a_source_that_parts_ranks_itself(tmp_path):
     source = gopt.load(scattered(tmp_path, gathered=False), roles=roles)
     with pytest.raises(UnsupportedError, match=r"state 'b0' is held equal along tp, .* reads 'gradient'"):
         gopt.shard(source, mesh)
+
+
+def test_absent_results_and_operands(tmp_path):
+    """They have one name, and are no value."""
+    b = Builder()
+    net = perceptron(b)
+    b.nodes.append(onnx.helper.make_node("LayerNormalization", ["x", b.const([1, 1, 1])], ["n", "", "spread"]))
+    b.output("metric", "spread", (4, 1))
+    for name in net.gradients:
+        net.gradients[name] = b.op("Clip", net.gradients[name], "", b.const(0.5))
+    sgd(b, net)
+    source = gopt.load(b.save(tmp_path / "step.onnx"), roles=RoleMap(loss="loss"))
+    for stage in (0, 2, 3):
+        made = gopt.shard(source, 2, stage=stage)
+        made.write(tmp_path / f"out{stage}")
+        assert Verifier(tmp_path / f"out{stage}").run(steps=2, confirm=False).equal
 
 
 @pytest.mark.parametrize("case", CASES, ids=_name)
