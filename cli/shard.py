@@ -12,6 +12,8 @@ from gopt.errors import OptionError
 
 from .auto import auto_options, check_auto, choose
 from .options import (
+    axis_option,
+    axis_table,
     build_mesh,
     group_option,
     group_types,
@@ -64,8 +66,9 @@ from .options import (
     metavar="PASS.NAME=VALUE",
     help="An option of a pass, e.g. shard.style=broadcast; gopt passes lists them. May be repeated.",
 )
+@axis_option
 @group_option
-@click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [pipeline], [pass.NAME], [roles].")
+@click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [axes], [pipeline], [pass.NAME], [roles].")
 @click.option(
     "--pipeline", metavar="PASSES", help='Passes in order: "shard{stage=1},statistics,fuse-collectives,prune".'
 )
@@ -94,7 +97,8 @@ def command(model: str, **given: Any) -> None:
 
     check_auto(given)
     config = read_config(given["config"])
-    mesh = build_mesh(given["ranks"], given["mesh"], config)
+    axes = axis_table(given["axis"], config)
+    mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
     pipeline = _pipeline(given, config)
     accumulate = given["accumulate"] or config.get("accumulate", 1)
     wanted = parse_ranks(given["only_ranks"])
@@ -106,7 +110,8 @@ def command(model: str, **given: Any) -> None:
 
     with without_collection(), progress() as advance:
         advance("reading")
-        source = api.load(model, roles=roles, state=given["state"], group_types=group_types(given["group_type"]))
+        groups = group_types(given["group_type"])
+        source = api.load(model, roles=roles, state=given["state"], group_types=groups, axes=axes)
         advance("sharding")
         choice: dict[str, Any] = {}
         if given["auto"]:

@@ -8,7 +8,7 @@ from gopt.analysis.training import Training
 from gopt.graph.model import Graph
 from gopt.graph.place import EVERYWHERE, Owner, Place, Span
 from gopt.graph.types import TensorType
-from gopt.mesh import DATA_AXES, Mesh
+from gopt.mesh import Mesh
 
 SHARD_AXIS = "shard"
 
@@ -137,7 +137,7 @@ class Step:
     @property
     def outer(self) -> str | None:
         """The group of data axes beside the sharding one, over which shards of gradients are averaged; or None."""
-        axes = [name for name, _ in self.mesh.axes if name in DATA_AXES and name != SHARD_AXIS]
+        axes = [name for name in self.mesh.data_axes if name != SHARD_AXIS]
         group = "+".join(axes)
         return group if axes and self.mesh.size(group) > 1 else None
 

@@ -62,4 +62,12 @@ def statistics(step: Step, options: Options) -> Change:
     return Change(facts={"averaged": len(states), "calls": len(by_dtype)})
 
 
-PASS = Pass("statistics", Options, statistics)
+def needed(step: Step) -> str:
+    """Why a step cannot do without this pass."""
+    held = next((state.tensor for state in step.training.states if state.kind is Kind.STATISTIC), None)
+    if held is None or step.mesh.data_ranks == 1:
+        return ""
+    return f"statistic {held!r} follows each rank's own data, and nothing else averages it or marks it local"
+
+
+PASS = Pass("statistics", Options, statistics, needed=needed)

@@ -113,4 +113,13 @@ def _describe(step: Step, bucket: object) -> dict[str, object]:
     return row
 
 
-PASS = Pass("shard", Options, shard, after=("hoist-casts",))
+def needed(step: Step) -> str:
+    """Why a step cannot do without this pass."""
+    if step.mesh.data_ranks > 1:
+        return f"{step.mesh.data_ranks} ranks see different data, and nothing else reduces their gradients"
+    if step.micro_steps > 1:
+        return f"nothing else sums the gradients of {step.micro_steps} micro-steps"
+    return ""
+
+
+PASS = Pass("shard", Options, shard, after=("hoist-casts",), needed=needed)

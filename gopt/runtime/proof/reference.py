@@ -14,7 +14,7 @@ from gopt.analysis.training import Kind, Phase, Training
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import UnsupportedError
 from gopt.graph.model import COMM, Graph, Node, clone
-from gopt.mesh import DATA_AXES, Mesh
+from gopt.mesh import Mesh
 
 
 def local_graph(training: Training) -> Graph:
@@ -99,7 +99,7 @@ def equal_members(mesh: Mesh) -> Callable[[int, Node, list[np.ndarray]], list[np
 
     def call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
         group = str(node.attributes["group"])
-        if any(axis in DATA_AXES and mesh.size(axis) > 1 for axis in mesh.split(group)):
+        if any(axis in mesh.data_axes for axis in mesh.live(group)):
             return no_call(index, node, inputs)
         if node.op_type not in ("AllReduce", "Reduce", "Broadcast", "AllGather"):
             raise UnsupportedError(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gopt.graph.types import TensorType
-from gopt.mesh import DATA_AXES, Mesh
+from gopt.mesh import Mesh
 from gopt.runtime.proof.compare import Values
 from gopt.runtime.proof.expected import Batches, Expected
 from gopt.runtime.proof.ranks import Rank, joined
@@ -67,8 +67,9 @@ class Team:
                 if tamper is not None:
                     for number, feed in enumerate(feeds):
                         tamper(number, feed)
+                data = self.mesh.data_axes
                 varied = [
-                    Varied(program, variant, expected.gradients, expected.marked if self.which[r] == last else "")
+                    Varied(program, variant, expected.gradients, expected.marked if self.which[r] == last else "", data)
                     for r, program in enumerate(programs)
                 ]
                 for r, output in enumerate(self.transport(varied, feeds, self.mesh)):
@@ -85,7 +86,8 @@ class Team:
 def data_ranks(mesh: Mesh) -> list[int]:
     """For every rank, which batch it sees: ranks that differ along data axes alone see different ones."""
     seen: dict[tuple[int, ...], int] = {}
+    data = mesh.data_axes
     return [
-        seen.setdefault(tuple(v for k, v in mesh.coordinates(rank).items() if k in DATA_AXES), len(seen))
+        seen.setdefault(tuple(v for k, v in mesh.coordinates(rank).items() if k in data), len(seen))
         for rank in range(mesh.ranks)
     ]

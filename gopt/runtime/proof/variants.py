@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +57,12 @@ class Varied:
     variant: Variant
     gradients: set[str]
     marked: str
+    data: Collection[str]
+    """Axes that see different data: calls over others belong to the model."""
 
     def run(self, feeds: Values, call: CallBack) -> Values:
         def varied(index: int, node: Node, inputs: list[np.ndarray]) -> Any:
-            if node.op_type != PROBE and not over_data(node):
+            if node.op_type != PROBE and not over_data(node, self.data):
                 return call(index, node, inputs)
             given = [
                 self.variant.vary(value, name == self.marked) if name in self.gradients else value

@@ -18,6 +18,7 @@ import numpy as np
 
 from gopt.analysis.roles import recover
 from gopt.analysis.take_over import take_over
+from gopt.analysis.through import declare
 from gopt.analysis.training import Training
 from gopt.errors import InputError, RunError
 from gopt.given import check_folder
@@ -65,7 +66,7 @@ class Verifier:
         """What runs one phase of all ranks: threads, unless somebody puts another engine in."""
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
-        self.mesh = Mesh(tuple((name, size) for name, size in self.manifest["mesh"]["axes"]))
+        self.mesh = Mesh.from_record(self.manifest["mesh"])
         listed = self.manifest.get("phases", [{"name": "step", "times": 1}])
         self.phases = {each["name"]: each["times"] for each in listed}
         source = _training(self.folder, model, self.mesh)
@@ -226,7 +227,7 @@ class _Session:
         sound = self.one(PLAIN)
         self._tell_noise()
         if sound:
-            if self.verifier.mesh.ranks > 1:
+            if self.verifier.mesh.data_ranks > 1:  # else no call takes a gradient that could be changed on its way
                 self._sizes()
             self._schedule(set(fixed))
             self.seen.doubt(self.result)
@@ -288,6 +289,7 @@ def _training(folder: Path, model: str | os.PathLike[str] | None, mesh: Mesh) ->
         return recover(expand(kept), roles)
     given = expand(load(model))
     recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
+    declare(given, dict(mesh.kinds))
     return take_over(recover(given, roles), roles, mesh)
 
 
