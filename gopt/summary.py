@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gopt.analysis.coupling import notes, open_couplings
 from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind
 from gopt.check import Check
@@ -95,12 +96,14 @@ def report(
     added_ops, added_vars = _added(step, common, ranks)
     reducible = _reducible(step)
     rows = [_rank_row(step, common, parts, reducible) for parts in _by_rank(ranks).values()]
+    couplings = open_couplings(step)
     return {
         "format": REPORT,
         "source": dict(source),
         "mesh": mesh_record(step),
         "pipeline": [each.record.to_json() for each in ran],
-        "notes": list(step.training.notes) + _notes(step),
+        "notes": list(step.training.notes) + _notes(step) + notes(couplings),
+        "couplings": [each.to_json() for each in couplings],
         "removed_ops": [record.to_json() for record in removed_ops],
         "removed_vars": [record.to_json() for record in removed_vars],
         "added_ops": [record.to_json() for record in added_ops],
