@@ -37,12 +37,12 @@ def restrided(sight: Sight, mark: Mark, before: Shape, after: Shape) -> Mark:
     whole = [each for each in fits if (each.outer, each.inner) == (1, 1)]
     if sight.batch == 1:
         kept = [each for each in whole if each.axis == mark.axis and before[: mark.axis + 1] == after[: mark.axis + 1]]
-        if len(whole) > 1 and not kept:
-            raise Lost("a batch of one sample: a Reshape does not tell which of several dimensions of 1 it is")
-        fits = kept or whole or [each for each in fits if each.outer == 1][:1] or fits[:1]
+        fits = kept or whole or fits
+        if len(fits) > 1:
+            raise Lost("a batch of one sample: a Reshape does not tell which dimension takes it in")
     if not fits or 0 in (span, *before):
         raise Lost("a Reshape takes the samples apart")
-    return fits[0] if sight.batch == 1 else next((each for each in whole), fits[0])
+    return whole[0] if whole and sight.batch > 1 else fits[0]
 
 
 def squeeze(sight: Sight, node: Node) -> Marks:
