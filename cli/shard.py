@@ -52,6 +52,12 @@ from .options import (
     help="Micro-steps of one update: two files per rank, micro and update.  [default: 1]",
 )
 @click.option(
+    "--loss-reduction",
+    metavar="mean|sum|weighted:VALUE",
+    help="How the ranks' gradients become the step's: sum for a summed loss; weighted:VALUE for a loss divided by a "
+    "count of the batch, which VALUE holds.  [default: mean]",
+)
+@click.option(
     "--statistics",
     type=click.Choice(["mean", "local"]),
     help="BatchNorm statistics: averaged over the ranks, or left apart.  [default: mean]",
@@ -134,6 +140,7 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
         "partition": ("shard", "partition"),
         "bucket_mb": ("shard", "bucket-mb"),
         "statistics": ("statistics", "statistics"),
+        "loss_reduction": ("shard", "loss-reduction"),
     }
     for flag, (owner, option) in flags.items():
         if given[flag] is not None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gopt.analysis.coupling import notes, open_couplings
+from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind
 from gopt.check import Check
@@ -39,6 +40,8 @@ def manifest(step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]
         parts = next(iter(by_rank.values()))
         several["accumulate"] = step.micro_steps
         several["phases"] = [{"name": part.phase.name, "times": part.phase.times} for part in parts]
+    if step.loss_reduction != LossReduction():
+        several["loss_reduction"] = str(step.loss_reduction)
     return {
         "format": MANIFEST,
         **several,

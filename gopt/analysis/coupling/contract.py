@@ -182,7 +182,7 @@ def statistics(sight: Sight, node: Node, value: str) -> None:
     """Note that a value over samples is read by values of single samples."""
     sight.couple(
         Coupled.STATISTICS, node, f"{value!r} ({node.op_type}) is taken over a rank's own samples, and single samples "
-        "depend on it", "--statistics sync takes it over all ranks' samples", value,
+        "depend on it", "", value,
     )  # fmt: skip
 
 

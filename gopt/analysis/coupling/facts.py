@@ -123,7 +123,7 @@ def _loss(sight: Sight, training: Training) -> None:
         sight.couple(
             Coupled.NONLINEAR, node,
             f"the loss is no mean over samples: {mark.origin!r} ({origin.op_type}) is a function of what they "
-            "have in common", "--statistics sync may make it exact", loss,
+            "have in common", "", loss,
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gopt.analysis.loss_reduction import LossReduction, Rule
 from gopt.analysis.training import Kind, Training
 from gopt.mesh import Mesh
 from gopt.runtime.program import Program
@@ -18,13 +19,16 @@ from gopt.runtime.session import SessionCache
 class Expected:
     """The source cut at its gradients; ``call`` answers the collectives that it holds itself."""
 
-    def __init__(self, training: Training, mesh: Mesh, cache: SessionCache) -> None:
+    def __init__(
+        self, training: Training, mesh: Mesh, cache: SessionCache, reduction: LossReduction = LossReduction()
+    ) -> None:
         self.training = training
+        self.reduction = reduction
         self.call = equal_members(mesh)
         self.gradients = set(training.gradients.values())
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
-        self._local = Program(local_graph(training), cache)
+        self._local = Program(local_graph(training, reduction.value), cache)
         self._update = Program(update_graph(training), cache)
 
     def step(
@@ -35,15 +39,16 @@ class Expected:
         statistics = [state for state in training.states if state.kind is Kind.STATISTIC]
         held = [dict(states) for _ in batches[0]]
         local: dict[str, list[np.ndarray]] = {name: [] for name in training.gradients.values()}
-        losses = []
+        losses, weights = [], []
         for turn in batches:
             outputs = [self._run(self._local, {**own, **settings, **batch}) for own, batch in zip(held, turn)]
             losses.append([np.asarray(out[training.loss], np.float64) for out in outputs])
+            weights += [float(np.asarray(out[self.reduction.value]).item()) for out in outputs if self.reduction.value]
             for r, out in enumerate(outputs):
                 held[r].update({state.tensor: np.asarray(out[state.updated]) for state in statistics})
                 for name, found in local.items():
                     found.append(variant.vary(np.asarray(out[name]), name == self.marked and r == len(turn) - 1))
-        means = {name: _mean(found) for name, found in local.items()}
+        means = {name: _put_together(self.reduction, found, weights) for name, found in local.items()}
         updated = self._run(self._update, {**states, **settings, **means})
         new = {}
         for state in training.states:
@@ -56,6 +61,20 @@ class Expected:
     def _run(self, program: Program, values: Values) -> Values:
         """Run the source, as one rank, on those of the values that it reads."""
         return program.run({name: values[name] for name in program.graph.inputs if name in values}, self.call)
+
+
+def _put_together(reduction: LossReduction, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    """What the update reads of the gradients of all ranks and micro-steps. What weighs nothing is left out."""
+    if reduction.rule is Rule.MEAN:
+        return _mean(values)
+    if reduction.rule is Rule.SUM:
+        weights = [1.0] * len(values)
+    with np.errstate(all="ignore"):
+        terms = [weight * each.astype(np.float64) for each, weight in zip(values, weights) if weight]
+        total = np.sum(terms, axis=0) if terms else np.zeros(values[0].shape)
+        over = sum(weights) if reduction.rule is Rule.WEIGHTED else 1.0
+        result: np.ndarray = np.asarray(total / (over or 1.0)).astype(values[0].dtype)
+    return result
 
 
 def _mean(values: Sequence[np.ndarray]) -> np.ndarray:

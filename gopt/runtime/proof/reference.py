@@ -19,10 +19,11 @@ from gopt.graph.types import HALVES, TensorType, dtype_code
 from gopt.mesh import DATA_AXES, Mesh
 
 
-def local_graph(training: Training) -> Graph:
-    """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch."""
+def local_graph(training: Training, weight: str = "") -> Graph:
+    """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, and its
+    ``weight`` (``--loss-reduction``)."""
     statistics = [state.updated for state in training.states if state.kind is Kind.STATISTIC]
-    wanted = [training.loss, *dict.fromkeys(training.gradients.values()), *statistics]
+    wanted = [training.loss, *dict.fromkeys(training.gradients.values()), *statistics, *([weight] if weight else [])]
     return _cut(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
 
 

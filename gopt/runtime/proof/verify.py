@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.roles import recover
 from gopt.analysis.take_over import take_over
 from gopt.analysis.training import Training
@@ -58,7 +59,8 @@ class Verifier:
         if len(self.manifest["ranks"]) != self.mesh.ranks:
             raise InputError(f"{self.folder} holds {len(self.manifest['ranks'])} of {self.mesh.ranks} ranks")
         cache = SessionCache()
-        self.expected = Expected(self.training, self.mesh, cache)
+        reduction = LossReduction.parse(self.manifest.get("loss_reduction", "mean"))
+        self.expected = Expected(self.training, self.mesh, cache, reduction)
         common = self.manifest["common"]["state"]
         self.ranks = [
             read_rank(self.folder, record, common, self.phases, self.expected.gradients, cache)
