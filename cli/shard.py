@@ -59,8 +59,8 @@ from .options import (
 )
 @click.option(
     "--statistics",
-    type=click.Choice(["mean", "local"]),
-    help="BatchNorm statistics: averaged over the ranks, or left apart.  [default: mean]",
+    type=click.Choice(["mean", "local", "sync"]),
+    help="BatchNorm statistics: averaged over ranks, left apart, or taken over all ranks' samples.  [default: mean]",
 )
 @click.option(
     "-O",

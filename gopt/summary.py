@@ -42,6 +42,8 @@ def manifest(step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]
         several["phases"] = [{"name": part.phase.name, "times": part.phase.times} for part in parts]
     if step.loss_reduction != LossReduction():
         several["loss_reduction"] = str(step.loss_reduction)
+    if step.shared:
+        several["synchronised"] = step.shared
     return {
         "format": MANIFEST,
         **several,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.training import Training
@@ -89,8 +90,8 @@ class Step:
     carried: dict[str, str] = field(default_factory=dict)
     loss_reduction: LossReduction = field(default_factory=LossReduction)
     """How the ranks' gradients become the step's."""
-    synchronised: bool = False
-    """Whether values over samples are taken over the samples of all ranks."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """What ranks average in the forward and the backward, as the manifest has it; empty: nothing."""
 
     def __repr__(self) -> str:
         did = f"{len(self.graph.nodes)} nodes, {len(self.applied)} passes applied"

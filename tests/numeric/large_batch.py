@@ -13,9 +13,10 @@ from onnx import ModelProto
 import gopt
 from gopt.api import Source
 from gopt.graph.load import load as load_graph
+from gopt.graph.types import numpy_dtype
 from gopt.mesh import DATA_AXES, Mesh
 from gopt.runtime.engines.threads import run_ranks
-from gopt.runtime.proof.ranks import joined, read_rank
+from gopt.runtime.program import Program
 from gopt.runtime.session import SessionCache
 from gopt.runtime.whole import run_graph
 
@@ -62,7 +63,7 @@ def worst_difference(
     manifest = json.loads((folder / "ranks" / "manifest.json").read_text())
     phases = {each["name"]: each["times"] for each in manifest.get("phases", [{"name": "step", "times": 1}])}
     common = manifest["common"]["state"]
-    ranks = [read_rank(folder / "ranks", each, common, phases, set(), cache) for each in manifest["ranks"]]
+    ranks = [_Rank(folder / "ranks", each, common, phases, cache) for each in manifest["ranks"]]
     types = source.training.graph.types
     settings = hyper if hyper is not None else {name: np.float32(0.05) for name in source.training.hyper}
     wanted = {s.tensor: np.array(source.training.graph.initializers[s.tensor].numpy()) for s in source.training.states}
@@ -88,6 +89,52 @@ def worst_difference(
     return worst
 
 
+class _Rank:
+    """One rank's files and what they hold; independent of what ``verify`` has for it."""
+
+    def __init__(
+        self, folder: Path, record: Any, common: list[Any], phases: dict[str, int], cache: SessionCache
+    ) -> None:
+        self.states = [*common, *record["state"]]
+        self.sums = record.get("accumulators", [])
+        graphs = {phase: load_graph(folder / record["files"][phase], own=True) for phase in phases}
+        self.types = {name: type for graph in graphs.values() for name, type in graph.inputs.items()}
+        self.programs = {phase: Program(graph, cache) for phase, graph in graphs.items()}
+
+    def feeds(self, whole: Values) -> Values:
+        """What the rank holds of whole tensors; sums at zero."""
+        found: Values = {}
+        for state in self.states:
+            type = self.types[state["input"]]
+            parts = [whole[p["tensor"]].reshape(-1)[p["start"] : p["stop"]] for p in state["pieces"]]
+            value = np.concatenate([*parts, np.zeros(0, parts[0].dtype if parts else np.float32)])
+            found[state["input"]] = value.astype(numpy_dtype(type.dtype)).reshape(type.dims)
+        for each in self.sums:
+            found[each["input"]] = np.zeros(each["shape"], numpy_dtype(each["dtype"]))
+        return found
+
+    def carry(self, held: Values, outputs: Values) -> None:
+        for each in (*self.states, *self.sums):
+            if each["output"] in outputs:
+                held[each["input"]] = np.asarray(outputs[each["output"]])
+
+
+def _joined(ranks: Sequence[_Rank], outputs: Sequence[Values], types: Any) -> Values:
+    """Whole tensors, flat, of what the ranks hold together; narrow copies take no part."""
+    found: Values = {}
+    seen: dict[str, int] = {}
+    for rank, made in zip(ranks, outputs):
+        for state in rank.states:
+            flat, place = np.asarray(made[state["output"]]).reshape(-1), 0
+            for piece in state["pieces"] if not state.get("copy") else ():
+                name, length = piece["tensor"], piece["stop"] - piece["start"]
+                whole = found.setdefault(name, np.full(types[name].elements, np.nan, flat.dtype))
+                whole[piece["start"] : piece["stop"]] = flat[place : place + length]
+                seen[name] = seen.get(name, 0) + length
+                place += length
+    return {name: whole for name, whole in found.items() if seen[name] >= types[name].elements}
+
+
 def _which(mesh: Mesh) -> list[int]:
     seen: dict[tuple[int, ...], int] = {}
     keys = [tuple(v for k, v in mesh.coordinates(rank).items() if k in DATA_AXES) for rank in range(mesh.ranks)]
@@ -97,8 +144,8 @@ def _which(mesh: Mesh) -> list[int]:
 def _compare(ranks: Sequence[Any], outputs: Sequence[Values], types: Any, start: Values, wanted: Values) -> float:
     """Whole states put together from all ranks, and what each rank alone holds whole."""
     worst = 0.0
-    whole = joined(ranks, "output", outputs, types)
-    alone = [joined([rank], "output", [output], types) for rank, output in zip(ranks, outputs)]
+    whole = _joined(ranks, outputs, types)
+    alone = [_joined([rank], [output], types) for rank, output in zip(ranks, outputs)]
     for name, reference in wanted.items():
         assert np.isfinite(reference).all(), f"{name} is not finite in the large batch"
         change = np.linalg.norm((reference - start[name]).astype(np.float64))

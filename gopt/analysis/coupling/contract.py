@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from math import prod
 
 from gopt.analysis.coupling.marks import Coupled, Kind, Lost, Mark, Marks, division
 from gopt.analysis.coupling.pointwise import aligned, by_place, in_batch
@@ -20,7 +21,7 @@ def settled(sight: Sight, mark: Mark, constant: float = 0.0) -> Mark:
         if says is not None and says.by_batch:
             if says.by_others:
                 return replace(mark, doubt=True)
-            return Mark(Kind.MEAN, origin=mark.origin, mixed=mark.mixed)
+            return Mark(Kind.MEAN, origin=mark.origin, mixed=mark.mixed, count=mark.count, even=mark.even)
     return mark
 
 
@@ -56,7 +57,7 @@ def contract(sight: Sight, node: Node, operands: Sequence[tuple[str, Letters]], 
     if kept:
         return replace(mark, axis=list(output).index(letter))
     if len(found) > 1:
-        return Mark(Kind.JOINT, origin=node.outputs[0], mixed=True)
+        return Mark(Kind.JOINT, origin=node.outputs[0], mixed=True, even=False)
     return summed(sight, node, mark, (mark.outer, mark.inner))
 
 
@@ -64,7 +65,8 @@ def summed(sight: Sight, node: Node, mark: Mark, sizes: Sequence[int]) -> Mark:
     """The mark of a sum over all samples, and ``sizes`` other elements."""
     origin = node.outputs[0]
     sight.origins[origin] = node
-    total = Mark(Kind.SUM, factor=mark.factor, origin=origin, sizes=tuple(sizes), mixed=mark.mixed)
+    count = sight.batch * prod(sizes)
+    total = Mark(Kind.SUM, factor=mark.factor, origin=origin, sizes=tuple(sizes), mixed=mark.mixed, count=count)
     return settled(sight, total)
 
 
@@ -143,8 +145,9 @@ def reduction(sight: Sight, node: Node) -> Marks:
     sight.origins[out] = node
     if node.op_type in SUMS:
         return [summed(sight, node, mark if linear else replace(mark, factor=1.0), (*sizes, mark.outer, mark.inner))]
-    kind = Kind.MEAN if node.is_a("ReduceMean") else Kind.JOINT
-    return [Mark(kind, origin=out, mixed=mark.mixed)]
+    average = node.is_a("ReduceMean")
+    count = sight.batch * prod(sizes) * mark.outer * mark.inner
+    return [Mark(Kind.MEAN if average else Kind.JOINT, origin=out, mixed=mark.mixed, count=count, even=average)]
 
 
 def along(sight: Sight, node: Node) -> Marks:
@@ -182,7 +185,7 @@ def statistics(sight: Sight, node: Node, value: str) -> None:
     """Note that a value over samples is read by values of single samples."""
     sight.couple(
         Coupled.STATISTICS, node, f"{value!r} ({node.op_type}) is taken over a rank's own samples, and single samples "
-        "depend on it", "", value,
+        "depend on it", "--statistics sync takes it over all ranks' samples", value,
     )  # fmt: skip
 
 

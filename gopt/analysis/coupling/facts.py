@@ -9,7 +9,7 @@ from gopt.analysis.coupling.follow import UNTOLD, follow, start
 from gopt.analysis.coupling.marks import Coupled, Coupling, Kind, division
 from gopt.analysis.coupling.sight import Sight
 from gopt.analysis.loss_reduction import Rule
-from gopt.analysis.operators import random
+from gopt.analysis.operators import reads_shape_only
 from gopt.analysis.spmd import Step
 from gopt.analysis.sweeps import ancestors
 from gopt.analysis.training import Kind as StateKind
@@ -64,7 +64,7 @@ def open_couplings(step: Step) -> tuple[Coupling, ...]:
     fits = {Rule.SUM: Kind.SUM, Rule.MEAN: Kind.MEAN, Rule.WEIGHTED: Kind.WEIGHTED}[asked.rule]
     if asked.rule is not Rule.MEAN and reading.loss in (fits, None):
         found = [each for each in found if each.kind not in (Coupled.SUMMED, Coupled.WEIGHTED)]
-    if step.synchronised:
+    if step.shared:
         settled = (Coupled.STATISTICS, Coupled.NONLINEAR, Coupled.WEIGHTED)
         found = [each for each in found if each.kind not in settled]
     if asked.rule is not Rule.MEAN and reading.loss not in (fits, None):
@@ -123,7 +123,7 @@ def _loss(sight: Sight, training: Training) -> None:
         sight.couple(
             Coupled.NONLINEAR, node,
             f"the loss is no mean over samples: {mark.origin!r} ({origin.op_type}) is a function of what they "
-            "have in common", "", loss,
+            "have in common", "--statistics sync may make it exact", loss,
         )  # fmt: skip
 
 
@@ -150,32 +150,27 @@ def _sum(sight: Sight, loss: str, node: Node) -> None:
 
 def _driven(sight: Sight, training: Training) -> None:
     """What the update reads of a rank's own batch beside gradients: the loss above all."""
-    graph = training.graph
-    statistics = {state.updated for state in training.states if state.kind is StateKind.STATISTIC}
-    needed = ancestors(sight.index, [s.updated for s in training.states if s.updated not in statistics])[0]
+    phases = {id(node): phase for node, phase in zip(training.graph.nodes, training.phases)}
     gradients = set(training.gradients.values())
-    forward = {name for node, p in zip(graph.nodes, training.phases) if p is Phase.FORWARD for name in node.outputs}
-    for node, phase in zip(graph.nodes, training.phases):
-        if id(node) not in needed or phase is Phase.FORWARD:
+    stack = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
+    seen: set[int] = set()
+    while stack:
+        node = sight.index.producer.get(stack.pop())
+        if node is None or id(node) in seen:
             continue
+        seen.add(id(node))
         for name in node.reads:
-            own = name in sight.marks and name in forward and name not in gradients
-            if (own and phase is Phase.UPDATE) or (name == training.loss and not _seed(node)):
-                _drives(sight, node, name)
+            maker = sight.index.producer.get(name)
+            own = name in training.batch or (maker is not None and phases[id(maker)] is Phase.FORWARD)
+            if own and name in sight.marks and not reads_shape_only(node):
+                sight.couple(
+                    Coupled.LOSS_DRIVEN, node,
+                    f"the update reads {name!r}, a value of the rank's own batch, at {node.label!r}", "", name,
+                )  # fmt: skip
+            elif name not in gradients and not own:
+                stack.append(name)
 
 
 def _trained(sight: Sight, training: Training, value: str) -> bool:
     """Whether a value depends on a parameter."""
     return not ancestors(sight.index, [value])[1].isdisjoint(state.tensor for state in training.parameters)
-
-
-def _seed(node: Node) -> bool:
-    """Whether a node only looks at the shape of the loss, or draws."""
-    return random(node) or node.is_a("Shape", "Size", "ConstantOfShape")
-
-
-def _drives(sight: Sight, node: Node, name: str) -> None:
-    sight.couple(
-        Coupled.LOSS_DRIVEN, node,
-        f"the update reads {name!r}, a value of the rank's own batch, at {node.label!r}", "", name,
-    )  # fmt: skip

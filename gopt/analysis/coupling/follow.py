@@ -105,5 +105,5 @@ def origins(sight: Sight, name: str) -> list[str]:
 
 def _set(sight: Sight, node: Node, marks: Marks) -> None:
     for name, mark in zip(node.outputs, marks):
-        if name and mark is not None:
+        if name and mark is not None and name not in sight.shared:
             sight.marks[name] = mark

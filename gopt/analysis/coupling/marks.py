@@ -39,9 +39,12 @@ class Mark:
     """A kind, and what belongs to it.
 
     ``SAMPLES``: dimension ``axis`` is ``outer`` x samples x ``inner``, row-major. ``factor``: constants multiplied into
-    it since it was last changed otherwise, 0 where one is not known. A reduced value: ``origin`` is the value in which
-    samples were reduced, ``sizes`` the other dimensions reduced with them, ``doubt`` that a batch of this size does not
-    tell a sum from a mean; ``mixed``: an earlier fact says already that samples are multiplied with samples.
+    it since it was last changed otherwise, 0 where one is not known. ``mixed``: an earlier fact says already that
+    samples meet samples.
+
+    A reduced value: ``origin`` is the value in which samples were reduced, ``sizes`` the other dimensions reduced with
+    them, ``count`` the number of elements (0: not known), ``doubt`` that a batch of this size does not tell a sum from
+    a mean; ``even``: it is that of the large batch if each origin is replaced by its mean over the ranks.
     """
 
     kind: Kind
@@ -54,6 +57,13 @@ class Mark:
     by: str = ""
     doubt: bool = False
     mixed: bool = False
+    count: int = 0
+    even: bool = True
+
+    @property
+    def sound(self) -> bool:
+        """Whether means of the origins over the ranks make it that of the large batch: a bare sum grows with it."""
+        return self.even and not self.doubt and self.kind in (Kind.MEAN, Kind.WEIGHTED, Kind.JOINT, Kind.GATE)
 
 
 UNKNOWN = Mark(Kind.UNKNOWN)

@@ -55,7 +55,7 @@ def _beside(sight: Sight, node: Node, name: str, mark: Mark, rank: int) -> None:
             raise Lost(f"all samples share the random {name!r}")
         return
     if other is not None and other.kind in REDUCED:
-        if sight.shape(name)[own] != 1:
+        if not sight.alike(name, own, mark):
             raise Lost(f"{name!r} holds a value for every place of the batch")
         return
     if not mark.mixed and not sight.alike(name, own, mark):

@@ -20,7 +20,8 @@ def reduced(sight: Sight, node: Node) -> Mark:
     marks = [sight.marks[name] for name in names if name in sight.marks]
     first = marks[0]
     mixed = any(mark.mixed for mark in marks)
-    joint = Mark(Kind.JOINT, origin=node.outputs[0], mixed=mixed)
+    even = all(mark.sound for mark in marks)
+    joint = Mark(Kind.JOINT, origin=node.outputs[0], mixed=mixed, even=even)
     if node.is_a(*COMPARE):
         return replace(joint, kind=Kind.GATE)
     if node.captures or any(mark.kind not in REDUCED for mark in marks):
@@ -35,12 +36,12 @@ def reduced(sight: Sight, node: Node) -> Mark:
     elif node.is_a("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum") and len(marks) == 1 and len(names) == 2:
         found = first if first.kind is not Kind.SUM else replace(first, factor=0.0)
     elif node.is_a("Max", "Clip") and first.kind is Kind.SUM and len(marks) == 1 and names[0] in sight.marks:
-        found = first  # a count that is kept from being zero
+        found = replace(first, even=False)  # a count that is kept from being zero
     elif node.is_a("Max") and len(marks) == 1 and first.kind is Kind.SUM:
-        found = first
+        found = replace(first, even=False)
     elif node.is_a("Where") and sight.marks.get(names[0], joint).kind is Kind.GATE:
         inside = [sight.marks[name] for name in names[1:] if name in sight.marks]
-        found = inside[0] if len(inside) == 1 else None  # a count of zero gives a constant
+        found = replace(inside[0], even=False) if len(inside) == 1 else None  # a count of zero gives a constant
     return joint if found is None or found.kind in (Kind.JOINT, Kind.GATE) else replace(found, mixed=mixed)
 
 
@@ -55,9 +56,11 @@ def _added(sight: Sight, node: Node, names: list[str]) -> Mark | None:
         free = [name for name, mark in zip(names, marks) if mark is None]
         if not all(sight.scalar(name) and abs(sight.scalar(name)) < 1e-3 for name in free):
             return None  # more than an epsilon
+        first = replace(first, even=False)
     same = all(mark.factor == first.factor for mark in known)
     doubt = any(mark.doubt for mark in known)
-    return replace(first, factor=first.factor if same else 0.0, doubt=doubt)
+    even = first.even and all(mark.even for mark in known)
+    return replace(first, factor=first.factor if same else 0.0, doubt=doubt, even=even, count=first.count * same)
 
 
 def _scaled(sight: Sight, node: Node, names: list[str]) -> Mark | None:
@@ -67,7 +70,9 @@ def _scaled(sight: Sight, node: Node, names: list[str]) -> Mark | None:
         alike = left.kind is right.kind and left.kind in (Kind.SUM, Kind.MEAN)
         one = sight.index.graph.type_of(names[1]).elements == 1
         if node.is_a("Div") and alike and one and not left.doubt and not right.doubt:
-            return Mark(Kind.WEIGHTED, origin=left.origin, by=_unguarded(sight, names[1]))
+            return Mark(
+                Kind.WEIGHTED, origin=left.origin, by=_unguarded(sight, names[1]), even=left.even and right.even
+            )  # fmt: skip
         return None
     if left is None and node.is_a("Div"):
         return None

@@ -26,6 +26,8 @@ class Sight:
     """Value in which samples were reduced -> the node that did."""
     fed: dict[str, Node] = field(default_factory=dict)
     """Reduced value -> the first node of single samples that reads it."""
+    shared: set[str] = field(default_factory=set)
+    """Reduced values that are alike on all ranks, since they are averaged: no mark."""
     walked: set[str] = field(default_factory=set)
     """Reduced values whose origins are known to be read by values of single samples."""
     _alike: dict[tuple[str, int, int, int], bool] = field(default_factory=dict)
