@@ -117,7 +117,10 @@ def _share(
     makers: dict[str, Node],
     readers: dict[str, list[Node]],
 ) -> None:
-    """Let every reader of the source see a value's mean over the ranks; what a pass sends stays the rank's own."""
+    """Let every reader of the source see a value's mean over the ranks; what a pass sends stays the rank's own.
+
+    A new state that is such a value is the mean as well.
+    """
     maker, type = makers[name], step.graph.types[name]
     own, mean = f"gopt.statistics.sync{number}.local", f"gopt.statistics.sync{number}.mean"
     draft.rename_output(maker, name, own)

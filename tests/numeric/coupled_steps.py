@@ -17,7 +17,8 @@ class Coupled:
     """A perceptron with a normalisation over the batch in it.
 
     ``fused``: the backward as PyTorch writes it; else straight through mean and variance. ``sums``: means are sums
-    divided by a constant. ``loss``: mean, weighted (by a mask), root (of the mean) or balanced (a product of means).
+    divided by a constant. ``loss``: mean, weighted (by a mask), root (of the mean), balanced (a product of means), or
+    one of ``ODD``.
     ``momentum``: an update with a state. ``half``: matrix products in float16. ``layers``: normalisations.
     """
 
@@ -152,6 +153,8 @@ def _loss(b, kind, out, target, batch, width) -> tuple[str, str]:
         factor = b.op("Mul", means, b.const(4.0 / batch))
         return loss, b.op("Mul", difference, factor)
     square = b.op("Mul", difference, difference)
+    if kind.loss in ODD:
+        return ODD[kind.loss](b, difference, square, batch)
     if kind.loss == "weighted":
         mask = b.input("mask", (batch, 1))
         count = b.op("ReduceSum", mask, keepdims=0)
@@ -163,3 +166,43 @@ def _loss(b, kind, out, target, batch, width) -> tuple[str, str]:
         loss = b.op("Sqrt", loss)
         delta = b.op("Mul", delta, b.op("Div", b.const(0.5), loss))
     return loss, delta
+
+
+def _summed(b, difference, square, batch) -> tuple[str, str]:
+    return b.op("ReduceSum", square, keepdims=0), b.op("Mul", difference, b.const(2.0))
+
+
+def _largest(b, difference, square, batch) -> tuple[str, str]:
+    """The worst sample."""
+    loss = b.op("ReduceMax", square, keepdims=0)
+    hit = b.op("Cast", b.op("Equal", square, loss), to=1)
+    return loss, b.op("Mul", b.op("Mul", difference, b.const(2.0)), hit)
+
+
+def _shares(b, difference, square, batch) -> tuple[str, str]:
+    """Every sample by its share of a sum over all: the shares shrink as the batch grows."""
+    total = b.op("ReduceSum", b.op("Abs", "y"), keepdims=0)
+    share = b.op("Div", b.op("Abs", "y"), total)
+    each = b.op("Mul", square, share)
+    delta = b.op("Mul", b.op("Mul", difference, share), b.const(2.0 / (2 * batch)))
+    return b.op("ReduceMean", each, keepdims=0), delta
+
+
+def _pairs(b, difference, square, batch) -> tuple[str, str]:
+    """Products of all pairs of samples."""
+    gram = b.op("MatMul", difference, b.op("Transpose", difference, perm=[1, 0]))
+    loss = b.op("ReduceMean", gram, keepdims=0)
+    ones = b.const(np.full((batch, batch), 2.0 / batch**2))
+    return loss, b.op("MatMul", ones, difference)
+
+
+def _first(b, difference, square, batch) -> tuple[str, str]:
+    """The first sample alone."""
+    loss = b.op("ReduceMean", b.op("Gather", square, b.const(0, "int64"), axis=0), keepdims=0)
+    return loss, b.op("Mul", difference, b.const(np.eye(batch)[:, :1]))
+
+
+ODD: dict[str, Callable[[Builder, str, str, int], tuple[str, str]]] = {
+    "summed": _summed, "largest": _largest, "shares": _shares, "pairs": _pairs, "first": _first,
+}  # fmt: skip
+"""Losses that no averages over ranks make those of one large batch."""

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gopt.analysis.coupling.synchronise import Shared
 from gopt.analysis.loss_reduction import LossReduction, Rule
 from gopt.analysis.training import Kind, Training
 from gopt.mesh import Mesh
 from gopt.runtime.program import Program
 from gopt.runtime.proof.compare import Values
 from gopt.runtime.proof.reference import equal_members, local_graph, update_graph
+from gopt.runtime.proof.together import run_together, with_means
 from gopt.runtime.proof.variants import Variant
 from gopt.runtime.session import SessionCache
 
@@ -20,15 +22,18 @@ class Expected:
     """The source cut at its gradients; ``call`` answers the collectives that it holds itself."""
 
     def __init__(
-        self, training: Training, mesh: Mesh, cache: SessionCache, reduction: LossReduction = LossReduction()
-    ) -> None:
+        self, training: Training, mesh: Mesh, cache: SessionCache, reduction: LossReduction = LossReduction(),
+        shared: Shared = Shared(),
+    ) -> None:  # fmt: skip
         self.training = training
         self.reduction = reduction
+        self.shared = shared
         self.call = equal_members(mesh)
         self.gradients = set(training.gradients.values())
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
-        self._local = Program(local_graph(training, reduction.value), cache)
+        local = local_graph(training, reduction.value)
+        self._local = Program(local if shared == Shared() else with_means(local, shared), cache)
         self._update = Program(update_graph(training), cache)
 
     def step(
@@ -41,7 +46,7 @@ class Expected:
         local: dict[str, list[np.ndarray]] = {name: [] for name in training.gradients.values()}
         losses, weights = [], []
         for turn in batches:
-            outputs = [self._run(self._local, {**own, **settings, **batch}) for own, batch in zip(held, turn)]
+            outputs = self._locals([{**own, **settings, **batch} for own, batch in zip(held, turn)])
             losses.append([np.asarray(out[training.loss], np.float64) for out in outputs])
             weights += [float(np.asarray(out[self.reduction.value]).item()) for out in outputs if self.reduction.value]
             for r, out in enumerate(outputs):
@@ -57,6 +62,14 @@ class Expected:
             else:
                 new[state.tensor] = np.asarray(updated[state.updated])
         return new, losses
+
+    def _locals(self, values: Sequence[Values]) -> list[Values]:
+        """Run the local part of every data rank: one by one, or together where they share values on the way."""
+        if self.shared == Shared():
+            return [self._run(self._local, each) for each in values]
+        inputs = self._local.graph.inputs
+        feeds = [{name: value for name, value in each.items() if name in inputs} for each in values]
+        return run_together(self._local, feeds, self.call)
 
     def _run(self, program: Program, values: Values) -> Values:
         """Run the source, as one rank, on those of the values that it reads."""

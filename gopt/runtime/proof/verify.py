@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gopt.analysis.coupling.synchronise import Shared
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.roles import recover
 from gopt.analysis.take_over import take_over
@@ -60,7 +61,8 @@ class Verifier:
             raise InputError(f"{self.folder} holds {len(self.manifest['ranks'])} of {self.mesh.ranks} ranks")
         cache = SessionCache()
         reduction = LossReduction.parse(self.manifest.get("loss_reduction", "mean"))
-        self.expected = Expected(self.training, self.mesh, cache, reduction)
+        shared = Shared.from_json(self.manifest.get("synchronised", {"values": [], "constants": []}))
+        self.expected = Expected(self.training, self.mesh, cache, reduction, shared)
         common = self.manifest["common"]["state"]
         self.ranks = [
             read_rank(self.folder, record, common, self.phases, self.expected.gradients, cache)
