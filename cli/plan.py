@@ -46,6 +46,7 @@ def command(
     params: tuple[str, ...],
     states: tuple[str, ...],
     batch: tuple[str, ...],
+    shared: tuple[str, ...],
     group_type: tuple[str, ...],
 ) -> None:
     """Weigh every stage, partition and bucket size: memory, traffic, calls, balance, overlap. Writes nothing.
@@ -74,7 +75,7 @@ def command(
     caps = None if bucket_mb is None else [bucket_mb]
     with without_collection(), progress() as advance:
         advance("reading")
-        roles = role_map(loss, params, states, batch, table)
+        roles = role_map(loss, params, states, batch, table, shared)
         source = api.load(model, roles=roles, group_types=group_types(group_type))
         found = list(choices(source.training, grid, caps=caps, links=links, advance=advance))
     rows = [each.to_json() for each in ranked(found, limit)]

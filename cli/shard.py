@@ -107,7 +107,9 @@ def command(model: str, **given: Any) -> None:
     output = Path(given["output"] or f"{Path(model).stem}.ranks")
     if output.exists() and not given["force"] and not given["dry_run"]:
         raise OptionError(f"{output} exists already", "choose another folder with -o, or replace it with --force")
-    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config)
+    roles = role_map(
+        given["loss"], given["params"], given["states"], given["batch"], config, given["shared"]
+    )  # fmt: skip
     from .render import progress, render_report
 
     with without_collection(), progress() as advance:

@@ -170,13 +170,15 @@ def roles_text(training: Training) -> str:
         "params": training.gradients,
         "batch": training.batch,
     }
+    if training.shared:
+        record["shared"] = list(training.shared.values())
     return json.dumps(record, ensure_ascii=False)
 
 
 def roles_from(text: str) -> RoleMap:
     """The inverse of ``roles_text``."""
     record = json.loads(text)
-    return RoleMap(record["loss"], record["states"], record["params"], record["batch"])
+    return RoleMap(record["loss"], record["states"], record["params"], record["batch"], record.get("shared", ()))
 
 
 def shard(

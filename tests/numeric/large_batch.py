@@ -11,6 +11,7 @@ import numpy as np
 from onnx import ModelProto
 
 import gopt
+from gopt.analysis.rolemap import RoleMap
 from gopt.api import Source
 from gopt.graph.load import load as load_graph
 from gopt.graph.types import numpy_dtype
@@ -42,7 +43,7 @@ def draw_batch(source: Source, generator: np.random.Generator) -> Values:
 
 def worst_difference(
     build: Build, batch: int, mesh: str, folder: Path, *, micro_steps: int = 1, steps: int = 3, seed: int = 0,
-    draw: Draw = draw_batch, hyper: Values | None = None, **options: Any,
+    draw: Draw = draw_batch, hyper: Values | None = None, roles: RoleMap = RoleMap(), **options: Any,
 ) -> float:  # fmt: skip
     """The largest distance of a state's change on any rank from that in one large batch, over the size of the change.
 
@@ -51,7 +52,7 @@ def worst_difference(
     grid = Mesh.parse(mesh)
     path = folder / "step.onnx"
     path.write_bytes(build(batch).SerializeToString())
-    source = gopt.load(path)
+    source = gopt.load(path, roles=roles)
     sharded = gopt.shard(source, grid, accumulate=micro_steps, **options)
     sharded.write(folder / "ranks")
     which = _which(grid)

@@ -165,9 +165,10 @@ def _driven(sight: Sight, training: Training) -> None:
             if own and name in sight.marks and not reads_shape_only(node):
                 sight.couple(
                     Coupled.LOSS_DRIVEN, node,
-                    f"the update reads {name!r}, a value of the rank's own batch, at {node.label!r}", "", name,
+                    f"the update reads {name!r}, a value of the rank's own batch, at {node.label!r}",
+                    f"--shared {name} lets it read the mean over the ranks", name,
                 )  # fmt: skip
-            elif name not in gradients and not own:
+            elif name not in gradients and name not in training.shared and not own:
                 stack.append(name)
 
 

@@ -19,6 +19,7 @@ from gopt.passes.shard.options import Options, Stage, check, layout_of
 from gopt.passes.shard.plan import ReplicatedBucket, SplitBucket, Style, WholeBucket, make_plan
 from gopt.passes.shard.reduction import Reduction
 from gopt.passes.shard.scalars import Scalars
+from gopt.passes.shard.shared import share
 from gopt.passes.shard.split import Emitted, emit_split
 from gopt.passes.shard.weights import Weights
 from gopt.passes.shard.whole import emit_replicated, emit_whole
@@ -58,6 +59,7 @@ def shard(step: Step, options: Options) -> Change:
     emitted = [_emit(draft, bucket, options.style, scalars, reduction, delivery) for bucket in plan.buckets]
     facts = delivery.finish() | scalars.finish()
     _read_reduced(step, draft, reduction)
+    share(step, draft, groups.data)
     draft.finish()
     _hold(step, emitted, delivery.dropped, reduction.reduced)
     modes = Counter(cone.mode.value for cone in updates.cones.values())

@@ -45,15 +45,19 @@ class Expected:
         held = [dict(states) for _ in batches[0]]
         local: dict[str, list[np.ndarray]] = {name: [] for name in training.gradients.values()}
         losses, weights = [], []
+        shown: dict[str, list[np.ndarray]] = {name: [] for name in training.shared}
         for turn in batches:
             outputs = self._locals([{**own, **settings, **batch} for own, batch in zip(held, turn)])
             losses.append([np.asarray(out[training.loss], np.float64) for out in outputs])
             weights += [float(np.asarray(out[self.reduction.value]).item()) for out in outputs if self.reduction.value]
+            for made, own in training.shared.items():
+                shown[made] += [np.asarray(out[own]) for out in outputs]
             for r, out in enumerate(outputs):
                 held[r].update({state.tensor: np.asarray(out[state.updated]) for state in statistics})
                 for name, found in local.items():
                     found.append(variant.vary(np.asarray(out[name]), name == self.marked and r == len(turn) - 1))
         means = {name: _put_together(self.reduction, found, weights) for name, found in local.items()}
+        means |= {name: _mean(found) for name, found in shown.items()}
         updated = self._run(self._update, {**states, **settings, **means})
         new = {}
         for state in training.states:

@@ -23,14 +23,15 @@ def local_graph(training: Training, weight: str = "") -> Graph:
     """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, and its
     ``weight`` (``--loss-reduction``)."""
     statistics = [state.updated for state in training.states if state.kind is Kind.STATISTIC]
-    wanted = [training.loss, *dict.fromkeys(training.gradients.values()), *statistics, *([weight] if weight else [])]
+    wanted = [training.loss, *dict.fromkeys(training.gradients.values()), *statistics]
+    wanted += [*training.shared.values(), *([weight] if weight else [])]
     return _cut(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
 
 
 def update_graph(training: Training) -> Graph:
     """The source's own update: inputs are gradients, states and hyper-parameters; outputs all other new states."""
     wanted = [state.updated for state in training.states if state.kind is not Kind.STATISTIC]
-    stops = set(training.gradients.values())
+    stops = {*training.gradients.values(), *training.shared}
     nodes = [
         node for node, phase in zip(training.graph.nodes, training.phases)
         if phase is Phase.UPDATE or not stops.intersection(node.outputs)
