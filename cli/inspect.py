@@ -36,7 +36,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
     if as_json and as_text:
         raise OptionError("--json and --text exclude each other")
     table = read_config(config)
-    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], table)
+    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], table, given["shared"])
     folder = Path(path)
     if as_text:
         _print_text(folder, roles)

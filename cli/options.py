@@ -53,6 +53,10 @@ def role_options(function: F) -> F:
         ),
         click.option("--states", multiple=True, metavar="INPUT=OUTPUT", help="A state and its new value."),
         click.option("--batch", multiple=True, metavar="INPUT", help="An input that differs from rank to rank."),
+        click.option(
+            "--shared", multiple=True, metavar="VALUE",
+            help="A scalar of the forward, such as the loss, that the update reads: as its mean over the ranks.",
+        ),
     ):  # fmt: skip
         function = option(function)
     return function
@@ -89,15 +93,16 @@ def group_types(texts: Sequence[str]) -> dict[str, str]:
 
 
 def role_map(
-    loss: str, params: Sequence[str], states: Sequence[str], batch: Sequence[str], config: dict[str, Any] | None = None
-) -> RoleMap:
+    loss: str, params: Sequence[str], states: Sequence[str], batch: Sequence[str],
+    config: dict[str, Any] | None = None, shared: Sequence[str] = (),
+) -> RoleMap:  # fmt: skip
     """The role map of the options, over the ``[roles]`` table of a configuration."""
     from gopt.analysis.rolemap import RoleMap
 
     table = dict((config or {}).get("roles", {}))
-    unknown = set(table) - {"loss", "params", "states", "batch"}
+    unknown = set(table) - {"loss", "params", "states", "batch", "shared"}
     if unknown:
-        raise OptionError(f"[roles] knows no {sorted(unknown)[0]!r}", "it takes loss, params, states and batch")
+        raise OptionError(f"[roles] knows no {sorted(unknown)[0]!r}", "it takes loss, params, states, batch and shared")
     given = table.get("params", {})
     parameters = dict(given) if isinstance(given, dict) else dict.fromkeys(given, "")
     for text in _items(params):
@@ -111,7 +116,8 @@ def role_map(
         if pairs.setdefault(name, output) != output:
             raise OptionError(f"--states gives {name!r} two new values: {pairs[name]!r} and {output!r}")
     pairs = {**table.get("states", {}), **pairs}
-    return RoleMap(loss or table.get("loss", ""), pairs, parameters, [*table.get("batch", []), *_items(batch)])
+    batches, means = ([*table.get(key, []), *_items(each)] for key, each in (("batch", batch), ("shared", shared)))
+    return RoleMap(loss or table.get("loss", ""), pairs, parameters, batches, means)
 
 
 def _items(texts: Sequence[str]) -> list[str]:

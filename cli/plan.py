@@ -49,6 +49,7 @@ def command(
     params: tuple[str, ...],
     states: tuple[str, ...],
     batch: tuple[str, ...],
+    shared: tuple[str, ...],
     group_type: tuple[str, ...],
     axis: tuple[str, ...],
 ) -> None:
@@ -79,7 +80,7 @@ def command(
     caps = None if bucket_mb is None else [bucket_mb]
     with without_collection(), progress() as advance:
         advance("reading")
-        roles = role_map(loss, params, states, batch, table)
+        roles = role_map(loss, params, states, batch, table, shared)
         source = api.load(model, roles=roles, group_types=group_types(group_type), axes=axes)
         found = list(choices(api.on_mesh(source, grid), grid, caps=caps, links=links, advance=advance))
     rows = [each.to_json() for each in ranked(found, limit)]

@@ -54,9 +54,15 @@ from .options import (
     help="Micro-steps of one update: two files per rank, micro and update.  [default: 1]",
 )
 @click.option(
+    "--loss-reduction",
+    metavar="mean|sum|weighted:VALUE",
+    help="How the ranks' gradients become the step's: sum for a summed loss; weighted:VALUE for a loss divided by a "
+    "count of the batch, which VALUE holds.  [default: mean]",
+)
+@click.option(
     "--statistics",
-    type=click.Choice(["mean", "local"]),
-    help="BatchNorm statistics: averaged over the ranks, or left apart.  [default: mean]",
+    type=click.Choice(["mean", "local", "sync"]),
+    help="BatchNorm statistics: averaged over ranks, left apart, or taken over all ranks' samples.  [default: mean]",
 )
 @click.option(
     "-O",
@@ -105,7 +111,9 @@ def command(model: str, **given: Any) -> None:
     output = Path(given["output"] or f"{Path(model).stem}.ranks")
     if output.exists() and not given["force"] and not given["dry_run"]:
         raise OptionError(f"{output} exists already", "choose another folder with -o, or replace it with --force")
-    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config)
+    roles = role_map(
+        given["loss"], given["params"], given["states"], given["batch"], config, given["shared"]
+    )  # fmt: skip
     from .render import progress, render_report
 
     with without_collection(), progress() as advance:
@@ -139,6 +147,7 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
         "partition": ("shard", "partition"),
         "bucket_mb": ("shard", "bucket-mb"),
         "statistics": ("statistics", "statistics"),
+        "loss_reduction": ("shard", "loss-reduction"),
     }
     for flag, (owner, option) in flags.items():
         if given[flag] is not None:

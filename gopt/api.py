@@ -174,13 +174,15 @@ def roles_text(training: Training) -> str:
         "params": training.gradients,
         "batch": training.batch,
     }
+    if training.shared:
+        record["shared"] = list(training.shared.values())
     return json.dumps(record, ensure_ascii=False)
 
 
 def roles_from(text: str) -> RoleMap:
     """The inverse of ``roles_text``."""
     record = json.loads(text)
-    return RoleMap(record["loss"], record["states"], record["params"], record["batch"])
+    return RoleMap(record["loss"], record["states"], record["params"], record["batch"], record.get("shared", ()))
 
 
 def on_mesh(source: Source, mesh: Mesh) -> Training:
@@ -202,21 +204,27 @@ def shard(
     partition: str = "flat",
     bucket_mb: float | None = None,
     statistics: str = "mean",
+    loss_reduction: str = "mean",
     accumulate: int = 1,
     pipeline: Pipeline | None = None,
     only_ranks: Sequence[int] | None = None,
 ) -> Sharded:
     """Shard a step for every rank of a mesh and check the result; nothing is written.
 
-    An int for ``mesh`` means that many ranks along ``shard``; ``accumulate`` micro-steps make one update. ``pipeline``
-    replaces the default one and its options.
+    An int for ``mesh`` means that many ranks along ``shard``; ``accumulate`` micro-steps make one update.
+    ``loss_reduction`` is mean, sum or weighted:VALUE. ``pipeline`` replaces the default one and its options.
     """
     mesh = Mesh((("shard", mesh),)) if isinstance(mesh, int) else mesh
     training = on_mesh(source, mesh)
     if pipeline is None:
         pipeline = build_pipeline(
             defaults={
-                "shard": {"stage": stage, "partition": partition, "bucket-mb": bucket_mb},
+                "shard": {
+                    "stage": stage,
+                    "partition": partition,
+                    "bucket-mb": bucket_mb,
+                    "loss-reduction": loss_reduction,
+                },
                 "statistics": {"statistics": statistics},
                 "fuse-collectives": {"cap-mb": bucket_mb},
             }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gopt.analysis.coupling import notes, open_couplings
+from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind
 from gopt.check import Check
@@ -34,6 +36,10 @@ def manifest(step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]
         parts = next(iter(by_rank.values()))
         several["accumulate"] = step.micro_steps
         several["phases"] = [{"name": part.phase.name, "times": part.phase.times} for part in parts]
+    if step.loss_reduction != LossReduction():
+        several["loss_reduction"] = str(step.loss_reduction)
+    if step.shared:
+        several["synchronised"] = step.shared
     return {
         "format": MANIFEST,
         **several,
@@ -91,12 +97,14 @@ def report(
     added_ops, added_vars = _added(step, common, ranks)
     reducible = _reducible(step)
     rows = [_rank_row(step, common, parts, reducible) for parts in _by_rank(ranks).values()]
+    couplings = open_couplings(step)
     return {
         "format": REPORT,
         "source": dict(source),
         "mesh": step.mesh.to_json(),
         "pipeline": [each.record.to_json() for each in ran],
-        "notes": list(step.training.notes) + _notes(step),
+        "notes": list(step.training.notes) + _notes(step) + notes(couplings),
+        "couplings": [each.to_json() for each in couplings],
         "removed_ops": [record.to_json() for record in removed_ops],
         "removed_vars": [record.to_json() for record in removed_vars],
         "added_ops": [record.to_json() for record in added_ops],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.training import Training
 from gopt.graph.model import Graph
 from gopt.graph.place import EVERYWHERE, Owner, Place, Span
@@ -86,6 +88,10 @@ class Step:
     micro_steps: int = 1
     accumulators: list[Accumulator] = field(default_factory=list)
     carried: dict[str, str] = field(default_factory=dict)
+    loss_reduction: LossReduction = field(default_factory=LossReduction)
+    """How the ranks' gradients become the step's."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """What ranks average in the forward and the backward, as the manifest has it; empty: nothing."""
 
     def __repr__(self) -> str:
         did = f"{len(self.graph.nodes)} nodes, {len(self.applied)} passes applied"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from gopt.analysis.coupling.synchronise import Shared
+from gopt.analysis.loss_reduction import LossReduction, Rule
 from gopt.analysis.training import Kind, Training
 from gopt.errors import UnsupportedError
 from gopt.mesh import Mesh
@@ -14,6 +16,7 @@ from gopt.runtime.program import Program
 from gopt.runtime.proof.compare import Values
 from gopt.runtime.proof.gates import Gate, watched
 from gopt.runtime.proof.reference import equal_members, local_graph, update_graph
+from gopt.runtime.proof.together import run_together, with_means
 from gopt.runtime.proof.variants import Variant
 from gopt.runtime.session import SessionCache
 
@@ -25,12 +28,15 @@ Batches = Sequence[Sequence[Values]]
 class Local:
     """What the batches give before anything is reduced, by micro-step and data rank.
 
-    ``gradients``: by name, as the variant wants them; ``statistics``: the new ones of each data rank at the end.
+    ``gradients``: by name, as the variant wants them; ``statistics``: the new ones of each data rank at the end;
+    ``weights`` (``--loss-reduction``) and ``shown`` (values that the update reads as a mean) of all batches in turn.
     """
 
     losses: list[list[np.ndarray]]
     gradients: list[list[Values]]
     statistics: list[Values]
+    weights: list[float] = field(default_factory=list)
+    shown: list[Values] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +52,21 @@ class Step:
 class Expected:
     """The source cut at its gradients; ``call`` answers the collectives that it holds itself."""
 
-    def __init__(self, training: Training, mesh: Mesh, cache: SessionCache, gates: Sequence[Gate] = ()) -> None:
+    def __init__(
+        self, training: Training, mesh: Mesh, cache: SessionCache, gates: Sequence[Gate] = (),
+        reduction: LossReduction = LossReduction(), shared: Shared = Shared(),
+    ) -> None:  # fmt: skip
         self.training = training
+        self.reduction = reduction
+        self.shared = shared
         self.call = equal_members(mesh)
         self.gradients = set(training.gradients.values())
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
         self.statistics = [state for state in training.states if state.kind is Kind.STATISTIC]
-        update = update_graph(training)
-        self.watched = watched(update, gates)
-        self._local = Program(local_graph(training), cache)
+        self.watched = watched(update_graph(training), gates)
+        local = local_graph(training, reduction.value)
+        self._local = Program(local if shared == Shared() else with_means(local, shared), cache)
         self._update = Program(update_graph(training, self.watched), cache)
 
     def refuse_inputs(self, drawn: Iterable[str]) -> None:
@@ -75,14 +86,17 @@ class Expected:
     def local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> Local:
         """Losses, gradients and statistics of every batch; micro-steps hand their statistics on."""
         held = [dict(states) for _ in batches[0]]
-        losses, gradients = [], []
+        losses, gradients, weights, shown = [], [], [], []
         for turn in batches:
-            outputs = [self._run(self._local, {**own, **settings, **batch}) for own, batch in zip(held, turn)]
+            outputs = self._locals([{**own, **settings, **batch} for own, batch in zip(held, turn)])
             losses.append([np.asarray(out[self.training.loss], np.float64) for out in outputs])
+            weights += [float(np.asarray(out[self.reduction.value]).item()) for out in outputs if self.reduction.value]
+            shown += [{made: np.asarray(out[own]) for made, own in self.training.shared.items()} for out in outputs]
             for own, out in zip(held, outputs):
                 own.update({state.tensor: np.asarray(out[state.updated]) for state in self.statistics})
             gradients.append([self.varied(variant, out, r == len(turn) - 1) for r, out in enumerate(outputs)])
-        return Local(losses, gradients, [{s.tensor: own[s.tensor] for s in self.statistics} for own in held])
+        statistics = [{s.tensor: own[s.tensor] for s in self.statistics} for own in held]
+        return Local(losses, gradients, statistics, weights, shown)
 
     def varied(self, variant: Variant, made: Values, last: bool) -> Values:
         """Those of some values that are gradients, as the variant wants them; ``last``: of the last data rank."""
@@ -96,6 +110,7 @@ class Expected:
         """The source's own update of the mean of all gradients, or of ``means``."""
         if means is None:
             means = self.means(local)
+        means = means | {name: mean_of([each[name] for each in local.shown]) for name in self.training.shared}
         updated = self._run(self._update, {**states, **settings, **means})
         new = {}
         for state in self.training.states:
@@ -106,13 +121,37 @@ class Expected:
         return Step(new, local, means, {name: np.asarray(updated[name]) for name in self.watched})
 
     def means(self, local: Local) -> Values:
-        """Every gradient's mean over all batches."""
+        """What the update reads of every gradient: its mean over all batches, unless the loss is reduced otherwise."""
         every = [values for turn in local.gradients for values in turn]
-        return {name: mean_of([values[name] for values in every]) for name in every[0]}
+        return {
+            name: _put_together(self.reduction, [values[name] for values in every], local.weights) for name in every[0]
+        }
+
+    def _locals(self, values: Sequence[Values]) -> list[Values]:
+        """Run the local part of every data rank: one by one, or together where they share values on the way."""
+        if self.shared == Shared():
+            return [self._run(self._local, each) for each in values]
+        inputs = self._local.graph.inputs
+        feeds = [{name: value for name, value in each.items() if name in inputs} for each in values]
+        return run_together(self._local, feeds, self.call)
 
     def _run(self, program: Program, values: Values) -> Values:
         """Run the source, as one rank, on those of the values that it reads."""
         return program.run({name: values[name] for name in program.graph.inputs if name in values}, self.call)
+
+
+def _put_together(reduction: LossReduction, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    """What the update reads of the gradients of all ranks and micro-steps. What weighs nothing is left out."""
+    if reduction.rule is Rule.MEAN:
+        return mean_of(values)
+    if reduction.rule is Rule.SUM:
+        weights = [1.0] * len(values)
+    with np.errstate(all="ignore"):
+        terms = [weight * each.astype(np.float64) for each, weight in zip(values, weights) if weight]
+        total = np.sum(terms, axis=0) if terms else np.zeros(values[0].shape)
+        over = sum(weights) if reduction.rule is Rule.WEIGHTED else 1.0
+        result: np.ndarray = np.asarray(total / (over or 1.0)).astype(values[0].dtype)
+    return result
 
 
 def mean_of(values: Sequence[np.ndarray]) -> np.ndarray:

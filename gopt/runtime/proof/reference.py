@@ -17,10 +17,12 @@ from gopt.graph.model import COMM, Graph, Node, clone
 from gopt.mesh import Mesh
 
 
-def local_graph(training: Training) -> Graph:
-    """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch."""
+def local_graph(training: Training, weight: str = "") -> Graph:
+    """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, and its
+    ``weight`` (``--loss-reduction``)."""
     statistics = [state.updated for state in training.states if state.kind is Kind.STATISTIC]
     wanted = [training.loss, *dict.fromkeys(training.gradients.values()), *statistics]
+    wanted += [*training.shared.values(), *([weight] if weight else [])]
     return part_of(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
 
 
@@ -30,7 +32,7 @@ def update_graph(training: Training, watched: Iterable[str] = ()) -> Graph:
     ``watched``: values of the update that are outputs as well.
     """
     wanted = [state.updated for state in training.states if state.kind is not Kind.STATISTIC] + list(watched)
-    stops = set(training.gradients.values())
+    stops = {*training.gradients.values(), *training.shared}
     nodes = [
         node for node, phase in zip(training.graph.nodes, training.phases)
         if phase is Phase.UPDATE or not stops.intersection(node.outputs)

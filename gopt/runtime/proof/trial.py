@@ -10,7 +10,7 @@ that an optimizer makes of it, and an error in its reduction or update is seen a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -146,9 +146,8 @@ class _Moment:
     def _sent(self, local: Local) -> Local:
         """The gradients that the ranks had, where they could be seen; else the reference's."""
         pairs = zip(local.gradients, self.made.gradients)
-        return Local(
-            local.losses, [[{**mine, **seen} for mine, seen in zip(*turn)] for turn in pairs], local.statistics
-        )
+        gradients = [[{**mine, **seen} for mine, seen in zip(*turn)] for turn in pairs]
+        return replace(local, gradients=gradients)
 
     def _gradients(self, ledger: Ledger, local: Local, sent: Local, moved: Sensitivity) -> None:
         for turn, (wanted, had) in enumerate(zip(local.gradients, sent.gradients)):

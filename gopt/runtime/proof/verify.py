@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from gopt.analysis.coupling.synchronise import Shared
+from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.roles import recover
 from gopt.analysis.take_over import take_over
 from gopt.analysis.through import declare
@@ -76,7 +78,9 @@ class Verifier:
             raise InputError(f"{self.folder} holds {len(self.manifest['ranks'])} of {self.mesh.ranks} ranks")
         self.cache = SessionCache()
         self.gates = find_gates(self.training)
-        self.expected = Expected(self.training, self.mesh, self.cache, self.gates)
+        reduction = LossReduction.parse(self.manifest.get("loss_reduction", "mean"))
+        shared = Shared.from_json(self.manifest.get("synchronised", {"values": [], "constants": []}))
+        self.expected = Expected(self.training, self.mesh, self.cache, self.gates, reduction, shared)
         self.expected.refuse_inputs(self.randoms.fed)
         common = self.manifest["common"]["state"]
         self.ranks = [
