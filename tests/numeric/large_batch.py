@@ -15,7 +15,7 @@ from gopt.analysis.rolemap import RoleMap
 from gopt.api import Source
 from gopt.graph.load import load as load_graph
 from gopt.graph.types import numpy_dtype
-from gopt.mesh import DATA_AXES, Mesh
+from gopt.mesh import Mesh
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.program import Program
 from gopt.runtime.session import SessionCache
@@ -138,7 +138,7 @@ def _joined(ranks: Sequence[_Rank], outputs: Sequence[Values], types: Any) -> Va
 
 def _which(mesh: Mesh) -> list[int]:
     seen: dict[tuple[int, ...], int] = {}
-    keys = [tuple(v for k, v in mesh.coordinates(rank).items() if k in DATA_AXES) for rank in range(mesh.ranks)]
+    keys = [tuple(v for k, v in mesh.coordinates(rank).items() if k in mesh.data_axes) for rank in range(mesh.ranks)]
     return [seen.setdefault(key, len(seen)) for key in keys]
 
 
