@@ -46,12 +46,13 @@ def choose(
     source: Source, mesh: Mesh, given: dict[str, Any], advance: Callable[[str], None]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The knobs of the best choice, and what the report says of it."""
+    from gopt.api import on_mesh
     from gopt.offline.links import Links, parse_bytes
     from gopt.offline.plan import best, choices
 
     limit = None if given["memory"] is None else parse_bytes(given["memory"])
     links = None if given["link"] is None else Links.parse(given["link"], mesh)
-    found = list(choices(source.training, mesh, links=links, advance=advance))
+    found = list(choices(on_mesh(source, mesh), mesh, links=links, advance=advance))
     first = best(found, limit)
     record = {"weighed": len(found), "memory": limit, "link": given["link"], **first.to_json()}
     return asdict(first.choice.knobs), record

@@ -8,14 +8,15 @@ from typing import Any
 
 import click
 
-from .options import group_option, group_types, read_config, role_map, role_options
+from .options import axis_option, axis_table, group_option, group_types, read_config, role_map, role_options
 
 
 @click.command("inspect")
 @click.argument("path", metavar="MODEL|DIR", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--text", "as_text", is_flag=True, help="Print the canonical text of the graph, made for golden files.")
-@click.option("--config", metavar="FILE", help="A gopt.toml; its [roles] are read.")
+@click.option("--config", metavar="FILE", help="A gopt.toml; its [roles] and [axes] are read.")
+@axis_option
 @group_option
 @role_options
 def command(path: str, as_json: bool, as_text: bool, config: str | None, **given: Any) -> None:
@@ -34,7 +35,8 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
 
     if as_json and as_text:
         raise OptionError("--json and --text exclude each other")
-    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], read_config(config))
+    table = read_config(config)
+    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], table, given["shared"])
     folder = Path(path)
     if as_text:
         _print_text(folder, roles)
@@ -52,7 +54,8 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
         from gopt import api
         from gopt.offline.inspect import inspect_model
 
-        inspection = inspect_model(api.load(path, roles=roles, group_types=group_types(given["group_type"])))
+        groups, axes = group_types(given["group_type"]), axis_table(given["axis"], table)
+        inspection = inspect_model(api.load(path, roles=roles, group_types=groups, axes=axes))
         if as_json:
             click.echo(json.dumps(inspection.to_json(), indent=1, ensure_ascii=False))
         else:

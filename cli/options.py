@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +15,7 @@ from gopt.errors import OptionError
 
 if TYPE_CHECKING:
     from gopt.analysis.rolemap import RoleMap
-    from gopt.mesh import Mesh
+    from gopt.mesh import Mesh, Sees
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,6 +53,10 @@ def role_options(function: F) -> F:
         ),
         click.option("--states", multiple=True, metavar="INPUT=OUTPUT", help="A state and its new value."),
         click.option("--batch", multiple=True, metavar="INPUT", help="An input that differs from rank to rank."),
+        click.option(
+            "--shared", multiple=True, metavar="VALUE",
+            help="A scalar of the forward, such as the loss, that the update reads: as its mean over the ranks.",
+        ),
     ):  # fmt: skip
         function = option(function)
     return function
@@ -66,6 +70,21 @@ def group_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
+def axis_option(function: F) -> F:
+    """``--axis``: what ranks along mesh axes of other names see."""
+    return click.option(
+        "--axis", "axis", multiple=True, metavar="NAME=KIND",
+        help="What ranks along a mesh axis of another name see: rep=replica (the same samples), zone=data (others).",
+    )(function)  # fmt: skip
+
+
+def axis_table(texts: Sequence[str], config: dict[str, Any]) -> dict[str, Sees]:
+    """``--axis`` over the configuration's ``[axes]``: axis -> what its ranks see."""
+    from gopt.mesh import axis_kinds
+
+    return axis_kinds(config.get("axes", {})) | axis_kinds(_items(texts))
+
+
 def group_types(texts: Sequence[str]) -> dict[str, str]:
     """``--group-type`` as a table from number to axes."""
     from gopt.sources.collectives import parse_groups
@@ -74,15 +93,16 @@ def group_types(texts: Sequence[str]) -> dict[str, str]:
 
 
 def role_map(
-    loss: str, params: Sequence[str], states: Sequence[str], batch: Sequence[str], config: dict[str, Any] | None = None
-) -> RoleMap:
+    loss: str, params: Sequence[str], states: Sequence[str], batch: Sequence[str],
+    config: dict[str, Any] | None = None, shared: Sequence[str] = (),
+) -> RoleMap:  # fmt: skip
     """The role map of the options, over the ``[roles]`` table of a configuration."""
     from gopt.analysis.rolemap import RoleMap
 
     table = dict((config or {}).get("roles", {}))
-    unknown = set(table) - {"loss", "params", "states", "batch"}
+    unknown = set(table) - {"loss", "params", "states", "batch", "shared"}
     if unknown:
-        raise OptionError(f"[roles] knows no {sorted(unknown)[0]!r}", "it takes loss, params, states and batch")
+        raise OptionError(f"[roles] knows no {sorted(unknown)[0]!r}", "it takes loss, params, states, batch and shared")
     given = table.get("params", {})
     parameters = dict(given) if isinstance(given, dict) else dict.fromkeys(given, "")
     for text in _items(params):
@@ -96,7 +116,8 @@ def role_map(
         if pairs.setdefault(name, output) != output:
             raise OptionError(f"--states gives {name!r} two new values: {pairs[name]!r} and {output!r}")
     pairs = {**table.get("states", {}), **pairs}
-    return RoleMap(loss or table.get("loss", ""), pairs, parameters, [*table.get("batch", []), *_items(batch)])
+    batches, means = ([*table.get(key, []), *_items(each)] for key, each in (("batch", batch), ("shared", shared)))
+    return RoleMap(loss or table.get("loss", ""), pairs, parameters, batches, means)
 
 
 def _items(texts: Sequence[str]) -> list[str]:
@@ -113,9 +134,9 @@ def read_config(path: str | None) -> dict[str, Any]:
         raise OptionError(f"there is no configuration file {path}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise OptionError(f"cannot read the configuration {path}: {error}") from None
-    unknown = set(config) - {"accumulate", "mesh", "pipeline", "pass", "roles"}
+    unknown = set(config) - {"accumulate", "axes", "mesh", "pipeline", "pass", "roles"}
     if unknown:
-        hint = "it may have mesh, pipeline, pass and roles, and accumulate"
+        hint = "it may have mesh, axes, pipeline, pass and roles, and accumulate"
         raise OptionError(f"{path} has a table [{sorted(unknown)[0]}]", hint)
     if not isinstance(config.get("accumulate", 1), int):
         raise OptionError(f"{path}: accumulate must be a whole number of micro-steps, not {config['accumulate']!r}")
@@ -143,21 +164,25 @@ def _table(config: dict[str, Any], name: str) -> bool:
     return isinstance(config.get(name), dict)
 
 
-def build_mesh(ranks: int | None, text: str | None, config: dict[str, Any]) -> Mesh:
-    """The mesh of ``--ranks``, ``--mesh`` or the configuration's ``[mesh]``; they must agree."""
+def build_mesh(
+    ranks: int | None, text: str | None, config: dict[str, Any], kinds: Mapping[str, Sees] | None = None
+) -> Mesh:
+    """The mesh of ``--ranks``, ``--mesh`` or the configuration's ``[mesh]``; they must agree. ``kinds``: what was said
+    of its axes."""
     from gopt.mesh import Mesh
 
-    mesh = None
+    mesh, said = None, kinds or {}
     if text is not None:
-        mesh = Mesh.parse(text)
+        mesh = Mesh.parse(text, said)
     elif ranks is None and "mesh" in config:
-        mesh = Mesh(tuple((name, _axis(name, size)) for name, size in config["mesh"].items()))
+        axes = tuple((name, _axis(name, size)) for name, size in config["mesh"].items())
+        mesh = Mesh(axes, tuple(said.items()))
     if ranks is not None and ranks < 1:
         raise OptionError(f"--ranks cannot be {ranks}", "give at least 1")
     if mesh is None:
         if ranks is None:
             raise OptionError("for how many ranks?", "give --ranks N, --mesh shard=N, or a [mesh] in --config")
-        return Mesh((("shard", ranks),))
+        return Mesh((("shard", ranks),), tuple(said.items()))
     if ranks is not None and mesh.ranks != ranks:
         raise OptionError(f"--ranks {ranks} and --mesh {mesh} ({mesh.ranks} ranks) disagree")
     return mesh

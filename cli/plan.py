@@ -7,6 +7,8 @@ import json
 import click
 
 from .options import (
+    axis_option,
+    axis_table,
     build_mesh,
     group_option,
     group_types,
@@ -29,8 +31,9 @@ from .options import (
     metavar="M",
     help="Only this cap of a bucket, in MiB.  [default: the usual cap, a quarter and four times of it]",
 )
-@click.option("--config", metavar="FILE", help="A gopt.toml with [mesh] and [roles].")
+@click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [axes] and [roles].")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@axis_option
 @group_option
 @role_options
 def command(
@@ -46,7 +49,9 @@ def command(
     params: tuple[str, ...],
     states: tuple[str, ...],
     batch: tuple[str, ...],
+    shared: tuple[str, ...],
     group_type: tuple[str, ...],
+    axis: tuple[str, ...],
 ) -> None:
     """Weigh every stage, partition and bucket size: memory, traffic, calls, balance, overlap. Writes nothing.
 
@@ -68,15 +73,16 @@ def command(
     from .render_plan import render_plan
 
     table = read_config(config)
-    grid = build_mesh(ranks, mesh, table)
+    axes = axis_table(axis, table)
+    grid = build_mesh(ranks, mesh, table, axes)
     limit = None if memory is None else parse_bytes(memory)
     links = None if link is None else Links.parse(link, grid)
     caps = None if bucket_mb is None else [bucket_mb]
     with without_collection(), progress() as advance:
         advance("reading")
-        roles = role_map(loss, params, states, batch, table)
-        source = api.load(model, roles=roles, group_types=group_types(group_type))
-        found = list(choices(source.training, grid, caps=caps, links=links, advance=advance))
+        roles = role_map(loss, params, states, batch, table, shared)
+        source = api.load(model, roles=roles, group_types=group_types(group_type), axes=axes)
+        found = list(choices(api.on_mesh(source, grid), grid, caps=caps, links=links, advance=advance))
     rows = [each.to_json() for each in ranked(found, limit)]
     if as_json:
         click.echo(json.dumps({"mesh": str(grid), "memory": limit, "link": link, "choices": rows}, indent=1))

@@ -165,32 +165,3 @@ def render_passes(rows: Sequence[Mapping[str, Any]]) -> None:
         for option in row["options"]:
             default = option["default"] if option["default"] != "" else '""'
             out.print(f"  {option['name']} = {default}   [dim]({option['type']})[/]", markup=True)
-
-
-def render_verification(record: Mapping[str, Any]) -> None:
-    """What ``gopt verify`` shows: the worst error of each variant, and gradients that were not confirmed."""
-    out = console()
-    rows = [
-        (
-            name,
-            each["name"],
-            each["kind"],
-            each["rank"],
-            each["step"],
-            f"{each['error_over_tolerance'] * record['tolerance']:.2e}",
-        )
-        for name, each in record["worst"].items()
-    ]
-    over = f"{record['ranks']} ranks and {record['steps']} steps"
-    title = f"Worst relative error over {over} (tolerance {record['tolerance']:g})"
-    out.print(table(title, ("variant", "value", "kind", "rank", "step", "error"), rows, (3, 4, 5)))
-    good = sum(each["holds"] for each in record["gradients"])
-    if record["gradients"]:
-        out.print(f"gradients confirmed by finite differences: {good} of {len(record['gradients'])}")
-    for each in record["gradients"]:
-        if not each["holds"]:
-            out.print(f"[red]{each['gradient']} is not the gradient of {each['parameter']}[/]: ratios {each['ratios']}")
-    for note in record["notes"]:
-        out.print(f"note: {note}")
-    verdict = "[green]equal[/]" if record["equal"] else "[bold red]NOT equal[/]"
-    out.print(f"{verdict}: {record['compared']} comparisons")

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gopt.errors import OptionError
 
-from .options import build_mesh, pass_option
+from .options import axis_option, axis_table, build_mesh, pass_option
+
+if TYPE_CHECKING:
+    from gopt.mesh import Sees
 
 
 @click.command("reshard")
 @click.argument("path", metavar="DIR|CHECKPOINT", type=click.Path())
 @click.option("--ranks", type=int, metavar="N", help="Ranks that share the states, each with its own batch.")
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
+@axis_option
 @click.option("-o", "--output", required=True, metavar="DIR", help="The folder to write.")
 @click.option("--stage", type=click.IntRange(0, 3), metavar="0|1|2|3", help="Another stage.  [default: as it was]")
 @click.option(
@@ -36,8 +42,9 @@ from .options import build_mesh, pass_option
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(
-    path: str, ranks: int | None, mesh: str | None, output: str, stage: int | None, partition: str | None,
-    bucket_mb: float | None, accumulate: int | None, options: tuple[str, ...], force: bool, as_json: bool,
+    path: str, ranks: int | None, mesh: str | None, axis: tuple[str, ...], output: str, stage: int | None,
+    partition: str | None, bucket_mb: float | None, accumulate: int | None, options: tuple[str, ...], force: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Write a new output folder for other ranks, from the values that those of a folder or checkpoint hold.
 
@@ -66,13 +73,22 @@ def command(
         given.setdefault(owner, {})[option] = text
     with progress() as advance:
         advance("sharding")
-        sharded = reshard(path, build_mesh(ranks, mesh, {}), options=given, accumulate=accumulate, note=_note)
+        grid = build_mesh(ranks, mesh, {}, _kinds(path, mesh, axis))
+        sharded = reshard(path, grid, options=given, accumulate=accumulate, note=_note)
         advance("checking and writing")
         report = sharded.write(target, force=force)
     if as_json:
         click.echo(json.dumps(report, indent=1, ensure_ascii=False))
     else:
         render_report(report, target)
+
+
+def _kinds(path: str, mesh: str | None, said: Sequence[str]) -> dict[str, Sees]:
+    """What ``--axis`` says, and of other axes that the mesh names again, what was said when they were sharded."""
+    from gopt.offline.held import read_mesh
+
+    again = {part.partition("=")[0].strip() for part in (mesh or "").split(",")}
+    return {name: kind for name, kind in read_mesh(path).kinds if name in again} | axis_table(said, {})
 
 
 def _note(text: str) -> None:

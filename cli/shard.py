@@ -12,6 +12,8 @@ from gopt.errors import OptionError
 
 from .auto import auto_options, check_auto, choose
 from .options import (
+    axis_option,
+    axis_table,
     build_mesh,
     group_option,
     group_types,
@@ -52,9 +54,15 @@ from .options import (
     help="Micro-steps of one update: two files per rank, micro and update.  [default: 1]",
 )
 @click.option(
+    "--loss-reduction",
+    metavar="mean|sum|weighted:VALUE",
+    help="How the ranks' gradients become the step's: sum for a summed loss; weighted:VALUE for a loss divided by a "
+    "count of the batch, which VALUE holds.  [default: mean]",
+)
+@click.option(
     "--statistics",
-    type=click.Choice(["mean", "local"]),
-    help="BatchNorm statistics: averaged over the ranks, or left apart.  [default: mean]",
+    type=click.Choice(["mean", "local", "sync"]),
+    help="BatchNorm statistics: averaged over ranks, left apart, or taken over all ranks' samples.  [default: mean]",
 )
 @click.option(
     "-O",
@@ -64,8 +72,9 @@ from .options import (
     metavar="PASS.NAME=VALUE",
     help="An option of a pass, e.g. shard.style=broadcast; gopt passes lists them. May be repeated.",
 )
+@axis_option
 @group_option
-@click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [pipeline], [pass.NAME], [roles].")
+@click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [axes], [pipeline], [pass.NAME], [roles].")
 @click.option(
     "--pipeline", metavar="PASSES", help='Passes in order: "shard{stage=1},statistics,fuse-collectives,prune".'
 )
@@ -94,19 +103,23 @@ def command(model: str, **given: Any) -> None:
 
     check_auto(given)
     config = read_config(given["config"])
-    mesh = build_mesh(given["ranks"], given["mesh"], config)
+    axes = axis_table(given["axis"], config)
+    mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
     pipeline = _pipeline(given, config)
     accumulate = given["accumulate"] or config.get("accumulate", 1)
     wanted = parse_ranks(given["only_ranks"])
     output = Path(given["output"] or f"{Path(model).stem}.ranks")
     if output.exists() and not given["force"] and not given["dry_run"]:
         raise OptionError(f"{output} exists already", "choose another folder with -o, or replace it with --force")
-    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config)
+    roles = role_map(
+        given["loss"], given["params"], given["states"], given["batch"], config, given["shared"]
+    )  # fmt: skip
     from .render import progress, render_report
 
     with without_collection(), progress() as advance:
         advance("reading")
-        source = api.load(model, roles=roles, state=given["state"], group_types=group_types(given["group_type"]))
+        groups = group_types(given["group_type"])
+        source = api.load(model, roles=roles, state=given["state"], group_types=groups, axes=axes)
         advance("sharding")
         choice: dict[str, Any] = {}
         if given["auto"]:
@@ -134,6 +147,7 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
         "partition": ("shard", "partition"),
         "bucket_mb": ("shard", "bucket-mb"),
         "statistics": ("statistics", "statistics"),
+        "loss_reduction": ("shard", "loss-reduction"),
     }
     for flag, (owner, option) in flags.items():
         if given[flag] is not None:

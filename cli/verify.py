@@ -18,6 +18,7 @@ from .strict import strict_json
     "--seed", default=0, show_default=True, metavar="S", help="Seed of batches and of states without a value."
 )
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyper-parameter.  [default: 0.01]")
+@click.option("--data", metavar="DATA", help="FILE.npz, FILE.safetensors or module:function: batches of your own.")
 @click.option("--no-confirm", is_flag=True, help="Skip confirming the gradients by finite differences.")
 @click.option("--engine", type=click.Choice(["threads", "mpi"]), default="threads", help="What the ranks run on.")
 @click.option("--deadline", type=seconds, default=120.0, show_default=True, metavar="S", help="Seconds to wait.")
@@ -25,23 +26,27 @@ from .strict import strict_json
 @click.pass_context
 def command(
     context: click.Context, /, paths: tuple[str, ...], steps: int, seed: int, settings: tuple[str, ...],
-    no_confirm: bool, engine: str, deadline: float, as_json: bool,
+    data: str | None, no_confirm: bool, engine: str, deadline: float, as_json: bool,
 ) -> int:  # fmt: skip
     """Run the source and all ranks, each rank on its own batch, and compare every state and loss.
 
-    Repeats the run with all local gradients × 1/64 and × 64, and with one infinite gradient where the step checks for
-    it. Exit code 1 when anything is beyond tolerance. In --json, error_over_tolerance counts in tolerances: above 1 is
-    too far, times "tolerance" it is the relative error.
+    Repeats the run with all local gradients × 1/64 and × 64, with one infinite gradient where the step checks for it,
+    and from counters and flags at which the gates of its schedule stand the other way. Random nodes are fed what they
+    would have drawn, the same to source and ranks. Exit code 1 when a value differs, 4 when something cannot be
+    confirmed: it says what, and why. In --json, error_over_tolerance counts in tolerances: above 1 is too far, times
+    "tolerance" it is the relative error.
 
     \b
     Example:
       gopt verify step.ranks
       gopt verify step.onnx step.ranks --steps 5
+      gopt verify step.ranks --data samples.npz
       gopt verify step.ranks --engine mpi
     """
     from gopt.errors import OptionError
 
-    from .render import progress, render_verification
+    from .render import progress
+    from .render_verify import render_verification
 
     if len(paths) > 2:
         raise OptionError("verify takes at most a model and a folder")
@@ -65,19 +70,18 @@ def command(
         return launch(mesh.ranks, arguments, deadline, lambda line: None)
     from gopt.runtime.proof.verify import Verifier
 
+    options: dict[str, Any] = {"steps": steps, "seed": seed, "hyper": hyper, "data": data, "confirm": not no_confirm}
     if engine == "mpi":
-        return _as_rank(
-            paths, {"steps": steps, "seed": seed, "hyper": hyper, "confirm": not no_confirm}, deadline, as_json
-        )
+        return _as_rank(paths, options, deadline, as_json)
     with progress() as advance:
         advance("loading")
         verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None)
-        result = verifier.run(steps=steps, seed=seed, hyper=hyper, confirm=not no_confirm, advance=advance)
+        result = verifier.run(**options, advance=advance)
     if as_json:
         click.echo(strict_json(result.to_json(), 1))
     else:
         render_verification(result.to_json())
-    return 0 if result.equal else 1
+    return result.exit_code
 
 
 def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, as_json: bool) -> int:
@@ -89,7 +93,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
     from gopt.runtime.proof.verify import Verifier
     from gopt.runtime.training.train import read_manifest
 
-    from .render import render_verification
+    from .render_verify import render_verification
 
     _, mesh = read_manifest(Path(paths[-1]))
     engine = MpiEngine(mesh, deadline, lambda text: click.echo(f"gopt: error: {text}", err=True))
@@ -104,7 +108,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
             click.echo(strict_json(result.to_json(), 1))
         elif engine.rank == 0:
             render_verification(result.to_json())
-        return 0 if result.equal else 1
+        return result.exit_code
     except GoptError as error:
         how = SPOKE
         click.echo(f"gopt: error: rank {engine.rank}: {error.message}", err=True)

@@ -14,14 +14,16 @@ from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.roles import recover
 from gopt.analysis.spmd import Step
 from gopt.analysis.take_over import take_over
+from gopt.analysis.through import declare
 from gopt.analysis.training import Training
 from gopt.check import Check, check_ranks
-from gopt.errors import InputError, OptionError, UnsupportedError
+from gopt.errors import InputError, OptionError
 from gopt.given import folder_for_model
 from gopt.graph.external import load_state
 from gopt.graph.load import load as load_graph
 from gopt.graph.model import Graph
-from gopt.mesh import Mesh
+from gopt.mesh import Mesh, axis_kinds
+from gopt.needs import check_axes, check_mesh, check_passes
 from gopt.phases import phases
 from gopt.pipeline import Pipeline, Ran, build_pipeline
 from gopt.sources import facts
@@ -69,11 +71,12 @@ def load(
     roles: RoleMap = RoleMap(),
     state: str | os.PathLike[str] | None = None,
     group_types: Mapping[str, str] | None = None,
+    axes: Mapping[str, str] | None = None,
 ) -> Source:
     """Read a training step and recover its roles; ``state`` supplies values where the file has none.
 
     ``group_types`` says which mesh axes the integer ``group_type`` of collectives in the source means, such as
-    ``{"1": "shard", "4": "tp"}``.
+    ``{"1": "shard", "4": "tp"}``; ``axes`` what ranks along axes of other names see, ``data`` or ``replica``.
     Raises InputError, UnsupportedError (contract sections 2 and 3).
     """
     data = Path(path)
@@ -81,6 +84,7 @@ def load(
         raise folder_for_model(data)
     graph = expand(load_graph(data))
     recognise(graph, group_types or {})
+    declare(graph, axis_kinds(axes or {}))
     training = read_roles(graph, roles)
     roles = with_schemas(graph, roles)
     if state is not None:
@@ -170,13 +174,26 @@ def roles_text(training: Training) -> str:
         "params": training.gradients,
         "batch": training.batch,
     }
+    if training.shared:
+        record["shared"] = list(training.shared.values())
     return json.dumps(record, ensure_ascii=False)
 
 
 def roles_from(text: str) -> RoleMap:
     """The inverse of ``roles_text``."""
     record = json.loads(text)
-    return RoleMap(record["loss"], record["states"], record["params"], record["batch"])
+    return RoleMap(record["loss"], record["states"], record["params"], record["batch"], record.get("shared", ()))
+
+
+def on_mesh(source: Source, mesh: Mesh) -> Training:
+    """The step that a mesh shards: without calls of the source that gopt makes itself.
+
+    Raises OptionError and UnsupportedError for a mesh that does nothing, or that gopt or the step cannot do.
+    """
+    check_mesh(mesh)
+    training = take_over(source.training, source.roles, mesh)
+    check_axes(mesh, training)
+    return training
 
 
 def shard(
@@ -187,28 +204,35 @@ def shard(
     partition: str = "flat",
     bucket_mb: float | None = None,
     statistics: str = "mean",
+    loss_reduction: str = "mean",
     accumulate: int = 1,
     pipeline: Pipeline | None = None,
     only_ranks: Sequence[int] | None = None,
 ) -> Sharded:
     """Shard a step for every rank of a mesh and check the result; nothing is written.
 
-    An int for ``mesh`` means that many ranks along ``shard``; ``accumulate`` micro-steps make one update. ``pipeline``
-    replaces the default one and its options.
+    An int for ``mesh`` means that many ranks along ``shard``; ``accumulate`` micro-steps make one update.
+    ``loss_reduction`` is mean, sum or weighted:VALUE. ``pipeline`` replaces the default one and its options.
     """
     mesh = Mesh((("shard", mesh),)) if isinstance(mesh, int) else mesh
-    check_mesh(mesh)
+    training = on_mesh(source, mesh)
     if pipeline is None:
         pipeline = build_pipeline(
             defaults={
-                "shard": {"stage": stage, "partition": partition, "bucket-mb": bucket_mb},
+                "shard": {
+                    "stage": stage,
+                    "partition": partition,
+                    "bucket-mb": bucket_mb,
+                    "loss-reduction": loss_reduction,
+                },
                 "statistics": {"statistics": statistics},
                 "fuse-collectives": {"cap-mb": bucket_mb},
             }
         )
     if accumulate < 1:
         raise OptionError(f"--accumulate cannot be {accumulate}", "it is the number of micro-steps of one update")
-    step = Step.start(take_over(source.training, source.roles, mesh), mesh, accumulate)
+    step = Step.start(training, mesh, accumulate)
+    check_passes(step, [stage.spec.name for stage in pipeline.stages])
     ran = pipeline.run(step)
     wanted = range(mesh.ranks) if only_ranks is None else only_ranks
     if any(not 0 <= rank < mesh.ranks for rank in wanted):
@@ -217,10 +241,3 @@ def shard(
     ranks = [specialise(step, phase, rank) for rank in wanted for phase in parts]
     common = common_states(step)
     return Sharded(source, step, ran, ranks, common, check_ranks(step, ranks, common))
-
-
-def check_mesh(mesh: Mesh) -> None:
-    """Raise UnsupportedError on an axis that gopt does not shard along."""
-    for name, size in mesh.axes:
-        if name == "pp" and size > 1:
-            raise UnsupportedError("mesh axis 'pp' is not supported: gopt does not cut a step into pipeline stages")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gopt.agree import check_agreement
 from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind
 from gopt.errors import InvariantError
@@ -39,6 +40,11 @@ def check_ranks(step: Step, ranks: Sequence[RankGraph], common: Sequence[RankSta
             "updates", "each element is updated by one member of the group, or by all from equal inputs", _kept(step)
         ),
         Check("scalars", "every scalar state is replicated and updated on every rank", _scalars(step, common)),
+        Check(
+            "agreement",
+            "no state follows a rank's own data but through reductions over all of it",
+            check_agreement(step),
+        ),
     ]
 
 

@@ -1,24 +1,81 @@
-"""The ranks as a row-major grid with named axes. Pure arithmetic, no graph."""
+"""The ranks as a row-major grid with named axes, and what ranks along each see of the data. Pure arithmetic."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any
 
 from gopt.errors import OptionError
 
-DATA_AXES = ("dp", "shard")
-"""Ranks along these axes see different batches; along all others the same (contract section 1)."""
+
+class Sees(str, Enum):
+    """What ranks along an axis see of the data."""
+
+    DATA = "data"
+    """Each rank samples of its own."""
+    REPLICA = "replica"
+    """All the same samples."""
+    PART = "part"
+    """The same samples, each rank another part of them."""
+
+
+AXES = {
+    "dp": Sees.DATA, "shard": Sees.DATA,
+    "tp": Sees.REPLICA, "ep": Sees.REPLICA, "pp": Sees.REPLICA,
+    "cp": Sees.PART, "sp": Sees.PART, "h": Sees.PART, "w": Sees.PART,
+}  # fmt: skip
+"""The axes that everybody knows by name (contract section 1); of any other the user says what it sees."""
+
+_ELSEWHERE = {
+    "data": "dp", "ddp": "dp", "dp_replicate": "dp", "replicate": "dp", "batch": "dp",
+    "fsdp": "shard", "zero": "shard", "dp_shard": "shard", "sharding": "shard",
+    "tensor": "tp", "mp": "tp", "model": "tp", "expert": "ep", "pipe": "pp", "context": "cp", "seq": "sp",
+}  # fmt: skip
+"""What other tools call them."""
+
+
+def nearest(name: str) -> str:
+    """The known axis that a name may stand for, or ''."""
+    close = get_close_matches(name.lower(), AXES, 3)
+    close.sort(key=lambda each: each[0] != name[0].lower())  # dpp is dp, as near as pp
+    return _ELSEWHERE.get(name.lower()) or (close[0] if close else "")
+
+
+def axis_kinds(texts: Iterable[str] | Mapping[str, str]) -> dict[str, Sees]:
+    """``["rep=replica", "zone=data"]``, or the same as a table -> axis -> what it sees; raises OptionError."""
+    pairs = texts.items() if isinstance(texts, Mapping) else [text.partition("=")[::2] for text in texts]
+    found: dict[str, Sees] = {}
+    for name, word in pairs:
+        if not name.isidentifier() or word not in (Sees.DATA.value, Sees.REPLICA.value):
+            raise OptionError(
+                f"cannot read {name}={word} as the kind of a mesh axis",
+                "write --axis NAME=data where its ranks see samples of their own, --axis NAME=replica where they see "
+                "the same",
+            )
+        if name in AXES and AXES[name] is not Sees(word):
+            raise OptionError(
+                f"mesh axis {name} cannot be of kind {word}: it is known as one of kind {AXES[name].value}",
+                "give the axis another name",
+            )
+        if found.setdefault(name, Sees(word)) is not Sees(word):
+            raise OptionError(f"mesh axis {name} is said to be of two kinds, {found[name].value} and {word}")
+    return found
 
 
 @dataclass(frozen=True)
 class Mesh:
     """Named axes and their sizes; the last axis varies fastest.
 
-    ``Mesh((("dp", 2), ("shard", 4)))`` has 8 ranks; rank 5 stands at dp=1, shard=1.
+    ``Mesh((("dp", 2), ("shard", 4)))`` has 8 ranks; rank 5 stands at dp=1, shard=1. ``kinds`` is what the user says of
+    axes: an axis that is not in ``AXES`` must be there. Raises OptionError.
     """
 
     axes: tuple[tuple[str, int], ...]
+    kinds: tuple[tuple[str, Sees], ...] = ()
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.axes]
@@ -31,9 +88,21 @@ class Mesh:
                 raise OptionError(f"mesh axis {name} has size {size}; it needs at least 1")
         if len(set(names)) != len(names):
             raise OptionError(f"mesh axis named twice in {self}")
+        said = dict(self.kinds)
+        for name in names:
+            if name not in AXES and name not in said:
+                close = nearest(name)
+                raise OptionError(
+                    f"no mesh axis is called {name!r}",
+                    *([f"did you mean {close!r}?"] if close else [f"there are {', '.join(AXES)}"]),
+                    f"or say what its ranks see: --axis {name}=replica (the same samples) or --axis {name}=data",
+                )
+        idle = next((name for name in said if name not in names), None)
+        if idle is not None:
+            raise OptionError(f"--axis says of what kind {idle!r} is, which is no axis of the mesh {self}")
 
     @classmethod
-    def parse(cls, text: str) -> Mesh:
+    def parse(cls, text: str, kinds: Mapping[str, Sees] | None = None) -> Mesh:
         """Read ``dp=2,shard=4``; raises OptionError on anything else."""
         axes = []
         for part in text.split(","):
@@ -41,7 +110,34 @@ class Mesh:
             if not equals or not size.strip().lstrip("-").isdigit():
                 raise OptionError(f"cannot read {part!r} as a mesh axis", "write it as --mesh dp=2,shard=4")
             axes.append((name.strip(), int(size)))
-        return cls(tuple(axes))
+        return cls(tuple(axes), tuple((kinds or {}).items()))
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Mesh:
+        """The inverse of ``to_json``. Before kinds were written, an axis of any other name saw the same samples."""
+        axes = tuple((str(name), int(size)) for name, size in record["axes"])
+        kinds = {name: Sees(word) for name, word in record.get("kinds", {}).items()}
+        kinds |= {name: Sees.REPLICA for name, _ in axes if name not in AXES and name not in kinds}
+        return cls(axes, tuple(kinds.items()))
+
+    def to_json(self) -> dict[str, Any]:
+        """As the manifest has it; ``kinds`` only where the user said some."""
+        record: dict[str, Any] = {"axes": [[name, size] for name, size in self.axes], "ranks": self.ranks}
+        return record | ({"kinds": {name: kind.value for name, kind in self.kinds}} if self.kinds else {})
+
+    def sees(self, axis: str) -> Sees:
+        """What ranks along an axis of the mesh see of the data."""
+        return dict(self.kinds).get(axis) or AXES[axis]
+
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        """The axes along which ranks see different samples, in mesh order: the one place that says so."""
+        return tuple(name for name, _ in self.axes if self.sees(name) is Sees.DATA)
+
+    def live(self, group: str) -> tuple[str, ...]:
+        """The axes of a group along which there is more than one rank."""
+        sizes = dict(self.axes)
+        return tuple(axis for axis in self.split(group) if sizes[axis] > 1)
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.axes)
@@ -95,5 +191,9 @@ class Mesh:
     @property
     def data_group(self) -> str | None:
         """The group over which gradients are averaged: all data axes of the mesh, or None."""
-        axes = [name for name, _ in self.axes if name in DATA_AXES]
-        return "+".join(axes) or None
+        return "+".join(self.data_axes) or None
+
+    @property
+    def data_ranks(self) -> int:
+        """How many ranks see different samples."""
+        return self.size(self.data_group) if self.data_group is not None else 1

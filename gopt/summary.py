@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gopt.analysis.coupling import notes, open_couplings
+from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind
 from gopt.check import Check
@@ -23,10 +25,6 @@ MANIFEST = "gopt-manifest/1"
 REPORT = "gopt-report/1"
 
 
-def mesh_record(step: Step) -> dict[str, Any]:
-    return {"axes": [[name, size] for name, size in step.mesh.axes], "ranks": step.mesh.ranks}
-
-
 def manifest(step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> dict[str, Any]:
     """All that a launcher needs."""
     training = step.training
@@ -38,10 +36,14 @@ def manifest(step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]
         parts = next(iter(by_rank.values()))
         several["accumulate"] = step.micro_steps
         several["phases"] = [{"name": part.phase.name, "times": part.phase.times} for part in parts]
+    if step.loss_reduction != LossReduction():
+        several["loss_reduction"] = str(step.loss_reduction)
+    if step.shared:
+        several["synchronised"] = step.shared
     return {
         "format": MANIFEST,
         **several,
-        "mesh": mesh_record(step),
+        "mesh": step.mesh.to_json(),
         "source": SOURCE,
         "loss": training.loss,
         "states": [
@@ -95,12 +97,14 @@ def report(
     added_ops, added_vars = _added(step, common, ranks)
     reducible = _reducible(step)
     rows = [_rank_row(step, common, parts, reducible) for parts in _by_rank(ranks).values()]
+    couplings = open_couplings(step)
     return {
         "format": REPORT,
         "source": dict(source),
-        "mesh": mesh_record(step),
+        "mesh": step.mesh.to_json(),
         "pipeline": [each.record.to_json() for each in ran],
-        "notes": list(step.training.notes) + _notes(step),
+        "notes": list(step.training.notes) + _notes(step) + notes(couplings),
+        "couplings": [each.to_json() for each in couplings],
         "removed_ops": [record.to_json() for record in removed_ops],
         "removed_vars": [record.to_json() for record in removed_vars],
         "added_ops": [record.to_json() for record in added_ops],
@@ -117,6 +121,12 @@ def _notes(step: Step) -> list[str]:
     notes = []
     if step.mesh.ranks > elements:
         notes.append(f"{step.mesh.ranks} ranks share {elements} elements: some own nothing")
+    if step.mesh.data_ranks > 1 and step.members == 1:
+        notes.append(f"no axis of the mesh {step.mesh} shards states: every rank holds all of them, at any stage")
+    used = {axis for group in _groups(step) for axis in step.mesh.live(group)}
+    for name, size in step.mesh.axes:
+        if size > 1 and name not in used:
+            notes.append(f"no call goes along mesh axis {name}: its ranks hold and compute the same")
     behind: set[str] = set()
     for node in step.graph.nodes:
         # a gather of parameters, or a reduction that the source had in its forward, is none of gradients
@@ -127,6 +137,10 @@ def _notes(step: Step) -> list[str]:
         what = "follows the reduced gradients" if name in behind else "is the rank's own"
         notes.append(f"metric {name} {what}")
     return notes
+
+
+def _groups(step: Step) -> set[str]:
+    return {str(node.attributes["group"]) for node in step.graph.nodes if node.domain == COMM}
 
 
 def _balance(values: Sequence[int]) -> float:

@@ -97,13 +97,17 @@ class Network:
     raw: dict[str, str] = field(default_factory=dict)
     """Parameter -> its gradient as the backward makes it."""
     loss: str = ""
+    count: str = ""
 
 
 def perceptron(
     b: Builder, widths: Sequence[int] = (3, 5, 2), *, batch: int = 4, bias: bool = True, tied: bool = False,
-    half: bool = False, scale: str = "",
+    half: bool = False, scale: str = "", loss: str = "mean",
 ) -> Network:  # fmt: skip
-    """x → tanh(x W + b) … → mean squared error, with the backward written out.
+    """x → tanh(x W + b) … → squared error, with the backward written out.
+
+    ``loss``: the mean over samples and outputs, the ``sum`` over samples, or ``weighted`` by an input ``mask``: the sum
+    over samples divided by the sum of the mask, which is the value ``Network.count``.
 
     ``tied``: neighbouring layers of equal shape share one weight. ``half``: forward and backward run in float16.
     ``scale``: a scalar value by which the loss is multiplied before the backward.
@@ -138,10 +142,21 @@ def perceptron(
         h = b.op("Tanh", z) if place < len(widths) - 2 else z
     difference = b.op("Sub", h, y)
     square = b.op("Mul", difference, difference)
-    loss = b.op("ReduceMean", square, keepdims=0)
-    net.loss = b.op("Cast", loss, to=1) if half else loss
-    count = 2.0 / (batch * widths[-1])
-    delta = b.op("Mul", difference, const(count))
+    if loss == "mean":
+        found_loss = b.op("ReduceMean", square, keepdims=0)
+        delta = b.op("Mul", difference, const(2.0 / (batch * widths[-1])))
+    else:
+        each = b.op("ReduceMean", square, b.const([1], "int64"), keepdims=1)
+        if loss == "weighted":
+            mask = b.input("mask", (batch, 1))
+            net.count = b.op("ReduceSum", mask, keepdims=0)
+            each, difference = b.op("Mul", each, narrow(mask)), b.op("Mul", difference, narrow(mask))
+        found_loss = b.op("ReduceSum", each, keepdims=0)
+        delta = b.op("Mul", difference, const(2.0 / widths[-1]))
+        if loss == "weighted":
+            found_loss = b.op("Div", found_loss, narrow(net.count))
+            delta = b.op("Div", delta, narrow(net.count))
+    net.loss = b.op("Cast", found_loss, to=1) if half else found_loss
     if scale:
         delta = b.op("Mul", delta, b.op("Cast", scale, to=CODES["float16"]) if half else scale)
     found: dict[str, str] = {}

@@ -53,6 +53,8 @@ class Recipe:
     """A second moment per row: no elementwise update."""
     dynamic: bool = False
     """The loss scale follows the finite check."""
+    loss: str = "mean"
+    """How the loss is taken over samples (``helpers.perceptron``)."""
 
 
 @dataclass
@@ -296,8 +298,9 @@ def build(recipe: Recipe) -> onnx.ModelProto:
     if recipe.loss_scale:
         scale = b.state("scale", np.float32(8))
     net = perceptron(
-        b, recipe.widths, batch=recipe.batch, bias=recipe.bias, tied=recipe.tied, half=recipe.half, scale=scale
-    )
+        b, recipe.widths, batch=recipe.batch, bias=recipe.bias, tied=recipe.tied, half=recipe.half, scale=scale,
+        loss=recipe.loss,
+    )  # fmt: skip
     writer = Writer(recipe, b, net)
     if scale:
         writer.scale = scale

@@ -108,6 +108,8 @@ RANDOM = frozenset(
     ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"]
 )
 
+_MAY_DRAW = RANDOM | {"If", "Loop", "Scan", "SequenceMap"}
+
 HEAVY = frozenset(
     [
         "Attention",
@@ -162,6 +164,23 @@ def random(node: Node) -> bool:
         inner.op_type in RANDOM and all(each.name != "seed" for each in inner.attribute)
         for inner in nested([node.proto])
     )
+
+
+def draws(node: Node) -> bool:
+    """Whether the node is random, or a node inside one of its bodies."""
+    if node.op_type not in _MAY_DRAW:
+        return False
+    if not control_flow(node) or node.proto is None:
+        return random(node)
+    bodies = [attribute.g for attribute in node.proto.attribute if attribute.HasField("g")]
+    while bodies:
+        body = bodies.pop()
+        for each in body.node:
+            names = {attribute.name for attribute in each.attribute}
+            if each.domain in ("", "ai.onnx") and each.op_type in RANDOM and "seed" not in names:
+                return True
+            bodies += [attribute.g for attribute in each.attribute if attribute.HasField("g")]
+    return False
 
 
 def reads_shape_only(node: Node) -> bool:

@@ -20,6 +20,8 @@ class RoleMap:
     states: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
     batch: Sequence[str] = ()
+    shared: Sequence[str] = ()
+    """Scalars of the forward that the update reads as means over the ranks."""
 
     def check(self, graph: Graph) -> None:
         """Raise OptionError when the map names something the graph has not."""

@@ -6,6 +6,7 @@ Names decide nothing here; a user's own map goes first and settles what the data
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gopt.analysis.aliases import without_aliases
 from gopt.analysis.outline import Outline
@@ -19,6 +20,7 @@ from gopt.analysis.pairs import (
 )
 from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.rounds import Found, find_gradients
+from gopt.analysis.shared import recover_shared
 from gopt.analysis.states import assemble
 from gopt.analysis.sweeps import Index, depth, descendants
 from gopt.analysis.through import look_through
@@ -34,6 +36,9 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> Training:
     Raises InputError when there is no loss or no state, UnsupportedError when the data flow leaves a role open.
     """
     roles.check(graph)
+    if roles.shared:
+        rest = replace(roles, shared=())
+        return recover_shared(graph, roles.shared, lambda apart: recover(apart, rest))
     view = without_aliases(graph)
     if view is None:
         return _past_calls(graph, roles)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.training import Training
 from gopt.graph.model import Graph
 from gopt.graph.place import EVERYWHERE, Owner, Place, Span
 from gopt.graph.types import TensorType
-from gopt.mesh import DATA_AXES, Mesh
+from gopt.mesh import Mesh
 
 SHARD_AXIS = "shard"
 
@@ -86,6 +88,10 @@ class Step:
     micro_steps: int = 1
     accumulators: list[Accumulator] = field(default_factory=list)
     carried: dict[str, str] = field(default_factory=dict)
+    loss_reduction: LossReduction = field(default_factory=LossReduction)
+    """How the ranks' gradients become the step's."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """What ranks average in the forward and the backward, as the manifest has it; empty: nothing."""
 
     def __repr__(self) -> str:
         did = f"{len(self.graph.nodes)} nodes, {len(self.applied)} passes applied"
@@ -137,7 +143,7 @@ class Step:
     @property
     def outer(self) -> str | None:
         """The group of data axes beside the sharding one, over which shards of gradients are averaged; or None."""
-        axes = [name for name, _ in self.mesh.axes if name in DATA_AXES and name != SHARD_AXIS]
+        axes = [name for name in self.mesh.data_axes if name != SHARD_AXIS]
         group = "+".join(axes)
         return group if axes and self.mesh.size(group) > 1 else None
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 
+from gopt.analysis.epsilon import bare_roots
 from gopt.analysis.gradients import rawness
 from gopt.analysis.outline import Outline
 from gopt.analysis.rounds import Found
@@ -32,7 +33,7 @@ def assemble(step: Outline, found: Found) -> Training:
     metrics = [name for name in graph.outputs if name not in paired and name != step.loss]
     training = Training(graph, step.loss, states, found.gradients, step.batch, hyper, metrics, phases, step.random)
     _refuse_dropped_states(step, training, found, check.reduced)
-    training.notes = _notes(step, training)
+    training.notes = _notes(step, training) + bare_roots(training)
     if not found.gradients:
         raise InputError(
             "no parameter found: no state that the loss depends on is updated through a gradient",

@@ -16,12 +16,12 @@ from gopt.analysis.operators import LAYOUT
 from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.roles import recover
 from gopt.analysis.sweeps import Index, descendants
-from gopt.analysis.through import SAME
+from gopt.analysis.through import SAME, data_axes
 from gopt.analysis.training import Phase, Training
 from gopt.errors import OptionError, UnsupportedError
 from gopt.graph.model import COMM, Graph, Node, Tensor, clone
 from gopt.graph.types import FLOATS, TensorType, numpy_dtype
-from gopt.mesh import DATA_AXES, Mesh
+from gopt.mesh import Mesh
 
 HINT = "gopt reduces over axes that see different data itself: leave only the calls that reduce gradients"
 
@@ -69,7 +69,7 @@ class _Finder:
 
     def __post_init__(self) -> None:
         training = self.training
-        self.data = {name for name, size in self.mesh.axes if name in DATA_AXES and size > 1}
+        self.data = set(self.mesh.live(self.mesh.data_group)) if self.mesh.data_group is not None else set()
         self.index = Index(training.graph)
         self.phase = {id(node): phase for node, phase in zip(training.graph.nodes, training.phases)}
         drawn = (name for node in training.random for name in node.outputs)
@@ -78,13 +78,19 @@ class _Finder:
     def live(self, node: Node) -> set[str]:
         """The axes of a call's group along which the mesh has more than one rank."""
         try:
-            axes = self.mesh.split(str(node.attributes["group"]))
+            axes = set(self.mesh.live(str(node.attributes["group"])))
         except OptionError as error:
             raise OptionError(
                 f"{node.op_type} {node.label!r}: {error.message}", "name the axis in --mesh, such as shard=2,tp=2"
             ) from error
-        sizes = dict(self.mesh.axes)
-        return {axis for axis in axes if sizes[axis] > 1}
+        unsaid = sorted((axes & self.data) - data_axes(self.training.graph))
+        if unsaid:
+            raise OptionError(
+                f"{node.op_type} {node.label!r} meets other data along {unsaid[0]!r}, which was not said when the "
+                "source was loaded",
+                f"load it with axes={{{unsaid[0]!r}: 'data'}}",
+            )
+        return axes
 
     def taken(self, calls: Sequence[Node]) -> dict[int, int]:
         """Calls that reduce gradients -> the factor by which the mean must be multiplied; refuses all others."""

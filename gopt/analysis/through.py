@@ -6,20 +6,42 @@ model: it moves data, so that what it makes is the gradient and not what it read
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from gopt.analysis.training import Phase, Training
 from gopt.errors import UnsupportedError
 from gopt.graph.model import COMM, Graph, Node
-from gopt.mesh import DATA_AXES
+from gopt.mesh import AXES, Sees, axis_kinds
 
 SAME = ("AllReduce", "Reduce", "Broadcast")
 """Calls whose results are shaped like their operands, one by one."""
 
 
-def over_data(node: Node) -> bool:
-    """Whether a call's group has axes that see different data, going by their names."""
-    return any(axis in DATA_AXES for axis in str(node.attributes["group"]).split("+"))
+DECLARED = "gopt.axes"
+"""Key of a source's metadata: what the user says of axes that its calls name, such as ``zone=data,rep=replica``."""
+
+
+def declared(graph: Graph) -> dict[str, Sees]:
+    """What was said of the axes that the calls of a source name."""
+    return axis_kinds(filter(None, graph.metadata.get(DECLARED, "").split(",")))
+
+
+def declare(graph: Graph, axes: Mapping[str, Sees]) -> None:
+    """Note what was said of axes, over what the model's own metadata says: before its roles are recovered."""
+    said = {**declared(graph), **axes}
+    if said:
+        graph.metadata[DECLARED] = ",".join(f"{name}={kind.value}" for name, kind in sorted(said.items()))
+
+
+def data_axes(graph: Graph) -> frozenset[str]:
+    """The axes along which calls of a source meet other data; no mesh is known yet."""
+    return frozenset(name for name, kind in {**AXES, **declared(graph)}.items() if kind is Sees.DATA)
+
+
+def over_data(node: Node, data: Collection[str]) -> bool:
+    """Whether a call's group has one of the axes that see different data."""
+    return any(axis in data for axis in str(node.attributes["group"]).split("+"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +71,18 @@ def look_through(graph: Graph) -> Through | None:
     """The graph with its collectives replaced; None when it has none."""
     if not any(node.domain == COMM for node in graph.nodes):
         return None
+    data = data_axes(graph)
     nodes: list[Node] = []
     origin: list[int] = []
     for place, node in enumerate(graph.nodes):
-        stand_ins = _stand_ins(node) if node.domain == COMM else [node]
+        stand_ins = _stand_ins(node, data) if node.domain == COMM else [node]
         nodes += stand_ins
         origin += [place] * len(stand_ins)
     return Through(replace(graph, nodes=nodes), tuple(origin))
 
 
-def _stand_ins(node: Node) -> list[Node]:
+def _stand_ins(node: Node, data: Collection[str]) -> list[Node]:
     if node.op_type not in SAME or len(node.inputs) != len(node.outputs):
         return [Node("Concat", node.inputs, node.outputs, name=node.name, attributes={})]
-    op_type = "Identity" if over_data(node) else "Slice"
+    op_type = "Identity" if over_data(node, data) else "Slice"
     return [Node(op_type, [old], [new], name=node.name, attributes={}) for old, new in zip(node.inputs, node.outputs)]

@@ -60,6 +60,8 @@ class Training:
     notes: list[str] = field(default_factory=list)
     looked_through: list[Node] = field(default_factory=list)
     """Nodes of the file that change nothing in the update: their readers read their root."""
+    shared: dict[str, str] = field(default_factory=dict)
+    """What the update reads of the forward as a mean over the ranks: the value that it reads -> the rank's own."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:

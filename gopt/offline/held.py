@@ -22,6 +22,7 @@ from gopt.graph.external import load_state
 from gopt.graph.load import load
 from gopt.graph.model import Graph, Tensor
 from gopt.graph.types import TensorType
+from gopt.mesh import Mesh
 from gopt.offline.inspect import read_record
 from gopt.seal import INDEX, check_file, rank_name, read_index
 
@@ -41,10 +42,8 @@ class Held:
 def read_held(path: str | os.PathLike[str]) -> Held:
     """Read an output folder, or one step of a checkpoint; raises InputError where something is missing or
     differs, RunError where a checkpoint is damaged."""
-    folder = Path(path)
-    check_folder(folder, checkpoints=True)
-    checkpoint = (folder / INDEX).is_file()
-    home = (folder if folder.name else folder.resolve()).parent if checkpoint else folder
+    folder, home = Path(path), _home(path)
+    checkpoint = home != folder
     manifest, report = read_record(home, "manifest"), read_record(home, "report")
     source = home / "source.onnx"
     if not source.is_file():
@@ -66,6 +65,22 @@ def read_held(path: str | os.PathLike[str]) -> Held:
     metadata = {key: value for key, value in graph.metadata.items() if not key.startswith("gopt.")}
     whole = replace(graph, header=header, metadata=metadata, initializers={**graph.initializers, **values})
     return Held(whole, roles_from(text), manifest, report, missing)
+
+
+def read_mesh(path: str | os.PathLike[str]) -> Mesh:
+    """The mesh of an output folder or a checkpoint; raises InputError."""
+    home = _home(path)
+    try:
+        return Mesh.from_record(read_record(home, "manifest")["mesh"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{home}: the manifest is damaged ({type(error).__name__}: {error})") from None
+
+
+def _home(path: str | os.PathLike[str]) -> Path:
+    """The folder that has the manifest: of a checkpoint the one it lies in."""
+    folder = Path(path)
+    check_folder(folder, checkpoints=True)
+    return (folder if folder.name else folder.resolve()).parent if (folder / INDEX).is_file() else folder
 
 
 def _values(folder: Path, manifest: Mapping[str, Any], graph: Graph, checkpoint: bool) -> dict[str, Tensor]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gopt.analysis.cones import find_updates
+from gopt.analysis.coupling import Coupling, find_couplings
+from gopt.analysis.coupling import notes as coupling_notes
 from gopt.analysis.training import Kind, Phase, Training
 from gopt.analysis.updates import Cone
 from gopt.errors import InputError, UnsupportedError
@@ -110,6 +112,8 @@ class Inspection:
     scalars: tuple[Named, ...]
     metrics: tuple[Named, ...]
     bytes: Mapping[str, int]
+    couplings: tuple[Coupling, ...]
+    """Where the step of several ranks is not that of one large batch."""
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -118,7 +122,7 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         record: dict[str, Any] = {"format": "gopt-inspection/1", "what": "model"}
-        return record | asdict(self)
+        return record | asdict(self) | {"couplings": [each.to_json() for each in self.couplings]}
 
 
 def inspect_model(source: Source) -> Inspection:
@@ -136,6 +140,8 @@ def inspect_model(source: Source) -> Inspection:
         if tensor.external:
             notes.append(f"values in external data, {name} first")
             break
+    couplings = find_couplings(training)
+    notes += coupling_notes(couplings)
     return Inspection(
         file=source.name,
         sha256=source.sha256,
@@ -153,6 +159,7 @@ def inspect_model(source: Source) -> Inspection:
         scalars=_named(training, [s.tensor for s in training.states if s.kind is Kind.SCALAR]),
         metrics=_named(training, training.metrics),
         bytes=_bytes(training),
+        couplings=couplings,
         notes=tuple(notes),
     )
 

@@ -11,10 +11,10 @@ from gopt.analysis.spmd import Step
 from gopt.analysis.sweeps import Index
 from gopt.analysis.traffic import find_calls
 from gopt.analysis.training import Kind, Training
-from gopt.api import check_mesh
 from gopt.errors import OptionError
 from gopt.figures import Figures, figures
 from gopt.mesh import Mesh
+from gopt.needs import check_mesh
 from gopt.offline.links import Links, Times, times
 from gopt.offline.memory import Live, balance, held, live, reduced
 from gopt.pipeline import Pipeline, build_pipeline

@@ -15,14 +15,20 @@ from gopt.errors import OptionError
 from gopt.report import Change
 
 
+def _never(step: Step) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite. ``after`` names passes that must have run before it when both are in the pipeline."""
+    """One rewrite. ``after`` names passes that must have run before it when both are in the pipeline; ``needed`` says
+    of a step before any pass why its ranks would be wrong without this one, '' where they would not."""
 
     name: str
     options: type
     apply: Callable[[Step, Any], Change]
     after: tuple[str, ...] = ()
+    needed: Callable[[Step], str] = _never
 
     @property
     def summary(self) -> str:

@@ -1,28 +1,37 @@
-"""Keep statistics (BatchNorm's running mean and variance) equal on all ranks."""
+"""Keep statistics (BatchNorm's running mean and variance) equal on all ranks, or take them over all ranks' samples."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import numpy as np
+import onnx
+
+from gopt.analysis.coupling.synchronise import Shared, synchronise
+from gopt.analysis.loss_reduction import Rule
 from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind, State
+from gopt.errors import OptionError
 from gopt.graph.edit import Draft
-from gopt.graph.model import COMM
+from gopt.graph.model import COMM, Node
+from gopt.graph.types import TensorType, numpy_dtype
 from gopt.passes.base import Pass
 from gopt.report import Change
 
 
 class Keep(str, Enum):
-    """What becomes of the ranks' statistics after a step."""
+    """What becomes of the ranks' statistics."""
 
     MEAN = "mean"
     LOCAL = "local"
+    SYNC = "sync"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """``mean`` averages over the ranks that see different data, ``local`` leaves them apart."""
+    """``mean`` averages new statistics over the ranks that see different data, ``local`` leaves them apart, ``sync``
+    takes every value over samples over the samples of all ranks, in forward and backward."""
 
     statistics: Keep = Keep.MEAN
 
@@ -31,16 +40,26 @@ def statistics(step: Step, options: Options) -> Change:
     """Average the new statistics over the ranks that see different data, in one packed call per dtype.
 
     Guarantees: replicated statistics are equal after every step, or marked local in the manifest. On the wire:
-    2(N-1)/N of their bytes.
+    2(N-1)/N of their bytes. ``sync``: what single samples read of other samples is averaged where it is made, so that
+    the step is that of one large batch: 2(N-1)/N of the bytes of those values, as many calls behind one another as
+    normalisations stand behind one another, forward and backward. Refused where that would not be exact.
     """
     group = step.mesh.data_group
     states = [state for state in step.training.states if state.kind is Kind.STATISTIC]
-    if not states or group is None or step.mesh.size(group) == 1:
-        return Change(note="no statistics" if not states else "one rank")
+    if group is None or step.mesh.size(group) == 1:
+        return Change(note="one rank" if states else "no statistics")
+    if options.statistics is Keep.SYNC:
+        return _synchronised(step, group)
+    if not states:
+        return Change(note="no statistics")
     if options.statistics is Keep.LOCAL:
         names = {state.tensor for state in states}
         step.hold([replace(h, local=True) if h.input in names else h for h in step.holdings])
         return Change(facts={"local": len(states)})
+    return _averaged(step, group, states)
+
+
+def _averaged(step: Step, group: str, states: list[State]) -> Change:
     draft = Draft(step.graph, "statistics")
     by_dtype: dict[str, list[State]] = {}
     for state in states:
@@ -62,4 +81,62 @@ def statistics(step: Step, options: Options) -> Change:
     return Change(facts={"averaged": len(states), "calls": len(by_dtype)})
 
 
-PASS = Pass("statistics", Options, statistics)
+def _synchronised(step: Step, group: str) -> Change:
+    if step.micro_steps > 1:
+        raise OptionError(
+            "--statistics sync with --accumulate: samples of different micro-steps never meet",
+            "leave one of them out",
+        )
+    if step.loss_reduction.rule is not Rule.MEAN:
+        raise OptionError(
+            f"--statistics sync with --loss-reduction {step.loss_reduction}: it takes counts over all ranks itself",
+            "leave --loss-reduction out",
+        )
+    shared = synchronise(step.training, step.mesh.size(group))
+    draft = Draft(step.graph, "statistics")
+    makers, readers = step.graph.producers(), step.graph.readers()
+    for number, name in enumerate(shared.points):
+        _share(step, draft, group, number, name, makers, readers)
+    for number, each in enumerate(shared.corrected):
+        type = step.graph.types[each.constant]
+        fixed = f"gopt.statistics.sync.constant{number}"
+        value = onnx.numpy_helper.from_array(np.full(type.dims, each.value, numpy_dtype(type.dtype)))
+        draft.add("Constant", [], {fixed: TensorType(type.dtype, type.shape)}, attributes={"value": value})
+        draft.rewire(makers[each.output], each.constant, fixed)
+    draft.finish()
+    step.shared = shared.to_json() if shared != Shared() else {}
+    return Change(facts={"synchronised": len(shared.points)})
+
+
+def _share(
+    step: Step,
+    draft: Draft,
+    group: str,
+    number: int,
+    name: str,
+    makers: dict[str, Node],
+    readers: dict[str, list[Node]],
+) -> None:
+    """Let every reader of the source see a value's mean over the ranks; what a pass sends stays the rank's own.
+
+    A new state that is such a value is the mean as well.
+    """
+    maker, type = makers[name], step.graph.types[name]
+    own, mean = f"gopt.statistics.sync{number}.local", f"gopt.statistics.sync{number}.mean"
+    draft.rename_output(maker, name, own)
+    draft.add("Identity", [own], {name: type}, after=maker)
+    draft.add("AllReduce", [own], {mean: type}, domain=COMM, attributes={"group": group, "reduce": "mean"}, after=maker)
+    for reader in readers.get(name, ()):
+        if not reader.made_by:
+            draft.rewire(reader, name, mean)
+
+
+def needed(step: Step) -> str:
+    """Why a step cannot do without this pass."""
+    held = next((state.tensor for state in step.training.states if state.kind is Kind.STATISTIC), None)
+    if held is None or step.mesh.data_ranks == 1:
+        return ""
+    return f"statistic {held!r} follows each rank's own data, and nothing else averages it or marks it local"
+
+
+PASS = Pass("statistics", Options, statistics, needed=needed)

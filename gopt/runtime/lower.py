@@ -29,7 +29,7 @@ _MOVES = frozenset({
 An operator that merely moves but lacks a float16 kernel must not stand here: the runtime would widen it and drop the
 rounding beside it. A cast rounds by itself.
 """
-_TYPE_ATTRIBUTES = frozenset({"dtype", "output_dtype", "output_datatype", "stash_type", "softmax_precision"})
+TYPE_ATTRIBUTES = frozenset({"dtype", "output_dtype", "output_datatype", "stash_type", "softmax_precision"})
 """Attributes that hold an element type: of an output, or in which an operator computes."""
 _HALF_CODES = frozenset(dtype_code(name) for name in HALVES)
 _FLOAT = TensorProto.FLOAT
@@ -45,7 +45,7 @@ def lower_halves(graph: Graph) -> Graph:
     if not _has_halves(graph):
         return graph
     if _functions_meet_halves(graph):
-        graph = _inlined(graph)
+        graph = inlined(graph)
     lowering = _Lowering(graph.types, graph.header, "gopt.lower", count(1))
     for node in graph.nodes:
         lowering.add(node)
@@ -154,7 +154,7 @@ def _declared(body: GraphProto) -> dict[str, TensorType]:
 
 
 def _widen_attribute(attribute: AttributeProto) -> None:
-    if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _HALF_CODES:
+    if attribute.name in TYPE_ATTRIBUTES and attribute.i in _HALF_CODES:
         attribute.i = _FLOAT
     elif attribute.type == AttributeProto.TENSOR and attribute.t.data_type in _HALF_CODES:
         wide = onnx.numpy_helper.to_array(attribute.t).astype("float32")
@@ -186,7 +186,7 @@ def _mentions_half(proto: NodeProto) -> bool:
 
 def _attribute_names_half(attribute: AttributeProto) -> bool:
     if attribute.type == AttributeProto.INT:
-        return attribute.i in _HALF_CODES and (attribute.name == "to" or attribute.name in _TYPE_ATTRIBUTES)
+        return attribute.i in _HALF_CODES and (attribute.name == "to" or attribute.name in TYPE_ATTRIBUTES)
     return attribute.type == AttributeProto.TENSOR and attribute.t.data_type in _HALF_CODES
 
 
@@ -207,7 +207,7 @@ def _functions_meet_halves(graph: Graph) -> bool:
     return any(dtype in HALVES for dtype in types) or any(map(_mentions_half, _function_nodes(graph)))
 
 
-def _inlined(graph: Graph) -> Graph:
+def inlined(graph: Graph) -> Graph:
     """The graph with its functions expanded, and the types of what came to light."""
     border = {name: tensor.type for name, tensor in graph.initializers.items() if name not in graph.inputs}
     model = build_model(graph.header, graph.nodes, {**graph.inputs, **border}, graph.outputs)

@@ -14,6 +14,7 @@ from gopt.graph.types import TensorType
 from gopt.runtime.program import Program
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
 from gopt.runtime.session import Array, NoKernelError, SessionCache, first_line
+from gopt.runtime.substitutes import operators
 
 
 def run_graph(graph: Graph, feeds: Mapping[str, Array], cache: SessionCache | None = None) -> dict[str, Array]:
@@ -50,7 +51,7 @@ def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
     model = build_model(graph.header, graph.nodes, types, graph.outputs, small)
     try:
         with np.errstate(all="ignore"):
-            results = ReferenceEvaluator(model).run(None, given)
+            results = ReferenceEvaluator(model, new_ops=list(operators())).run(None, given)
     except GoptError:
         raise
     except Exception as error:  # it raises whatever NumPy does

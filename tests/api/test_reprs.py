@@ -54,7 +54,7 @@ def test_each_is_one_short_line(shown):
     [
         ("source", "<Source gpt_adamw.onnx: 792 nodes, 28 parameters, 85 states>"),
         ("graph", "<Graph gpt_adamw: 792 nodes, 88 inputs, 86 outputs>"),
-        ("sharded", "<Sharded gpt_adamw.onnx on shard=2: 2 ranks, 6 checks passed>"),
+        ("sharded", "<Sharded gpt_adamw.onnx on shard=2: 2 ranks, 7 checks passed>"),
         ("inspection", "<Inspection gpt_adamw.onnx: 28 parameters, AdamW>"),
         ("folder", "<FolderInspection gpt.ranks: 2 ranks, 85 states>"),
     ],

@@ -19,9 +19,11 @@ LAYERS = (
     {
         "gopt.phases",
         "gopt.specialise",
+        "gopt.agree",
         "gopt.check",
         "gopt.figures",
         "gopt.kept",
+        "gopt.needs",
         "gopt.given",
         "gopt.write",
         "gopt.seal",

@@ -99,10 +99,10 @@ def both(path: Path, folder: Path, mesh: Mesh) -> None:
     wanted = run_source(path, mesh, batches)
     feeds = [{**rank.values, **batch} for rank, batch in zip(verifier.ranks, batches)]
     outputs = run_ranks([rank.programs["step"] for rank in verifier.ranks], feeds, mesh)
-    new = verifier._joined("output", outputs)
+    new = verifier.team.joined("output", outputs)
     for state in verifier.training.states:
         for rank in wanted:
-            np.testing.assert_allclose(new[state.tensor], rank[state.updated].reshape(-1), rtol=2e-5, atol=1e-6)
+            np.testing.assert_allclose(new[state.tensor], rank[state.updated], rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

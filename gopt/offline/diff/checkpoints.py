@@ -18,7 +18,7 @@ def diff_checkpoints(a: Path, b: Path) -> Diff:
     lines = []
     for what, before, after in (
         ("step", *(json.loads((path / INDEX).read_text(encoding="utf-8")).get("step") for path in (a, b))),
-        ("mesh", *(Mesh(tuple(map(tuple, held.manifest["mesh"]["axes"]))) for held in (first, second))),
+        ("mesh", *(Mesh.from_record(held.manifest["mesh"]) for held in (first, second))),
     ):
         if before != after:
             lines.append(Line("record", f"{what}: {before} -> {after}"))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gopt.analysis.cones import find_updates
+from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.spmd import Step
 from gopt.analysis.training import Phase
 from gopt.analysis.updates import Cone, Mode
@@ -18,7 +19,9 @@ from gopt.passes.shard.options import Options, Stage, check, layout_of
 from gopt.passes.shard.plan import ReplicatedBucket, SplitBucket, Style, WholeBucket, make_plan
 from gopt.passes.shard.reduction import Reduction
 from gopt.passes.shard.scalars import Scalars
+from gopt.passes.shard.shared import share
 from gopt.passes.shard.split import Emitted, emit_split
+from gopt.passes.shard.weights import Weights
 from gopt.passes.shard.whole import emit_replicated, emit_whole
 from gopt.report import Change
 
@@ -33,6 +36,8 @@ def shard(step: Step, options: Options) -> Change:
     stage 2 and up scatter gradients in each of them; all else travels once.
     """
     check(step, options)
+    step.loss_reduction = LossReduction.parse(options.loss_reduction)
+    step.loss_reduction.check(step.training)
     data = step.mesh.data_group
     if (data is None or step.mesh.size(data) == 1) and step.micro_steps == 1:
         return Change(note="one rank sees all the data: nothing to reduce or share out")
@@ -46,13 +51,15 @@ def shard(step: Step, options: Options) -> Change:
     scalars = Scalars(draft, training.graph, updates, step.group)
     wire = options.reduce_dtype.value if options.reduce_dtype is not None else ""
     groups = Groups(step.group, step.outer, data if data is not None and step.mesh.size(data) > 1 else None)
-    reduction = Reduction(step, draft, groups, wire, options.stage >= Stage.GRADIENTS)
+    weights = Weights(step, draft, groups.data)
+    reduction = Reduction(step, draft, groups, wire, options.stage >= Stage.GRADIENTS, weights)
     before_use = options.stage is Stage.PARAMETERS
     delivery = Delivery(step, draft, step.group, before_use, options.reshard_after_forward, options.persist)
     plan = make_plan(training, updates, layout, delivery.copies)
     emitted = [_emit(draft, bucket, options.style, scalars, reduction, delivery) for bucket in plan.buckets]
     facts = delivery.finish() | scalars.finish()
     _read_reduced(step, draft, reduction)
+    share(step, draft, groups.data)
     draft.finish()
     _hold(step, emitted, delivery.dropped, reduction.reduced)
     modes = Counter(cone.mode.value for cone in updates.cones.values())
@@ -113,4 +120,13 @@ def _describe(step: Step, bucket: object) -> dict[str, object]:
     return row
 
 
-PASS = Pass("shard", Options, shard, after=("hoist-casts",))
+def needed(step: Step) -> str:
+    """Why a step cannot do without this pass."""
+    if step.mesh.data_ranks > 1:
+        return f"{step.mesh.data_ranks} ranks see different data, and nothing else reduces their gradients"
+    if step.micro_steps > 1:
+        return f"nothing else sums the gradients of {step.micro_steps} micro-steps"
+    return ""
+
+
+PASS = Pass("shard", Options, shard, after=("hoist-casts",), needed=needed)

@@ -57,19 +57,21 @@ def guard(draft: Draft, source: str, output: str, fill: float | int) -> None:
     draft.add("Guard", [source], {output: draft.graph.types[source]}, domain=SPMD, attributes={"fill": fill})
 
 
-def reduce_scatter(draft: Draft, group: str, gradients: Sequence[str], cuts: Sequence[int], output: str) -> None:
-    """The mean of the gradients over the group; each member keeps its part of the bucket."""
+def reduce_scatter(
+    draft: Draft, group: str, gradients: Sequence[str], cuts: Sequence[int], output: str, kind: str = "mean"
+) -> None:
+    """The mean (or sum) of the gradients over the group; each member keeps its part of the bucket."""
     dtype = draft.graph.types[gradients[0]].dtype
-    attributes = {"group": group, "reduce": "mean", "cuts": list(cuts)}
+    attributes = {"group": group, "reduce": kind, "cuts": list(cuts)}
     draft.add(
         "ReduceScatter", gradients, {output: flat(dtype)}, domain=COMM, attributes=attributes,
         after=draft.latest(gradients),
     )  # fmt: skip
 
 
-def reduce(draft: Draft, group: str, root: int, gradient: str, output: str) -> None:
-    """The mean of one gradient over the group, on its ``root`` member alone."""
-    attributes = {"group": group, "reduce": "mean", "root": root}
+def reduce(draft: Draft, group: str, root: int, gradient: str, output: str, kind: str = "mean") -> None:
+    """The mean (or sum) of one gradient over the group, on its ``root`` member alone."""
+    attributes = {"group": group, "reduce": kind, "root": root}
     made = {output: draft.graph.types[gradient]}
     draft.add("Reduce", [gradient], made, domain=COMM, attributes=attributes, after=draft.latest([gradient]))
 

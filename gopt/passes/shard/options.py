@@ -35,7 +35,8 @@ class WireType(str, Enum):
 class Options:
     """What is sharded and how: ``override`` gives some parameters another partition (``embed*:rows;*.bias:whole``),
     ``owners`` says who holds what stays whole, ``rule`` and ``min_piece`` (elements) where rows are cut, ``style`` how
-    whole tensors travel; ``persist``: at stage 3, parameters of fewer elements stay on every rank."""
+    whole tensors travel; ``persist``: at stage 3, parameters of fewer elements stay on every rank; ``loss_reduction``:
+    gradients of ranks are put together as ``mean``, ``sum`` or ``weighted:VALUE``."""
 
     stage: Stage = Stage.GRADIENTS
     partition: Partition = Partition.FLAT
@@ -48,6 +49,7 @@ class Options:
     reduce_dtype: WireType | None = None
     reshard_after_forward: bool = True
     persist: int = 0
+    loss_reduction: str = "mean"
 
 
 def check(step: Step, options: Options) -> None:

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
+from gopt.analysis.loss_reduction import Rule
 from gopt.analysis.spmd import Accumulator, Step
 from gopt.graph.edit import Draft
 from gopt.graph.place import EVERYWHERE, Owner, Place
 from gopt.graph.types import TensorType, dtype_code, numpy_dtype
 from gopt.passes.shard import layout
+from gopt.passes.shard.weights import Weights
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class Reduction:
     groups: layout.Groups
     wire: str
     scattered: bool
+    weights: Weights
     reduced: dict[str, str] = field(default_factory=dict)
     """Gradient -> the value that readers in the update see in its place, where that has its shape."""
     exact: dict[str, str] = field(default_factory=dict)
@@ -46,7 +49,7 @@ class Reduction:
         shard = layout.named(bucket, "gradient")
         given = [self._given(bucket, place, name) for place, name in enumerate(gradients)]
         scattered = layout.named(bucket, "scattered")
-        layout.reduce_scatter(self.draft, self.groups.shard, given, cuts, scattered)
+        layout.reduce_scatter(self.draft, self.groups.shard, given, cuts, scattered, self.weights.reduce)
         value = scattered
         if self.micro and self.scattered:
             value = self._sum(shard, value, layout.flat(_wide(dtype)), EVERYWHERE, cuts)
@@ -64,7 +67,7 @@ class Reduction:
         for place, (name, owner) in enumerate(zip(gradients, owners)):
             given = self._given(bucket, place, name)
             value, result = layout.named(bucket, f"owned{place}"), layout.named(bucket, f"gradient{place}")
-            layout.reduce(self.draft, self.groups.shard, owner, given, value)
+            layout.reduce(self.draft, self.groups.shard, owner, given, value, self.weights.reduce)
             if self.micro and self.scattered:
                 type = TensorType(_wide(self._dtype(name)), self.draft.graph.types[name].shape)
                 value = self._sum(result, value, type, Owner(owner))
@@ -75,7 +78,9 @@ class Reduction:
         root, value = layout.named(bucket, f"local{place}"), name
         if self.micro and (local or not self.scattered):
             type = self.draft.graph.types[name]
-            value = self._sum(root, name, TensorType(_wide(type.dtype), type.shape), EVERYWHERE)
+            value = self._sum(root, name, TensorType(_wide(type.dtype), type.shape), EVERYWHERE, own=True)
+        else:
+            value = self.weights.to_call(name, root)
         return self._on_wire(value, f"{root}_wire", EVERYWHERE)
 
     def _finish(self, value: str, result: str, dtype: str, group: str | None, place: Place) -> str:
@@ -83,7 +88,7 @@ class Reduction:
         if group is not None:
             whole = f"{result}_mean"
             given = self._on_wire(value, f"{result}_wire", place)
-            layout.all_reduce(self.draft, group, [given], [whole], "mean", place)
+            layout.all_reduce(self.draft, group, [given], [whole], self.weights.reduce, place)
             value = whole
         back = self._as(value, dtype, result, place)
         if back != value:
@@ -93,25 +98,36 @@ class Reduction:
     def _on_wire(self, value: str, name: str, place: Place) -> str:
         return self._as(value, self.wire or self._dtype(value), name, place)
 
-    def _sum(self, root: str, value: str, type: TensorType, place: Place, cuts: Sequence[int] | None = None) -> str:
-        """Add a micro-step's gradient to an accumulator of ``type``; returns its mean, which the update reads."""
+    def _sum(
+        self, root: str, value: str, type: TensorType, place: Place, cuts: Sequence[int] | None = None, *,
+        own: bool = False,
+    ) -> str:  # fmt: skip
+        """Add a micro-step's gradient to an accumulator of ``type``; returns its mean, which the update reads.
+
+        ``own``: nothing of it was reduced over ranks yet.
+        """
         draft = self.draft
         shape = () if cuts is not None else type.dims
         names = (f"{root}_sum", f"{root}_sum_out", f"{root}_sum_next")
         held = Accumulator(*names, type.dtype, shape, None if cuts is None else tuple(cuts), place)
         draft.graph.types[held.input] = type
         term = self._as(value, type.dtype, f"{root}_term", place)
+        term = self.weights.own_term(term, root) if own else self.weights.reduced_term(term, root, place)
         draft.add("Add", [held.input, term], {held.added: type}, place=place)
         sizes = {f"{root}_sizes": TensorType("int64", (len(type.shape or ()),))}
         draft.add("Shape", [held.input], sizes, place=place)
         zero = onnx.numpy_helper.from_array(np.zeros(1, numpy_dtype(type.dtype)))
         draft.add("ConstantOfShape", list(sizes), {held.output: type}, attributes={"value": zero}, place=place)
         self.step.accumulators.append(held)
-        draft.add("Div", [held.input, self._count(type.dtype)], {f"{root}_each": type}, place=place)
+        if self.weights.rule is Rule.SUM:
+            return held.input
+        draft.add("Div", [held.input, self._count(type.dtype, own)], {f"{root}_each": type}, place=place)
         return f"{root}_each"
 
-    def _count(self, dtype: str) -> str:
-        """The number of micro-steps, as a scalar of a type."""
+    def _count(self, dtype: str, own: bool) -> str:
+        """What a sum over micro-steps is divided by: their number, or their weights, as a scalar of a type."""
+        if self.weights.weighted:
+            return self.weights.own_total(dtype) if own else self.weights.reduced_total(dtype)
         draft, name = self.draft, f"gopt.shard.micro_steps.{dtype}"
         if name not in draft.graph.types:
             count = {f"{name}.count": TensorType("float32", ())}

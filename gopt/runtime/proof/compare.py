@@ -3,79 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from gopt.graph.model import Graph
-from gopt.runtime.proof.confirm import Confirmation
+from gopt.runtime.proof.result import Difference, Verification
 
 Values = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How far a value is off, counted in tolerances.
-
-    ``error_over_tolerance``: the distance over what is allowed, a number without a unit; above 1 is a failure. Times
-    ``Verification.tolerance`` it is the relative error of the value's change since the first step.
-    """
-
-    variant: str
-    step: int
-    rank: int
-    name: str
-    kind: str
-    error_over_tolerance: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "variant": self.variant, "step": self.step, "rank": self.rank, "name": self.name, "kind": self.kind,
-            "error_over_tolerance": self.error_over_tolerance,
-        }  # fmt: skip
-
-
-@dataclass(slots=True)
-class Verification:
-    """What a verification found.
-
-    ``tolerance``: what a relative error may be, e.g. 1e-4. ``worst``: of each variant the value that is furthest off,
-    in tolerances: see ``Difference``.
-    """
-
-    tolerance: float
-    steps: int
-    ranks: int
-    compared: int = 0
-    worst: dict[str, Difference] = field(default_factory=dict)
-    gradients: list[Confirmation] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def __repr__(self) -> str:
-        verdict = "equal" if self.equal else "NOT equal"
-        over = f"{self.compared} comparisons on {self.ranks} ranks over {self.steps} steps"
-        return f"<Verification {verdict}: {over}, tolerance {self.tolerance:g}>"
-
-    @property
-    def equal(self) -> bool:
-        """Whether everything is within tolerance and every gradient was confirmed."""
-        return all(each.error_over_tolerance <= 1 for each in self.worst.values()) and all(
-            each.holds for each in self.gradients
-        )
-
-    def note(self, difference: Difference) -> None:
-        self.compared += 1
-        held = self.worst.get(difference.variant)
-        if held is None or not difference.error_over_tolerance <= held.error_over_tolerance:
-            self.worst[difference.variant] = difference
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "equal": self.equal, "tolerance": self.tolerance, "steps": self.steps, "ranks": self.ranks,
-            "compared": self.compared, "worst": {name: each.to_json() for name, each in self.worst.items()},
-            "gradients": [each.to_json() for each in self.gradients], "notes": self.notes,
-        }  # fmt: skip
 
 
 def tolerance_of(graph: Graph) -> float:
@@ -85,16 +21,17 @@ def tolerance_of(graph: Graph) -> float:
 
 
 def distance(value: np.ndarray, wanted: np.ndarray) -> float:
-    """‖value − wanted‖ in float64; infinite where kinds of number, shapes, integers or infinities differ."""
+    """‖value − wanted‖ in float64; infinite where kinds of number, shapes, integers or infinities differ.
+
+    A number that is none agrees with nothing, not even with another one.
+    """
     if value.shape != wanted.shape or value.dtype != wanted.dtype:
         return float("inf")
     if not floating(wanted):
         return 0.0 if np.array_equal(value, wanted) else float("inf")
     mine, theirs = np.asarray(value, np.float64), np.asarray(wanted, np.float64)
     finite = np.isfinite(theirs)
-    if not np.array_equal(np.isfinite(mine), finite) or not np.array_equal(
-        mine[~finite], theirs[~finite], equal_nan=True
-    ):
+    if not np.array_equal(np.isfinite(mine), finite) or not np.array_equal(mine[~finite], theirs[~finite]):
         return float("inf")
     return float(np.linalg.norm(mine[finite] - theirs[finite]))
 
@@ -113,6 +50,19 @@ def floating(array: np.ndarray) -> bool:
     return bool(np.issubdtype(array.dtype, np.inexact)) or array.dtype.name == "bfloat16"
 
 
+def finite(array: np.ndarray) -> bool:
+    """Whether all elements are numbers, and none is infinite."""
+    return not floating(array) or bool(np.isfinite(np.asarray(array, np.float64)).all())
+
+
+def left_the_numbers(new: np.ndarray, old: np.ndarray) -> bool:
+    """Whether an element that was finite no longer is, or has become no number at all."""
+    if not floating(new):
+        return False
+    made, was = np.asarray(new, np.float64), np.asarray(old, np.float64)
+    return bool((~np.isfinite(made) & np.isfinite(was)).any()) or bool(np.isnan(made).any())
+
+
 def ratio(error: float, allowed: float) -> float:
     """Above 1 is too far; 0 / 0 is equal."""
     return 0.0 if error == 0 else error / allowed if allowed else float("inf")
@@ -120,23 +70,48 @@ def ratio(error: float, allowed: float) -> float:
 
 @dataclass(slots=True)
 class Ledger:
-    """The comparisons of one step. Parts of a sharded state are judged together, as the state they make up."""
+    """The comparisons of one step. Parts of a sharded state are judged together, as the state they make up.
 
-    result: Verification
+    ``floors``: what is allowed of a value beside contract section 7.
+    """
+
+    tolerance: float
     variant: str
     step: int
+    floors: dict[str, float] = field(default_factory=dict)
+    entries: list[Difference] = field(default_factory=list)
     parts: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
 
+    def allowed(self, name: str, wanted: np.ndarray, start: np.ndarray) -> float:
+        return allowance(wanted, start, self.tolerance) + self.floors.get(name, 0.0)
+
+    def enter(self, rank: int, name: str, kind: str, error: float) -> None:
+        """An error that is counted in tolerances already."""
+        self.entries.append(Difference(self.variant, self.step, rank, name, kind, error))
+
     def whole(self, rank: int, name: str, kind: str, value: np.ndarray, wanted: np.ndarray, start: np.ndarray) -> None:
-        error = ratio(distance(value, wanted), allowance(wanted, start, self.result.tolerance))
-        self.result.note(Difference(self.variant, self.step, rank, name, kind, error))
+        self.enter(rank, name, kind, ratio(distance(value, wanted), self.allowed(name, wanted, start)))
 
     def part(self, rank: int, name: str, kind: str, error: float) -> None:
         self.parts.setdefault(name, []).append((error, rank, kind))
 
     def close(self, wanted: Values, start: Values) -> None:
+        """Judge what came in parts."""
         for name, errors in self.parts.items():
             total = math.sqrt(sum(error * error for error, _, _ in errors))
             _, rank, kind = max(errors)
-            error = ratio(total, allowance(wanted[name], start[name], self.result.tolerance))
-            self.result.note(Difference(self.variant, self.step, rank, name, kind, error))
+            self.enter(rank, name, kind, ratio(total, self.allowed(name, wanted[name], start[name])))
+        self.parts.clear()
+
+    def failing(self) -> set[str]:
+        """Names of what is too far off."""
+        return {each.name for each in self.entries if each.fails}
+
+    def without(self, names: Iterable[str]) -> Ledger:
+        """The same, but for some values: another ledger judges them."""
+        left_out = set(names)
+        return replace(self, entries=[each for each in self.entries if each.name not in left_out])
+
+    def write(self, result: Verification) -> None:
+        for each in self.entries:
+            result.note(each)

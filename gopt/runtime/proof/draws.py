@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx
 
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.sweeps import Index
@@ -14,21 +16,51 @@ from gopt.graph.types import FLOATS, TensorType, numpy_dtype
 DEFAULT_BOUND = 2
 HYPER = 0.01
 """What a floating hyper-parameter (a learning rate) is when the user gives none."""
+IGNORED = 1 / 8
+"""Share of labels that are drawn as ones to ignore, where there are such."""
+INTEGERS = ("int32", "int64", "uint8", "int16", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What an integer input may be: at least 0 and below ``bound``, but none of ``masked``, which the forward compares
+    it with (padding); now and then ``ignored`` (a label's ``ignore_index``, which points at nothing)."""
+
+    bound: int = DEFAULT_BOUND
+    masked: frozenset[int] = frozenset()
+    ignored: int | None = None
+
+    def draw(self, dims: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+        allowed = [each for each in sorted(self.masked) if 0 <= each < self.bound]
+        free = self.bound - len(allowed)
+        if free < 1:
+            allowed, free = [], max(self.bound, 1)
+        values: np.ndarray = generator.integers(0, free, dims)
+        for each in allowed:  # in ascending order: step over what is masked
+            values = np.asarray(values + (values >= each))
+        if self.ignored is not None and dims:
+            hidden = generator.random(dims) < IGNORED
+            hidden[..., 0] = False
+            values = np.where(hidden, self.ignored, values)
+        return np.asarray(values)
+
+
+def integer_ranges(training: Training) -> dict[str, Range]:
+    """For each integer batch input what it may be: as much as the shortest axis that it indexes."""
+    index = Index(training.graph)
+    types = training.graph.types
+    return {name: _range(index, name) for name in training.batch if types[name].dtype in INTEGERS}
 
 
 def index_bounds(training: Training) -> dict[str, int]:
     """For each integer batch input the number of things it can point at: the shortest axis it indexes."""
-    index = Index(training.graph)
-    return {
-        name: _bound(index, name)
-        for name in training.batch
-        if training.graph.types[name].dtype in ("int32", "int64", "uint8", "int16", "int8")
-    }
+    return {name: each.bound for name, each in integer_ranges(training).items()}
 
 
-def _bound(index: Index, start: str) -> int:
+def _range(index: Index, start: str) -> Range:
     types = index.graph.types
     bounds: list[int] = []
+    special: set[int] = set()
     queue, seen = deque([start]), {start}
     while queue:
         name = queue.popleft()
@@ -41,33 +73,59 @@ def _bound(index: Index, start: str) -> int:
             elif node.is_a("GatherND", "ScatterND") and node.inputs[1] == name and data is not None and data.static:
                 bounds.append(data.dims[0])
             elif node.is_a("OneHot") and node.inputs[0] == name:
-                depth = index.graph.initializers.get(node.inputs[1])
+                depth = constant(index, node.inputs[1])
                 if depth is not None:
-                    bounds.append(int(np.asarray(depth.numpy()).reshape(-1)[0]))
+                    bounds.append(int(depth))
             elif node.is_a("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss") and data is not None and data.static:
                 bounds.append(data.dims[1])
+                if "ignore_index" in node.attributes:
+                    special.add(int(node.attributes["ignore_index"]))
+            elif node.is_a("Equal"):
+                other = constant(index, next((each for each in node.inputs if each != name), ""))
+                if other is not None and float(other).is_integer():
+                    special.add(int(other))
             elif node.is_a(*LAYOUT, "Cast", "Where", "Concat", "Clip", "Max", "Min"):
                 for output in node.outputs:
                     if output not in seen:
                         seen.add(output)
                         queue.append(output)
-    return min(bounds, default=DEFAULT_BOUND)
+    bound = min(bounds, default=DEFAULT_BOUND)
+    masked = frozenset(each for each in special if 0 <= each < bound)
+    return Range(bound, masked, min(special - masked, default=None) if bounds else None)
 
 
-def draw(type: TensorType, generator: np.random.Generator, bound: int = DEFAULT_BOUND) -> np.ndarray:
-    """A batch tensor: normal floats, integers below ``bound``, fair booleans."""
+def constant(index: Index, name: str) -> float | None:
+    """A one-element constant's number, or None."""
+    tensor, maker = index.graph.initializers.get(name), index.producer.get(name)
+    if tensor is not None and name not in index.graph.inputs and tensor.type.elements == 1:
+        return float(np.asarray(tensor.numpy()).reshape(-1)[0])
+    if maker is None or not maker.is_a("Constant"):
+        return None
+    given = next(iter(maker.attributes.values()))
+    value = onnx.numpy_helper.to_array(given) if isinstance(given, onnx.TensorProto) else np.asarray(given)
+    known = value.size == 1 and value.dtype.kind in "biuf"
+    return float(value.reshape(-1)[0]) if known else None
+
+
+def without_ignored(ranges: dict[str, Range]) -> dict[str, Range]:
+    """The same, with no label to ignore."""
+    return {name: replace(each, ignored=None) for name, each in ranges.items()}
+
+
+def draw(type: TensorType, generator: np.random.Generator, range: Range | None = None) -> np.ndarray:
+    """A batch tensor: normal floats, integers in their range, fair booleans."""
     dims = type.dims if type.static else tuple(size if isinstance(size, int) else 2 for size in type.shape or ())
     if type.dtype == "bool":
         return generator.random(dims) < 0.5
     if type.dtype in FLOATS:
         return generator.standard_normal(dims).astype(numpy_dtype(type.dtype))
-    return generator.integers(0, max(bound, 1), dims).astype(numpy_dtype(type.dtype))
+    return (range or Range()).draw(dims, generator).astype(numpy_dtype(type.dtype))
 
 
 def draw_batch(training: Training, generator: np.random.Generator, bounds: dict[str, int]) -> dict[str, np.ndarray]:
-    """One rank's batch."""
+    """One rank's batch; ``bounds``: see ``index_bounds``."""
     types = training.graph.types
-    return {name: draw(types[name], generator, bounds.get(name, DEFAULT_BOUND)) for name in training.batch}
+    return {name: draw(types[name], generator, Range(bounds.get(name, DEFAULT_BOUND))) for name in training.batch}
 
 
 def initial_state(training: Training, state: State, generator: np.random.Generator) -> np.ndarray:

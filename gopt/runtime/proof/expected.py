@@ -2,63 +2,160 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from gopt.analysis.coupling.synchronise import Shared
+from gopt.analysis.loss_reduction import LossReduction, Rule
 from gopt.analysis.training import Kind, Training
+from gopt.errors import UnsupportedError
 from gopt.mesh import Mesh
 from gopt.runtime.program import Program
 from gopt.runtime.proof.compare import Values
+from gopt.runtime.proof.gates import Gate, watched
 from gopt.runtime.proof.reference import equal_members, local_graph, update_graph
+from gopt.runtime.proof.together import run_together, with_means
 from gopt.runtime.proof.variants import Variant
 from gopt.runtime.session import SessionCache
+
+Batches = Sequence[Sequence[Values]]
+"""Inputs by micro-step and by data rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What the batches give before anything is reduced, by micro-step and data rank.
+
+    ``gradients``: by name, as the variant wants them; ``statistics``: the new ones of each data rank at the end;
+    ``weights`` (``--loss-reduction``) and ``shown`` (values that the update reads as a mean) of all batches in turn.
+    """
+
+    losses: list[list[np.ndarray]]
+    gradients: list[list[Values]]
+    statistics: list[Values]
+    weights: list[float] = field(default_factory=list)
+    shown: list[Values] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of the source: its new ``states``, what the batches gave, and what the update's ``gates`` showed."""
+
+    states: Values
+    local: Local
+    means: Values
+    gates: Values
 
 
 class Expected:
     """The source cut at its gradients; ``call`` answers the collectives that it holds itself."""
 
-    def __init__(self, training: Training, mesh: Mesh, cache: SessionCache) -> None:
+    def __init__(
+        self, training: Training, mesh: Mesh, cache: SessionCache, gates: Sequence[Gate] = (),
+        reduction: LossReduction = LossReduction(), shared: Shared = Shared(),
+    ) -> None:  # fmt: skip
         self.training = training
+        self.reduction = reduction
+        self.shared = shared
         self.call = equal_members(mesh)
         self.gradients = set(training.gradients.values())
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
-        self._local = Program(local_graph(training), cache)
-        self._update = Program(update_graph(training), cache)
+        self.statistics = [state for state in training.states if state.kind is Kind.STATISTIC]
+        self.watched = watched(update_graph(training), gates)
+        local = local_graph(training, reduction.value)
+        self._local = Program(local if shared == Shared() else with_means(local, shared), cache)
+        self._update = Program(update_graph(training, self.watched), cache)
 
-    def step(
-        self, variant: Variant, states: Values, settings: Values, batches: Sequence[Sequence[Values]]
-    ) -> tuple[Values, list[list[np.ndarray]]]:
-        """One step of the source on the mean gradient of all batches: ``batches`` and losses by micro-step and rank."""
-        training = self.training
-        statistics = [state for state in training.states if state.kind is Kind.STATISTIC]
+    def refuse_inputs(self, drawn: Iterable[str]) -> None:
+        """Raise UnsupportedError where the update draws random numbers of its own: ranks could not agree on them."""
+        name = next((name for name in drawn if name in self._update.graph.inputs), None)
+        if name is not None:
+            raise UnsupportedError(
+                f"the update reads {name.removesuffix('.drawn')!r}, which is random: no reference has its draws",
+                "make the random numbers an input of the step",
+            )
+
+    def step(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> Step:
+        """One step of the source on the mean gradient of all batches."""
+        local = self.local(variant, states, settings, batches)
+        return self.finish(states, settings, local)
+
+    def local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> Local:
+        """Losses, gradients and statistics of every batch; micro-steps hand their statistics on."""
         held = [dict(states) for _ in batches[0]]
-        local: dict[str, list[np.ndarray]] = {name: [] for name in training.gradients.values()}
-        losses = []
+        losses, gradients, weights, shown = [], [], [], []
         for turn in batches:
-            outputs = [self._run(self._local, {**own, **settings, **batch}) for own, batch in zip(held, turn)]
-            losses.append([np.asarray(out[training.loss], np.float64) for out in outputs])
-            for r, out in enumerate(outputs):
-                held[r].update({state.tensor: np.asarray(out[state.updated]) for state in statistics})
-                for name, found in local.items():
-                    found.append(variant.vary(np.asarray(out[name]), name == self.marked and r == len(turn) - 1))
-        means = {name: _mean(found) for name, found in local.items()}
+            outputs = self._locals([{**own, **settings, **batch} for own, batch in zip(held, turn)])
+            losses.append([np.asarray(out[self.training.loss], np.float64) for out in outputs])
+            weights += [float(np.asarray(out[self.reduction.value]).item()) for out in outputs if self.reduction.value]
+            shown += [{made: np.asarray(out[own]) for made, own in self.training.shared.items()} for out in outputs]
+            for own, out in zip(held, outputs):
+                own.update({state.tensor: np.asarray(out[state.updated]) for state in self.statistics})
+            gradients.append([self.varied(variant, out, r == len(turn) - 1) for r, out in enumerate(outputs)])
+        statistics = [{s.tensor: own[s.tensor] for s in self.statistics} for own in held]
+        return Local(losses, gradients, statistics, weights, shown)
+
+    def varied(self, variant: Variant, made: Values, last: bool) -> Values:
+        """Those of some values that are gradients, as the variant wants them; ``last``: of the last data rank."""
+        return {
+            name: variant.vary(np.asarray(made[name]), name == self.marked and last)
+            for name in dict.fromkeys(self.training.gradients.values())
+            if name in made
+        }
+
+    def finish(self, states: Values, settings: Values, local: Local, means: Values | None = None) -> Step:
+        """The source's own update of the mean of all gradients, or of ``means``."""
+        if means is None:
+            means = self.means(local)
+        means = means | {name: mean_of([each[name] for each in local.shown]) for name in self.training.shared}
         updated = self._run(self._update, {**states, **settings, **means})
         new = {}
-        for state in training.states:
+        for state in self.training.states:
             if state.kind is Kind.STATISTIC:
-                new[state.tensor] = _mean([own[state.tensor] for own in held])
+                new[state.tensor] = mean_of([own[state.tensor] for own in local.statistics])
             else:
                 new[state.tensor] = np.asarray(updated[state.updated])
-        return new, losses
+        return Step(new, local, means, {name: np.asarray(updated[name]) for name in self.watched})
+
+    def means(self, local: Local) -> Values:
+        """What the update reads of every gradient: its mean over all batches, unless the loss is reduced otherwise."""
+        every = [values for turn in local.gradients for values in turn]
+        return {
+            name: _put_together(self.reduction, [values[name] for values in every], local.weights) for name in every[0]
+        }
+
+    def _locals(self, values: Sequence[Values]) -> list[Values]:
+        """Run the local part of every data rank: one by one, or together where they share values on the way."""
+        if self.shared == Shared():
+            return [self._run(self._local, each) for each in values]
+        inputs = self._local.graph.inputs
+        feeds = [{name: value for name, value in each.items() if name in inputs} for each in values]
+        return run_together(self._local, feeds, self.call)
 
     def _run(self, program: Program, values: Values) -> Values:
         """Run the source, as one rank, on those of the values that it reads."""
         return program.run({name: values[name] for name in program.graph.inputs if name in values}, self.call)
 
 
-def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
+def _put_together(reduction: LossReduction, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    """What the update reads of the gradients of all ranks and micro-steps. What weighs nothing is left out."""
+    if reduction.rule is Rule.MEAN:
+        return mean_of(values)
+    if reduction.rule is Rule.SUM:
+        weights = [1.0] * len(values)
+    with np.errstate(all="ignore"):
+        terms = [weight * each.astype(np.float64) for each, weight in zip(values, weights) if weight]
+        total = np.sum(terms, axis=0) if terms else np.zeros(values[0].shape)
+        over = sum(weights) if reduction.rule is Rule.WEIGHTED else 1.0
+        result: np.ndarray = np.asarray(total / (over or 1.0)).astype(values[0].dtype)
+    return result
+
+
+def mean_of(values: Sequence[np.ndarray]) -> np.ndarray:
+    """In float64, rounded once."""
     with np.errstate(all="ignore"):
         mean: np.ndarray = np.mean([each.astype(np.float64) for each in values], axis=0).astype(values[0].dtype)
     return mean

@@ -14,6 +14,7 @@ from gopt.graph.load import load
 from gopt.graph.types import TensorType, numpy_dtype
 from gopt.runtime.program import Program
 from gopt.runtime.proof.compare import Values
+from gopt.runtime.proof.randoms import Randoms, feed_graph
 from gopt.runtime.proof.reference import probed
 from gopt.runtime.session import SessionCache
 
@@ -54,11 +55,12 @@ class Rank:
 
 def read_rank(
     folder: Path, record: Mapping[str, Any], common: Sequence[dict[str, Any]], phases: Iterable[str], probe: set[str],
-    cache: SessionCache,
+    cache: SessionCache, randoms: Randoms, types: Mapping[str, TensorType],
 ) -> Rank:  # fmt: skip
     """A rank from its ``record`` in the manifest and its files; local gradients of ``probe`` can be reached.
 
-    ``common``: the states that every rank holds. Raises InputError where files are missing or say something else.
+    ``randoms`` are fed to it, whose results have ``types`` in the source. ``common``: the states that every rank
+    holds. Raises InputError where files are missing or say something else.
     """
     states = [*common, *record["state"]]
     graphs, stored = {}, {}
@@ -68,12 +70,12 @@ def read_rank(
             raise InputError(f"rank {record['rank']} has no file {path}")
         graph = load(path, own=True)
         stored.update({name: t.numpy() for name, t in graph.initializers.items() if name in graph.inputs})
-        graphs[phase] = graph
+        graphs[phase] = feed_graph(graph, randoms, types)
     for state in states:
         held = sum(piece["stop"] - piece["start"] for piece in state["pieces"])
-        types = [graph.inputs[state["input"]] for graph in graphs.values() if state["input"] in graph.inputs]
+        kept = [graph.inputs[state["input"]] for graph in graphs.values() if state["input"] in graph.inputs]
         made = any(state["output"] in graph.outputs for graph in graphs.values())
-        if not types or any(type.elements != held for type in types) or not made:
+        if not kept or any(type.elements != held for type in kept) or not made:
             raise InputError(f"rank {record['rank']}: its files and the manifest disagree on {state['input']!r}")
     programs = {phase: Program(probed(graph, probe), cache) for phase, graph in graphs.items()}
     return Rank(programs, states, record.get("accumulators", []), stored)

@@ -9,32 +9,35 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
-import onnx
 
 from gopt.analysis.training import Kind, Phase, Training
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import UnsupportedError
-from gopt.graph.model import COMM, Graph, Node, Tensor, clone, make_attribute
-from gopt.graph.types import HALVES, TensorType, dtype_code
-from gopt.mesh import DATA_AXES, Mesh
+from gopt.graph.model import COMM, Graph, Node, clone
+from gopt.mesh import Mesh
 
 
-def local_graph(training: Training) -> Graph:
-    """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch."""
+def local_graph(training: Training, weight: str = "") -> Graph:
+    """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, and its
+    ``weight`` (``--loss-reduction``)."""
     statistics = [state.updated for state in training.states if state.kind is Kind.STATISTIC]
     wanted = [training.loss, *dict.fromkeys(training.gradients.values()), *statistics]
-    return _cut(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
+    wanted += [*training.shared.values(), *([weight] if weight else [])]
+    return part_of(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
 
 
-def update_graph(training: Training) -> Graph:
-    """The source's own update: inputs are gradients, states and hyper-parameters; outputs all other new states."""
-    wanted = [state.updated for state in training.states if state.kind is not Kind.STATISTIC]
-    stops = set(training.gradients.values())
+def update_graph(training: Training, watched: Iterable[str] = ()) -> Graph:
+    """The source's own update: inputs are gradients, states and hyper-parameters; outputs all other new states.
+
+    ``watched``: values of the update that are outputs as well.
+    """
+    wanted = [state.updated for state in training.states if state.kind is not Kind.STATISTIC] + list(watched)
+    stops = {*training.gradients.values(), *training.shared}
     nodes = [
         node for node, phase in zip(training.graph.nodes, training.phases)
         if phase is Phase.UPDATE or not stops.intersection(node.outputs)
     ]  # fmt: skip
-    return _cut(training.graph, nodes, dict.fromkeys(wanted), stops)
+    return part_of(training.graph, nodes, dict.fromkeys(wanted), stops)
 
 
 PROBE = "Probe"
@@ -42,7 +45,13 @@ PROBE = "Probe"
 
 
 def probed(graph: Graph, gradients: set[str]) -> Graph:
-    """A rank's graph with a probe in front of every node of a pass that reads a local gradient and is no call."""
+    """A rank's graph with a probe in front of every node of a pass that reads a local gradient and is no call.
+
+    Local gradients that the rank makes itself, as the source does, are outputs as well.
+    """
+    own = {name for node in graph.nodes if not node.made_by and node.domain != COMM for name in node.outputs}
+    shown = {name: graph.types[name] for name in sorted(gradients & own) if name in graph.types}
+    graph = replace(graph, outputs={**shown, **graph.outputs})
     readers = [
         node for node in graph.nodes if node.made_by and node.domain != COMM and gradients.intersection(node.inputs)
     ]
@@ -63,7 +72,7 @@ def probed(graph: Graph, gradients: set[str]) -> Graph:
     return replace(graph, nodes=nodes, types=types)
 
 
-def _cut(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iterable[str]) -> Graph:
+def part_of(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iterable[str]) -> Graph:
     """The part of a graph that computes ``wanted``, with ``stops`` turned into inputs."""
     stops = set(stops)
     wanted = list(wanted)
@@ -83,50 +92,6 @@ def _cut(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iter
     )  # fmt: skip
 
 
-def widened(graph: Graph, dtype: str) -> Graph:
-    """The same graph with every floating type replaced by ``dtype`` (float32 or float64): for finite differences."""
-    wide = graph.copy()
-    for table in (wide.inputs, wide.outputs, wide.types):
-        for name, type in table.items():
-            if type.dtype in ("float32", *HALVES):
-                table[name] = TensorType(dtype, type.shape)
-    for name, tensor in graph.initializers.items():
-        if tensor.type.dtype in ("float32", *HALVES):
-            value = np.asarray(tensor.numpy()).astype(dtype)
-            wide.initializers[name] = Tensor(TensorType(dtype, tensor.type.shape), array=value)
-    wide.nodes = [_widened(node, dtype) for node in wide.nodes]
-    return wide
-
-
-_FLOAT_CODES = {dtype_code(name) for name in ("float32", "float16", "bfloat16")}
-
-
-def _widened(node: Node, dtype: str) -> Node:
-    if node.proto is None or not node.proto.attribute:
-        return node
-    proto = onnx.NodeProto()
-    proto.CopyFrom(node.proto)
-    changed = False
-    for attribute in proto.attribute:
-        if attribute.name in ("to", "dtype", "stash_type") and attribute.i in _FLOAT_CODES:
-            attribute.i = dtype_code(dtype)
-            changed = True
-        elif attribute.HasField("t") and attribute.t.data_type in _FLOAT_CODES:
-            value = np.asarray(onnx.numpy_helper.to_array(attribute.t)).astype(dtype)
-            attribute.t.CopyFrom(onnx.numpy_helper.from_array(value))
-            changed = True
-        elif node.is_a("Constant") and attribute.name in ("value_float", "value_floats"):
-            value = np.array(attribute.f if attribute.name == "value_float" else list(attribute.floats), dtype)
-            attribute.CopyFrom(make_attribute("value", onnx.numpy_helper.from_array(value)))
-            changed = True
-    if not changed:
-        return node
-    copy = clone(node)
-    copy.proto = proto
-    copy._attributes = None
-    return copy
-
-
 def equal_members(mesh: Mesh) -> Callable[[int, Node, list[np.ndarray]], list[np.ndarray]]:
     """What a collective gives when all members of its group hold equal values, as they do along no data axis.
 
@@ -136,7 +101,7 @@ def equal_members(mesh: Mesh) -> Callable[[int, Node, list[np.ndarray]], list[np
 
     def call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
         group = str(node.attributes["group"])
-        if any(axis in DATA_AXES and mesh.size(axis) > 1 for axis in mesh.split(group)):
+        if any(axis in mesh.data_axes for axis in mesh.live(group)):
             return no_call(index, node, inputs)
         if node.op_type not in ("AllReduce", "Reduce", "Broadcast", "AllGather"):
             raise UnsupportedError(

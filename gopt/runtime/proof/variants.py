@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,15 @@ from gopt.runtime.proof.reference import PROBE
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One repetition: local gradients are multiplied by ``scale``; ``infinite`` puts one infinity on the last rank."""
+    """One repetition: local gradients are multiplied by ``scale``; ``infinite`` puts one infinity on the last rank.
+
+    ``extra``: something was done to it, so that a reference which leaves the numbers says nothing of the step.
+    """
 
     name: str
     scale: float = 1.0
     infinite: bool = False
+    extra: bool = True
 
     def vary(self, value: np.ndarray, marked: bool) -> np.ndarray:
         """A local gradient as the variant wants it; ``marked``: the one that may turn infinite."""
@@ -34,9 +39,13 @@ class Variant:
         return varied
 
 
-PLAIN = Variant("gradients as they are")
+PLAIN = Variant("gradients as they are", extra=False)
 ASLEEP = Variant("gradients × 1/64", scale=1 / 64)
 AWAKE = Variant("gradients × 64", scale=64.0)
+LESS_AWAKE = Variant("gradients × 4", scale=4.0)
+"""Where the source cannot bear more."""
+FAST_ASLEEP = Variant("gradients × 1/4096", scale=1 / 4096)
+WIDE_AWAKE = Variant("gradients × 4096", scale=4096.0)
 INFINITE = Variant("one infinite gradient", infinite=True)
 
 
@@ -48,10 +57,12 @@ class Varied:
     variant: Variant
     gradients: set[str]
     marked: str
+    data: Collection[str]
+    """Axes that see different data: calls over others belong to the model."""
 
     def run(self, feeds: Values, call: CallBack) -> Values:
         def varied(index: int, node: Node, inputs: list[np.ndarray]) -> Any:
-            if node.op_type != PROBE and not over_data(node):
+            if node.op_type != PROBE and not over_data(node, self.data):
                 return call(index, node, inputs)
             given = [
                 self.variant.vary(value, name == self.marked) if name in self.gradients else value

@@ -10,34 +10,54 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gopt.analysis.coupling.synchronise import Shared
+from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.roles import recover
 from gopt.analysis.take_over import take_over
+from gopt.analysis.through import declare
 from gopt.analysis.training import Training
-from gopt.errors import InputError, UnsupportedError
+from gopt.errors import InputError, RunError
 from gopt.given import check_folder
 from gopt.graph.load import load
 from gopt.graph.model import COMM
 from gopt.graph.types import numpy_dtype
-from gopt.mesh import DATA_AXES, Mesh
+from gopt.mesh import Mesh
 from gopt.runtime.engines.threads import run_ranks
-from gopt.runtime.program import Program
 from gopt.runtime.proof import draws
-from gopt.runtime.proof.compare import Difference, Ledger, Values, Verification, distance, ratio, tolerance_of
+from gopt.runtime.proof.batches import Batches, Drawn, Given
+from gopt.runtime.proof.compare import Values, finite, tolerance_of
 from gopt.runtime.proof.confirm import confirm_gradients
+from gopt.runtime.proof.disturb import units
 from gopt.runtime.proof.expected import Expected
-from gopt.runtime.proof.ranks import joined, read_rank
+from gopt.runtime.proof.gates import Coverage, find_gates
+from gopt.runtime.proof.randoms import feed_training, find_random
+from gopt.runtime.proof.ranks import read_rank
 from gopt.runtime.proof.reference import PROBE
-from gopt.runtime.proof.variants import ASLEEP, AWAKE, INFINITE, PLAIN, Variant, Varied, has_finite_check
+from gopt.runtime.proof.result import Verification
+from gopt.runtime.proof.schedule import Schedule, Start
+from gopt.runtime.proof.seen import Seen
+from gopt.runtime.proof.team import Tamper, Team, Transport, data_ranks
+from gopt.runtime.proof.trial import Trial
+from gopt.runtime.proof.variants import (
+    ASLEEP,
+    AWAKE,
+    FAST_ASLEEP,
+    INFINITE,
+    LESS_AWAKE,
+    PLAIN,
+    WIDE_AWAKE,
+    Variant,
+    has_finite_check,
+)
 from gopt.runtime.session import SessionCache
 from gopt.sources.collectives import DECLARED, parse_groups, recognise
 from gopt.sources.expand import expand
-
-Transport = Callable[[Sequence[Any], Sequence[Values], Mesh], list[Values]]
 
 
 class Verifier:
@@ -48,30 +68,40 @@ class Verifier:
         """What runs one phase of all ranks: threads, unless somebody puts another engine in."""
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
-        self.mesh = Mesh(tuple((name, size) for name, size in self.manifest["mesh"]["axes"]))
+        self.mesh = Mesh.from_record(self.manifest["mesh"])
         listed = self.manifest.get("phases", [{"name": "step", "times": 1}])
         self.phases = {each["name"]: each["times"] for each in listed}
-        self.training = _training(self.folder, model, self.mesh)
-        if self.training.random:
-            names = ", ".join(node.label for node in self.training.random)
-            raise UnsupportedError(f"random nodes without a fixed seed cannot be compared: {names}")
+        source = _training(self.folder, model, self.mesh)
+        self.randoms = find_random(source.graph)
+        self.training = feed_training(source, self.randoms)
         if len(self.manifest["ranks"]) != self.mesh.ranks:
             raise InputError(f"{self.folder} holds {len(self.manifest['ranks'])} of {self.mesh.ranks} ranks")
-        cache = SessionCache()
-        self.expected = Expected(self.training, self.mesh, cache)
+        self.cache = SessionCache()
+        self.gates = find_gates(self.training)
+        reduction = LossReduction.parse(self.manifest.get("loss_reduction", "mean"))
+        shared = Shared.from_json(self.manifest.get("synchronised", {"values": [], "constants": []}))
+        self.expected = Expected(self.training, self.mesh, self.cache, self.gates, reduction, shared)
+        self.expected.refuse_inputs(self.randoms.fed)
         common = self.manifest["common"]["state"]
         self.ranks = [
-            read_rank(self.folder, record, common, self.phases, self.expected.gradients, cache)
+            read_rank(
+                self.folder, record, common, self.phases, self.expected.gradients, self.cache, self.randoms,
+                source.graph.types,
+            )
             for record in self.manifest["ranks"]
-        ]
-        stored = self._joined("input", [rank.values for rank in self.ranks])
-        types = self.training.graph.types
-        self.stored = {name: flat.reshape(types[name].dims) for name, flat in stored.items()}
-        self.which = self._data_ranks()
-        self.kinds = {state.tensor: state.kind for state in self.training.states}
+        ]  # fmt: skip
+        self.which = data_ranks(self.mesh)
+        self.stored = self.team.joined("input", [rank.values for rank in self.ranks])
+        self.kinds = {state.tensor: state.kind.value for state in self.training.states}
 
-    def _joined(self, key: str, values: Sequence[Values]) -> Values:
-        return joined(self.ranks, key, values, self.training.graph.types)
+    @property
+    def team(self) -> Team:
+        return Team(self.ranks, self.mesh, self.phases, self.which, self.transport, self.training.graph.types)
+
+    @property
+    def parts(self) -> int:
+        """How many ranks see different data."""
+        return max(self.which) + 1
 
     def run(
         self,
@@ -80,23 +110,33 @@ class Verifier:
         seed: int = 0,
         hyper: Mapping[str, float] | None = None,
         variants: Sequence[Variant] | None = None,
-        tamper: Callable[[int, Values], None] | None = None,
+        tamper: Tamper | None = None,
         confirm: bool = True,
+        data: str | None = None,
         advance: Callable[[str], None] = lambda _: None,
     ) -> Verification:
-        """Run ``steps`` steps of every variant and compare. ``tamper`` may change a rank's feeds: for tests."""
+        """Run ``steps`` steps of every variant and compare. ``tamper`` may change a rank's feeds: for tests.
+
+        ``data``: the user's own batches, as ``gopt run`` takes them; without it they are drawn from ``seed``.
+        """
         result = Verification(self._tolerance(), steps, self.mesh.ranks)
-        result.notes.append("states with no stored value were drawn from the seed") if self._drawn() else None
-        start = self._start(seed)
-        settings = self._hyper(hyper or {})
-        for variant in self._variants() if variants is None else variants:
-            advance(variant.name)
-            self._compare(result, variant, steps, seed, start, settings, tamper)
+        if self._drawn():
+            result.say("states with no stored value were drawn from the seed")
+        if self.randoms.fed:
+            count = len(self.randoms.fed)
+            who = f"{count} random nodes were fed what they" if count > 1 else "1 random node was fed what it"
+            result.say(f"{who} would have drawn")
+        start, settings = self._start(seed), self._hyper(hyper or {})
+        batches = self._batches(seed, data, {**start, **settings})
+        session = _Session(self, result, steps, seed, start, settings, batches, tamper, advance)
+        if variants is None:
+            session.all_variants(fixed=set(hyper or {}))
+        else:
+            for variant in variants:
+                session.one(variant)
         if confirm:
             advance("confirming gradients by finite differences")
-            generator, bounds = np.random.default_rng(seed), draws.index_bounds(self.training)
-            batches = [draws.draw_batch(self.training, generator, bounds) for _ in range(2)]
-            feeds = [{**start, **settings, **batch} for batch in batches]
+            feeds = [{**start, **settings, **each} for each in self._two(batches)]
             result.gradients = confirm_gradients(self.training, feeds, seed, self.expected.call)
         return result
 
@@ -113,14 +153,6 @@ class Verifier:
 
     def _drawn(self) -> bool:
         return any(state.tensor not in self.stored for state in self.training.states)
-
-    def _variants(self) -> Iterable[Variant]:
-        yield PLAIN
-        if self.mesh.ranks > 1:
-            yield ASLEEP
-            yield AWAKE
-            if has_finite_check(self.training):
-                yield INFINITE
 
     def _start(self, seed: int) -> Values:
         generator = np.random.default_rng(seed + 1)
@@ -142,101 +174,101 @@ class Verifier:
             for name in self.training.hyper
         }
 
-    def _data_ranks(self) -> list[int]:
-        """For every rank, which batch it sees: ranks that differ along data axes alone see different ones."""
-        seen: dict[tuple[int, ...], int] = {}
-        return [
-            seen.setdefault(tuple(v for k, v in self.mesh.coordinates(rank).items() if k in DATA_AXES), len(seen))
-            for rank in range(self.mesh.ranks)
-        ]
+    def _batches(self, seed: int, data: str | None, values: Values) -> Batches:
+        if data is not None:
+            return Given(self.training, self.randoms, seed, self.parts, data)
+        drawn = Drawn(self.training, self.randoms, seed, draws.integer_ranges(self.training))
+        if any(each.ignored is not None for each in drawn.ranges.values()):
+            # What looks like a label to ignore may be none: then the source says so, or gives no loss.
+            try:
+                local = self.expected.local(PLAIN, values, {}, [[drawn.batch(0, part) for part in range(self.parts)]])
+            except RunError:
+                return drawn.plain()
+            if not all(finite(loss) for loss in local.losses[0]):
+                return drawn.plain()
+        return drawn
 
-    def _compare(
-        self, result: Verification, variant: Variant, steps: int, seed: int, start: Values, settings: Values,
-        tamper: Callable[[int, Values], None] | None,
+    def _two(self, batches: Batches) -> list[Values]:
+        """Two batches that differ: of two ranks, or of two micro-steps."""
+        return [batches.batch(0, each) if self.parts > 1 else batches.batch(each, 0) for each in range(2)]
+
+
+class _Session:
+    """One run of a Verifier."""
+
+    def __init__(
+        self, verifier: Verifier, result: Verification, steps: int, seed: int, start: Values, settings: Values,
+        batches: Batches, tamper: Tamper | None, advance: Callable[[str], None],
     ) -> None:  # fmt: skip
-        bounds = draws.index_bounds(self.training)
-        generator = np.random.default_rng(seed + 2)
-        wanted = dict(start)
-        held = [each.feeds(start) for each in self.ranks]
-        for step in range(1, steps + 1):
-            batches = [
-                [draws.draw_batch(self.training, generator, bounds) for _ in range(max(self.which) + 1)]
-                for _ in range(max(self.phases.values()))
-            ]
-            wanted, losses = self.expected.step(variant, wanted, settings, batches)
-            ledger = Ledger(result, variant.name, step)
-            outputs = self._run_phases(variant, held, settings, batches, losses, ledger, tamper)
-            copies: list[tuple[int, Mapping[str, Any], np.ndarray]] = []
-            for r, rank in enumerate(self.ranks):
-                for state in rank.states:
-                    value = np.asarray(outputs[r][state["output"]])
-                    if state.get("copy"):
-                        copies.append((r, state, value))
-                    elif not state.get("local"):
-                        self._enter(ledger, r, state, value.reshape(-1), wanted, start)
-            ledger.close(wanted, start)
-            self._check_copies(ledger, copies, outputs)
-            if variant is not PLAIN:
-                # Blown-up gradients make training chaotic: each step is judged on its own, from equal states.
-                start, held = wanted, [each.feeds(wanted) for each in self.ranks]
+        self.verifier, self.result, self.steps, self.tamper, self.advance = verifier, result, steps, tamper, advance
+        self.start, self.settings, self.batches = start, settings, batches
+        training = verifier.training
+        self.coverage = Coverage(verifier.gates)
+        self.seen = Seen(training, self.coverage, result.tolerance, verifier.parts)
+        self.trial = Trial(
+            result, verifier.team, verifier.expected, verifier.kinds, units(training), self.seen, seed
+        )  # fmt: skip
 
-    def _run_phases(
-        self, variant: Variant, held: Sequence[Values], settings: Values, batches: Sequence[Sequence[Values]],
-        losses: Sequence[Sequence[np.ndarray]], ledger: Ledger, tamper: Callable[[int, Values], None] | None,
-    ) -> list[Values]:  # fmt: skip
-        """One step of all ranks: every phase as often as it is due; ``held`` follows. Returns what was made last."""
-        loss, made = self.training.loss, [Values() for _ in self.ranks]
-        for phase, times in self.phases.items():
-            for turn in range(times):
-                given = [{**held[r], **settings, **batches[turn][self.which[r]]} for r in range(len(self.ranks))]
-                programs = [rank.programs[phase] for rank in self.ranks]
-                feeds = [
-                    {k: v for k, v in values.items() if k in program.graph.inputs}
-                    for program, values in zip(programs, given)
-                ]
-                for number, feed in enumerate(feeds if tamper is not None else ()):
-                    tamper(number, feed)  # type: ignore[misc]
-                varied = [self._varied(variant, number, program) for number, program in enumerate(programs)]
-                for r, output in enumerate(self.transport(varied, feeds, self.mesh)):
-                    self.ranks[r].carry(held[r], output)
-                    made[r].update(output)
-                    if loss in output:
-                        value, wanted = np.asarray(output[loss], np.float64), losses[turn][self.which[r]]
-                        ledger.whole(r, loss, "loss", value, wanted, np.zeros_like(value))
-        return made
+    def one(self, variant: Variant, start: Start | None = None) -> bool:
+        """Run a variant; ``start``: what begins elsewhere. False: it left the numbers."""
+        self.advance(variant.name)
+        states, settings = dict(self.start), dict(self.settings)
+        if start is not None:
+            for name, value in start.values.items():
+                (states if name in states else settings)[name] = value
+        return self.trial.run(
+            variant, 1 if start is not None else self.steps, states, settings, self._given, self.tamper
+        )
 
-    def _varied(self, variant: Variant, rank: int, program: Program) -> Varied:
-        last = self.which[rank] == max(self.which)
-        return Varied(program, variant, self.expected.gradients, self.expected.marked if last else "")
+    def _given(self, number: int) -> list[list[Values]]:
+        """Batches of a step by micro-step and data rank."""
+        times = max(self.verifier.phases.values())
+        turns = range((number - 1) * times, number * times)
+        return [[self.batches.batch(turn, part) for part in range(self.verifier.parts)] for turn in turns]
 
-    def _enter(
-        self, ledger: Ledger, rank: int, state: Mapping[str, Any], flat: np.ndarray, wanted: Values, start: Values
-    ) -> None:
-        """Compare the pieces of one rank's state: a whole tensor at once, a part as a share of its tensor."""
-        place = 0
-        for piece in state["pieces"]:
-            name, low, high = piece["tensor"], piece["start"], piece["stop"]
-            value, reference = flat[place : place + high - low], wanted[name].reshape(-1)
-            place += high - low
-            kind = self.kinds[name].value
-            if (low, high) == (0, reference.size):
-                ledger.whole(rank, name, kind, value, reference, start[name].reshape(-1))
-            else:
-                ledger.part(rank, name, kind, distance(value, reference[low:high]))
-        if place != flat.size:
-            ledger.result.note(Difference(ledger.variant, ledger.step, rank, state["input"], "size", float("inf")))
+    def all_variants(self, fixed: Iterable[str]) -> None:
+        """Everything that is to be seen once: gradients of all sizes, an infinite one, gates both ways."""
+        sound = self.one(PLAIN)
+        self._tell_noise()
+        if sound:
+            if self.verifier.mesh.data_ranks > 1:  # else no call takes a gradient that could be changed on its way
+                self._sizes()
+            self._schedule(set(fixed))
+            self.seen.doubt(self.result)
+            self._tell_gates()
 
-    def _check_copies(
-        self, ledger: Ledger, copies: Sequence[tuple[int, Mapping[str, Any], np.ndarray]], outputs: Sequence[Values]
-    ) -> None:
-        """A narrow copy must be exactly the cast of the wide state as the ranks now hold it."""
-        wide = self._joined("output", outputs) if copies else {}
-        for rank, state, value in copies:
-            name = state["pieces"][0]["tensor"]
-            with np.errstate(over="ignore"):
-                wanted = wide[name].astype(value.dtype)
-            error = ratio(distance(value.reshape(-1), wanted), 0.0)
-            ledger.result.note(Difference(ledger.variant, ledger.step, rank, state["input"], "copy", error))
+    def _sizes(self) -> None:
+        self.one(ASLEEP)
+        if not self.one(AWAKE):
+            self.one(LESS_AWAKE)
+        if has_finite_check(self.verifier.training):
+            self.one(INFINITE)
+        for variant in (WIDE_AWAKE, FAST_ASLEEP):
+            if self.coverage.one_sided(scheduled=False):
+                self.one(variant)
+
+    def _schedule(self, fixed: set[str]) -> None:
+        schedule = Schedule(self.verifier.training, self.coverage, self.verifier.cache)
+        for start in schedule.starts(self.start, self.settings, self.steps, fixed):
+            self.one(replace(PLAIN, name=f"{start}", extra=True), start)
+
+    def _tell_gates(self) -> None:
+        gates = [gate.label for scheduled in (True, False) for gate in self.coverage.one_sided(scheduled)]
+        if gates:
+            shown = ", ".join(gates[:4]) + (", …" if len(gates) > 4 else "")
+            self.result.say(f"{len(gates)} comparisons and clips of the update went one way in every step: {shown}")
+
+    def _tell_noise(self) -> None:
+        """Name the states that no comparison of values can judge."""
+        owners = {p for p, gradient in self.verifier.training.gradients.items() if gradient in self.trial.noise}
+        states = [s.tensor for s in self.verifier.training.states if s.tensor in owners or s.of in owners]
+        self.result.noise = states
+        if states:
+            shown = ", ".join(sorted(owners)[:4]) + (", …" if len(owners) > 4 else "")
+            self.result.say(
+                f"rounding noise is the whole gradient of {shown} (zero but for rounding): {len(states)} states judged "
+                "by the gradients that the ranks had, not by value"
+            )
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -261,15 +293,21 @@ def _training(folder: Path, model: str | os.PathLike[str] | None, mesh: Mesh) ->
         return recover(expand(kept), roles)
     given = expand(load(model))
     recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
+    declare(given, dict(mesh.kinds))
     return take_over(recover(given, roles), roles, mesh)
 
 
 def verify(
-    folder: str | os.PathLike[str], model: str | os.PathLike[str] | None = None, *, steps: int = 3, seed: int = 0
+    folder: str | os.PathLike[str],
+    model: str | os.PathLike[str] | None = None,
+    *,
+    steps: int = 3,
+    seed: int = 0,
+    data: str | None = None,
 ) -> Verification:
     """Compare the ranks in ``folder`` with their source over ``steps`` steps; ``model`` replaces the kept source.
 
-    Raises InputError for a folder that is incomplete, UnsupportedError for a source with random nodes, RunError when
-    a rank fails.
+    ``data`` is a file or ``module:function`` of the user's own batches. Raises InputError for a folder that is
+    incomplete, UnsupportedError for random nodes that cannot be fed, RunError when a rank fails.
     """
-    return Verifier(folder, model).run(steps=steps, seed=seed)
+    return Verifier(folder, model).run(steps=steps, seed=seed, data=data)

@@ -21,7 +21,7 @@ from gopt.graph.external import load_state
 from gopt.graph.load import load
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, numpy_dtype
-from gopt.mesh import DATA_AXES, Mesh
+from gopt.mesh import Mesh
 from gopt.runtime.device import HOST, Device
 from gopt.runtime.engines.base import Ahead, Calls, Engine
 from gopt.runtime.lent import Common
@@ -82,7 +82,7 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], Mesh]:
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        mesh = Mesh(tuple((name, size) for name, size in manifest["mesh"]["axes"]))
+        mesh = Mesh.from_record(manifest["mesh"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
     if len(manifest["ranks"]) != mesh.ranks:
@@ -120,9 +120,9 @@ class Trainer:
         self.programs = {phase: Program(graph, cache, replaces, device) for phase, graph in self._graphs.items()}
         for program in self.programs.values():
             program.move_in(self.held)
-        data = [name for name, _ in self.mesh.axes if name in DATA_AXES]
-        self.part = self.mesh.index("+".join(data), engine.rank) if data else 0
-        self.parts = self.mesh.size("+".join(data)) if data else 1
+        data = self.mesh.data_group
+        self.part = self.mesh.index(data, engine.rank) if data is not None else 0
+        self.parts = self.mesh.data_ranks
 
     def _load(self, phase: str) -> Graph:
         path = self.job.folder / Path(self.record["files"][phase]).name

@@ -1,0 +1,56 @@
+"""What ``gopt verify`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.markup import escape
+
+from .render import console, table
+
+MOST = 12
+"""Unconfirmed values that are named; --json has them all."""
+VERDICTS = {
+    "equal": "[green]equal[/]",
+    "different": "[bold red]NOT equal[/]",
+    "unconfirmed": "[bold yellow]NOT confirmed[/]",
+}
+
+
+def render_verification(record: Mapping[str, Any]) -> None:
+    """The worst error of each variant, gradients that were not confirmed, what is in doubt, and the verdict."""
+    out = console()
+    rows = [
+        (
+            name,
+            each["name"],
+            each["kind"],
+            each["rank"],
+            each["step"],
+            f"{each['error_over_tolerance'] * record['tolerance']:.2e}",
+        )
+        for name, each in record["worst"].items()
+    ]
+    over = f"{record['ranks']} ranks and {record['steps']} steps"
+    title = f"Worst relative error over {over} (tolerance {record['tolerance']:g})"
+    out.print(table(title, ("variant", "value", "kind", "rank", "step", "error"), rows, (3, 4, 5)))
+    _gradients(record, out)
+    for each in record["unconfirmed"][:MOST]:
+        out.print(f"[yellow]{escape(each['name'])} is not confirmed[/]: {escape(each['why'])}")
+    if len(record["unconfirmed"]) > MOST:
+        out.print(f"and {len(record['unconfirmed']) - MOST} more, not confirmed either: --json has them all")
+    for note in record["notes"]:
+        out.print(f"note: {escape(note)}")
+    out.print(f"{VERDICTS[record['outcome']]}: {record['compared']} comparisons")
+
+
+def _gradients(record: Mapping[str, Any], out: Any) -> None:
+    good = sum(each["holds"] for each in record["gradients"])
+    if record["gradients"]:
+        out.print(f"gradients confirmed by finite differences: {good} of {len(record['gradients'])}")
+    for each in record["gradients"]:
+        if not each["holds"] and each.get("verdict", "refuted") == "refuted":
+            why = each.get("why") or f"ratios {each['ratios']}"
+            said = f"[red]{escape(each['gradient'])} is not the gradient of {escape(each['parameter'])}[/]"
+            out.print(f"{said}: {escape(why)}")

@@ -1,0 +1,177 @@
+"""All couplings of a step: those of its forward, its loss, and what the update reads of the batch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gopt.analysis.coupling.follow import UNTOLD, follow, start
+from gopt.analysis.coupling.marks import Coupled, Coupling, Kind, division
+from gopt.analysis.coupling.sight import Sight
+from gopt.analysis.loss_reduction import Rule
+from gopt.analysis.operators import reads_shape_only
+from gopt.analysis.spmd import Step
+from gopt.analysis.sweeps import ancestors
+from gopt.analysis.training import Kind as StateKind
+from gopt.analysis.training import Phase, Training
+from gopt.graph.model import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All couplings of a step, and what its loss is: a mean, a sum, or a mean weighted ``by`` a value.
+
+    ``loss`` is None where it could not be followed, or is none of these.
+    """
+
+    couplings: tuple[Coupling, ...]
+    loss: Kind | None
+    by: str = ""
+
+
+def read_couplings(training: Training) -> Reading:
+    """Every place where the step is not that of one large batch, or may not be; one sweep, kept with the step."""
+
+    def find() -> Reading:
+        graph = training.graph
+        forward = [node for node, phase in zip(graph.nodes, training.phases) if phase is Phase.FORWARD]
+        sight = start(graph, training.batch)
+        read = {name for node in forward for name in node.reads}
+        sight.found = [fact for fact in sight.found if fact.value in read]
+        follow(sight, forward)
+        _loss(sight, training)
+        _driven(sight, training)
+        mark = sight.marks.get(training.loss)
+        plain = mark is not None and mark.kind in (Kind.MEAN, Kind.SUM, Kind.WEIGHTED) and not mark.doubt
+        found = tuple(sight.found)
+        return Reading(found, mark.kind, mark.by) if mark is not None and plain else Reading(found, None)
+
+    return training.once("couplings", find)
+
+
+def find_couplings(training: Training) -> tuple[Coupling, ...]:
+    """Every place where the step is not that of one large batch, or may not be."""
+    return read_couplings(training).couplings
+
+
+def open_couplings(step: Step) -> tuple[Coupling, ...]:
+    """The couplings that a sharded step still has; none where one micro-step of one rank sees all the data."""
+    group = step.mesh.data_group
+    if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
+        return ()
+    reading, asked = read_couplings(step.training), step.loss_reduction
+    found = list(reading.couplings)
+    fits = {Rule.SUM: Kind.SUM, Rule.MEAN: Kind.MEAN, Rule.WEIGHTED: Kind.WEIGHTED}[asked.rule]
+    if asked.rule is not Rule.MEAN and reading.loss in (fits, None):
+        found = [each for each in found if each.kind not in (Coupled.SUMMED, Coupled.WEIGHTED)]
+    if step.shared:
+        settled = (Coupled.STATISTICS, Coupled.NONLINEAR, Coupled.WEIGHTED)
+        found = [each for each in found if each.kind not in settled]
+    if asked.rule is not Rule.MEAN and reading.loss not in (fits, None):
+        found.append(_contrary(step, reading))
+    elif reading.by and asked.value and reading.by != asked.value:
+        what = f"gradients are weighted by {asked.value!r}, the loss is a mean weighted by {reading.by!r}"
+        found.append(_of_loss(step, what, f"--loss-reduction weighted:{reading.by} is exact"))
+    return tuple(found)
+
+
+def _contrary(step: Step, reading: Reading) -> Coupling:
+    """The user asked for a reduction that the loss does not have."""
+    assert reading.loss is not None
+    kinds = {Kind.MEAN: "a mean over the samples", Kind.SUM: "a sum over the samples"}
+    what = kinds.get(reading.loss, f"a mean weighted by {reading.by!r}")
+    return _of_loss(step, f"--loss-reduction is {step.loss_reduction}, and the loss is {what}", "")
+
+
+def _of_loss(step: Step, what: str, exact: str) -> Coupling:
+    training = step.training
+    maker = next((node.op_type for node in training.graph.nodes if training.loss in node.outputs), "")
+    return Coupling(Coupled.REDUCTION, training.loss, maker, what, exact)
+
+
+def notes(couplings: Sequence[Coupling]) -> list[str]:
+    """One line for each kind of coupling: the first of it, and how many more there are."""
+    by_kind: dict[Coupled, list[Coupling]] = {}
+    for each in couplings:
+        by_kind.setdefault(each.kind, []).append(each)
+    more = {kind: f"; {len(facts) - 1} more like it" if len(facts) > 1 else "" for kind, facts in by_kind.items()}
+    return [facts[0].note + more[kind] for kind, facts in by_kind.items()]
+
+
+def _loss(sight: Sight, training: Training) -> None:
+    """Whether the loss is a mean over samples."""
+    loss = training.loss
+    mark, node = sight.marks.get(loss), sight.index.producer.get(loss)
+    if node is None or mark is None or mark.kind in (Kind.UNKNOWN, Kind.MEAN) or mark.mixed:
+        if node is not None and mark is None:
+            sight.couple(Coupled.UNKNOWN, node, f"the loss {loss!r} does not follow the samples: {UNTOLD}")
+        return
+    if mark.kind is Kind.WEIGHTED and not _trained(sight, training, mark.by):
+        by = f" {mark.by!r}" if mark.by else ", which the operator keeps to itself"
+        exact = f"--loss-reduction weighted:{mark.by} is exact" if mark.by else "write the division out in the model"
+        sight.couple(
+            Coupled.WEIGHTED, node,
+            f"the loss is divided by a count of the rank's own batch{by}: ranks with different counts weigh alike",
+            exact, loss,
+        )  # fmt: skip
+    elif mark.kind is Kind.SUM:
+        _sum(sight, loss, node)
+    elif mark.kind is Kind.SAMPLES:
+        sight.couple(Coupled.UNKNOWN, node, f"the loss is that of one sample, no sum and no mean: {UNTOLD}")
+    else:
+        origin = sight.index.producer.get(mark.origin) or node
+        sight.couple(
+            Coupled.NONLINEAR, node,
+            f"the loss is no mean over samples: {mark.origin!r} ({origin.op_type}) is a function of what they "
+            "have in common", "--statistics sync may make it exact", loss,
+        )  # fmt: skip
+
+
+def _sum(sight: Sight, loss: str, node: Node) -> None:
+    """A loss that is a sum over samples, as far as the constants in it tell."""
+    mark = sight.marks[loss]
+    known = not sight.batch or division(mark.factor, sight.batch, mark.sizes).by_others
+    if sight.batch == 1 or mark.doubt:
+        why = "a batch of one sample" if sight.batch == 1 else "dimensions of equal size"
+        sight.couple(Coupled.UNKNOWN, node, f"{why} cannot tell a summed loss from a mean one: {UNTOLD}", "", loss)
+    elif known:
+        sight.couple(
+            Coupled.SUMMED, node, "the loss is summed over the samples, and gradients are averaged over ranks",
+            "--loss-reduction sum is exact", loss,
+        )  # fmt: skip
+    else:
+        times = f"times {abs(mark.factor):.6g}" if mark.factor else "times a value that is no constant"
+        sight.couple(
+            Coupled.UNKNOWN, node,
+            f"the loss is summed over {sight.batch} samples, {times}: whether that divides by their number is not told",
+            "--loss-reduction sum is exact where it does not", loss,
+        )  # fmt: skip
+
+
+def _driven(sight: Sight, training: Training) -> None:
+    """What the update reads of a rank's own batch beside gradients: the loss above all."""
+    phases = {id(node): phase for node, phase in zip(training.graph.nodes, training.phases)}
+    gradients = set(training.gradients.values())
+    stack = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
+    seen: set[int] = set()
+    while stack:
+        node = sight.index.producer.get(stack.pop())
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        for name in node.reads:
+            maker = sight.index.producer.get(name)
+            own = name in training.batch or (maker is not None and phases[id(maker)] is Phase.FORWARD)
+            if own and name in sight.marks and not reads_shape_only(node):
+                sight.couple(
+                    Coupled.LOSS_DRIVEN, node,
+                    f"the update reads {name!r}, a value of the rank's own batch, at {node.label!r}",
+                    f"--shared {name} lets it read the mean over the ranks", name,
+                )  # fmt: skip
+            elif name not in gradients and name not in training.shared and not own:
+                stack.append(name)
+
+
+def _trained(sight: Sight, training: Training, value: str) -> bool:
+    """Whether a value depends on a parameter."""
+    return not ancestors(sight.index, [value])[1].isdisjoint(state.tensor for state in training.parameters)

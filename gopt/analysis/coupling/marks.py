@@ -1,0 +1,145 @@
+"""What a value is with respect to the samples of a batch, and the records of where samples are coupled.
+
+A value without a mark does not depend on the batch. With the batches of N ranks concatenated, a ``SAMPLES`` value is
+the concatenation of the ranks' values, ``SUM`` their sum, ``MEAN`` their mean, ``WEIGHTED`` a mean by another value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import combinations
+from math import isclose, prod
+
+
+class Kind(Enum):
+    """How a value of one large batch follows from the ranks' own values."""
+
+    SAMPLES = "samples"
+    """Concatenated along one axis."""
+    DRAWN = "drawn"
+    """Random numbers of no sample yet: any axis may be the samples'."""
+    SUM = "sum"
+    MEAN = "mean"
+    WEIGHTED = "weighted"
+    """Mean by the value ``by``."""
+    GATE = "gate"
+    """A comparison of values reduced over samples."""
+    JOINT = "joint"
+    """Any other function of values reduced over samples."""
+    UNKNOWN = "unknown"
+
+
+REDUCED = frozenset((Kind.SUM, Kind.MEAN, Kind.WEIGHTED, Kind.GATE, Kind.JOINT))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A kind, and what belongs to it.
+
+    ``SAMPLES``: dimension ``axis`` is ``outer`` x samples x ``inner``, row-major. ``factor``: constants multiplied into
+    it since it was last changed otherwise, 0 where one is not known. ``mixed``: an earlier fact says already that
+    samples meet samples.
+
+    A reduced value: ``origin`` is the value in which samples were reduced, ``sizes`` the other dimensions reduced with
+    them, ``count`` the number of elements (0: not known), ``doubt`` that a batch of this size does not tell a sum from
+    a mean; ``even``: it is that of the large batch if each origin is replaced by its mean over the ranks.
+    """
+
+    kind: Kind
+    axis: int = 0
+    outer: int = 1
+    inner: int = 1
+    factor: float = 1.0
+    origin: str = ""
+    sizes: tuple[int, ...] = ()
+    by: str = ""
+    doubt: bool = False
+    mixed: bool = False
+    count: int = 0
+    even: bool = True
+
+    @property
+    def sound(self) -> bool:
+        """Whether means of the origins over the ranks make it that of the large batch: a bare sum grows with it."""
+        return self.even and not self.doubt and self.kind in (Kind.MEAN, Kind.WEIGHTED, Kind.JOINT, Kind.GATE)
+
+
+UNKNOWN = Mark(Kind.UNKNOWN)
+DRAWN = Mark(Kind.DRAWN)
+Marks = list[Mark | None]
+
+
+class Lost(Exception):
+    """The sample dimension cannot be followed past a node; the text says why."""
+
+
+class Coupled(str, Enum):
+    """Why a step is not the step of one large batch."""
+
+    STATISTICS = "statistics"
+    """A value reduced over samples flows back into values of single samples."""
+    WEIGHTED = "weighted_loss"
+    """The loss is divided by a count that depends on the batch."""
+    SUMMED = "summed_loss"
+    IN_BATCH = "in_batch"
+    """Samples are multiplied or compared with samples."""
+    LOSS_DRIVEN = "loss_driven"
+    """The update reads the loss, or another value of the rank's own batch."""
+    NONLINEAR = "nonlinear_loss"
+    """The loss is no mean of losses of single samples."""
+    REDUCTION = "loss_reduction"
+    """The gradients are reduced otherwise than the loss is."""
+    PLACE = "by_place"
+    """Samples are told apart by their place in the batch."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Coupling:
+    """One place where a step is not the step of one large batch: which value, made by which operator.
+
+    ``what`` is a sentence, ``exact`` what would make it exact ('' where gopt knows nothing).
+    """
+
+    kind: Coupled
+    value: str
+    operator: str
+    what: str
+    exact: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return {
+            "kind": self.kind.value, "value": self.value, "operator": self.operator, "what": self.what,
+            "exact": self.exact,
+        }  # fmt: skip
+
+    @property
+    def note(self) -> str:
+        """One line for people."""
+        return f"not the step of one large batch: {self.what}" + (f" ({self.exact})" if self.exact else "")
+
+
+def products(sizes: Iterable[int]) -> set[int]:
+    """Products of all subsets of some dimensions, 1 included."""
+    wide = sorted((size for size in sizes if size > 1), reverse=True)[:8]
+    return {prod(part) for length in range(len(wide) + 1) for part in combinations(wide, length)}
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """What a constant factor of a sum says: it divides by the batch, by other dimensions alone, or may do either."""
+
+    by_batch: bool
+    by_others: bool
+
+
+def division(factor: float, batch: int, sizes: Iterable[int]) -> Division:
+    """Whether ``factor`` is one over the number of samples, times other reduced dimensions."""
+    if not factor:
+        return Division(False, False)
+    known = products(sizes)
+    over = 1.0 / abs(factor)
+    near = [size for size in known if isclose(over, size, rel_tol=1e-6)]
+    return Division(any(isclose(over, batch * size, rel_tol=1e-6) for size in known), bool(near))

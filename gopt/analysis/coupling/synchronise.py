@@ -1,0 +1,165 @@
+"""Which values ranks must average so that their step is that of one large batch: statistics, and their cotangents.
+
+Let every value in which samples are reduced be replaced by its mean over the ranks, in forward and backward. Then a
+rank computes its part of the step of one large batch: the transpose of a mean over ranks is a mean over ranks, so the
+backward needs the same treatment as the forward and nothing else. What must be true of the forward is that means are
+right there: a bare sum that single samples read grows with the batch, and a maximum is no mean. Only values that
+single samples, statistics or products with other reduced values read need it; gradients are averaged as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from math import isclose
+from typing import Any
+
+from gopt.analysis.coupling.follow import follow, start
+from gopt.analysis.coupling.marks import REDUCED, Coupled, Kind
+from gopt.analysis.coupling.sight import Sight
+from gopt.analysis.sweeps import Index, ancestors
+from gopt.analysis.training import Kind as StateKind
+from gopt.analysis.training import Phase, Training
+from gopt.errors import UnsupportedError
+from gopt.graph.model import Node
+from gopt.graph.types import FLOATS
+
+ROUNDS = 8
+LINEAR = (None, Kind.SUM, Kind.MEAN)
+"""What a gradient may be, for the mean over ranks to be right; None: alike on all ranks already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """A constant of the batch's size: node ``output`` reads ``constant``, which the large batch has as ``value``."""
+
+    output: str
+    constant: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What is averaged over the ranks as soon as it is made, and constants that follow the number of samples."""
+
+    points: tuple[str, ...] = ()
+    corrected: tuple[Corrected, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As the manifest has it."""
+        return {"values": list(self.points), "constants": [asdict(each) for each in self.corrected]}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Shared:
+        """The inverse of ``to_json``."""
+        return cls(tuple(record["values"]), tuple(Corrected(**each) for each in record["constants"]))
+
+
+def synchronise(training: Training, ranks: int) -> Shared:
+    """What to average; raises UnsupportedError where that would not give the step of one large batch."""
+    nodes = _nodes(training)
+    first = start(training.graph, training.batch)
+    follow(first, nodes)
+    _refuse(first, (Coupled.UNKNOWN, Coupled.IN_BATCH, Coupled.PLACE))
+    wanted = {**first.fed, **_statistics(training, first)}
+    _sound(training, first, nodes, wanted)
+    points = _points(first, wanted)
+    for _ in range(ROUNDS):
+        second = start(training.graph, training.batch)
+        second.shared = set(points)
+        follow(second, nodes)
+        odd = [name for name in training.gradients.values() if _kind(second, name) not in LINEAR]
+        more = [name for name in _points(first, odd) if name not in points]
+        if not more:
+            break
+        points += more
+    _refuse(second, tuple(Coupled))
+    for name in odd:
+        raise UnsupportedError(f"--statistics sync: gradient {name!r} is no sum over samples, and cannot be averaged")
+    local = next((s for s in training.states if s.kind is StateKind.STATISTIC and s.updated in second.marks), None)
+    if local is not None:
+        raise UnsupportedError(f"--statistics sync: statistic {local.tensor!r} follows single samples")
+    return Shared(tuple(points), tuple(_corrected(training, first, ranks)))
+
+
+def _nodes(training: Training) -> list[Node]:
+    """What makes loss, gradients and statistics, in order."""
+    kept = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
+    stops = set(training.gradients.values())
+    needed = ancestors(Index(training.graph), [training.loss, *stops, *kept])[0]
+    return [node for node in training.graph.nodes if id(node) in needed]
+
+
+def _kind(sight: Sight, name: str) -> Kind | None:
+    mark = sight.marks.get(name)
+    return None if mark is None else mark.kind
+
+
+def _statistics(training: Training, sight: Sight) -> dict[str, Node]:
+    """New statistics that are made of reduced values, with the nodes that make them."""
+    names = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
+    return {name: sight.index.producer[name] for name in names if _kind(sight, name) in REDUCED}
+
+
+def _refuse(sight: Sight, kinds: tuple[Coupled, ...]) -> None:
+    fact = next((each for each in sight.found if each.kind in kinds), None)
+    if fact is not None:
+        raise UnsupportedError(f"--statistics sync cannot give the step of one large batch: {fact.what}")
+
+
+def _sound(training: Training, sight: Sight, nodes: list[Node], wanted: dict[str, Node]) -> None:
+    """Refuse what grows with the batch where the forward, the statistics or the loss read it."""
+    phase = {id(node): each for node, each in zip(training.graph.nodes, training.phases)}
+    read = {
+        name for node in nodes if phase[id(node)] is Phase.FORWARD and _single(sight, node)
+        for name in node.inputs if name in sight.fed
+    }  # fmt: skip
+    for name in sorted({*read, training.loss, *(wanted.keys() - sight.fed.keys())}):
+        mark = sight.marks.get(name)
+        if mark is not None and not mark.sound:
+            what = "the loss" if name == training.loss else f"{name!r}"
+            raise UnsupportedError(
+                f"--statistics sync cannot give the step of one large batch: {what} is made of sums or maxima over "
+                "samples that no count divides, or of a count with a lower bound",
+                "write statistics as means over the batch (ReduceMean, or ReduceSum divided by its number)",
+            )
+
+
+def _single(sight: Sight, node: Node) -> bool:
+    """Whether a node makes values of single samples."""
+    return any(_kind(sight, name) is Kind.SAMPLES for name in node.outputs)
+
+
+def _points(sight: Sight, names: Iterable[str]) -> list[str]:
+    """The values to average so that ``names`` are alike on all ranks: origins, or behind them the first floats."""
+    found: dict[str, None] = {}
+    seen: set[str] = set()
+    stack = sorted(names)
+    while stack:
+        name = stack.pop()
+        if name in seen or _kind(sight, name) not in REDUCED:
+            continue
+        seen.add(name)
+        node = sight.index.producer[name]
+        cast = node.is_a("Cast") and sight.index.graph.type_of(node.inputs[0]).dtype not in FLOATS
+        if name in sight.origins or cast:
+            if sight.index.graph.type_of(name).dtype not in FLOATS:
+                raise UnsupportedError(f"--statistics sync: {name!r} counts samples in integers and is never cast")
+            found[name] = None
+        else:
+            stack.extend(node.reads)
+    return [name for node in sight.index.graph.nodes for name in node.outputs if name in found]
+
+
+def _corrected(training: Training, sight: Sight, ranks: int) -> Iterable[Corrected]:
+    """Factors n / (n - 1) of unbiased variances, n being the number of elements that were reduced."""
+    for node, phase in zip(training.graph.nodes, training.phases):
+        if phase is Phase.FORWARD or not node.is_a("Mul"):
+            continue
+        for name, constant in (node.inputs, node.inputs[::-1]):
+            mark, value = sight.marks.get(name), sight.scalar(constant)
+            if mark is None or mark.kind is not Kind.MEAN or mark.count < 2 or not value:
+                continue
+            if isclose(value, mark.count / (mark.count - 1), rel_tol=3e-7) and mark.count < 1 << 20:
+                whole = mark.count * ranks
+                yield Corrected(node.outputs[0], constant, whole / (whole - 1))

@@ -1,0 +1,70 @@
+"""Divisions that can be 0/0: by the square root of a state that is never negative, with nothing added.
+
+Adam without its epsilon, above all: exporters that simplify delete a + 1e-8. Rows that no sample touches then divide
+zero by zero.
+"""
+
+from __future__ import annotations
+
+from gopt.analysis.operators import LAYOUT
+from gopt.analysis.sweeps import Index
+from gopt.analysis.training import Phase, Training
+from gopt.graph.model import Node
+
+NOTE = (
+    "{label}{more} divides by the square root of {state} with no epsilon: where that is zero, as in an embedding row "
+    "that no batch has used, the update is 0/0"
+)
+
+
+def bare_roots(training: Training) -> list[str]:
+    """A note on such divisions of the update, if any. One walk a division, as long as its chain of scalings."""
+    index = Index(training.graph)
+    states = {name: state.tensor for state in training.states for name in (state.tensor, state.updated)}
+    found: list[tuple[str, str]] = []
+    for node, phase in zip(training.graph.nodes, training.phases):
+        if phase is not Phase.UPDATE:
+            continue
+        divisor = _divisor(node)
+        if divisor and not index.one_element(divisor):
+            state = _rooted(index, divisor, states)
+            if state:
+                found.append((node.label, state))
+    if not found:
+        return []
+    more = f" (as do {len(found) - 1} more)" if len(found) > 1 else ""
+    return [NOTE.format(label=found[0][0], state=found[0][1], more=more)]
+
+
+def _divisor(node: Node) -> str:
+    """What a node divides by, or ''."""
+    if node.is_a("Div"):
+        return node.inputs[1]
+    return node.inputs[0] if node.is_a("Reciprocal") else ""
+
+
+def _rooted(index: Index, name: str, states: dict[str, str]) -> str:
+    """The state whose square root a value is, but for scalar factors; '' where anything is added on the way."""
+    rooted = False
+    while True:
+        if rooted and name in states:
+            return states[name]
+        node = index.producer.get(name)
+        if node is None:
+            return ""
+        if node.is_a("Sqrt") or (node.is_a("Pow") and _half(index, node.inputs[1])):
+            rooted, name = True, node.inputs[0]
+        elif node.is_a("Cast", *LAYOUT):
+            name = node.inputs[0]
+        elif node.is_a("Mul", "Div"):
+            wide = [each for each in node.inputs if not index.one_element(each)]
+            if len(wide) != 1 or (node.is_a("Div") and wide[0] != node.inputs[0]):
+                return ""
+            name = wide[0]
+        else:
+            return ""
+
+
+def _half(index: Index, name: str) -> bool:
+    tensor = index.graph.initializers.get(name)
+    return tensor is not None and tensor.type.elements == 1 and float(tensor.numpy().reshape(-1)[0]) == 0.5

@@ -1,0 +1,82 @@
+"""How the gradients of the ranks become that of the step: their mean, their sum, or a mean by a weight of each rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gopt.analysis.sweeps import Index, ancestors
+from gopt.analysis.training import Training
+from gopt.errors import OptionError
+from gopt.graph.types import FLOATS
+
+INTEGERS = frozenset({"int32", "int64", "uint8", "int8", "int16", "uint16", "uint32", "uint64", "bool"})
+
+
+class Rule(str, Enum):
+    """What is done with the ranks' gradients."""
+
+    MEAN = "mean"
+    SUM = "sum"
+    WEIGHTED = "weighted"
+
+
+@dataclass(frozen=True, slots=True)
+class LossReduction:
+    """``mean``, ``sum`` or ``weighted:VALUE``: sum of w g over sum of w, where w is a rank's ``value`` of one element.
+
+    Ranks are those that see different data; micro-steps of an update count like ranks.
+    """
+
+    rule: Rule = Rule.MEAN
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.rule.value}:{self.value}" if self.value else self.rule.value
+
+    @classmethod
+    def parse(cls, text: str) -> LossReduction:
+        """Read what ``--loss-reduction`` says; raises OptionError for anything else."""
+        word, _, value = text.partition(":")
+        if word in (Rule.MEAN.value, Rule.SUM.value) and ":" not in text:
+            return cls(Rule(word))
+        if word == Rule.WEIGHTED.value and value:
+            return cls(Rule.WEIGHTED, value)
+        raise OptionError(
+            f"--loss-reduction cannot be {text!r}", "it is mean, sum, or weighted:VALUE with a value of the forward"
+        )
+
+    def check(self, training: Training) -> None:
+        """Raise OptionError where the value cannot be a rank's weight."""
+        if self.rule is not Rule.WEIGHTED:
+            return
+        why = _unfit(training, self.value)
+        if why is not None:
+            reason, *hints = why
+            raise OptionError(f"--loss-reduction weighted:{self.value}: {reason}", *hints)
+
+
+def _unfit(training: Training, name: str) -> tuple[str, ...] | None:
+    """Why a value cannot be the weight of a rank, and a hint; None where it can."""
+    graph = training.graph
+    index = Index(graph)
+    made = name in index.producer
+    if not made and name not in graph.inputs:
+        return (f"the step has no value {name!r}", "gopt inspect --text lists all values")
+    type = graph.type_of(name)
+    if type.elements != 1 or type.dtype not in FLOATS | INTEGERS:
+        return (f"it is {type}, a weight is one number", "name a count of the forward, such as a sum over a mask")
+    behind = ancestors(index, [name])[1]
+    gradient = next((each for each in training.gradients.values() if each in behind), None)
+    if gradient is not None:
+        return (f"it depends on the gradient {gradient!r}", "a weight follows from the batch alone")
+    state = next((state for state in training.states if state.tensor in behind), None)
+    if state is not None:
+        return (f"it depends on {state.tensor!r} ({state.kind.value})", "a weight follows from the batch alone")
+    if not behind.intersection(training.batch):
+        hint = f"if the input differs from rank to rank, say --batch {name}" if not made else "mean does the same"
+        return ("it does not depend on the batch", hint)
+    random = next((node for node in training.random if not behind.isdisjoint(node.outputs)), None)
+    if random is not None:
+        return (f"it depends on random numbers of {random.label!r}", "a weight follows from the batch alone")
+    return None

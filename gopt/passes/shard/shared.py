@@ -1,0 +1,23 @@
+"""Scalars of the forward that the update reads: their means over the ranks, one call each, which may be packed."""
+
+from __future__ import annotations
+
+from gopt.analysis.spmd import Step
+from gopt.errors import OptionError
+from gopt.graph.edit import Draft
+from gopt.passes.shard import layout
+
+
+def share(step: Step, draft: Draft, data: str | None) -> None:
+    """Let what makes each shared value be a mean over ``data``, the ranks that see different batches."""
+    shared = step.training.shared
+    if shared and step.micro_steps > 1:
+        name = next(iter(shared.values()))
+        raise OptionError(
+            f"--accumulate: the update reads {name!r} of the forward, and every micro-step has its own",
+            "leave --accumulate out",
+        )
+    makers = step.training.graph.producers()
+    for made, own in shared.items() if data is not None else ():
+        draft.remove(makers[made], "the update reads the mean over the ranks")
+        layout.all_reduce(draft, data or "", [own], [made], "mean")

@@ -1,0 +1,169 @@
+"""How gradients are weighed: summed, or each rank's by a value of its own forward (``--loss-reduction``).
+
+A weighted mean is the plain mean of gradients that were multiplied by w / mean(w) before. Over micro-steps: sums that a
+rank keeps for itself are of w g, divided in the update by the mean over ranks of the sum of w; sums of what was already
+reduced are of m g, m being the mean of w over the ranks in that micro-step, divided by the sum of m.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gopt.analysis.loss_reduction import Rule
+from gopt.analysis.spmd import Accumulator, Step
+from gopt.graph.edit import Draft
+from gopt.graph.place import EVERYWHERE, Place
+from gopt.graph.types import TensorType, dtype_code, numpy_dtype
+from gopt.passes.shard import layout
+
+
+@dataclass(slots=True)
+class Weights:
+    """``data``: the group of ranks that see different data, None where that is one."""
+
+    step: Step
+    draft: Draft
+    data: str | None
+
+    @property
+    def rule(self) -> Rule:
+        return self.step.loss_reduction.rule
+
+    @property
+    def reduce(self) -> str:
+        """How calls put the ranks' gradients together."""
+        return "sum" if self.rule is Rule.SUM else "mean"
+
+    @property
+    def weighted(self) -> bool:
+        return self.rule is Rule.WEIGHTED
+
+    def to_call(self, gradient: str, root: str) -> str:
+        """A rank's gradient times w / mean(w); zeros where w is zero, whatever the gradient is there."""
+        if not self.weighted:
+            return gradient
+        return self._times(gradient, self._share(), root, EVERYWHERE)
+
+    def own_term(self, term: str, root: str) -> str:
+        """What a rank adds to a sum of its own for a micro-step."""
+        return self._times(term, self._own(), root, EVERYWHERE) if self.weighted else term
+
+    def reduced_term(self, term: str, root: str, place: Place) -> str:
+        """What is added to a sum of reduced gradients for a micro-step."""
+        if not self.weighted:
+            return term
+        type = self.draft.graph.types[term]
+        factor = self._as(self._mean(), type.dtype)
+        self._add("Mul", [term, factor], f"{root}_weighed", type, place=place, after=[term, factor])
+        return f"{root}_weighed"
+
+    def own_total(self, dtype: str) -> str:
+        """What sums of a rank's own are divided by in the update: the mean over ranks of their summed weights."""
+        return self._divisor(self._over_ranks(self._summed("own", self._own()), "own_total"), dtype)
+
+    def reduced_total(self, dtype: str) -> str:
+        """What sums of reduced gradients are divided by in the update."""
+        return self._divisor(self._summed("mean", self._mean()), dtype)
+
+    # --- scalars ----------------------------------------------------------------------------------------------------
+
+    def _type(self) -> TensorType:
+        types = self.draft.graph.types
+        wide = any(types[name].dtype == "float64" for name in self.step.training.gradients.values())
+        return TensorType("float64" if wide else "float32", ())
+
+    def _own(self) -> str:
+        """The rank's weight, as a floating scalar."""
+        value, scalar = self.step.loss_reduction.value, self._type()
+        type = self.draft.graph.types[value]
+        if type.shape:
+            value = self._once("scalar", "Squeeze", [value], TensorType(type.dtype, ()))
+        return self._as(value, scalar.dtype)
+
+    def _mean(self) -> str:
+        return self._over_ranks(self._own(), "mean")
+
+    def _over_ranks(self, value: str, role: str) -> str:
+        """The mean of a scalar over the ranks."""
+        name = _named(role)
+        if self.data is None:
+            return value
+        if name not in self.draft.graph.types:
+            layout.all_reduce(self.draft, self.data, [value], [name], "mean")
+        return name
+
+    def _share(self) -> str:
+        """w / mean(w)."""
+        return self._once("share", "Div", [self._own(), self._divisor(self._mean(), self._type().dtype)], self._type())
+
+    def _divisor(self, value: str, dtype: str) -> str:
+        """A weight to divide by: 1 where all weights are zero."""
+        type, root = self.draft.graph.types[value], value.removeprefix(_named(""))
+        none = self._once(f"{root}.none", "Equal", [value, self._constant(0.0)], TensorType("bool", ()))
+        safe = self._once(f"{root}.divisor", "Where", [none, self._constant(1.0), value], type)
+        return self._as(safe, dtype)
+
+    def _summed(self, role: str, value: str) -> str:
+        """A scalar summed over the micro-steps, as the update reads it."""
+        type = self._type()
+        held = Accumulator(
+            _named(f"{role}_sum"), _named(f"{role}_sum_out"), _named(f"{role}_sum_next"), type.dtype, type.dims
+        )
+        if held.input not in self.draft.graph.types:
+            self.draft.graph.types[held.input] = type
+            self._add("Add", [held.input, value], held.added, type)
+            self._add("Constant", [], held.output, type, value=_array(0.0, type.dtype))
+            self.step.accumulators.append(held)
+        return held.input
+
+    def _constant(self, value: float) -> str:
+        name = f"const{value:g}"
+        if _named(name) not in self.draft.graph.types:
+            self._add("Constant", [], _named(name), self._type(), value=_array(value, self._type().dtype))
+        return _named(name)
+
+    def _as(self, value: str, dtype: str) -> str:
+        """A scalar in another type; itself when it has it."""
+        type = self.draft.graph.types[value]
+        if type.dtype == dtype:
+            return value
+        root = value.removeprefix(_named(""))
+        return self._once(f"{root}.{dtype}", "Cast", [value], TensorType(dtype, type.shape), to=dtype_code(dtype))
+
+    def _once(self, role: str, op_type: str, inputs: list[str], type: TensorType, **attributes: Any) -> str:
+        name = _named(role)
+        if name not in self.draft.graph.types:
+            self._add(op_type, inputs, name, type, after=inputs, **attributes)
+        return name
+
+    def _times(self, value: str, factor: str, root: str, place: Place) -> str:
+        """``value`` times ``factor``, and zeros where the rank's weight is zero: 0 / 0 weighs nothing."""
+        type = self.draft.graph.types[value]
+        factor = self._as(factor, type.dtype)
+        none = self._once("own.none", "Equal", [self._own(), self._constant(0.0)], TensorType("bool", ()))
+        zero = f"zero.{type.dtype}"
+        if _named(zero) not in self.draft.graph.types:
+            self._add("Constant", [], _named(zero), TensorType(type.dtype, ()), value=_array(0.0, type.dtype))
+        self._add("Mul", [value, factor], f"{root}_times", type, place=place, after=[value, factor])
+        inputs = [none, _named(zero), f"{root}_times"]
+        self._add("Where", inputs, f"{root}_weighed", type, place=place, after=inputs)
+        return f"{root}_weighed"
+
+    def _add(
+        self, op_type: str, inputs: list[str], output: str, type: TensorType, *, place: Place = EVERYWHERE,
+        after: list[str] | None = None, **attributes: Any,
+    ) -> None:  # fmt: skip
+        due = self.draft.latest(after) if after else None
+        self.draft.add(op_type, inputs, {output: type}, attributes=attributes, place=place, after=due)
+
+
+def _named(role: str) -> str:
+    return f"gopt.shard.weights.{role}"
+
+
+def _array(value: float, dtype: str) -> onnx.TensorProto:
+    return onnx.numpy_helper.from_array(np.array(value, numpy_dtype(dtype)))

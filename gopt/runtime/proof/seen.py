@@ -1,0 +1,75 @@
+"""What a verification has really seen: states that changed, gradients that differ between ranks, gates both ways.
+
+Zero against zero shows nothing, and a gradient that is equal on all ranks cannot show that its reduction is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gopt.analysis.sweeps import Index, descendants
+from gopt.analysis.training import Kind, Training
+from gopt.runtime.proof.compare import Values, floating
+from gopt.runtime.proof.disturb import apart, norm
+from gopt.runtime.proof.expected import Local, Step
+from gopt.runtime.proof.gates import Coverage
+from gopt.runtime.proof.result import Verification
+
+
+@dataclass(slots=True)
+class Seen:
+    """``tolerance``: gradients that are closer than this count as equal; ``parts``: how many see different data."""
+
+    training: Training
+    coverage: Coverage
+    tolerance: float
+    parts: int
+    changed: set[str] = field(default_factory=set)
+    alive: set[str] = field(default_factory=set)
+    """Gradients that were not zero."""
+    apart: set[str] = field(default_factory=set)
+    """Gradients that were not the same on all ranks."""
+
+    def enter(self, before: Values, step: Step, settings: Values) -> None:
+        """Take in one step of the reference."""
+        for name, new in step.states.items():
+            if name not in self.changed and _moved(new, before[name]):
+                self.changed.add(name)
+        self._gradients(step.local)
+        self.coverage.look({**before, **settings, **step.means, **step.gates})
+
+    def _gradients(self, local: Local) -> None:
+        every = [values for turn in local.gradients for values in turn]
+        for name in every[0]:
+            sizes = max(norm(values[name]) for values in every)
+            if sizes > 0:
+                self.alive.add(name)
+            if self.parts > 1 and name not in self.apart and sizes > 0:
+                for turn in local.gradients:
+                    if any(apart(values[name], turn[0][name]) > self.tolerance * sizes for values in turn[1:]):
+                        self.apart.add(name)
+
+    def doubt(self, result: Verification) -> None:
+        """Say what was never seen to happen; states that are noise need not change."""
+        for parameter, gradient in self.training.gradients.items():
+            if gradient not in self.alive:
+                result.doubt(parameter, f"its gradient {gradient} was zero in every step: zero against zero")
+            elif self.parts > 1 and gradient not in self.apart:
+                result.doubt(
+                    parameter, f"its gradient {gradient} was the same on every rank's batch: no reduction is seen"
+                )
+        follows = descendants(Index(self.training.graph), [*self.training.batch, *self.training.gradients.values()])
+        for state in self.training.states:
+            judged = state.kind is not Kind.SCALAR and state.updated in follows and state.tensor not in result.noise
+            if judged and state.tensor not in self.changed:
+                result.doubt(state.tensor, "it never changed: zero against zero")
+
+
+def _moved(new: np.ndarray, old: np.ndarray) -> bool:
+    """Whether a finite element changed."""
+    if not floating(new):
+        return not np.array_equal(new, old)
+    difference = np.asarray(new, np.float64) - np.asarray(old, np.float64)
+    return bool((np.isfinite(difference) & (difference != 0)).any())

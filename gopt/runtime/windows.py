@@ -1,0 +1,178 @@
+"""Convolutions and pools in NumPy, in whatever precision they are given: for types that the runtime has no kernel for.
+
+A window is a view: dims [N, C, out₁…, k₁…]. Products go through matrix products, so that they take the time of BLAS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How a kernel moves: one number per spatial axis; ``begin`` and ``end`` are what is padded, ``out`` the places."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    out: tuple[int, ...]
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """Elements from the first to the last that a kernel touches."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations))
+
+    def of(self, x: Array, fill: float = 0.0) -> Array:
+        """The windows of x[N, C, …], padded with ``fill``: [N, C, out₁…, k₁…], no copy but for the padding."""
+        axes = tuple(range(2, x.ndim))
+        if any(self.begin) or any(self.end):
+            x = np.pad(x, [(0, 0), (0, 0), *zip(self.begin, self.end)], constant_values=fill)
+        views = sliding_window_view(x, self.reach, axes)
+        places = tuple(slice(0, (n - 1) * s + 1, s) for n, s in zip(self.out, self.strides))
+        return views[(slice(None), slice(None), *places, *(slice(None, None, d) for d in self.dilations))]
+
+
+def window(
+    dims: Sequence[int], kernel: Sequence[int], strides: Sequence[int] | None, dilations: Sequence[int] | None,
+    pads: Sequence[int] | None, auto_pad: str | None, ceil: bool = False,
+) -> Window:  # fmt: skip
+    """The window of an operator's attributes over spatial ``dims``; None stands for an attribute that is not given."""
+    rank = len(dims)
+    steps, holes = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
+    begin, end = tuple((pads or (0,) * 2 * rank)[:rank]), tuple((pads or (0,) * 2 * rank)[rank:])
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, holes)]
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        lack = [max((math.ceil(n / s) - 1) * s + r - n, 0) for n, s, r in zip(dims, steps, reach)]
+        less, more = tuple(each // 2 for each in lack), tuple(each - each // 2 for each in lack)
+        begin, end = (less, more) if auto_pad == "SAME_UPPER" else (more, less)
+    elif auto_pad == "VALID":
+        begin = end = (0,) * rank
+    out = []
+    for axis, (n, r, s) in enumerate(zip(dims, reach, steps)):
+        free = n + begin[axis] + end[axis] - r
+        count = (-(-free // s) if ceil else free // s) + 1
+        # A window that would begin in the padding behind is left out.
+        out.append(count - 1 if ceil and (count - 1) * s >= n + begin[axis] else count)
+    if ceil:
+        need = [(m - 1) * s + r - n - b for m, s, r, n, b in zip(out, steps, reach, dims, begin)]
+        end = tuple(max(have, due) for have, due in zip(end, need))
+    return Window(tuple(kernel), steps, holes, begin, end, tuple(out))
+
+
+def conv(
+    x: Array, w: Array, bias: Array | None = None, *, auto_pad: str | None = None,
+    dilations: Sequence[int] | None = None, group: int | None = None, kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
+) -> Array:  # fmt: skip
+    """ONNX Conv: x[N, C, …], w[M, C / group, k…] -> [N, M, out…]."""
+    if x.ndim == 2:
+        x = x[:, :, None]
+    place = window(x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad)
+    y = _correlate(x, w, place, group or 1)
+    return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
+
+
+def _correlate(x: Array, w: Array, place: Window, group: int) -> Array:
+    rank = x.ndim - 2
+    n, c = x.shape[:2]
+    m, inner = w.shape[0], math.prod(w.shape[1:])
+    views = place.of(x).reshape(n, group, c // group, *place.out, *place.kernel)
+    # [group, N, out…, C / group, k…], flattened to a matrix per group.
+    order = (1, 0, *range(3, 3 + rank), 2, *range(3 + rank, 3 + 2 * rank))
+    columns = views.transpose(order).reshape(group, n * math.prod(place.out), inner)
+    product = columns @ w.reshape(group, m // group, inner).transpose(0, 2, 1)
+    spread = product.reshape(group, n, *place.out, m // group)
+    return spread.transpose(1, 0, 2 + rank, *range(2, 2 + rank)).reshape(n, m, *place.out)
+
+
+def conv_transpose(
+    x: Array, w: Array, bias: Array | None = None, *, auto_pad: str | None = None,
+    dilations: Sequence[int] | None = None, group: int | None = None, kernel_shape: Sequence[int] | None = None,
+    output_padding: Sequence[int] | None = None, output_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
+) -> Array:  # fmt: skip
+    """ONNX ConvTranspose: x[N, C, …], w[C, M / group, k…] -> [N, M, out…]: a Conv over x spread out by the strides."""
+    rank, groups = x.ndim - 2, group or 1
+    steps, holes = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
+    extra = tuple(output_padding or (0,) * rank)
+    reach = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], holes)]
+    whole = [(n - 1) * s + e + r for n, s, e, r in zip(x.shape[2:], steps, extra, reach)]
+    begin, end = (pads or (0,) * 2 * rank)[:rank], (pads or (0,) * 2 * rank)[rank:]
+    if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        due = list(output_shape or [n * s for n, s in zip(x.shape[2:], steps)])[-rank:]
+        over = [max(have - want, 0) for have, want in zip(whole, due)]
+        half = [each // 2 for each in over]
+        rest = [each - each // 2 for each in over]
+        begin, end = (half, rest) if auto_pad == "SAME_UPPER" else (rest, half)
+    spread = np.zeros((*x.shape[:2], *((n - 1) * s + 1 for n, s in zip(x.shape[2:], steps))), x.dtype)
+    spread[(slice(None), slice(None), *(slice(None, None, s) for s in steps))] = x
+    before = [r - 1 - b for r, b in zip(reach, begin)]
+    after = [r - 1 - e + more for r, e, more in zip(reach, end, extra)]
+    spread = _padded_or_cut(spread, before, after)
+    c, m = w.shape[:2]
+    flipped = w[(slice(None), slice(None), *(slice(None, None, -1),) * rank)]
+    split = flipped.reshape(groups, c // groups, m, *w.shape[2:])
+    kernel = np.swapaxes(split, 1, 2).reshape(groups * m, c // groups, *w.shape[2:])
+    return conv(spread, kernel, bias, dilations=holes, group=groups)
+
+
+def _padded_or_cut(x: Array, before: Sequence[int], after: Sequence[int]) -> Array:
+    """x with zeros around its spatial axes; a negative number cuts off."""
+    x = np.pad(x, [(0, 0), (0, 0), *((max(b, 0), max(a, 0)) for b, a in zip(before, after))])
+    cuts = (slice(max(-b, 0), n - max(-a, 0)) for b, a, n in zip(before, after, x.shape[2:]))
+    return x[(slice(None), slice(None), *cuts)]
+
+
+def average_pool(
+    x: Array, *, auto_pad: str | None = None, ceil_mode: int | None = None, count_include_pad: int | None = None,
+    dilations: Sequence[int] | None = None, kernel_shape: Sequence[int] = (), pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:  # fmt: skip
+    """ONNX AveragePool; padding counts only where ``count_include_pad`` says so, what rounding up adds never does."""
+    place = window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, bool(ceil_mode))
+    over = tuple(range(-len(place.kernel), 0))
+    inside = np.ones((1, 1, *x.shape[2:]), x.dtype)
+    if count_include_pad:
+        rank = len(place.kernel)
+        declared = tuple((pads or (0,) * 2 * rank)[rank:])
+        ends = place.end if auto_pad in ("SAME_UPPER", "SAME_LOWER") else declared
+        inside = np.ones((1, 1, *(n + b + e for n, b, e in zip(x.shape[2:], place.begin, ends))), x.dtype)
+        rest = tuple(e - given for e, given in zip(place.end, ends))
+        counts = Window(place.kernel, place.strides, place.dilations, (0,) * rank, rest, place.out).of(inside)
+        inside = counts
+    else:
+        inside = place.of(inside)
+    mean: Array = place.of(x).sum(over) / inside.sum(over)
+    return mean
+
+
+def lp_pool(
+    x: Array, *, auto_pad: str | None = None, ceil_mode: int | None = None, dilations: Sequence[int] | None = None,
+    kernel_shape: Sequence[int] = (), p: int | None = None, pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:  # fmt: skip
+    """ONNX LpPool."""
+    place = window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, bool(ceil_mode))
+    power = p or 2
+    result: Array = (np.abs(place.of(x)) ** power).sum(tuple(range(-len(place.kernel), 0))) ** (1.0 / power)
+    return result
+
+
+def global_average_pool(x: Array) -> Array:
+    mean: Array = x.mean(tuple(range(2, x.ndim)), keepdims=True)
+    return mean
+
+
+def global_max_pool(x: Array) -> Array:
+    largest: Array = x.max(tuple(range(2, x.ndim)), keepdims=True)
+    return largest

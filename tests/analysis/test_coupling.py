@@ -1,0 +1,262 @@
+"""What is told of coupled batches, held against one large batch: the loss of all samples must follow from the ranks'
+by the rule that is told, and must not where a coupling is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from forwards import (
+    CLASSES,
+    TOKENS,
+    WIDTH,
+    Case,
+    axes,
+    batch_norm,
+    cross_entropy,
+    follows,
+    graph_of,
+    masked,
+    mean,
+    reading,
+    rows,
+    squared,
+    tokens,
+    total,
+)  # fmt: skip
+
+from gopt.analysis.coupling.facts import notes
+
+
+def plain(b, n):
+    return mean(b, squared(b, rows(b, n)))
+
+
+def divided(b, n):
+    return b.op("Div", total(b, squared(b, rows(b, n))), b.const(float(n * CLASSES)))
+
+
+def by_samples(b, n):
+    return b.op("Mul", total(b, squared(b, rows(b, n))), b.const(1.0 / n))
+
+
+def spread(b, n):
+    """The division stands on every sample's own loss."""
+    return total(b, b.op("Mul", squared(b, rows(b, n)), b.const(1.0 / n)))
+
+
+def merged(b, n):
+    """Tokens and samples in one dimension, as exporters write linear layers."""
+    h = b.op("Reshape", b.input("x", (n, TOKENS, WIDTH)), axes(b, n * TOKENS, WIDTH))
+    h = b.op("Reshape", b.op("MatMul", h, b.parameter("w", (WIDTH, CLASSES))), axes(b, n, TOKENS, CLASSES))
+    h = b.op("Transpose", h, perm=[1, 0, 2])
+    h = b.op("Softmax", b.op("Reshape", h, axes(b, TOKENS * n, CLASSES)), axis=1)
+    return mean(b, squared(b, h))
+
+
+def attention(b, n):
+    """Tokens meet tokens of their own sample alone, whatever dimensions are merged."""
+    h = tokens(b, n)
+    scores = b.op("MatMul", h, b.op("Transpose", h, perm=[0, 2, 1]))
+    return mean(b, squared(b, b.op("MatMul", b.op("Softmax", scores, axis=-1), h)))
+
+
+def labelled(b, n):
+    return mean(b, cross_entropy(b, rows(b, n), n))
+
+
+def embedded(b, n):
+    ids = b.input("y", (n, TOKENS), "int64")
+    h = b.op("Gather", b.parameter("table", (CLASSES, WIDTH)), ids)
+    places = b.op("Gather", b.parameter("places", (TOKENS, WIDTH)), b.const([list(range(TOKENS))] * n, "int64"))
+    return mean(b, squared(b, b.op("Add", h, places)))
+
+
+def convolved(b, n):
+    h = b.op("Conv", b.input("x", (n, 1, 4, 4)), b.parameter("w", (2, 1, 3, 3)), pads=[1, 1, 1, 1])
+    h = b.op("MaxPool", b.op("Relu", h), kernel_shape=[2, 2], strides=[2, 2])
+    return mean(b, squared(b, b.op("Flatten", h)))
+
+
+def layer_norm(b, n):
+    scale, bias = b.parameter("scale", (WIDTH,)), b.parameter("bias", (WIDTH,))
+    return mean(b, squared(b, b.op("Tanh", b.op("LayerNormalization", b.input("x", (n, WIDTH)), scale, bias))))
+
+
+def decayed(b, n):
+    """A term that no sample enters may be added to a mean."""
+    loss = plain(b, n)
+    return b.op("Add", loss, b.op("Mul", total(b, squared(b, "w")), b.const(0.1)))
+
+
+def square_dimensions(b, n):
+    """As many features as samples: sizes must not confuse."""
+    h = b.op("MatMul", b.input("x", (n, 6)), b.parameter("w", (6, 6)))
+    h = b.op("Sub", h, b.op("ReduceMean", h, axes(b, 1), keepdims=1))
+    return mean(b, squared(b, h))
+
+
+def two_views(b, n):
+    """Two batches in one, as contrastive code joins them, taken apart again."""
+    h = b.op("Concat", rows(b, n), b.op("MatMul", b.input("z", (n, WIDTH)), "w"), axis=0)
+    h = b.op("Reshape", b.op("Tanh", h), axes(b, 2, n, CLASSES))
+    first, second = (b.op("Gather", h, b.const(place, "int64"), axis=0) for place in range(2))
+    return mean(b, squared(b, b.op("Sub", first, second)))
+
+
+def per_sample_count(b, n):
+    """A mean over tokens inside each sample, then over the samples: nothing is weighted."""
+    each, mask = masked(b, n)
+    own = b.op("Div", b.op("ReduceSum", each, axes(b, 1), keepdims=0), b.op("ReduceSum", mask, axes(b, 1), keepdims=0))
+    return mean(b, b.op("Where", b.op("IsNaN", own), b.const(0.0), own))
+
+
+def token_weighted(b, n):
+    each, mask = masked(b, n)
+    return b.op("Div", total(b, each), total(b, mask))
+
+
+def token_weighted_guarded(b, n):
+    each, mask = masked(b, n)
+    return b.op("Div", total(b, each), b.op("Max", total(b, mask), b.const(1.0)))
+
+
+def token_weighted_means(b, n):
+    each, mask = masked(b, n)
+    return b.op("Div", mean(b, each), mean(b, mask))
+
+
+def token_weighted_decayed(b, n):
+    return b.op("Add", token_weighted(b, n), total(b, squared(b, "w")))
+
+
+def trained_weights(b, n):
+    """The weights are trained: no weighting of gradients is exact."""
+    h = rows(b, n)
+    weight = b.op("Exp", b.op("MatMul", "x", b.parameter("v", (WIDTH, CLASSES))))
+    return b.op("Div", total(b, b.op("Mul", squared(b, h), weight)), total(b, weight))
+
+
+def summed(b, n):
+    return total(b, squared(b, rows(b, n)))
+
+
+def summed_over_rows(b, n):
+    """Sums over samples of means over features."""
+    return b.op("Div", total(b, squared(b, rows(b, n))), b.const(float(CLASSES)))
+
+
+def contracted(b, n):
+    """A product with ones is a sum."""
+    h = b.op("ReduceSum", squared(b, rows(b, n)), axes(b, 1), keepdims=0)
+    return b.op("MatMul", h, b.const(np.ones(n)))
+
+
+def halved(b, n):
+    """A constant that says nothing of the batch."""
+    return b.op("Mul", total(b, squared(b, rows(b, n))), b.const(0.37))
+
+
+def summed_and_decayed(b, n):
+    return b.op("Add", summed(b, n), total(b, squared(b, "w")))
+
+
+def normalised(b, n):
+    return mean(b, b.op("Tanh", batch_norm(b, rows(b, n), n)))
+
+
+def normalised_by_sums(b, n):
+    return mean(b, b.op("Tanh", batch_norm(b, rows(b, n), n, divide=True)))
+
+
+def contrastive(b, n):
+    """CLIP: every row against all others."""
+    left = rows(b, n)
+    right = b.op("MatMul", b.input("z", (n, WIDTH)), b.parameter("v", (WIDTH, CLASSES)))
+    logits = b.op("MatMul", left, b.op("Transpose", right, perm=[1, 0]))
+    return b.op("Neg", mean(b, b.op("Mul", b.op("LogSoftmax", logits, axis=1), b.const(np.eye(n)))))
+
+
+def distances(b, n):
+    """All pairs, by broadcasting."""
+    h = rows(b, n)
+    pairs = b.op("Sub", b.op("Unsqueeze", h, axes(b, 0)), b.op("Unsqueeze", h, axes(b, 1)))
+    return mean(b, b.op("Exp", b.op("Neg", squared(b, pairs))))
+
+
+def over_samples(b, n):
+    return mean(b, squared(b, b.op("Softmax", rows(b, n), axis=0)))
+
+
+def root(b, n):
+    return b.op("Sqrt", plain(b, n))
+
+
+def balanced(b, n):
+    """A product of two means, as mixtures of experts balance their load."""
+    share = b.op("ReduceMean", b.op("Softmax", rows(b, n), axis=1), axes(b, 0), keepdims=0)
+    return total(b, squared(b, share))
+
+
+def largest(b, n):
+    return b.op("ReduceMax", squared(b, rows(b, n)), keepdims=0)
+
+
+def placed(b, n):
+    """The first sample counts twice."""
+    h = rows(b, n)
+    return b.op("Add", mean(b, squared(b, h)), mean(b, b.op("Gather", h, b.const(0, "int64"), axis=0)))
+
+
+def numbered(b, n):
+    weights = np.linspace(0.5, 1.5, n).reshape(n, 1)
+    return mean(b, b.op("Mul", squared(b, rows(b, n)), b.const(weights)))
+
+
+CASES = [
+    *(Case(f.__name__, f) for f in (
+        plain, divided, by_samples, spread, merged, attention, labelled, embedded, convolved, layer_norm, decayed,
+        square_dimensions, two_views, per_sample_count,
+    )),
+    *(Case(f.__name__, f, "weighted", ("weighted_loss",)) for f in (
+        token_weighted, token_weighted_guarded, token_weighted_means, token_weighted_decayed,
+    )),
+    *(Case(f.__name__, f, "sum", ("summed_loss",)) for f in (summed, summed_over_rows, contracted)),
+    Case("halved", halved, None, ("unknown",)),
+    *(Case(f.__name__, f, None, ("nonlinear_loss",)) for f in (
+        trained_weights, summed_and_decayed, root, balanced, largest,
+    )),
+    *(Case(f.__name__, f, None, ("statistics",)) for f in (normalised, normalised_by_sums)),
+    *(Case(f.__name__, f, None, ("in_batch",)) for f in (contrastive, distances, over_samples)),
+    *(Case(f.__name__, f, None, ("by_place",)) for f in (placed, numbered)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("batch", [6, 2])
+def test_what_is_told_is_true_of_one_large_batch(case: Case, batch: int, tmp_path: Path) -> None:
+    graph, _ = graph_of(case.forward, batch, tmp_path)
+    large, _ = graph_of(case.forward, 3 * batch, tmp_path)
+    found = reading(graph)
+    assert {each.kind.value for each in found.couplings} == set(case.kinds), notes(found.couplings)
+    rules = {rule: follows(graph, large, rule, found.by if rule == "weighted" else "", 5) for rule in ("mean", "sum")}
+    if case.rule == "weighted":
+        assert follows(graph, large, "weighted", found.by, 5)
+        rules["weighted"] = True
+    assert rules.get(case.rule or "mean") is (case.rule is not None or (case.name == "halved" and rules["mean"]))
+    if case.rule != "mean":
+        assert not rules["mean"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_batch_of_one_is_never_called_fine_where_it_is_not(case: Case, tmp_path: Path) -> None:
+    """Sizes decide nothing: what is told of one sample holds for more, or is told as unknown."""
+    if case.name in ("contracted", "numbered"):
+        return  # with one row these are a product with 1.0 and a plain constant
+    graph, _ = graph_of(case.forward, 1, tmp_path)
+    found = {each.kind.value for each in reading(graph).couplings}
+    if case.rule != "mean":
+        assert found, case.name
+    else:
+        assert found <= {"unknown"}
