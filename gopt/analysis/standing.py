@@ -121,7 +121,8 @@ class Sweep:
             elif draws(node):
                 self._give(node, everything)
             else:
-                found = [known[name] for name in node.inputs if name in known]
+                operands = node.inputs if node.op_type != "CastLike" else node.inputs[:1]  # the other gives its type
+                found = [known[name] for name in operands if name in known]
                 if node.captures:
                     found += [known[name] for name in node.captures if name in known]
                 if isinstance(node.place, Owner) or (found and not reads_shape_only(node)):
