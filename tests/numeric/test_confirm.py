@@ -8,10 +8,15 @@ from pathlib import Path
 import numpy as np
 import onnx.parser
 import pytest
+from helpers import FIXTURES, NAMES
 
+import gopt
 from gopt.analysis.training import Kind, State, Training
 from gopt.graph.load import load
+from gopt.runtime.proof import draws
 from gopt.runtime.proof.confirm import Confirmation, Verdict, confirm_gradients
+from gopt.runtime.proof.confirm.forward import Forward
+from gopt.runtime.proof.reference import no_call
 
 HEAD = '<ir_version: 9, opset_import: ["" : 18]>\n'
 MEAN = """m = ReduceMean<keepdims=0>(s)  loss = Identity(m)  seed = Constant<value = float {0.1}>()"""
@@ -316,3 +321,88 @@ def test_a_kink_is_no_verdict(distance, loss, tmp_path):
     w = np.round(generator.standard_normal((3, 5)), 1).astype(np.float32).astype(float)
     found = confirm(training, x=x, w=w, b=distance - x.astype(np.float32)[0].astype(float) @ w)
     assert [each.verdict for each in found.values()] == [Verdict.CONFIRMED] * 2, found
+
+
+# --- many at once ---------------------------------------------------------------------------------------------------
+
+
+def stack(count: int, change: str = "") -> str:
+    """``count`` square weights in a row, each with a bias; every gradient c… is that of a weight, turned."""
+    forward, backward = ["h0 = Identity(x)"], []
+    for n in range(count):
+        forward.append(f"z{n} = MatMul(h{n}, w{n})  h{n + 1} = Tanh(z{n})")
+        backward.insert(0, f"""q{n} = Mul(h{n + 1}, h{n + 1})  p{n} = Sub(one, q{n})  delta{n} = Mul(u{n + 1}, p{n})
+            dt{n} = Transpose<perm=[1, 0]>(delta{n})  c{n} = MatMul(dt{n}, h{n})  g{n} = Transpose<perm=[1, 0]>(c{n})
+            step{n} = Mul(g{n}, fifth)  new{n} = Sub(w{n}, step{n})
+            wt{n} = Transpose<perm=[1, 0]>(w{n})  u{n} = MatMul(delta{n}, wt{n})""")  # fmt: skip
+    weights = ", ".join(f"float[5,5] w{n}" for n in range(count))
+    made = ", ".join(f"new{n}" for n in range(count))
+    return f"""step (float[4,5] x, float[4,5] y, {weights}) => (float loss, {made}{", c" if change else ""}) {{
+        {"  ".join(forward)}  d = Sub(h{count}, y)  s = Mul(d, d)  {SQUARED}
+        one = Constant<value = float {{1.0}}>()  u{count} = Mul(d, seed)  {"  ".join(backward)}  {change} }}"""
+
+
+def test_all_gradients_are_measured_at_once(tmp_path):
+    """Square ones that the update turns first, too: that is read from the graph, not found by trying."""
+    training = training_of(stack(12), tmp_path, {f"w{n}": f"c{n}" for n in range(12)})
+    told: list[str] = []
+    generator = np.random.default_rng(0)
+    batches = [
+        {name: generator.standard_normal(type.dims).astype(np.float32) for name, type in training.graph.inputs.items()}
+    ]
+    batches.append({**batches[0], "x": generator.standard_normal((4, 5)).astype(np.float32)})
+    found = confirm_gradients(training, batches, 0, advance=told.append)
+    assert {each.why for each in found} == {"proportional to the change of the loss"}
+    assert len(told) == 12
+    assert told[-1].startswith("confirming gradients by finite differences: 12 of 12, ")
+    assert int(told[-1].split()[-2]) < 40
+
+
+@pytest.mark.parametrize("wrong", [1, 11])
+def test_one_wrong_gradient_is_found_among_many(wrong, tmp_path):
+    text = stack(12, f"a = Abs(c{wrong})  c = Mul(c{wrong}, a)")
+    gradients = {f"w{n}": f"c{n}" for n in range(12)} | {f"w{wrong}": "c"}
+    found = confirm(training_of(text, tmp_path, gradients))
+    assert [name for name, each in found.items() if not each.holds] == [f"w{wrong}"]
+    assert found[f"w{wrong}"].verdict is Verdict.REFUTED
+
+
+def test_a_wrong_entry_is_found_among_many(tmp_path):
+    """One of 25 entries of one of 12 gradients is off by a tenth."""
+    rates = ", ".join(["1.1"] + ["1.0"] * 24)
+    text = stack(12, f"r = Constant<value = float[5,5] {{{rates}}}>()  c = Mul(c3, r)")
+    gradients = {f"w{n}": f"c{n}" for n in range(12)} | {"w3": "c"}
+    found = confirm(training_of(text, tmp_path, gradients))
+    assert [name for name, each in found.items() if each.why != "proportional to the change of the loss"] == ["w3"]
+
+
+def test_a_tied_table_whose_padding_row_is_masked_is_confirmed(tmp_path):
+    """logits = tanh(w[i]) wᵀ; what flows back through the lookup of row 0 is thrown away, as padding_idx does it."""
+    text = f"""step (int64[4] i, float[4,9] y, float[9,5] w) => (float loss, g) {{
+        e = Gather<axis=0>(w, i)  h = Tanh(e)  wt = Transpose<perm=[1, 0]>(w)  z = MatMul(h, wt)
+        d = Sub(z, y)  s = Mul(d, d)  m = ReduceMean<keepdims=0>(s)  loss = Identity(m)
+        k = Constant<value = float {{{2 / 36}}}>()  u = Mul(d, k)
+        ut = Transpose<perm=[1, 0]>(u)  head = MatMul(ut, h)  back = MatMul(u, w)
+        hh = Mul(h, h)  one = Constant<value = float {{1.0}}>()  hp = Sub(one, hh)  delta = Mul(back, hp)
+        a = Constant<value_ints = [1]>()  at = Unsqueeze(i, a)  none = Sub(w, w)
+        zero = Constant<value = int64 {{0}}>()  pad = Equal(at, zero)  nought = Constant<value = float {{0.0}}>()
+        kept = Where(pad, nought, delta)  looked = ScatterND<reduction="add">(none, at, kept)
+        g = Add(head, looked) }}"""
+    training = training_of(text, tmp_path, {"w": "g"}, batch=("i", "y"))
+    generator = np.random.default_rng(4)
+    w = generator.standard_normal((9, 5)).astype(np.float32)
+    ids = [[0, 3, 3, 7], [5, 0, 3, 1]]
+    batches = [{"i": np.array(i), "y": generator.standard_normal((4, 9)).astype(np.float32), "w": w} for i in ids]
+    assert confirm_gradients(training, batches, 0)[0].verdict is Verdict.CONFIRMED
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fixtures_are_measured_in_float64(name):
+    training = gopt.load(FIXTURES / f"{name}.onnx").training
+    generator, bounds = np.random.default_rng(0), draws.index_bounds(training)
+    start = {state.tensor: draws.initial_state(training, state, generator) for state in training.states}
+    start |= {name: draws.hyper(training.graph.types[name]) for name in training.hyper}
+    batches = [{**start, **draws.draw_batch(training, generator, bounds)} for _ in range(2)]
+    found = confirm_gradients(training, batches, 0)
+    assert {each.why for each in found} == {"proportional to the change of the loss"}
+    assert Forward(training, no_call).precision.dtype == "float64"
