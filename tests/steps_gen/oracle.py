@@ -1,0 +1,98 @@
+"""What must come out: the true gradients of every rank's batch, their mean, and the source's own update after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+from onnx import ModelProto, helper
+
+from steps_gen.engine import Values, reads, session
+from steps_gen.make import Made
+
+
+class Oracle:
+    """The plain model in two halves, cut at the gradients that its generator knows."""
+
+    def __init__(self, made: Made) -> None:
+        self.made = made
+        self.cuts = sorted(set(made.gradients.values()))
+        statistics = [made.states[name] for name in made.statistics]
+        rest = [made.states[name] for name in made.states if name not in made.statistics]
+        self.first = _cut(made.plain, [made.loss, *self.cuts, *statistics], (), {})
+        types = {name: _type(made, name) for name in self.cuts}
+        self.second = _cut(made.plain, rest, self.cuts, types)
+        read = {each.name for each in self.second.graph.input}
+        assert not read.intersection(made.batch), "an update reads the batch itself: no truth is known"
+        self.runners = [session(half) if half.graph.node else None for half in (self.first, self.second)]
+
+    def step(self, states: Values, hyper: Values, batches: list[Values], nudge: float = 0.0, seed: int = 0) -> Values:
+        """New states from the states, settings, and every rank's batch; ``nudge``: a relative disturbance."""
+        generator = np.random.default_rng(seed)
+        states = {name: nudged(value, nudge, generator) for name, value in states.items()}
+        local = []
+        for batch in batches:
+            feeds = {**states, **hyper, **batch}
+            local.append(_run(self.first, self.runners[0], feeds))
+        means = {}
+        with np.errstate(all="ignore"):
+            for name in local[0]:
+                wide = [np.asarray(each[name], np.float64) for each in local]
+                means[name] = np.asarray(sum(wide[1:], wide[0]) / len(wide)).astype(local[0][name].dtype)
+        given = {name: nudged(means[name], nudge, generator) for name in self.cuts}
+        new = _run(self.second, self.runners[1], {**states, **hyper, **given})
+        made = self.made
+        found = {}
+        for state, output in made.states.items():
+            kept = means[output] if state in made.statistics else new.get(output, new.get(f"{output}.same"))
+            assert kept is not None
+            found[state] = kept
+        return found
+
+
+def nudged(value: np.ndarray, nudge: float, generator: np.random.Generator) -> np.ndarray:
+    """The value, disturbed in its last place."""
+    if not nudge or value.dtype not in (np.float32, np.float16):
+        return value
+    return np.asarray(value * (1 + nudge * generator.uniform(-1, 1, value.shape))).astype(value.dtype)
+
+
+def _run(model: ModelProto, runner: object, feeds: Values) -> Values:
+    names = [each.name for each in model.graph.output]
+    if not names:
+        return {}
+    wanted = {each.name: feeds[each.name] for each in model.graph.input}
+    return dict(zip(names, runner.run(names, wanted), strict=True))  # type: ignore[attr-defined]
+
+
+def _type(made: Made, name: str) -> onnx.ValueInfoProto:
+    value = made.known[name]
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+
+def _cut(
+    model: ModelProto, wanted: Iterable[str], stops: Iterable[str], types: dict[str, onnx.ValueInfoProto]
+) -> ModelProto:
+    """The part of a graph that makes ``wanted``, with ``stops`` as inputs."""
+    graph, stops = model.graph, set(stops)
+    wanted = list(dict.fromkeys(wanted))
+    needed, kept = set(wanted), []
+    for node in reversed(graph.node):
+        if (needed - stops).intersection(node.output):
+            kept.append(node)
+            needed |= reads(node)
+    inputs = [each for each in graph.input if each.name in needed] + [types[name] for name in sorted(stops & needed)]
+    names = {each.name for each in inputs}
+    stored = [each for each in graph.initializer if each.name in needed and each.name not in names]
+    # A gradient that is an output as well is not computed again.
+    outputs = [onnx.ValueInfoProto(name=name) for name in wanted if name not in stops]
+    extra = [name for name in wanted if name in stops]
+    nodes = list(reversed(kept))
+    for name in extra:
+        nodes.append(helper.make_node("Identity", [name], [f"{name}.same"]))
+        outputs.append(onnx.ValueInfoProto(name=f"{name}.same"))
+    made = ModelProto()
+    made.CopyFrom(model)
+    made.graph.CopyFrom(helper.make_graph(nodes, "half", inputs, outputs, stored))
+    return made
