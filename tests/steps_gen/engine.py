@@ -14,6 +14,8 @@ import onnx
 import onnxruntime
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from steps_gen.graphs import reads
+
 Values = dict[str, np.ndarray]
 COMM = "gopt.comm"
 OPTIONS = onnxruntime.SessionOptions()
@@ -25,17 +27,6 @@ OPTIONS.log_severity_level = 3
 def session(model: ModelProto) -> onnxruntime.InferenceSession:
     """A session that changes nothing of the graph."""
     return onnxruntime.InferenceSession(model.SerializeToString(), OPTIONS, providers=["CPUExecutionProvider"])
-
-
-def reads(node: NodeProto) -> set[str]:
-    """What a node reads, through the bodies of its attributes too."""
-    names = set(node.input)
-    for attribute in node.attribute:
-        for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            made = {name for inner in body.node for name in inner.output} | {each.name for each in body.initializer}
-            names |= {name for inner in body.node for name in reads(inner)} - made
-            names |= {each.name for each in body.output} - made
-    return names - {""}
 
 
 class Stuck(Exception):

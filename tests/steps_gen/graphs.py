@@ -8,11 +8,14 @@ import onnx
 from onnx import ModelProto, NodeProto, helper
 
 
-def _reads(node: NodeProto) -> set[str]:
+def reads(node: NodeProto) -> set[str]:
+    """What a node reads, through the bodies of its attributes too."""
     names = set(node.input)
     for attribute in node.attribute:
-        if attribute.HasField("g"):
-            names.update(name for inner in attribute.g.node for name in inner.input)
+        for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            made = {name for inner in body.node for name in inner.output} | {each.name for each in body.initializer}
+            names |= {name for inner in body.node for name in reads(inner)} - made
+            names |= {each.name for each in body.output} - made
     return names - {""}
 
 
@@ -23,7 +26,7 @@ def reordered(model: ModelProto, seed: int | None) -> ModelProto:
     made = {name: k for k, node in enumerate(model.graph.node) for name in node.output}
     waiting, readers = {}, {}
     for k, node in enumerate(model.graph.node):
-        before = {made[name] for name in _reads(node) if name in made}
+        before = {made[name] for name in reads(node) if name in made}
         waiting[k] = len(before)
         for other in before:
             readers.setdefault(other, []).append(k)
@@ -56,8 +59,8 @@ def into_functions(model: ModelProto, parts: dict[str, str]) -> ModelProto:
     for part in sorted(set(bodies) - {""}):
         nodes = bodies[part]
         made = {name for node in nodes for name in node.output}
-        read = sorted({name for node in nodes for name in _reads(node)} - made)
-        others = {name for other, rest in bodies.items() if other != part for node in rest for name in _reads(node)}
+        read = sorted({name for node in nodes for name in reads(node)} - made)
+        others = {name for other, rest in bodies.items() if other != part for node in rest for name in reads(node)}
         given = sorted(made & (outside | others))
         kind = f"update_{part}"
         own = helper.make_opsetid("", 20)

@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, helper
 
-from steps_gen.engine import Values, reads, session
+from steps_gen.engine import Values, session
+from steps_gen.graphs import reads
 from steps_gen.make import Made
 
 

@@ -223,6 +223,10 @@ def _cast(t: Tape, r: Record, d: str, to: Adjoints) -> None:
 def _gather(t: Tape, r: Record, d: str, to: Adjoints) -> None:
     """Rows of a table: their adjoints are added where they came from."""
     table, ids = r.inputs
+    if t.dtype(d) == "float16":  # no runtime adds halves in place
+        hot = t.cast(t.op("OneHot", ids, t.const(t.shape(table)[0], "int64"), t.const([0.0, 1.0])), "float16")
+        to.add(table, t.op("MatMul", t.op("Transpose", hot, perm=[1, 0]), d))
+        return
     zeros = t.const(np.zeros(t.shape(table)), t.dtype(table))
     rows = t.op("Unsqueeze", ids, t.const([-1], "int64"))
     to.add(table, t.op("ScatterND", zeros, rows, d, reduction="add"))
