@@ -55,7 +55,9 @@ def doubled(model: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.mark.parametrize("loss", ["squares", "sum", "cross-entropy"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_gradients_are_those_of_the_loss(network, loss, precision):
-    plan = Plan(seed=3, network=network, widths=(3, 4, 2), loss=loss, precision=precision, scale="state", mask="forward")
+    plan = Plan(
+        seed=3, network=network, widths=(3, 4, 2), loss=loss, precision=precision, scale="state", mask="forward"
+    )
     for activation in ("Tanh", "Sigmoid", "Relu"):
         made = make(replace(plan, activation=activation))
         for parameter in made.gradients:

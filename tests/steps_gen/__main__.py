@@ -91,8 +91,12 @@ def main() -> None:
         print(f"{count:6} {outcome}")
     for kind, found in sorted(kinds.items(), key=lambda item: -len(item[1])):
         print(f"{len(found):6} {kind}")
+        told: set[str] = set()
         for seed, verdict in found[: options.shrink]:
             plan, how, last = smallest(draw(seed), setting(seed), verdict)
+            if plan.told() in told:
+                continue
+            told.add(plan.told())
             print(f"         seed {seed}: {how.mesh} stage {how.stage} {how.partition}: {plan.told()}")
             print(f"           {last.why.strip().splitlines()[0][:200] if last.why else ''}", flush=True)
             options.out.mkdir(exist_ok=True, parents=True)

@@ -48,7 +48,7 @@ class _Inserts:
     def stored(self, value: object, dtype: object) -> str:
         self.count += 1
         name = f"same.c{self.count}"
-        self.graph.initializer.append(numpy_helper.from_array(np.asarray(value, dtype), name))  # type: ignore[arg-type]
+        self.graph.initializer.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
     def nodes(self, kind: str, old: str, new: str, of: str) -> list[NodeProto]:

@@ -56,7 +56,7 @@ class Rank:
                 values.update(zip(piece.output, results or [], strict=False))
             else:
                 values.update(self._piece(place, piece, values))
-        return {name: values[name] for name in self.outputs}  # type: ignore[return-value]
+        return {name: values[name] for name in self.outputs}
 
     def _piece(self, place: int, nodes: list[NodeProto], values: Values) -> Values:
         if place not in self.sessions:
@@ -128,7 +128,10 @@ class World:
 
     def step(self, feeds: Sequence[Values]) -> list[Values]:
         """All ranks through one step."""
-        running = [rank.run({k: v for k, v in feed.items() if k in rank.inputs}) for rank, feed in zip(self.ranks, feeds, strict=True)]
+        running = [
+            rank.run({k: v for k, v in feed.items() if k in rank.inputs})
+            for rank, feed in zip(self.ranks, feeds, strict=True)
+        ]
         waiting: dict[int, tuple[NodeProto, list[np.ndarray]]] = {}
         done: dict[int, Values] = {}
 

@@ -70,6 +70,8 @@ def judge(made: Made, setting: Setting = Setting(), verify: bool = True) -> Verd
             return Verdict("crash", f"shard: {error.message}")
         except Exception as error:
             return Verdict("crash", f"shard: {error!r}\n{traceback.format_exc()}")
+        if made.plan.trap != "none":
+            return Verdict("WRONG", "written, although its update reads a rank's own batch", _verify(out)[0])
         try:
             fault = next(differences(made, out), None)
         except Stuck as error:
@@ -133,9 +135,9 @@ def _fault(
 ) -> str:  # fmt: skip
     old = {made.names.get(name, name): name for name in wanted}
     value, place = value.reshape(-1), 0
-    pieces: list[dict[str, object]] = state["pieces"]  # type: ignore[assignment]
+    pieces: list[dict[str, object]] = state["pieces"]
     for piece in pieces:
-        name, low, high = old[str(piece["tensor"])], int(piece["start"]), int(piece["stop"])  # type: ignore[call-overload]
+        name, low, high = old[str(piece["tensor"])], int(piece["start"]), int(piece["stop"])
         part, place = value[place : place + high - low], place + high - low
         whole = wanted[name].reshape(-1)
         if part.dtype.kind not in "f" or state.get("copy"):
@@ -152,7 +154,9 @@ def _fault(
         if (odd & ~alike).any():
             return f"{name} [{low}:{high}] is {part[odd][:3]}, not {real[low:high][odd][:3]}"
         off = np.where(odd, 0, np.maximum(off, 0))
-        allowed = tolerance * np.linalg.norm(np.nan_to_num(moved)) + tolerance * 1e-3 * np.linalg.norm(np.nan_to_num(real))
+        allowed = tolerance * np.linalg.norm(np.nan_to_num(moved)) + tolerance * 1e-3 * np.linalg.norm(
+            np.nan_to_num(real)
+        )
         if np.linalg.norm(off) > allowed + 1e-7:
             return f"{name} [{low}:{high}] is off by {np.linalg.norm(off):.3g}, {np.linalg.norm(off) / allowed:.3g} allowances"
     return ""

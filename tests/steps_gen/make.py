@@ -49,6 +49,7 @@ class Writer:
     scale: str = ""
     gate: str = ""
     rate: str = ""
+    loss: str = ""
 
     def setting(self, name: str, values: list[object], dtype: str = "float32") -> str:
         self.hyper[name] = [np.asarray(value, dtype) for value in values]
@@ -58,9 +59,16 @@ class Writer:
         t, plan = self.t, self.plan
         t.part = "common"
         self.rate = self._rate()
+        if plan.trap == "loss-rate":
+            self.rate = t.op("Mul", self.rate, t.op("Min", t.cast(self.loss, "float32"), t.const(2.0)))
         wide = {name: t.cast(g, "float32") for name, g in gradients.items()}
         if self.scale:
             wide = {name: t.op("Div", g, self.scale) for name, g in wide.items()}
+        if plan.trap == "count":
+            seen = t.cast(next(iter(self.net.batch)), "float32")
+            positive = t.cast(t.op("Greater", seen, t.const(0.5)), "float32")
+            count = t.op("Add", t.op("ReduceSum", positive, keepdims=0), t.const(1.0))
+            wide = {name: t.op("Div", g, count) for name, g in wide.items()}
         if plan.layout == "joined":
             wide = dict(zip(wide, forms.joined(t, list(wide.values())), strict=True))
         else:
@@ -79,10 +87,36 @@ class Writer:
         if plan.metric:
             norms = [t.op("ReduceL2", g, keepdims=0) for g in wide.values()]
             t.output("norm", t.op("ReduceMax", forms.stacked(t, norms), keepdims=0), ())
+        if plan.trap == "batch-mean":
+            seen = t.op("ReduceMean", t.cast(next(iter(self.net.batch)), "float32"), keepdims=0)
+            wide = {name: t.op("Add", g, t.op("Mul", seen, t.const(0.1))) for name, g in wide.items()}
+        if plan.joint:
+            self._joint(wide)
+            return
         for place, (name, g) in enumerate(wide.items()):
             t.part = name
             self._update(place, name, g)
         t.part = "common"
+
+    def _joint(self, gradients: dict[str, str]) -> None:
+        """All parameters as one row: what flat buffers of optimizers are."""
+        t, names = self.t, list(gradients)
+        one = t.const([-1], "int64")
+        rows = [
+            t.op("Concat", *(t.op("Reshape", name, one) for name in group), axis=0)
+            for group in (names, gradients.values())
+        ]
+        hold = Hold(t, "all", rows[0])
+        way = RULES[self.plan.rules[0]](hold, rows[1])
+        new = t.op("Sub", rows[0], t.op("Mul", way, self.rate))
+        if self.gate:
+            new = forms.gated(t, self.plan.gate_form, self.gate, new, rows[0])
+        for name, part in zip(names, forms.cut_up(t, new, names), strict=True):
+            for kind in self.plan.tail:
+                part = forms.tail(t, kind, part)
+            self.states[name] = part
+        for state, value in hold.states:
+            self.states[state] = forms.gated(t, self.plan.gate_form, self.gate, value, state) if self.gate else value
 
     def _rate(self) -> str:
         t, kind = self.t, self.plan.schedule
@@ -93,13 +127,13 @@ class Writer:
         step = t.state("step", np.asarray(1, dtype))
         new = self.states[step] = t.op("Add", step, t.const(1, dtype))
         if kind == "table":
-            return t.op("Mul", rate, t.op("Gather", t.const(np.linspace(1.5, 0.1, 30)), new))  # type: ignore[no-any-return]
+            return t.op("Mul", rate, t.op("Gather", t.const(np.linspace(1.5, 0.1, 30)), new))
         if kind.startswith("if"):
             early = t.op("Less", new, t.const(3, dtype))
             held = "" if kind == "if" else t.op("Mul", rate, t.const(0.5))
-            return t.op("Mul", rate, t.op("If", early, **_branches(held)))  # type: ignore[no-any-return]
+            return t.op("Mul", rate, t.op("If", early, **_branches(held)))
         part = t.op("Div", t.cast(new, "float32"), t.const(10.0))
-        return t.op("Mul", rate, t.op("Min", t.const(1.0), part))  # type: ignore[no-any-return]
+        return t.op("Mul", rate, t.op("Min", t.const(1.0), part))
 
     def _gate(self, gradients: list[str]) -> None:
         t, kind = self.t, self.plan.gate
@@ -156,7 +190,7 @@ class Writer:
 
     def _bound(self, norm: str) -> str:
         t = self.t
-        return t.op("Min", t.const(1.0), t.op("Div", t.const(0.3), t.op("Add", norm, t.const(1e-6))))  # type: ignore[no-any-return]
+        return t.op("Min", t.const(1.0), t.op("Div", t.const(0.3), t.op("Add", norm, t.const(1e-6))))
 
     def _update(self, place: int, name: str, g: str) -> None:
         t, plan = self.t, self.plan
@@ -228,7 +262,7 @@ class Writer:
             "sum": lambda: t.op("Sum", value, t.op("Neg", step), t.const(0.0)),
             "bounded": lambda: t.op("Min", t.op("Max", t.op("Sub", value, step), t.const(-2.0)), t.const(2.0)),
         }  # fmt: skip
-        return made[plan.form]()  # type: ignore[no-any-return]
+        return made[plan.form]()
 
 
 def _branches(held: str) -> dict[str, onnx.GraphProto]:
@@ -271,6 +305,7 @@ def make(plan: Plan) -> Made:
         adjoint = t.op("Mul", adjoint, t.cast(writer.scale, net.compute))
     gradients = backward(t, prediction, adjoint, set(trained))
     gradients = {name: gradients[name] for name in trained}
+    writer.loss = loss
     t.output("loss", t.cast(loss, "float32"), ())
     writer.write(gradients)
     for name in net.masks.values():

@@ -68,7 +68,7 @@ class Net:
     def dense(self, h: str, width: int, bias: bool = True) -> str:
         t = self.tape
         z = t.op("MatMul", h, self.param((t.shape(h)[1], width)))
-        return t.op("Add", z, self.param((width,))) if bias else z  # type: ignore[no-any-return]
+        return t.op("Add", z, self.param((width,))) if bias else z
 
 
 Network = Callable[[Net, tuple[int, ...], int, bool], str]
@@ -118,7 +118,7 @@ def embedding_tied(net: Net, widths: tuple[int, ...], batch: int, bias: bool) ->
     table = net.param((widths[-1], widths[0]))
     h = net.act(t.op("Gather", table, ids))
     h = net.dense(h, widths[0], bias)
-    return t.op("MatMul", h, t.op("Transpose", table, perm=[1, 0]))  # type: ignore[no-any-return]
+    return t.op("MatMul", h, t.op("Transpose", table, perm=[1, 0]))
 
 
 def _normalised(net: Net, h: str, axis: int) -> str:
@@ -126,7 +126,7 @@ def _normalised(net: Net, h: str, axis: int) -> str:
     axes = t.const([axis], "int64")
     centred = t.op("Sub", h, t.op("ReduceMean", h, axes, keepdims=1))
     spread = t.op("ReduceMean", t.op("Mul", centred, centred), axes, keepdims=1)
-    return t.op("Div", centred, t.op("Sqrt", t.op("Add", spread, t.like(1e-2, h))))  # type: ignore[no-any-return]
+    return t.op("Div", centred, t.op("Sqrt", t.op("Add", spread, t.like(1e-2, h))))
 
 
 def layer_norm(net: Net, widths: tuple[int, ...], batch: int, bias: bool) -> str:
@@ -176,7 +176,7 @@ def singles(net: Net, widths: tuple[int, ...], batch: int, bias: bool) -> str:
     h = t.op("Mul", h, net.param((), 1.0))
     h = net.act(t.op("Add", h, net.param((1,))))
     h = net.dense(h, widths[-1], bias)
-    return t.op("Mul", h, net.param((1, 1), 1.0))  # type: ignore[no-any-return]
+    return t.op("Mul", h, net.param((1, 1), 1.0))
 
 
 def all_scalar(net: Net, widths: tuple[int, ...], batch: int, bias: bool) -> str:
@@ -185,7 +185,7 @@ def all_scalar(net: Net, widths: tuple[int, ...], batch: int, bias: bool) -> str
     h = net.feed("x", (batch, widths[-1]))
     h = t.op("Mul", h, net.param((), 1.0))
     h = net.act(t.op("Add", h, net.param(())) if bias else h)
-    return t.op("Mul", h, net.param((), 1.0))  # type: ignore[no-any-return]
+    return t.op("Mul", h, net.param((), 1.0))
 
 
 def attention(net: Net, widths: tuple[int, ...], batch: int, bias: bool) -> str:
@@ -197,10 +197,41 @@ def attention(net: Net, widths: tuple[int, ...], batch: int, bias: bool) -> str:
     return net.dense(t.op("MatMul", scores, value), widths[-1], bias)
 
 
+def convolution(net: Net, widths: tuple[int, ...], batch: int, bias: bool) -> str:
+    t, width = net.tape, widths[1]
+    h = t.op("Conv", net.feed("x", (batch, 2, 3, 3)), net.param((width, 2, 2, 2)))
+    h = net.act(t.op("Add", h, net.param((width, 1, 1))) if bias else h)
+    return net.dense(t.op("Reshape", h, t.const([batch, -1], "int64")), widths[-1], bias)
+
+
+def flat_buffer(net: Net, widths: tuple[int, ...], batch: int, bias: bool) -> str:
+    """All weights are ranges of one row."""
+    t = net.tape
+    shapes = [(widths[0], widths[1]), (widths[1],), (widths[1], widths[-1])]
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    row, start, parts = net.param((sum(sizes),)), 0, []
+    for shape, size in zip(shapes, sizes):
+        part = t.op("Slice", row, t.const([start], "int64"), t.const([start + size], "int64"), t.const([0], "int64"))
+        parts.append(t.op("Reshape", part, t.const(shape, "int64")))
+        start += size
+    h = t.op("Add", t.op("MatMul", net.feed("x", (batch, widths[0])), parts[0]), parts[1])
+    return t.op("MatMul", net.act(h), parts[2])
+
+
+def twins(net: Net, widths: tuple[int, ...], batch: int, bias: bool) -> str:
+    """Two parameters of one gradient, and one that is as large as the batch."""
+    t = net.tape
+    h = net.dense(net.feed("x", (batch, widths[0])), widths[1], bias)
+    for _ in range(2):
+        h = t.op("Add", h, net.param((batch, widths[1])))
+    return net.dense(net.act(h), widths[-1], bias)
+
+
 NETWORKS: dict[str, Network] = {
     "mlp": mlp, "tied": tied, "elementwise": elementwise, "embedding": embedding, "embedding-tied": embedding_tied,
     "layer-norm": layer_norm, "batch-norm": batch_norm, "weight-norm": weight_norm, "reparametrised": reparametrised,
-    "singles": singles, "all-scalar": all_scalar, "attention": attention,
+    "singles": singles, "all-scalar": all_scalar, "attention": attention, "convolution": convolution,
+    "flat-buffer": flat_buffer, "twins": twins,
 }  # fmt: skip
 
 

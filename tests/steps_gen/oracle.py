@@ -64,7 +64,7 @@ def _run(model: ModelProto, runner: object, feeds: Values) -> Values:
     if not names:
         return {}
     wanted = {each.name: feeds[each.name] for each in model.graph.input}
-    return dict(zip(names, runner.run(names, wanted), strict=True))  # type: ignore[attr-defined]
+    return dict(zip(names, runner.run(names, wanted), strict=True))
 
 
 def _type(made: Made, name: str) -> onnx.ValueInfoProto:

@@ -7,18 +7,19 @@ from dataclasses import dataclass, fields, replace
 
 NETWORKS = (
     "mlp", "tied", "elementwise", "embedding", "embedding-tied", "layer-norm", "batch-norm", "weight-norm",
-    "reparametrised", "singles", "all-scalar", "attention",
+    "reparametrised", "singles", "all-scalar", "attention", "convolution", "flat-buffer", "twins",
 )  # fmt: skip
 RULES = (
-    "sgd", "momentum", "nesterov", "adam", "amsgrad", "soft-sign", "lion", "adagrad", "rms", "adamax", "rows", "centred",
-    "trust", "normalised", "cautious", "kept", "delayed", "dual",
+    "sgd", "momentum", "nesterov", "adam", "amsgrad", "soft-sign", "lion", "adagrad", "rms", "adamax", "rows",
+    "centred", "trust", "normalised", "cautious", "kept", "delayed", "dual", "rprop", "muon", "flat-state",
+    "turned-state", "schedule-free",
 )  # fmt: skip
 FORMS = ("sub", "add-neg", "exp", "relative", "lerp", "factor", "sum", "bounded")
 GATES = ("none", "flag", "flag-number", "every", "finite", "small", "accumulate")
 GATE_FORMS = ("where", "not-where", "lerp", "mix", "step")
 TAILS = (
     "identity", "mul-one", "clip", "neg-neg", "cast", "wide-pair", "reshape", "flat-pair", "transpose-pair", "expand",
-    "add-zero", "div-one",
+    "add-zero", "div-one", "project",
 )  # fmt: skip
 LAYOUTS = ("none", "identity", "reshape", "flat-pair", "transpose-pair", "cast", "mul-one", "joined")
 CLIPS = ("none", "value", "norm", "global", "global-flat", "global-max")
@@ -29,6 +30,8 @@ SCHEDULES = ("none", "warm-up", "integer", "table", "if", "if-captures")
 MASKS = ("none", "update", "forward", "input", "input-update")
 AVERAGES = ("none", "ema", "lookahead")
 RATES = ("shared", "own", "rows")
+TRAPS = ("none", "loss-rate", "count", "batch-mean")
+"""Updates that read a rank's own batch past its gradients: none is right but a refusal."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,9 @@ class Plan:
     schedule: str = "none"
     rates: str = "shared"
     metric: bool = False
+    trap: str = "none"
+    joint: bool = False
+    """All parameters are updated as one row, with states of one row."""
     function: bool = False
     """The update of each parameter is a function of the model."""
     scrambled: bool = False
@@ -91,9 +97,22 @@ class Plan:
         return found
 
 
+KEPT = (3, 4, 5, 6, 99)
+"""How many choices of a drawn plan are kept: many together hide one another's faults."""
+
+
 def draw(seed: int) -> Plan:
-    """A plan; about half of its choices are plain."""
+    """The plan of a seed: some choices at random, the rest plain."""
     r = random.Random(seed)
+    full, plain = _full(r, seed), Plan()
+    always = {"seed", "scrambled"}
+    changed = [f.name for f in fields(full) if getattr(full, f.name) != getattr(plain, f.name) and f.name not in always]
+    kept = set(r.sample(changed, min(len(changed), r.choice(KEPT)))) | always
+    return replace(plain, **{name: getattr(full, name) for name in kept})
+
+
+def _full(r: random.Random, seed: int) -> Plan:
+    """Every choice at random; about half are plain."""
 
     def some(choices: tuple[str, ...], plain: float = 0.55) -> str:
         return choices[0] if r.random() < plain else r.choice(choices)
@@ -131,6 +150,8 @@ def draw(seed: int) -> Plan:
         schedule=some(SCHEDULES, 0.6),
         rates=some(RATES, 0.8),
         metric=r.random() < 0.15,
+        trap=some(TRAPS, 0.96),
+        joint=precision == "single" and r.random() < 0.06,
         function=r.random() < 0.07,
         scrambled=r.random() < 0.7,
     )

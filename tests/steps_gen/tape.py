@@ -245,11 +245,26 @@ def _identity(t: Tape, r: Record, d: str, to: Adjoints) -> None:
     to.add(r.inputs[0], d)
 
 
+def _slice(t: Tape, r: Record, d: str, to: Adjoints) -> None:
+    """A range of a row: the rest gets nothing."""
+    start, stop = (int(t.values[name][0]) for name in r.inputs[1:3])
+    behind = t.values[r.inputs[0]].size - stop
+    to.add(r.inputs[0], t.op("Pad", d, t.const([start, behind], "int64")))
+
+
+def _conv(t: Tape, r: Record, d: str, to: Adjoints) -> None:
+    """No strides and no padding: both adjoints are convolutions again."""
+    x, w = r.inputs
+    turned = [t.op("Transpose", name, perm=[1, 0, 2, 3]) for name in (x, d)]
+    to.add(w, t.op("Transpose", t.op("Conv", *turned), perm=[1, 0, 2, 3]))
+    to.add(x, t.op("ConvTranspose", d, w))
+
+
 RULES: dict[str, Rule] = {
     "MatMul": _matmul, "Add": _add, "Sub": _sub, "Mul": _mul, "Div": _div, "Tanh": _tanh, "Sigmoid": _sigmoid,
     "Relu": _relu, "Softplus": _softplus, "Exp": _exp, "Sqrt": _sqrt, "ReduceMean": _reduce, "ReduceSum": _reduce,
     "Transpose": _transpose, "Reshape": _reshape, "Cast": _cast, "Gather": _gather, "Softmax": _softmax, "Neg": _neg,
-    "Identity": _identity,
+    "Identity": _identity, "Slice": _slice, "Conv": _conv,
 }  # fmt: skip
 
 
