@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnx
 
-from steps_gen.judge import Setting, Verdict, judge
+from steps_gen.judge import GOOD, Setting, Verdict, judge
 from steps_gen.make import make
 from steps_gen.plan import Plan, draw
 
@@ -69,7 +69,7 @@ def sweep(seeds: range, jobs: int) -> Iterator[tuple[int, Verdict]]:
         yield from pool.map(one, seeds, chunksize=4)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="steps_gen", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**8))
     parser.add_argument("--count", type=int, default=1000)
@@ -101,7 +101,8 @@ def main() -> None:
             print(f"           {last.why.strip().splitlines()[0][:200] if last.why else ''}", flush=True)
             options.out.mkdir(exist_ok=True, parents=True)
             onnx.save(make(plan).model, options.out / f"{verdict.outcome}_{seed}.onnx")
+    return 0 if set(outcomes) <= set(GOOD) else 1
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

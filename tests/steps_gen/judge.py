@@ -20,6 +20,7 @@ from gopt.mesh import Mesh
 from steps_gen.engine import Stuck, Values, World
 from steps_gen.make import Made
 from steps_gen.oracle import Oracle
+from steps_gen.plan import Plan
 
 STEPS = 3
 TOLERANCE = {"single": 1e-4, "cast": 2e-2, "half": 2e-2, "master": 2e-2}
@@ -37,9 +38,17 @@ class Setting:
     partition: str = "flat"
 
 
+GOOD = ("proven", "refused")
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """``proven``, ``refused``, ``WRONG``, ``alarm`` (verify doubts what is right), ``unconfirmed`` or ``crash``."""
+    """What became of a step.
+
+    ``proven``: right, and ``gopt verify`` says so. ``refused``: as ``excuse`` allows. ``unjust``: refused, though
+    nothing is open. ``WRONG``: written, and another step than its source. ``alarm``: right, and verify says unequal.
+    ``unconfirmed``: right, and verify cannot tell. ``crash``: anything else.
+    """
 
     outcome: str
     why: str = ""
@@ -54,6 +63,15 @@ class Verdict:
         return f"{self.outcome}: {re.sub(r'[0-9][0-9.e+-]*', '#', why)[:150]}"
 
 
+def excuse(plan: Plan) -> str:
+    """Why a step may be refused; empty where it may not."""
+    if plan.trap != "none":
+        return "its update reads the batch past its gradients"
+    if "kept" in plan.rules:
+        return "a state's new value does not read its old one: the data flow cannot pair them"
+    return ""
+
+
 def judge(made: Made, setting: Setting = Setting(), verify: bool = True) -> Verdict:
     """Shard the step, run its ranks against the oracle, and ask ``gopt verify``."""
     with TemporaryDirectory() as place:
@@ -66,7 +84,7 @@ def judge(made: Made, setting: Setting = Setting(), verify: bool = True) -> Verd
             gopt.shard(gopt.load(path), mesh, stage=setting.stage, **options).write(out)
         except GoptError as error:
             if error.exit_code in (3, 4):
-                return Verdict("refused", error.message)
+                return Verdict("refused" if excuse(made.plan) else "unjust", error.message)
             return Verdict("crash", f"shard: {error.message}")
         except Exception as error:
             return Verdict("crash", f"shard: {error!r}\n{traceback.format_exc()}")
