@@ -124,15 +124,16 @@ def numbers(model: ModelProto, edited: Edited, folder: Path) -> Values:
     gopt.shard(source, Mesh.parse("shard=2"), stage=2).write(folder / "out", force=True)
     world = World(folder / "out")
     values = {new.get(name, name): value for name, value in drawn(model).items()}
-    feeds = []
-    for rank in range(2):
-        given = {**values, **world.feeds(rank, values)}
+    states = {state.tensor for state in source.training.states}
+    others = set(values) - states
+    held, feeds = [world.feeds(rank, values) for rank in world.ranks], []
+    for rank in world.ranks:
+        given = dict(values)
         for name in source.training.batch:
             given[name] = given[name] * (rank + 1) if given[name].dtype.kind == "f" else (given[name] + rank) % 2
-        feeds.append(
-            {name: value.astype(values[name].dtype) if name in values else value for name, value in given.items()}
-        )
-    return whole(world, world.step(feeds), {value: key for key, value in new.items()})
+        feeds.append({k: v.astype(values[k].dtype) for k, v in given.items() if k in others})
+    world.step(held, [feeds])
+    return whole(world, held, {value: key for key, value in new.items()})
 
 
 def drawn(model: ModelProto) -> Values:
@@ -147,12 +148,12 @@ def drawn(model: ModelProto) -> Values:
     return found
 
 
-def whole(world: World, outputs: list[Values], old: dict[str, str]) -> Values:
+def whole(world: World, values: list[Values], old: dict[str, str]) -> Values:
     """Tensors as their pieces on all ranks say."""
     found: dict[str, dict[int, np.ndarray]] = {}
-    for held, output in zip(world.held, outputs, strict=True):
+    for held, mine in zip(world.held, values, strict=True):
         for state in held:
-            flat, place = output[state["output"]].reshape(-1), 0
+            flat, place = mine[state["input"]].reshape(-1), 0
             for piece in state["pieces"] if not state.get("copy") else ():
                 count = piece["stop"] - piece["start"]
                 part = flat[place : place + count]

@@ -26,6 +26,7 @@ def setting(seed: int) -> Setting:
         r.choice(["shard=2", "shard=3", "shard=3", "dp=2", "dp=2,shard=2"]),
         r.choice([0, 1, 2, 3]),
         r.choice(["flat", "flat", "rows", "whole"]),
+        r.choice([1, 1, 1, 1, 3]),
     )
 
 
@@ -40,25 +41,29 @@ def one(seed: int) -> tuple[int, Verdict]:
     return seed, tried(draw(seed), setting(seed))
 
 
-def smallest(plan: Plan, how: Setting, verdict: Verdict, budget: int = 80) -> tuple[Plan, Setting, Verdict]:
-    """The plainest plan with the same outcome, found by taking choices away."""
+Case = tuple[Plan, Setting, Verdict]
 
-    def same(other: Plan, where: Setting) -> Verdict | None:
+
+def simpler(plan: Plan, how: Setting) -> Iterator[tuple[Plan, Setting]]:
+    """The same with one choice fewer; plain ways to shard first."""
+    for plain in (Setting(stage=0), Setting()):
+        if how not in (Setting(stage=0), plain):
+            yield plan, plain
+    for smaller in plan.smaller():
+        yield smaller, how
+
+
+def smallest(case: Case, budget: int = 80) -> Case:
+    """The plainest case of the same outcome that is found by taking choices away one by one."""
+    plan, how, verdict = case
+    for other, where in simpler(plan, how):
+        budget -= 1
         found = tried(other, where, verdict.outcome != "WRONG")
-        alike = found.outcome == verdict.outcome
-        return found if alike and (verdict.outcome == "WRONG" or found.kind == verdict.kind) else None
-
-    moved = True
-    while moved and budget > 0:
-        moved = False
-        for other, where in [*((plan, Setting(stage=stage)) for stage in (0, 2) if how not in (Setting(stage=0), Setting())),
-                             *((smaller, how) for smaller in plan.smaller())]:  # fmt: skip
-            budget -= 1
-            if (found := same(other, where)) is not None:
-                plan, how, moved = other, where, True
-                kept = found
-                break
-    return plan, how, locals().get("kept", verdict)
+        if found.outcome == verdict.outcome and (found.outcome == "WRONG" or found.kind == verdict.kind):
+            return smallest((other, where, found), budget)
+        if budget <= 0:
+            break
+    return case
 
 
 def sweep(seeds: range, jobs: int) -> Iterator[tuple[int, Verdict]]:
@@ -93,11 +98,11 @@ def main() -> int:
         print(f"{len(found):6} {kind}")
         told: set[str] = set()
         for seed, verdict in found[: options.shrink]:
-            plan, how, last = smallest(draw(seed), setting(seed), verdict)
+            plan, how, last = smallest((draw(seed), setting(seed), verdict))
             if plan.told() in told:
                 continue
             told.add(plan.told())
-            print(f"         seed {seed}: {how.mesh} stage {how.stage} {how.partition}: {plan.told()}")
+            print(f"         seed {seed}: {how.mesh} stage {how.stage} {how.partition} x{how.micro}: {plan.told()}")
             print(f"           {last.why.strip().splitlines()[0][:200] if last.why else ''}", flush=True)
             options.out.mkdir(exist_ok=True, parents=True)
             onnx.save(make(plan).model, options.out / f"{verdict.outcome}_{seed}.onnx")

@@ -168,7 +168,7 @@ def products_merged(model: ModelProto, keep: Iterable[str] = ()) -> Edited:
 
     ``keep``: values that must not disappear.
     """
-    keep = set(keep)
+    keep = {*keep, *(each.name for each in model.graph.output)}
     model = ModelProto.FromString(model.SerializeToString())
     types = types_of(model)
     readers: dict[str, int] = {each.name: 1 for each in model.graph.output}
@@ -188,8 +188,7 @@ def products_merged(model: ModelProto, keep: Iterable[str] = ()) -> Edited:
             nodes = [each for each in nodes if each is not inner]
             node = helper.make_node("Sum", [*inner.input, node.input[1]], [node.output[0]])
         elif node.op_type == "Add" and readers.get(node.output[0], 0) == 1 and node.output[0] not in keep:
-            if not any(each.name == node.output[0] for each in model.graph.output):
-                single[node.output[0]] = node
+            single[node.output[0]] = node
         nodes.append(node)
     return _with(model, nodes)
 

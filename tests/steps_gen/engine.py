@@ -44,7 +44,8 @@ class Rank:
         self.outputs = [each.name for each in graph.output]
         self.pieces: list[NodeProto | list[NodeProto]] = []
         for is_call, nodes in itertools.groupby(graph.node, lambda node: node.domain == COMM):
-            self.pieces.extend(list(nodes) if is_call else [list(nodes)])
+            found = list(nodes)
+            self.pieces.extend(found if is_call else [found])
         self.sessions: dict[int, tuple[onnxruntime.InferenceSession, list[str], list[str]]] = {}
 
     def run(self, feeds: Values) -> Iterator[tuple[NodeProto, list[np.ndarray]]]:
@@ -95,7 +96,14 @@ class World:
         self.manifest: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text())
         self.axes: list[tuple[str, int]] = [(name, size) for name, size in self.manifest["mesh"]["axes"]]
         self.records = sorted(self.manifest["ranks"], key=lambda record: record["rank"])
-        self.ranks = [Rank(self.folder / record["files"]["step"]) for record in self.records]
+        listed = self.manifest.get("phases", [{"name": "step", "times": 1}])
+        self.phases: list[tuple[str, int]] = [(each["name"], each["times"]) for each in listed]
+        """The files of a rank in their order, and how often each runs in a step."""
+        self.programs = {
+            name: [Rank(self.folder / record["files"][name]) for record in self.records] for name, _ in self.phases
+        }
+        self.ranks = range(len(self.records))
+        self.sums = [record.get("accumulators", []) for record in self.records]
         common = self.manifest["common"]["state"]
         self.held = [[*common, *record["state"]] for record in self.records]
 
@@ -110,14 +118,15 @@ class World:
         mine, moving = self.coordinates(rank), set(group.split("+"))
         return tuple(
             other
-            for other in range(len(self.ranks))
+            for other in self.ranks
             if all(at == mine[name] for name, at in self.coordinates(other).items() if name not in moving)
         )
 
     def feeds(self, rank: int, states: Mapping[str, np.ndarray]) -> Values:
-        """What a rank reads of its states, from whole tensors."""
-        types = {each.name: each.type.tensor_type for each in self.ranks[rank].model.graph.input}
-        fed = {}
+        """What a rank reads of its states, from whole tensors; its accumulators at zero."""
+        programs = [ranks[rank] for ranks in self.programs.values()]
+        types = {each.name: each.type.tensor_type for program in programs for each in program.model.graph.input}
+        fed = {each["input"]: np.zeros(each["shape"], each["dtype"]) for each in self.sums[rank]}
         for state in self.held[rank]:
             parts = [states[p["tensor"]].reshape(-1)[p["start"] : p["stop"]] for p in state["pieces"]]
             type = types[state["input"]]
@@ -126,11 +135,24 @@ class World:
             fed[state["input"]] = np.concatenate(parts).astype(dtype).reshape(shape)
         return fed
 
-    def step(self, feeds: Sequence[Values]) -> list[Values]:
-        """All ranks through one step."""
+    def step(self, held: Sequence[Values], settings: Sequence[Sequence[Values]]) -> None:
+        """All ranks through one step; ``held``, what each has of states, follows.
+
+        ``settings``: by micro-step and rank, what else a rank is fed.
+        """
+        for name, times in self.phases:
+            for turn in range(times):
+                feeds = [{**mine, **given} for mine, given in zip(held, settings[turn], strict=True)]
+                for rank, output in enumerate(self._phase(self.programs[name], feeds)):
+                    for each in (*self.held[rank], *self.sums[rank]):
+                        if each["output"] in output:
+                            held[rank][each["input"]] = output[each["output"]]
+
+    def _phase(self, ranks: Sequence[Rank], feeds: Sequence[Values]) -> list[Values]:
+        """All ranks through one of their files."""
         running = [
             rank.run({k: v for k, v in feed.items() if k in rank.inputs})
-            for rank, feed in zip(self.ranks, feeds, strict=True)
+            for rank, feed in zip(ranks, feeds, strict=True)
         ]
         waiting: dict[int, tuple[NodeProto, list[np.ndarray]]] = {}
         done: dict[int, Values] = {}

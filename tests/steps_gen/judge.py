@@ -12,9 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from gopt.cli.main import main
 
 import gopt
-from gopt.cli.main import main
 from gopt.errors import GoptError
 from gopt.mesh import Mesh
 from steps_gen.engine import Stuck, Values, World
@@ -36,6 +36,8 @@ class Setting:
     mesh: str = "shard=2"
     stage: int = 2
     partition: str = "flat"
+    micro: int = 1
+    """Micro-steps of one update."""
 
 
 GOOD = ("proven", "refused")
@@ -81,10 +83,12 @@ def judge(made: Made, setting: Setting = Setting(), verify: bool = True) -> Verd
         try:
             mesh = Mesh.parse(setting.mesh)
             options = {"partition": setting.partition} if setting.stage else {}
-            gopt.shard(gopt.load(path), mesh, stage=setting.stage, **options).write(out)
+            source = gopt.load(path)
+            gopt.shard(source, mesh, stage=setting.stage, accumulate=setting.micro, **options).write(out)
         except GoptError as error:
             if error.exit_code in (3, 4):
-                return Verdict("refused" if excuse(made.plan) else "unjust", error.message)
+                fair = excuse(made.plan) or error.message.startswith("--accumulate:")
+                return Verdict("refused" if fair else "unjust", error.message)
             return Verdict("crash", f"shard: {error.message}")
         except Exception as error:
             return Verdict("crash", f"shard: {error!r}\n{traceback.format_exc()}")
@@ -121,24 +125,24 @@ def differences(made: Made, folder: Path) -> Iterator[str]:
     start = {name: made.known[name] for name in made.states}
     fixed = {name: made.known[name] for name in _fixed(made)}
     wanted, nearby = dict(start), [dict(start) for _ in range(3)]
-    held = [world.feeds(r, {new.get(k, k): v for k, v in {**start, **fixed}.items()}) for r in range(len(world.ranks))]
+    held = [world.feeds(rank, {new.get(k, k): v for k, v in {**start, **fixed}.items()}) for rank in world.ranks]
     tolerance, nudge = TOLERANCE[made.plan.precision], NUDGE[made.plan.precision]
+    turns = max(times for _, times in world.phases)
     for step in range(STEPS):
-        batches = draw_batches(made, len(world.ranks), step)
+        batches = [draw_batches(made, len(world.ranks), step, turn) for turn in range(turns)]
         hyper = {name: values[step % len(values)] for name, values in made.hyper.items()}
         before = wanted
         wanted = oracle.step({**wanted, **fixed}, hyper, batches)
         nearby = [oracle.step({**each, **fixed}, hyper, batches, nudge, seed) for seed, each in enumerate(nearby, 1)]
-        feeds = [
-            {**held[r], **{new.get(k, k): v for k, v in {**hyper, **batch}.items()}} for r, batch in enumerate(batches)
+        given = [
+            [{new.get(k, k): v for k, v in {**fixed, **hyper, **batch}.items()} for batch in turn] for turn in batches
         ]
-        outputs = world.step(feeds)
-        for r, output in enumerate(outputs):
-            for state in world.held[r]:
-                held[r][state["input"]] = output[state["output"]]
-                fault = _fault(made, state, output[state["output"]], wanted, nearby, before, tolerance)
+        world.step(held, given)
+        for rank in world.ranks:
+            for state in world.held[rank]:
+                fault = _fault(made, state, held[rank][state["input"]], wanted, nearby, before, tolerance)
                 if fault:
-                    yield f"step {step + 1} rank {r}: {fault}"
+                    yield f"step {step + 1} rank {rank}: {fault}"
 
 
 def _fixed(made: Made) -> list[str]:
@@ -171,20 +175,18 @@ def _fault(
         alike = (np.isnan(part) & np.isnan(real[low:high])) | (part == real[low:high])
         if (odd & ~alike).any():
             return f"{name} [{low}:{high}] is {part[odd][:3]}, not {real[low:high][odd][:3]}"
-        off = np.where(odd, 0, np.maximum(off, 0))
-        allowed = tolerance * np.linalg.norm(np.nan_to_num(moved)) + tolerance * 1e-3 * np.linalg.norm(
-            np.nan_to_num(real)
-        )
-        if np.linalg.norm(off) > allowed + 1e-7:
-            return f"{name} [{low}:{high}] is off by {np.linalg.norm(off):.3g}, {np.linalg.norm(off) / allowed:.3g} allowances"
+        off = np.linalg.norm(np.where(odd, 0, np.maximum(off, 0)))
+        share = np.linalg.norm(np.nan_to_num(moved)) + 1e-3 * np.linalg.norm(np.nan_to_num(real))
+        if off > tolerance * share + 1e-7:
+            return f"{name} [{low}:{high}] is off by {off:.3g}, {off / (tolerance * share + 1e-7):.3g} allowances"
     return ""
 
 
-def draw_batches(made: Made, ranks: int, step: int) -> list[Values]:
+def draw_batches(made: Made, ranks: int, step: int, turn: int = 0) -> list[Values]:
     """Every rank's own batch: unlike in size, so that a sum or a local clip shows."""
     found = []
     for rank in range(ranks):
-        generator = np.random.default_rng((made.plan.seed, rank, step))
+        generator = np.random.default_rng((made.plan.seed, rank, step, turn))
         size = (0.5, 1.0, 3.0)[step % 3] * (1 + rank)
         batch = {}
         for name, (shape, dtype, bound) in made.batch.items():
@@ -193,7 +195,13 @@ def draw_batches(made: Made, ranks: int, step: int) -> list[Values]:
             else:
                 batch[name] = generator.integers(0, bound, shape).astype(dtype)
         found.append(batch)
-    if made.plan.gate == "finite" and made.plan.gate_form in ("where", "not-where") and step == 1 and ranks > 1:
+    if (
+        made.plan.gate == "finite"
+        and made.plan.gate_form in ("where", "not-where")
+        and step == 1
+        and ranks > 1
+        and not turn
+    ):
         name = next((name for name, (_, dtype, _) in made.batch.items() if dtype == "float32"), None)
         if name is not None:
             found[1][name].flat[0] = np.inf

@@ -12,7 +12,7 @@ from steps_gen import forms
 from steps_gen.graphs import into_functions, reordered
 from steps_gen.networks import NETWORKS, Batch, Net, losses
 from steps_gen.plan import Plan
-from steps_gen.rules import RULES, Hold
+from steps_gen.rules import RULES, Hold, mixed
 from steps_gen.tape import Tape, backward
 
 
@@ -257,7 +257,7 @@ class Writer:
             "add-neg": lambda: t.op("Add", t.op("Neg", step), value),
             "exp": lambda: t.op("Mul", value, t.op("Exp", t.op("Neg", step))),
             "relative": lambda: t.op("Mul", value, t.op("Sub", one, step)),
-            "lerp": lambda: t.op("Add", t.op("Mul", value, t.const(0.75)), t.op("Mul", t.op("Sub", value, step), t.const(0.25))),
+            "lerp": lambda: mixed(t, value, t.op("Sub", value, step), 0.75),
             "factor": lambda: t.op("Mul", t.op("Sub", t.op("Div", value, rate), way), rate),
             "sum": lambda: t.op("Sum", value, t.op("Neg", step), t.const(0.0)),
             "bounded": lambda: t.op("Min", t.op("Max", t.op("Sub", value, step), t.const(-2.0)), t.const(2.0)),

@@ -28,28 +28,35 @@ class Oracle:
         assert not read.intersection(made.batch), "an update reads the batch itself: no truth is known"
         self.runners = [session(half) if half.graph.node else None for half in (self.first, self.second)]
 
-    def step(self, states: Values, hyper: Values, batches: list[Values], nudge: float = 0.0, seed: int = 0) -> Values:
-        """New states from the states, settings, and every rank's batch; ``nudge``: a relative disturbance."""
+    def step(
+        self, states: Values, hyper: Values, batches: list[list[Values]], nudge: float = 0.0, seed: int = 0
+    ) -> Values:
+        """New states from the states, settings, and batches by micro-step and rank.
+
+        ``nudge``: how much states and means are disturbed, relative to themselves.
+        """
         generator = np.random.default_rng(seed)
         states = {name: nudged(value, nudge, generator) for name, value in states.items()}
-        local = []
-        for batch in batches:
-            feeds = {**states, **hyper, **batch}
-            local.append(_run(self.first, self.runners[0], feeds))
-        means = {}
-        with np.errstate(all="ignore"):
-            for name in local[0]:
-                wide = [np.asarray(each[name], np.float64) for each in local]
-                means[name] = np.asarray(sum(wide[1:], wide[0]) / len(wide)).astype(local[0][name].dtype)
-        given = {name: nudged(means[name], nudge, generator) for name in self.cuts}
+        local: list[Values] = []
+        held = [dict(states) for _ in batches[0]]
+        for turn in batches:
+            for mine, batch in zip(held, turn, strict=True):
+                local.append(_run(self.first, self.runners[0], {**mine, **hyper, **batch}))
+                mine.update({name: local[-1][self.made.states[name]] for name in self.made.statistics})
+        means = {name: _mean([each[name] for each in local]) for name in self.cuts}
+        given = {name: nudged(value, nudge, generator) for name, value in means.items()}
         new = _run(self.second, self.runners[1], {**states, **hyper, **given})
-        made = self.made
-        found = {}
-        for state, output in made.states.items():
-            kept = means[output] if state in made.statistics else new.get(output, new.get(f"{output}.same"))
-            assert kept is not None
-            found[state] = kept
+        found = {name: _mean([mine[name] for mine in held]) for name in self.made.statistics}
+        for state, output in self.made.states.items():
+            if state not in found:
+                found[state] = new[output if output in new else f"{output}.same"]
         return found
+
+
+def _mean(values: list[np.ndarray]) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        wide = [each.astype(np.float64) for each in values]
+        return np.asarray(sum(wide[1:], wide[0]) / len(wide)).astype(values[0].dtype)
 
 
 def nudged(value: np.ndarray, nudge: float, generator: np.random.Generator) -> np.ndarray:

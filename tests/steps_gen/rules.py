@@ -30,12 +30,16 @@ class Hold:
         return new
 
     def mixed(self, state: str, value: str, keep: float) -> str:
-        t = self.tape
-        return t.op("Add", t.op("Mul", state, t.const(keep)), t.op("Mul", value, t.const(1 - keep)))
+        return mixed(self.tape, state, value, keep)
 
     def root(self, value: str, floor: float = 1e-2) -> str:
         t = self.tape
         return t.op("Add", t.op("Sqrt", value), t.const(floor))
+
+
+def mixed(t: Tape, old: str, new: str, keep: float) -> str:
+    """keep·old + (1 − keep)·new"""
+    return t.op("Add", t.op("Mul", old, t.const(keep)), t.op("Mul", new, t.const(1 - keep)))
 
 
 def _sgd(h: Hold, g: str) -> str:

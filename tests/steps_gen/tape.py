@@ -269,7 +269,7 @@ RULES: dict[str, Rule] = {
 
 
 def backward(tape: Tape, output: str, adjoint: str, wanted: set[str]) -> dict[str, str]:
-    """Write the backward of what the tape has recorded; parameter -> its gradient. Nothing is written that none needs."""
+    """Write the backward of what the tape has recorded, as far as a parameter needs it; parameter -> its gradient."""
     tape.recording = False
     leads = set(wanted)
     for record in tape.forward:
