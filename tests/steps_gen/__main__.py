@@ -6,6 +6,7 @@ import argparse
 import collections
 import os
 import random
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -88,6 +89,8 @@ def main() -> int:
     began = time.monotonic()
     for seed, verdict in sweep(range(options.seed, options.seed + options.count), options.jobs):
         outcomes[verdict.outcome] += 1
+        if verdict.outcome not in GOOD:
+            print(f"seed {seed}: {verdict.kind}: {draw(seed).told()}", file=sys.stderr, flush=True)
         if verdict.outcome != "proven":
             key = verdict.outcome + f" (verify {verdict.verify})" if verdict.outcome == "WRONG" else verdict.kind
             kinds.setdefault(key, []).append((seed, verdict))
