@@ -35,7 +35,8 @@ def unchanged(t: Tape, kind: str, name: str) -> str:
         if len(shape) < 2:
             row = op("Unsqueeze", name, t.const([0], "int64"))
             return op("Squeeze", row, t.const([0], "int64"))
-        return op("Transpose", op("Transpose", name, perm=[1, 0]), perm=[1, 0])
+        turn = list(range(len(shape)))[::-1]
+        return op("Transpose", op("Transpose", name, perm=turn), perm=turn)
     if kind == "expand":
         return op("Expand", name, t.const(shape, "int64"))
     assert kind == "none", kind

@@ -19,12 +19,14 @@ from gopt.errors import GoptError
 from gopt.mesh import Mesh
 from steps_gen.engine import Stuck, Values, World
 from steps_gen.make import Made
-from steps_gen.oracle import Oracle
+from steps_gen.oracle import Nudge, Oracle
 from steps_gen.plan import Plan
 
 STEPS = 3
 TOLERANCE = {"single": 1e-4, "cast": 2e-2, "half": 2e-2, "master": 2e-2}
 NUDGE = {"single": 2.0**-23, "cast": 2.0**-11, "half": 2.0**-11, "master": 2.0**-11}
+NUDGES = ((1, 0), (2, 0), (0, 1), (0, -1))
+"""Seeds of disturbances at random, and which way all gradients are pushed: signs of mere rounding turn in one of two."""
 NOISE = 30.0
 """How many times what a disturbed reference shows is still taken for rounding."""
 
@@ -65,8 +67,12 @@ class Verdict:
         return f"{self.outcome}: {re.sub(r'[0-9][0-9.e+-]*', '#', why)[:150]}"
 
 
-def excuse(plan: Plan) -> str:
+def excuse(plan: Plan, setting: Setting) -> str:
     """Why a step may be refused; empty where it may not."""
+    if setting.micro > 1 and (plan.gate == "accumulate" or "dual" in plan.rules or "kept" in plan.rules):
+        return "a step with sums of gradients of its own takes no micro-steps"
+    if plan.joint:
+        return "states of one row cannot be paired through joins"
     if plan.trap != "none":
         return "its update reads the batch past its gradients"
     if "kept" in plan.rules:
@@ -86,8 +92,8 @@ def judge(made: Made, setting: Setting = Setting(), verify: bool = True) -> Verd
             source = gopt.load(path)
             gopt.shard(source, mesh, stage=setting.stage, accumulate=setting.micro, **options).write(out)
         except GoptError as error:
-            if error.exit_code in (3, 4):
-                fair = excuse(made.plan) or error.message.startswith("--accumulate:")
+            if error.exit_code in (2, 3, 4):
+                fair = excuse(made.plan, setting)
                 return Verdict("refused" if fair else "unjust", error.message)
             return Verdict("crash", f"shard: {error.message}")
         except Exception as error:
@@ -124,7 +130,7 @@ def differences(made: Made, folder: Path) -> Iterator[str]:
     new = made.names
     start = {name: made.known[name] for name in made.states}
     fixed = {name: made.known[name] for name in _fixed(made)}
-    wanted, nearby = dict(start), [dict(start) for _ in range(3)]
+    wanted, nearby = dict(start), [dict(start) for _ in NUDGES]
     held = [world.feeds(rank, {new.get(k, k): v for k, v in {**start, **fixed}.items()}) for rank in world.ranks]
     tolerance, nudge = TOLERANCE[made.plan.precision], NUDGE[made.plan.precision]
     turns = max(times for _, times in world.phases)
@@ -133,7 +139,10 @@ def differences(made: Made, folder: Path) -> Iterator[str]:
         hyper = {name: values[step % len(values)] for name, values in made.hyper.items()}
         before = wanted
         wanted = oracle.step({**wanted, **fixed}, hyper, batches)
-        nearby = [oracle.step({**each, **fixed}, hyper, batches, nudge, seed) for seed, each in enumerate(nearby, 1)]
+        nearby = [
+            oracle.step({**each, **fixed}, hyper, batches, Nudge(nudge, seed, way))
+            for each, (seed, way) in zip(nearby, NUDGES, strict=True)
+        ]
         given = [
             [{new.get(k, k): v for k, v in {**fixed, **hyper, **batch}.items()} for batch in turn] for turn in batches
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -11,6 +12,18 @@ from onnx import ModelProto, helper
 from steps_gen.engine import Values, session
 from steps_gen.graphs import reads
 from steps_gen.make import Made
+
+
+@dataclass(frozen=True)
+class Nudge:
+    """A disturbance as large as rounding is: by how much relative to a value, and at random or one way for all.
+
+    ``way``: every gradient is moved up (1) or down (-1) by a share of the largest of them.
+    """
+
+    size: float
+    seed: int = 0
+    way: int = 0
 
 
 class Oracle:
@@ -28,14 +41,9 @@ class Oracle:
         assert not read.intersection(made.batch), "an update reads the batch itself: no truth is known"
         self.runners = [session(half) if half.graph.node else None for half in (self.first, self.second)]
 
-    def step(
-        self, states: Values, hyper: Values, batches: list[list[Values]], nudge: float = 0.0, seed: int = 0
-    ) -> Values:
-        """New states from the states, settings, and batches by micro-step and rank.
-
-        ``nudge``: how much states and means are disturbed, relative to themselves.
-        """
-        generator = np.random.default_rng(seed)
+    def step(self, states: Values, hyper: Values, batches: list[list[Values]], nudge: Nudge = Nudge(0.0)) -> Values:
+        """New states from the states, settings, and batches by micro-step and rank; states and means disturbed."""
+        generator = np.random.default_rng(nudge.seed)
         states = {name: nudged(value, nudge, generator) for name, value in states.items()}
         local: list[Values] = []
         held = [dict(states) for _ in batches[0]]
@@ -44,7 +52,8 @@ class Oracle:
                 local.append(_run(self.first, self.runners[0], {**mine, **hyper, **batch}))
                 mine.update({name: local[-1][self.made.states[name]] for name in self.made.statistics})
         means = {name: _mean([each[name] for each in local]) for name in self.cuts}
-        given = {name: nudged(value, nudge, generator) for name, value in means.items()}
+        top = max([float(np.abs(value[np.isfinite(value)]).max(initial=0)) for value in means.values()], default=0.0)
+        given = {name: nudged(value, nudge, generator, top) for name, value in means.items()}
         new = _run(self.second, self.runners[1], {**states, **hyper, **given})
         found = {name: _mean([mine[name] for mine in held]) for name in self.made.statistics}
         for state, output in self.made.states.items():
@@ -59,11 +68,13 @@ def _mean(values: list[np.ndarray]) -> np.ndarray:
         return np.asarray(sum(wide[1:], wide[0]) / len(wide)).astype(values[0].dtype)
 
 
-def nudged(value: np.ndarray, nudge: float, generator: np.random.Generator) -> np.ndarray:
-    """The value, disturbed in its last place."""
-    if not nudge or value.dtype not in (np.float32, np.float16):
+def nudged(value: np.ndarray, nudge: Nudge, generator: np.random.Generator, top: float = 0.0) -> np.ndarray:
+    """The value, disturbed in its last place; ``top``: the largest magnitude around it."""
+    if not nudge.size or value.dtype not in (np.float32, np.float16):
         return value
-    return np.asarray(value * (1 + nudge * generator.uniform(-1, 1, value.shape))).astype(value.dtype)
+    if nudge.way:
+        return (value + 4 * nudge.way * nudge.size * top).astype(value.dtype)
+    return np.asarray(value * (1 + nudge.size * generator.uniform(-1, 1, value.shape))).astype(value.dtype)
 
 
 def _run(model: ModelProto, runner: object, feeds: Values) -> Values:

@@ -143,7 +143,10 @@ def _cautious(h: Hold, g: str) -> str:
 
 def _kept(h: Hold, g: str) -> str:
     """The last gradient is a state; the step extrapolates."""
-    t, last = h.tape, h.small("last")
+    t = h.tape
+    if t.values[g].size == 1:
+        return g  # an output of one element that no flow leads to is a metric
+    last = h.small("last")
     way = t.op("Sub", t.op("Mul", g, t.const(1.5)), t.op("Mul", last, t.const(0.5)))
     h.keep(last, g)
     return way
