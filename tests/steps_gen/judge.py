@@ -26,7 +26,7 @@ STEPS = 3
 TOLERANCE = {"single": 1e-4, "cast": 2e-2, "half": 2e-2, "master": 2e-2}
 NUDGE = {"single": 2.0**-23, "cast": 2.0**-11, "half": 2.0**-11, "master": 2.0**-11}
 NUDGES = ((1, 0), (2, 0), (0, 1), (0, -1))
-"""Seeds of disturbances at random, and which way all gradients are pushed: signs of mere rounding turn in one of two."""
+"""Seeds of disturbances at random, and which way gradients are pushed: signs of mere rounding turn in one of two."""
 NOISE = 30.0
 """How many times what a disturbed reference shows is still taken for rounding."""
 

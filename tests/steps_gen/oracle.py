@@ -73,7 +73,7 @@ def nudged(value: np.ndarray, nudge: Nudge, generator: np.random.Generator, top:
     if not nudge.size or value.dtype not in (np.float32, np.float16):
         return value
     if nudge.way:
-        return (value + 4 * nudge.way * nudge.size * top).astype(value.dtype)
+        return np.asarray(value + 4 * nudge.way * nudge.size * top).astype(value.dtype)
     return np.asarray(value * (1 + nudge.size * generator.uniform(-1, 1, value.shape))).astype(value.dtype)
 
 
