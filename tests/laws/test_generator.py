@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import onnx
 import pytest
@@ -51,18 +49,19 @@ def doubled(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("precision", ["single", "cast", "half"])
-@pytest.mark.parametrize("loss", ["squares", "sum", "cross-entropy"])
+FORWARDS = [("squares", "Tanh", "single"), ("sum", "Sigmoid", "cast"), ("cross-entropy", "Relu", "half")]
+
+
+@pytest.mark.parametrize(("loss", "activation", "precision"), FORWARDS)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_gradients_are_those_of_the_loss(network, loss, precision):
+def test_gradients_are_those_of_the_loss(network, loss, activation, precision):
     plan = Plan(
-        seed=3, network=network, widths=(3, 4, 2), loss=loss, precision=precision, scale="state", mask="forward"
+        seed=3, network=network, loss=loss, activation=activation, precision=precision, scale="state", mask="forward"
     )
-    for activation in ("Tanh", "Sigmoid", "Relu"):
-        made = make(replace(plan, activation=activation))
-        for parameter in made.gradients:
-            told, found = slopes(made, parameter)
-            assert told == pytest.approx(found, rel=1e-4, abs=1e-5), parameter
+    made = make(plan)
+    for parameter in made.gradients:
+        told, found = slopes(made, parameter)
+        assert told == pytest.approx(found, rel=1e-4, abs=1e-5), parameter
 
 
 def test_a_wrong_rule_of_the_backward_is_seen(monkeypatch):
@@ -74,7 +73,7 @@ def test_a_wrong_rule_of_the_backward_is_seen(monkeypatch):
     assert told != pytest.approx(found, rel=1e-2)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(25))
 def test_steps_are_valid_models(seed):
     plan = draw(seed)
     made = make(plan)
