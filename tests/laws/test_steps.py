@@ -1,0 +1,124 @@
+"""Drawn training steps against an oracle that knows their true gradients: right and proven, or refused for a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from helpers import calls, edit_ranks
+from steps_gen.__main__ import setting, tried
+from steps_gen.graphs import reordered
+from steps_gen.judge import GOOD, Setting, differences, judge
+from steps_gen.make import make
+from steps_gen.plan import TRAPS, Plan, draw
+
+import gopt
+from gopt.mesh import Mesh
+
+SEEDS = range(24)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_drawn_step_is_right_and_proven_or_refused(seed):
+    verdict = tried(draw(seed), setting(seed))
+    assert verdict.outcome in GOOD, f"{draw(seed).told()}: {verdict}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 2000))
+def test_a_thousand_drawn_steps(seed):
+    test_a_drawn_step_is_right_and_proven_or_refused(seed)
+
+
+# --- once wrong, once doubted, once refused without need --------------------------------------------------------------
+
+ADAM = ("adam",)
+ONCE_WRONG = {
+    "a clip by value of a reshaped gradient": Plan(clip="value", clip_layout="reshape"),
+    "a clip by norm of a transposed gradient": Plan(clip="norm", clip_layout="transpose-pair"),
+    "a global clip of flat gradients": Plan(clip="global-flat"),
+    "a gate and a last zero": Plan(rules=("nesterov",), gate="flag", tail=("add-zero",)),
+    "an accumulation gate and an identity": Plan(rules=ADAM, gate="accumulate", tail=("identity",)),
+    "a finite gate and a clip": Plan(rules=ADAM, gate="finite", tail=("clip",), tail_on="all"),
+    "a gate every other step, negated twice": Plan(rules=ADAM, gate="every", tail=("neg-neg",), tail_on="all"),
+    "a gate as a number": Plan(rules=ADAM, gate="flag-number", gate_form="mix", tail=("mul-one",)),
+    "a multiplicative step of halves": Plan(form="exp", precision="half"),
+    "a multiplicative step in float64": Plan(form="exp", tail=("wide-pair",)),
+    "a relative step": Plan(form="relative", rules=("soft-sign",), decay="decoupled"),
+    "a pruning mask that the forward reads": Plan(rules=ADAM, mask="forward"),
+    "a rate per row": Plan(rules=ADAM, rates="rows"),
+    "a centred gradient under a clip": Plan(rules=("centred",), clip="value"),
+    "the length of a column beside it": Plan(network="weight-norm", rules=("adamax",), clip="global-flat"),
+}
+DOUBTED = {
+    "a rate per row": Plan(rates="rows"),
+    "a centred gradient": Plan(rules=("centred",)),
+    "the scale of a normalisation over the batch": Plan(network="batch-norm", batch=5),
+}
+REFUSED = {
+    "a reshape before an output": Plan(tail=("reshape",)),
+    "a flat pair before an output": Plan(tail=("flat-pair",)),
+    "a transposed pair before an output": Plan(tail=("transpose-pair",)),
+    "an expand before an output": Plan(tail=("expand",), rules=ADAM, tail_on="all"),
+    "weight normalisation": Plan(network="weight-norm"),
+    "parameters of rank 0 alone": Plan(network="all-scalar"),
+    "a half and its master": Plan(precision="master"),
+    "a schedule with a condition": Plan(schedule="if"),
+    "a condition that captures": Plan(schedule="if-captures"),
+    "a mask as an input": Plan(mask="input"),
+    "an update in a function": Plan(function=True, tail=("reshape",)),
+    "a batch of one and a layer of one": Plan(widths=(6, 1, 2), batch=1),
+}
+
+
+@pytest.mark.parametrize("what", [*ONCE_WRONG, *DOUBTED, *REFUSED])
+def test_mended_steps(what):
+    plan = {**DOUBTED, **REFUSED, **ONCE_WRONG}[what]
+    verdict = judge(make(plan), Setting("shard=3", 2))
+    assert verdict.outcome == "proven", verdict
+
+
+@pytest.mark.parametrize("trap", TRAPS[1:])
+def test_updates_that_read_the_batch_are_refused(trap):
+    verdict = judge(make(Plan(rules=ADAM, trap=trap)))
+    assert verdict.outcome == "refused" and "'" in verdict.why, verdict
+
+
+# --- the oracle sees what is wrong ----------------------------------------------------------------------------------
+
+
+def sharded(plan: Plan, folder: Path, stage: int = 0) -> Path:
+    onnx.save(make(plan).model, folder / "step.onnx")
+    gopt.shard(gopt.load(folder / "step.onnx"), Mesh.parse("shard=2"), stage=stage).write(folder / "out")
+    return folder / "out"
+
+
+def test_a_sum_for_a_mean_is_seen(tmp_path):
+    plan = Plan(rules=("momentum",))
+    out = sharded(plan, tmp_path)
+    assert list(differences(make(plan), out)) == []
+
+    def double(model: onnx.ModelProto) -> None:
+        for node in calls(model, "AllReduce"):
+            node.ClearField("attribute")
+            node.attribute.append(onnx.helper.make_attribute("group", "shard"))
+
+    edit_ranks(out, double)
+    assert list(differences(make(plan), out))
+
+
+def test_a_gradient_that_stays_local_is_seen(tmp_path):
+    plan = Plan(rules=ADAM)
+    out = sharded(plan, tmp_path)
+
+    def local(model: onnx.ModelProto) -> None:
+        made = calls(model, "AllReduce")
+        copies = [onnx.helper.make_node("Identity", [a], [b]) for node in made for a, b in zip(node.input, node.output)]
+        kept = [node for node in model.graph.node if node.domain != "gopt.comm"]
+        model.graph.ClearField("node")
+        model.graph.node.extend([*kept, *copies])
+        model.CopyFrom(reordered(model, None))
+
+    edit_ranks(out, local)
+    assert list(differences(make(plan), out))
