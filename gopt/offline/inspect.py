@@ -16,9 +16,9 @@ from gopt.errors import InputError, UnsupportedError
 from gopt.given import check_folder
 from gopt.graph.types import HALVES, TensorType
 from gopt.offline.optimizer.controls import Controls, find_controls
+from gopt.offline.optimizer.evidence import Rule
 from gopt.offline.optimizer.recogniser import Recogniser
-from gopt.offline.optimizer.rules import Hyper
-from gopt.offline.optimizer.settle import Rule
+from gopt.offline.optimizer.fits import Hyper
 
 if TYPE_CHECKING:
     from gopt.api import Source

@@ -77,8 +77,8 @@ def _apply(node: Node, operands: Sequence[Array | None], type: TensorType, flat:
         result = _REDUCTIONS[node.op_type](x)
         return result if flat else np.reshape(result, type.dims)
     if node.op_type in _VIEWS and type.static:
-        if flat:
-            return x if type.elements == 1 else None
+        if flat:  # a vector stands for a full-shaped value in whatever layout
+            return x if x.size == 1 or node.op_type != "Expand" else None
         return np.broadcast_to(x, type.dims) if node.op_type == "Expand" else np.reshape(x, type.dims)
     if node.op_type == "Concat" and not flat:
         return np.concatenate([np.asarray(each) for each in operands], axis=node.attributes["axis"])
