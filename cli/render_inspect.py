@@ -119,7 +119,9 @@ def _clip(clip: Clip) -> Text:
     more = f", coefficient {clip.coefficient}" if clip.coefficient else ""
     if clip.kind == "global norm":
         return Text(f"global-norm clip: max norm {_value(clip.bound)}{norm}, over {covers}, norm {clip.norm}{more}")
-    return Text(f"clip of each parameter's norm: max norm {_value(clip.bound)}{norm}, {covers}, first {clip.norm}{more}")
+    return Text(
+        f"clip of each parameter's norm: max norm {_value(clip.bound)}{norm}, {covers}, first {clip.norm}{more}"
+    )
 
 
 def render_folder(found: FolderInspection) -> None:

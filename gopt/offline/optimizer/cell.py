@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import numpy as np
 
@@ -14,8 +14,11 @@ from gopt.offline.optimizer.trial import Scalars, Trial, Values
 class Cell:
     """What becomes of some full-shaped values: ``given`` ones in, ``wanted`` ones out."""
 
-    def __init__(self, trial: Trial, given: Iterable[str], wanted: Iterable[str]) -> None:
-        self.trial, self._given, self.wanted = trial, set(given), tuple(wanted)
+    def __init__(
+        self, trial: Trial, given: Iterable[str], wanted: Iterable[str], small: Container[str] = ()
+    ) -> None:  # fmt: skip
+        """``small``: values that are taken from the scalars, whatever they are made of."""
+        self.trial, self._given, self.wanted, self._small = trial, set(given), tuple(wanted), small
         self.nodes = self._needed()
 
     def _needed(self) -> list[Node]:
@@ -25,7 +28,7 @@ class Cell:
         while stack:
             name = stack.pop()
             node = trial.producer.get(name)
-            if name in seen or node is None:
+            if name in seen or node is None or name in self._small:
                 continue
             seen.add(name)
             if trial.owners.reduced.get(name) == "":  # of several: another parameter's values are behind it

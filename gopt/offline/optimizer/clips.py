@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gopt.offline.optimizer.cell import Cell
-from gopt.offline.optimizer.path import Path, Paths
 from gopt.offline.optimizer.evidence import tidy
+from gopt.offline.optimizer.path import Path, Paths
 from gopt.offline.optimizer.trial import Scalars, Trial, spread
 
 _TRIALS = 3
@@ -44,25 +44,26 @@ def find_clips(paths: Paths, parameters: Sequence[str]) -> tuple[Clip, ...]:
     if bounded:
         found.append(Clip("value", bounded[0] if len({*bounded}) == 1 else None, "", "", "", len(bounded), count))
     norms = _Norms(paths.trial)
-    groups: dict[tuple[str, ...], list[Path]] = {}
+    ways_of: dict[tuple[str, ...], list[Path]] = {}
     for path in ways.values():
         if path.factors:
-            groups.setdefault(tuple(dict.fromkeys(path.factors)), []).append(path)
-    each: list[_Norm] = []
-    for members in groups.values():
+            ways_of.setdefault(tuple(dict.fromkeys(path.factors)), []).append(path)
+    shared: dict[tuple[frozenset[str], float | None, str], _Norm] = {}
+    own: list[_Norm] = []
+    for members in ways_of.values():
         norm = norms.of(members[0])
-        if norm is None:
-            continue
-        if norm.covers > 1 or len(members) > 1 or count == 1:
-            found.append(Clip("global norm", norm.bound, norm.type, norm.name, norm.coefficient, norm.covers, count))
-        else:
-            each.append(norm)
-    if each:
-        bounds, types = {norm.bound for norm in each}, {norm.type for norm in each}
+        if norm is not None and (len(norm.owners) > 1 or len(members) > 1 or count == 1):
+            shared.setdefault((norm.owners, norm.bound, norm.type), norm)
+        elif norm is not None:
+            own.append(norm)
+    for norm in shared.values():
+        found.append(Clip("global norm", norm.bound, norm.type, norm.name, norm.coefficient, len(norm.owners), count))
+    if own:
+        bounds, types = {norm.bound for norm in own}, {norm.type for norm in own}
         found.append(
             Clip(
-                "norm of each parameter", each[0].bound if len(bounds) == 1 else None, types.pop() if len(types) == 1
-                else "", each[0].name, each[0].coefficient, len(each), count,
+                "norm of each parameter", own[0].bound if len(bounds) == 1 else None, own[0].type if len(types) == 1
+                else "", own[0].name, own[0].coefficient, len(own), count,
             )
         )  # fmt: skip
     return tuple(found)
@@ -79,7 +80,7 @@ class _Norm:
     coefficient: str
     bound: float | None
     type: str
-    covers: int
+    owners: frozenset[str]
 
 
 class _Norms:
@@ -109,12 +110,12 @@ class _Norms:
                 constant = all(abs(end - ends[0]) <= 1e-6 * ends[0] for end in ends)
                 coefficient = next((x for x in path.factors if self._is(x, gains)), "")
                 bound = tidy(ends[0]) if constant else None
-                return _Norm(name, coefficient, bound, self._type(name), len(owners))
+                return _Norm(name, coefficient, bound, self._type(name), owners)
         return None
 
     def _gains(self, path: Path) -> list[list[float]] | None:
         """By how much the gradient shrinks when norms are large; None unless it does, and throughout."""
-        cell = Cell(self.trial, [path.start], [path.end])
+        cell = Cell(self.trial, [path.start], [path.end], self.trial.owners.reduced)
         gradient = np.array([1e-9])
 
         def scale(scalars: Scalars) -> float:

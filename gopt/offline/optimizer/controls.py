@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.training import Kind, State
-from gopt.graph.types import FLOATS
 from gopt.offline.optimizer.clips import Clip, find_clips
 from gopt.offline.optimizer.evidence import Rule, tidy
 from gopt.offline.optimizer.gates import find_gates
@@ -82,7 +81,7 @@ def _learning_rate(recogniser: Recogniser, rules: Iterable[Rule]) -> LearningRat
         trial = recogniser.trial
         if trial.is_constant(source):
             value = recogniser.trials[0].number(source)
-            return LearningRate("", source, None if value is None else tidy(value), (), ())
+            return LearningRate("", source, None if value is None else tidy(abs(value)), (), ())
         behind = trial.inputs_behind(source)
         name = _proportional(recogniser, source, [name for name in trial.inputs if name in behind & hypers])
         if source == name:

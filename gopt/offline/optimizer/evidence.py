@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,7 @@ class Rule:
     """A recognised update: its name, its constants (None: not found), what each state is, its step size."""
 
     name: str
-    hyper: Mapping[str, Hyper] = field(default_factory=dict)
+    hyper: dict[str, Hyper] = field(default_factory=dict)
     roles: tuple[str, ...] = ()
     step_size: str = ""
     """The scalar of the graph that is the learning rate after schedule; '' when none is."""

@@ -42,8 +42,12 @@ class Fit:
 
 
 def read_all(
-    probe: Probe, forms: Sequence[Form], g: Sequence[float], p: Sequence[float],
-    new: Mapping[int, Sequence[float]], old: Mapping[int, Sequence[float]] | None = None,
+    probe: Probe,
+    forms: Sequence[Form],
+    g: Sequence[float],
+    p: Sequence[float],
+    new: Mapping[int, Sequence[float]],
+    old: Mapping[int, Sequence[float]] | None = None,
 ) -> list[Array] | None:
     """The new parameter and states where gradient and parameter are ``g`` and ``p``, and states, by place, become
     ``new`` or start from ``old``."""
@@ -73,9 +77,7 @@ class Root:
         return np.asarray(np.sqrt(square + self.eps) if self.inside else np.sqrt(square) + self.eps)
 
 
-def find_root(
-    probe: Probe, bare: float, full: float, made: Callable[[Root], Array], place: int = 0
-) -> Root | None:
+def find_root(probe: Probe, bare: float, full: float, made: Callable[[Root], Array], place: int = 0) -> Root | None:
     """The root with which ``made`` gives the new value at ``place``; ``bare``, ``full``: quotients by that of 0 and 1.
 
     Epsilon beside the root goes first.

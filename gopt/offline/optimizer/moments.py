@@ -118,12 +118,13 @@ def lamb(probe: Probe, forms: Sequence[Form]) -> Fit | None:
     if found is None or found.top or found.first.decay:
         return None
     m, v = found.m, found.v
-    p = [1.0, 0.0, 0.0]
-    new = read_off(probe, forms, [0, 0, 0], p, {m: [0, 1, 1], v: [1, 0, 1]})
-    if new is None:
+    # Decay against the moments over root 1; then moments over root 0, which are far larger, against those over root 1.
+    beside = read_off(probe, forms, [0, 0], [1, 0], {m: [0, 1], v: [1, 1]})
+    over = read_off(probe, forms, [0, 0, 0], [0, 0, 1], {m: [1, 1, 0], v: [0, 1, 1]})
+    if beside is None or over is None or not over[1]:
         return None
-    decay, bare, full = np.asarray(p) - new
-    size = float(np.sqrt(decay**2 + bare**2 + full**2))
+    decay, full = 1 - float(beside[0]), -float(beside[1])
+    bare, size = full * float(over[0] / over[1]), float(np.hypot(decay, full))
 
     # The scale of the direction drops out: decay stands to the moments as (bias correction) to 1.
     def parameter(root: Root) -> Array:

@@ -124,7 +124,7 @@ class Paths:
         if found is None:
             return False
         name, nodes = found
-        cell, made = Cell(self.trial, [path.end], [name]), []
+        cell, made = Cell(self.trial, [path.end], [name], self.trial.owners.reduced), []
         for scalars in self.runs:
             result = cell(scalars, {path.end: _SAMPLE})
             if result is None:

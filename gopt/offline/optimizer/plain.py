@@ -36,7 +36,7 @@ def momentum(probe: Probe, forms: Sequence[Form]) -> Fit | None:
     if nesterov and not close(total / direct, b, ABOUT):
         return None
     hyper: dict[str, Hyper] = {"momentum": b, "nesterov": nesterov}
-    flipped = total < 0
+    flipped = bool(total < 0)
     if slope < 0 and not flipped:  # the learning rate is folded into the buffer
         hyper["dampening"] = 0.0
         size = direct if nesterov else total

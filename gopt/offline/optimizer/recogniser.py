@@ -8,10 +8,10 @@ from gopt.analysis.training import Kind, Training
 from gopt.analysis.updates import Cone, Mode
 from gopt.graph.types import FLOATS
 from gopt.offline.optimizer.cell import Cell
-from gopt.offline.optimizer.gates import ungated
-from gopt.offline.optimizer.path import Paths
 from gopt.offline.optimizer.evidence import Rule
 from gopt.offline.optimizer.fits import Fit
+from gopt.offline.optimizer.gates import ungated
+from gopt.offline.optimizer.path import Paths
 from gopt.offline.optimizer.rules import fit
 from gopt.offline.optimizer.settle import settle
 from gopt.offline.optimizer.trial import Trial

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gopt.offline.optimizer.arithmetic import Array
-from gopt.offline.optimizer.fits import Fit, Hyper, Root, find_root, read_all
+from gopt.offline.optimizer.fits import Fit, Hyper, find_root, read_all
 from gopt.offline.optimizer.probe import Form, Probe, close
 
 
@@ -61,7 +61,7 @@ def scaled(probe: Probe, forms: Sequence[Form]) -> Fit | None:
         return None
     kind, role, hyper = named
     roles = tuple(role if form.kind == "square" else "mean gradient" for form in forms)
-    size, flipped = abs(root.size), root.size < 0
+    size, flipped = abs(root.size), bool(root.size < 0)
     return Fit(
         kind=kind, roles=roles, hyper=hyper, size=size, kept=kept, coupled=w, eps=root.eps, inside=root.inside,
         flipped=flipped,
@@ -103,7 +103,7 @@ def with_momentum(probe: Probe, forms: Sequence[Form]) -> Fit | None:
     size = slope * root.size
     return Fit(
         kind="RMSProp", roles=tuple(roles[form.kind] for form in forms), hyper=named[2] | {"momentum": beta},
-        size=abs(size), kept=kept, coupled=w, eps=root.eps, inside=root.inside, flipped=size < 0,
+        size=abs(size), kept=kept, coupled=w, eps=root.eps, inside=root.inside, flipped=bool(size < 0),
     )  # fmt: skip
 
 
@@ -128,5 +128,5 @@ def adadelta(probe: Probe, forms: Sequence[Form]) -> Fit | None:
     roles = tuple("second moment" if form.kind == "square" else "second moment of the steps" for form in forms)
     return Fit(
         kind="Adadelta", roles=roles, hyper={"rho": rho}, size=abs(size), kept=kept, coupled=w, eps=eps, inside=True,
-        flipped=size < 0,
+        flipped=bool(size < 0),
     )  # fmt: skip

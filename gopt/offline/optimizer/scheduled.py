@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from gopt.offline.optimizer.evidence import Correction, Evidence, Rule, agreed, stored, tidy
+from gopt.offline.optimizer.fits import Hyper
 from gopt.offline.optimizer.probe import close
 from gopt.offline.optimizer.trial import Scalars, spread
 
@@ -21,26 +22,39 @@ _SOON = 100.0
 def rectified(evidence: Evidence) -> Rule | None:
     """RAdam: Adam's step times a factor where the second moment has been gathered long enough, else none of it."""
     for counts in _counts(evidence):
-        first, second, factor = [], [], []
-        for t, fit in zip(counts, evidence.fits):
-            b1, b2 = stored(fit.first), stored(fit.second)
-            first.append(1 - b1**t)
-            rooted = fit.kind == "Adam"
-            second.append(1 - b2**t if rooted else 1.0)
-            most = 2 / (1 - b2) - 1
-            length = most - 2 * t * b2**t / (1 - b2**t)
-            square = (length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)
-            if rooted and square <= 0:
-                break
-            factor.append(float(np.sqrt(square)) if rooted else 1.0)
-        if len(factor) < len(evidence.fits):
-            continue
-        found = [evidence.rule(Correction(True, first, second, late, factor)) for late in (False, True)]
-        rule = max(found, key=lambda each: each[1])[0]
-        if rule.step_size:
-            hyper = {key: value for key, value in rule.hyper.items() if key != "bias_correction"}
-            return replace(rule, name="RAdam", hyper=hyper)
+        for most in _lengths(evidence.fits[0].second):
+            corrections = _rectifications(evidence, counts, most)
+            if corrections is None:
+                continue
+            rule = max((evidence.rule(each) for each in corrections), key=lambda found: found[1])[0]
+            if rule.step_size:
+                return replace(rule, name="RAdam", hyper=_without_correction(rule))
     return None
+
+
+def _lengths(beta: float) -> list[float]:
+    """The longest average, of beta as it was written, and as it was stored: the difference counts at early steps."""
+    return [2 / (1 - each) - 1 for each in (tidy(beta), stored(beta))]
+
+
+def _rectifications(evidence: Evidence, counts: list[float], most: float) -> list[Correction] | None:
+    """Adam's correction and the factor of each trial, for both places of epsilon."""
+    first, second, factor = [], [], []
+    for t, fit in zip(counts, evidence.fits):
+        rooted, root = fit.kind == "Adam", 1 - stored(fit.second) ** t
+        length = most - 2 * t * (1 - root) / root
+        square = (length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)
+        if rooted and not square > 0:
+            return None
+        first.append(1 - stored(fit.first) ** t)
+        second.append(root if rooted else 1.0)
+        factor.append(float(np.sqrt(square)) if rooted else 1.0)
+    return [Correction(True, first, second, late, factor) for late in (False, True)]
+
+
+def _without_correction(rule: Rule) -> dict[str, Hyper]:
+    """The constants, less one that is no choice of this rule."""
+    return {key: value for key, value in rule.hyper.items() if key != "bias_correction"}
 
 
 def with_nesterov(evidence: Evidence) -> Rule | None:
@@ -59,8 +73,7 @@ def with_nesterov(evidence: Evidence) -> Rule | None:
                     factor = [fit.size / rate * root for fit, rate, root in
                               zip(evidence.fits, rates, 1 / np.sqrt(second))]  # fmt: skip
                     rule = evidence.rule(Correction(True, ones, second, False, factor))[0]
-                    hyper = {key: value for key, value in rule.hyper.items() if key != "bias_correction"}
-                    return replace(rule, hyper=hyper | {"momentum_decay": decay})
+                    return replace(rule, hyper=_without_correction(rule) | {"momentum_decay": decay})
     return None
 
 
@@ -103,7 +116,7 @@ def averaged(evidence: Evidence) -> Rule | None:
     source, hyper = made
     lost = agreed([(1 - fit.kept) / fit.size for fit in evidence.fits])
     lambd = hyper["lambd"]
-    if lost is None or lambd is None or lost < lambd * (1 - 1e-3):
+    if not lost or not lambd or lost < lambd * (1 - 1e-3):
         return None
     rest = tidy(lost - lambd) if lost - lambd > 1e-3 * lost else 0.0
     return Rule(
@@ -112,7 +125,23 @@ def averaged(evidence: Evidence) -> Rule | None:
     )  # fmt: skip
 
 
-def _rate_of(evidence: Evidence, updated: str) -> tuple[str, dict[str, float]] | None:
+def decaying(evidence: Evidence, rule: Rule) -> Rule:
+    """Adagrad with the rate lr / (1 + (t - 1) lr_decay), told apart from one that stays as it is."""
+    sizes = [fit.size for fit in evidence.fits]
+    if rule.step_size and rule.step_size in evidence.trial.hyper:
+        return rule
+    for counts in _counts(evidence):
+        for name in evidence.sources:
+            rates = [abs(run.number(name) or np.nan) for run in evidence.runs]
+            with np.errstate(all="ignore"):
+                found = [(rate / size - 1) / (t - 1) for rate, size, t in zip(rates, sizes, counts) if t > 1]
+            decay = agreed(found) if len(found) > 1 else None
+            if decay and not any(t == 1 and not close(rate, size) for rate, size, t in zip(rates, sizes, counts)):
+                return replace(rule, hyper=rule.hyper | {"lr_decay": decay}, step_size=name)
+    return rule
+
+
+def _rate_of(evidence: Evidence, updated: str) -> tuple[str, dict[str, Hyper]] | None:
     """The learning rate behind a decaying one, with lambd and alpha."""
     trial = evidence.trial
 

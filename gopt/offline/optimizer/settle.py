@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gopt.offline.optimizer.cell import Cell
 from gopt.offline.optimizer.evidence import Evidence, Rule
 from gopt.offline.optimizer.fits import Fit
-from gopt.offline.optimizer.scheduled import averaged, rectified, with_nesterov
+from gopt.offline.optimizer.scheduled import averaged, decaying, rectified, with_nesterov
 from gopt.offline.optimizer.trial import Scalars, Trial
 
 
@@ -34,4 +34,6 @@ def settle(trial: Trial, runs: Sequence[Scalars], cell: Cell, fits: Sequence[Fit
     rule = max(found, key=lambda each: each[1])[0]  # the first of the best
     # A step size that no scalar explains, beside a count of steps: some other function of the count is in it.
     unexplained = first.first and not rule.step_size and any(name in trial.counters for name in evidence.inputs)
-    return None if unexplained else rule
+    if unexplained:
+        return None
+    return decaying(evidence, rule) if rule.name == "Adagrad" else rule

@@ -15,6 +15,7 @@ from gopt.graph.types import FLOATS, TensorType, dtype_name
 from gopt.offline.optimizer.arithmetic import Array, run
 
 Values = dict[str, Array | None]
+_PLAIN = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 _STEPS = (1, 13, 24, 5000, 10**6)
 """Steps to try: warm-ups, rectifications and corrections of bias show at the first, decays of the rate at the last."""
 
@@ -39,7 +40,7 @@ class Scalars:
             self.values[name] = trial.typed(name, number)
         pinned, leaves = pinned or {}, 0
         for node in trial.small:
-            leaf = any(name in trial.owners.wide for name in node.reads)
+            leaf = not _of_a_type(node) and any(name in trial.owners.wide for name in node.reads)
             leaves += leaf
             for name in node.outputs:
                 if name in pinned:
@@ -88,10 +89,14 @@ class Trial:
             self._note_constant(node)
             if phase is Phase.UPDATE:
                 self.producer.update((name, node) for name in node.outputs)
-                full_shaped = self.owners.note(node) and any(name in self.owners.wide for name in node.outputs)
+                full_shaped = (
+                    not _of_a_type(node)
+                    and self.owners.note(node)
+                    and any(name in self.owners.wide for name in node.outputs)
+                )
                 if not full_shaped and not control_flow(node) and not self.is_constant(node.outputs[0]):
                     self.small.append(node)
-            elif all(name in known or self.is_constant(name) for name in node.reads) and not control_flow(node):
+            elif node.reads and all(x in known or self.is_constant(x) for x in node.reads) and not control_flow(node):
                 self.producer.update((name, node) for name in node.outputs)
                 self.small.append(node)
                 known.update(node.outputs)
@@ -123,7 +128,13 @@ class Trial:
         return made
 
     def _note_constant(self, node: Node) -> None:
-        if node.is_a("Constant") and isinstance(value := node.attributes.get("value"), onnx.TensorProto):
+        if not node.is_a("Constant"):
+            return
+        value = node.attributes.get("value")
+        for name, dtype in _PLAIN.items():
+            if name in node.attributes:
+                value = onnx.numpy_helper.from_array(np.asarray(node.attributes[name], dtype))
+        if isinstance(value, onnx.TensorProto):
             type = TensorType(dtype_name(value.data_type), tuple(value.dims))
             self._tensors[node.outputs[0]] = Tensor(type, proto=value)
 
@@ -188,6 +199,11 @@ class Trial:
         if not np.isfinite(number):
             number = 1
         return np.full(shape, int(number if number in (0, 1) or number > 1 else 1 + 10 * number))
+
+
+def _of_a_type(node: Node) -> bool:
+    """Whether a node reads one of its operands for its type alone."""
+    return node.is_a("CastLike")
 
 
 def _one(type: TensorType) -> bool:
