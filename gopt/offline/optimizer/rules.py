@@ -32,7 +32,7 @@ def fit(cell: Cell, scalars: Scalars, names: Sequence[str]) -> Fit | None:
 
 _RULES: Mapping[tuple[str, ...], Sequence[Callable[[Probe, Sequence[Form]], Fit | None]]] = {
     (): (plain.sgd,),
-    ("mean",): (plain.momentum, plain.lion),
+    ("mean",): (plain.momentum, plain.lion, plain.asgd),
     ("square",): (rooted.scaled,),
     ("mean", "square"): (moments.adam, moments.lamb, moments.unrectified, rooted.scaled),
     ("maximum", "mean", "square"): (moments.adam,),
@@ -40,5 +40,4 @@ _RULES: Mapping[tuple[str, ...], Sequence[Callable[[Probe, Sequence[Form]], Fit 
     ("other", "square"): (rooted.with_momentum, rooted.adadelta),
     ("mean", "other", "square"): (rooted.with_momentum,),
     ("other", "other"): (plain.rprop,),
-    ("other",): (plain.asgd,),
 }
