@@ -42,7 +42,8 @@ class Cell:
         """Whether a full-shaped value is reduced to one element on the way."""
         wide, single = self.trial.owners.wide, self.trial.single
         return any(
-            any(name in wide for name in node.reads) and all(single(name) for name in node.outputs if name)
+            any(name in wide and not single(name) for name in node.reads)
+            and all(single(name) for name in node.outputs if name)
             for node in self.nodes
         )
 

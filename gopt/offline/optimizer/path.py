@@ -87,12 +87,20 @@ class Paths:
         if not (over or node.is_a("Mul")) or len(others) != 1:
             return False
         scalar = others[0]
-        if not self._scales(scalar, averaging or self._read_by_rule(parameter, node.outputs[0])):
+        if not self._derives(scalar) and not self._scales(scalar, averaging or self._read_by_rule(parameter, node.outputs[0])):
             return False
         if scalar in self.trial.owners.reduced:
             path.factors.append(scalar)
         path.end = node.outputs[0]
         return True
+
+    def _derives(self, name: str) -> bool:
+        """Whether a factor was made by the forward or the backward: the last of the chain rule, as exp(w) of a
+        parameter that is used as exp(w)."""
+        graph, trial = self.training.graph, self.trial
+        return not (
+            name in trial.producer or trial.is_constant(name) or name in graph.inputs or name in graph.initializers
+        )
 
     def _read_by_rule(self, parameter: str, name: str) -> bool:
         """Whether a scaled gradient is used more than once, or joined by weight decay: then its constant is a scale

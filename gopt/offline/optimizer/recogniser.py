@@ -27,9 +27,18 @@ class Recogniser:
         self.trial = Trial(training)
         self.trials = self.trial.runs()
         self.paths = Paths(training, self.trial, self.trials)
+        self._alike: dict[tuple[int, bool], Rule] = {}
 
     def rule(self, cone: Cone) -> Rule:
-        """The rule of one cone."""
+        """The rule of one cone; cones that are alike have one rule."""
+        if cone.likeness < 0:
+            return self._tried(cone)
+        key = cone.likeness, self.paths.path(cone.parameter.tensor).flipped
+        if key not in self._alike:
+            self._alike[key] = self._tried(cone)
+        return self._alike[key]
+
+    def _tried(self, cone: Cone) -> Rule:
         states = [s for s in cone.states if s.kind in (Kind.PARAMETER, Kind.OPTIMIZER_STATE)]
         path = self.paths.path(cone.parameter.tensor)
         tensors = [state.tensor for state in states]
