@@ -93,6 +93,8 @@ class Evidence:
             score += 4 if hyper["eps"] is not None else 0
             if fits[late].inside and kind != "Adadelta":  # whose epsilon stands nowhere else
                 hyper["eps_inside_root"] = True
+        if kind == "Rprop":
+            return Rule(kind, hyper, fits[late].roles, flipped=fits[late].flipped), 0
         decay, coupled = self.decay(sizes, correction, bool(source))
         score += 1 if decay is not None else 0
         hyper["weight_decay"] = decay

@@ -103,11 +103,13 @@ class Paths:
         )
 
     def _read_by_rule(self, parameter: str, name: str) -> bool:
-        """Whether a scaled gradient is used more than once, or joined by weight decay: then its constant is a scale
-        of the loss (the backward of a mean), and not, say, a dampening."""
+        """Whether a scaled gradient is used more than once, clipped, or joined by weight decay: then its constant is a
+        scale of the loss (the backward of a mean), and not, say, a dampening."""
         onward = [n for n in self._readers.get(name, ()) if any(x in self._carries for x in n.outputs)]
         if len(onward) != 1:
             return len(onward) > 1
+        if onward[0].is_a("Clip", "Min", "Max") and all(x == name or self.trial.is_constant(x) for x in onward[0].reads):
+            return True
         makers = [self.trial.producer.get(x) for x in onward[0].inputs if x != name]
         return onward[0].is_a("Add") and any(m is not None and m.is_a("Mul") and parameter in m.inputs for m in makers)
 

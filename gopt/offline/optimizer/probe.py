@@ -13,6 +13,8 @@ from gopt.offline.optimizer.trial import Scalars
 
 EXACT = 1e-8
 """How well a rule must fit."""
+_POINTS, _SIGNED = 52, 36
+"""Random points, and the place of the first whose states have any sign."""
 _FEWEST = 12
 """Random points that must be finite."""
 
@@ -29,8 +31,8 @@ def _agreeing(value: Array, other: Array) -> Array:
 class Probe:
     """Calls a cell on columns: gradient, parameter, then the states. ``truth``: what it gives at random points.
 
-    The points: states that are positive, large and small against the gradient, and some of any sign. Where the update
-    is not finite, as under a root of a negative state, a point is left out.
+    The points: states that are positive, large and small against the gradient, some that are large with it, and some of
+    any sign. Where the update is not finite, as under a root of a negative state, a point is left out.
     """
 
     def __init__(self, cell: Cell, scalars: Scalars, names: Sequence[str]) -> None:
@@ -38,15 +40,16 @@ class Probe:
         self.cell, self.scalars, self.names = cell, scalars, list(names)
         self.count = len(names) - 1
         rng = np.random.default_rng(7)
-        points = rng.normal(size=(self.count + 1, 48))
-        points[2:, :32] = np.abs(points[2:, :32])
+        points = rng.normal(size=(self.count + 1, _POINTS))
+        points[2:, :_SIGNED] = np.abs(points[2:, :_SIGNED])
         points[2:, 1:16:2] *= 10.0 ** -np.arange(8.0)
         points[2:, 16:32] *= 1e-3
+        points[:, 32:_SIGNED] *= 10.0 ** np.arange(1.0, 5.0)
         found = self._call(*points)
-        finite = np.zeros(48, bool) if found is None else np.isfinite(np.array(found)).all(axis=0)
-        if finite[:32].sum() < _FEWEST:  # one point may spoil them all, where a norm is taken
-            finite = np.arange(48) < 32
-        self._random, self._signed = points[:, finite], np.flatnonzero(finite) >= 32
+        finite = np.zeros(_POINTS, bool) if found is None else np.isfinite(np.array(found)).all(axis=0)
+        if finite[:_SIGNED].sum() < _FEWEST:  # one point may spoil them all, where a norm is taken
+            finite = np.arange(_POINTS) < _SIGNED
+        self._random, self._signed = points[:, finite], np.flatnonzero(finite) >= _SIGNED
         self.g, self.p = self._random[0], self._random[1]
         """Gradient and parameter at the random points."""
         self.truth = [] if found is None else self._call(*self._random) or []
