@@ -381,6 +381,7 @@ def test_the_ranks_end_with_their_launcher(number, tmp_path):
     try:
         until = time.monotonic() + LONG
         while not (log.is_file() and log.read_text().count("\n") > 5) and time.monotonic() < until:
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
         assert len(processes(folder)) > 2, "it trains"
         process.send_signal(number)

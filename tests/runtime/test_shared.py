@@ -172,6 +172,7 @@ def test_shared_memory_has_no_name_and_ends_with_its_ranks(tmp_path):
     try:
         until = time.monotonic() + LONG
         while not (log.is_file() and log.read_text().count("\n") > 5) and time.monotonic() < until:
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
         maps = {number: Path(f"/proc/{number}/maps").read_text() for number in processes(folder)}
         found = {number: re.findall(r"(/\S*gopt-[0-9a-f]{16}.*)", text) for number, text in maps.items()}
