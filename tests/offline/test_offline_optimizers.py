@@ -25,7 +25,7 @@ UNKNOWN = {  # not elementwise: said so, and no more
                   "non-elementwise update with 1 state"},
     "Muon": {"non-elementwise update with 1 state"},
 }  # fmt: skip
-AMBIGUOUS = ("asgd", "asgd_decay", "adafactor", "adafactor_decay")
+AMBIGUOUS = ("asgd", "asgd_decay", "asgd_constant_lr", "asgd_decay_constant_lr", "adafactor", "adafactor_decay")
 """Steps whose data flow leaves open which output replaces which input."""
 
 

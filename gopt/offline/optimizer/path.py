@@ -87,7 +87,8 @@ class Paths:
         if not (over or node.is_a("Mul")) or len(others) != 1:
             return False
         scalar = others[0]
-        if not self._derives(scalar) and not self._scales(scalar, averaging or self._read_by_rule(parameter, node.outputs[0])):
+        averaging = averaging or self._read_by_rule(parameter, node.outputs[0])
+        if not self._derives(scalar) and not self._scales(scalar, averaging):
             return False
         if scalar in self.trial.owners.reduced:
             path.factors.append(scalar)
@@ -108,10 +109,11 @@ class Paths:
         onward = [n for n in self._readers.get(name, ()) if any(x in self._carries for x in n.outputs)]
         if len(onward) != 1:
             return len(onward) > 1
-        if onward[0].is_a("Clip", "Min", "Max") and all(x == name or self.trial.is_constant(x) for x in onward[0].reads):
+        reader = onward[0]
+        if reader.is_a("Clip", "Min", "Max") and all(x == name or self.trial.is_constant(x) for x in reader.reads):
             return True
-        makers = [self.trial.producer.get(x) for x in onward[0].inputs if x != name]
-        return onward[0].is_a("Add") and any(m is not None and m.is_a("Mul") and parameter in m.inputs for m in makers)
+        makers = [self.trial.producer.get(x) for x in reader.inputs if x != name]
+        return reader.is_a("Add") and any(m is not None and m.is_a("Mul") and parameter in m.inputs for m in makers)
 
     def _scales(self, scalar: str, averaging: bool) -> bool:
         """Whether a scalar undoes the loss scale, clips, or averages what was accumulated: no learning rate."""
