@@ -15,6 +15,7 @@ from .render import console, table
 if TYPE_CHECKING:
     from gopt.offline.diff import Diff
     from gopt.offline.inspect import FolderInspection, Inspection, Named, Optimizer, Parameter
+    from gopt.offline.optimizer.clips import Clip
     from gopt.offline.optimizer.controls import Controls
 
 MOST = 24
@@ -86,7 +87,7 @@ def _named(each: Named) -> str:
 
 
 def _controls(controls: Controls) -> Iterator[Text]:
-    rate, clip, check = controls.learning_rate, controls.clip, controls.finite_check
+    rate, check = controls.learning_rate, controls.finite_check
     scale, summed = controls.loss_scale, controls.accumulation
     if rate is None:
         yield Text("learning rate: not found")
@@ -96,9 +97,8 @@ def _controls(controls: Controls) -> Iterator[Text]:
                    f"({len(rate.schedule)} nodes{states})")  # fmt: skip
     else:
         yield Text(f"learning rate: {rate.input or f'the constant {_value(rate.value)}'}")
-    if clip is not None:
-        yield Text(f"global-norm clip: max norm {_value(clip.max_norm)}, over {clip.gradients} of {clip.of} gradients, "
-                   f"norm {clip.norm}, coefficient {clip.coefficient}")  # fmt: skip
+    for clip in controls.clips:
+        yield _clip(clip)
     if check is not None:
         yield Text(f"finite check: {check.condition} holds {check.states} states back")
     if scale is not None:
@@ -109,6 +109,19 @@ def _controls(controls: Controls) -> Iterator[Text]:
         yield Text(f"loss scale: {scale.input}, {how}")
     if summed is not None:
         yield Text(f"accumulation: {summed.accumulators} gradients summed over {_value(summed.every)} steps")
+
+
+def _clip(clip: Clip) -> Text:
+    covers = f"{clip.gradients} of {clip.of} gradients"
+    if clip.kind == "value":
+        return Text(f"clip by value: each element within ±{_value(clip.bound)}, {covers}")
+    norm = f" ({clip.norm_type}-norm)" if clip.norm_type not in ("2", "") else ""
+    more = f", coefficient {clip.coefficient}" if clip.coefficient else ""
+    if clip.kind == "global norm":
+        return Text(f"global-norm clip: max norm {_value(clip.bound)}{norm}, over {covers}, norm {clip.norm}{more}")
+    return Text(
+        f"clip of each parameter's norm: max norm {_value(clip.bound)}{norm}, {covers}, first {clip.norm}{more}"
+    )
 
 
 def render_folder(found: FolderInspection) -> None:

@@ -32,7 +32,7 @@ def threads_end():
     before = threading.active_count()
     yield
     gc.collect()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 120
     while threading.active_count() > before + SPARE and time.monotonic() < end:
         time.sleep(0.05)
     left = [thread.name for thread in threading.enumerate()]

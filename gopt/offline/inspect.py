@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,9 @@ from gopt.errors import InputError, UnsupportedError
 from gopt.given import check_folder
 from gopt.graph.types import HALVES, TensorType
 from gopt.offline.optimizer.controls import Controls, find_controls
+from gopt.offline.optimizer.evidence import Rule
+from gopt.offline.optimizer.fits import Hyper
 from gopt.offline.optimizer.recogniser import Recogniser
-from gopt.offline.optimizer.rules import Hyper
-from gopt.offline.optimizer.settle import Rule
 
 if TYPE_CHECKING:
     from gopt.api import Source
@@ -135,7 +135,7 @@ def inspect_model(source: Source) -> Inspection:
         cones = find_updates(training, whole_accumulators=False).cones
     except UnsupportedError as error:
         notes.append(f"it cannot be sharded: {error.message}")
-    rules = {name: recogniser.rule(cone) for name, cone in cones.items()}
+    rules = _directed({name: recogniser.rule(cone) for name, cone in cones.items()})
     for name, tensor in graph.initializers.items():
         if tensor.external:
             notes.append(f"values in external data, {name} first")
@@ -211,6 +211,19 @@ def _parameters(training: Training, cones: Mapping[str, Cone], rules: Mapping[st
             )
         )  # fmt: skip
     return tuple(result)
+
+
+def _directed(rules: Mapping[str, Rule]) -> dict[str, Rule]:
+    """The rules with ``maximize`` where they go up the gradient they are given.
+
+    Of a single parameter, or of some among others, the sign may as well be the backward's last: then it is None.
+    """
+    known = [rule for rule in rules.values() if rule.recognised]
+    sure = True if len(known) > 1 and all(rule.flipped for rule in known) else None
+    return {
+        name: replace(rule, hyper=rule.hyper | {"maximize": sure}) if rule.flipped and rule.recognised else rule
+        for name, rule in rules.items()
+    }
 
 
 def _optimizers(rules: Mapping[str, Rule]) -> tuple[Optimizer, ...]:

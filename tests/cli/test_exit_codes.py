@@ -367,7 +367,7 @@ def test_130_a_signal(tmp_path):
     """From outside, in the midst of the work: nothing is left behind."""
     code = (
         "import sys, pathlib, time\nfrom gopt.cli.main import main\n"
-        "def slow(path, data):\n    print('writing', flush=True)\n    time.sleep(30)\n"
+        "def slow(path, data):\n    print('writing', flush=True)\n    time.sleep(600)\n"
         "pathlib.Path.write_bytes = slow\n"
         f"sys.exit(main(['shard', {MODEL!r}, '--ranks', '2']))"
     )
@@ -376,7 +376,7 @@ def test_130_a_signal(tmp_path):
     assert process.stdout.readline() == "writing\n"
     time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert errors.lstrip().startswith("gopt: error: ") and "Traceback" not in errors
     assert not list(tmp_path.iterdir())

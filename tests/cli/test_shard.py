@@ -188,20 +188,17 @@ def test_a_metric_and_what_it_follows(norm, stage, capsys):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["passes", "--help"], ["shard", "--help"]])
-def test_help_is_quick_and_imports_little(arguments):
+def test_help_imports_little(arguments):
+    """How long it takes is measured by benchmarks/start.py; what would make it slow is told here."""
+    heavy = {"onnx", "numpy", "onnxruntime", "rich", "google.protobuf", "mpi4py", "llvmlite"}
     code = (
-        "import sys, time; start = time.perf_counter()\n"
+        "import sys\n"
         "from gopt.cli.main import main\n"
         f"assert main({arguments!r}) == 0\n"
-        "print(time.perf_counter() - start, sorted({'onnx', 'numpy', 'onnxruntime', 'rich'} & set(sys.modules)))"
+        f"print(sorted({heavy!r} & set(sys.modules)))"
     )
-    runs = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        runs.append(time.perf_counter() - start)
-        assert done.stdout.rstrip().endswith(" []"), done.stdout.splitlines()[-1]
-    assert min(runs) < 0.5, runs
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_progress_is_not_drawn_into_a_pipe():

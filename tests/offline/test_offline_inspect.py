@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,11 +65,11 @@ def test_names_do_not_matter(name: str, tmp_path: Path) -> None:
     plain = inspect_model(api.load(FIXTURES / f"{name}.onnx"))
     found = inspected(scrambled(fixture(name)), tmp_path)
     assert rules(found) == rules(plain)
-    for field in ("clip", "finite_check", "loss_scale", "accumulation"):
+    for field in ("finite_check", "loss_scale", "accumulation"):
         ours, theirs = getattr(found.controls, field), getattr(plain.controls, field)
         assert (ours is None) == (theirs is None)
-    if plain.controls.clip is not None and found.controls.clip is not None:
-        assert found.controls.clip.max_norm == plain.controls.clip.max_norm
+    ours, theirs = ([replace(clip, norm="", coefficient="") for clip in each.controls.clips] for each in (found, plain))
+    assert ours == theirs
     assert [each.nodes for each in found.phases] == [each.nodes for each in plain.phases]
     assert found.casts == plain.casts and found.bytes == plain.bytes
 
@@ -77,8 +78,8 @@ def test_schedule_and_clip() -> None:
     found = inspect_model(api.load(FIXTURES / "mlp_mom_clip_sched.onnx")).controls
     assert found.learning_rate is not None
     assert (len(found.learning_rate.schedule), found.learning_rate.follows) == (3, ("step",))
-    assert found.clip is not None
-    assert (found.clip.max_norm, found.clip.gradients, found.clip.of) == (0.5, 4, 4)
+    (clip,) = found.clips
+    assert (clip.kind, clip.bound, clip.norm_type, clip.gradients, clip.of) == ("global norm", 0.5, "2", 4, 4)
 
 
 def test_loss_scale_and_finite_check() -> None:
@@ -101,7 +102,8 @@ def test_accumulation() -> None:
 @pytest.mark.parametrize("name", ["mlp_adamw", "mlp_sgd", "gpt_adamw"])
 def test_what_is_not_there_is_not_found(name: str) -> None:
     controls = inspect_model(api.load(FIXTURES / f"{name}.onnx")).controls
-    assert (controls.clip, controls.finite_check, controls.loss_scale, controls.accumulation) == (None,) * 4
+    assert (controls.finite_check, controls.loss_scale, controls.accumulation) == (None,) * 3
+    assert not controls.clips
 
 
 def test_parameters_and_statistics() -> None:

@@ -33,7 +33,7 @@ from gopt.runtime.engines.watch import Watch
 from gopt.runtime.program import Program
 from gopt.runtime.session import SessionCache, array_of
 
-_WAIT = 20.0
+_WAIT = 120.0
 """Seconds for which one rank waits for the others."""
 _handles = itertools.count(4096)
 

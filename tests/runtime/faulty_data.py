@@ -1,7 +1,8 @@
 """Batches for the tests of ``gopt run``; FAULT in the environment lets rank 1 fail at step 8.
 
 ``allocate`` and ``map`` let it run on, but refuse it memory to share, or the others' files. ``beside`` lets calls of
-all ranks run beside the graph, ``late`` too, where rank 1 takes its time; with ``unordered`` nobody minds.
+all ranks run beside the graph, ``late`` too, where rank 1 takes its time (``LATE`` seconds each time); with
+``unordered`` nobody minds.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if os.environ.get("FAULT") in ("late", "unordered") and os.environ.get("PMI_RANK
     soon = KeptPiece.run
 
     def late(piece: Any, values: Any) -> Any:
-        time.sleep(0.02 if os.environ["FAULT"] == "late" else 0.05)
+        time.sleep(float(os.environ.get("LATE", 0.02)))
         return soon(piece, values)
 
     KeptPiece.run = late

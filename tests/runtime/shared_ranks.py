@@ -68,7 +68,7 @@ def drawn(rank: int, turn: int, dtype: str) -> np.ndarray:
 
 def main() -> None:
     mesh, fault = Mesh.parse(sys.argv[1]), sys.argv[2]
-    engine: Any = MpiEngine(mesh, 20.0, lambda text: print(text, file=sys.stderr))
+    engine: Any = MpiEngine(mesh, 120.0, lambda text: print(text, file=sys.stderr))
     try:
         check(engine, mesh, fault)
     except BaseException as error:  # the others wait for this rank

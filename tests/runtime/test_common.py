@@ -210,7 +210,7 @@ MESH = Mesh.parse("dp=2,shard=2")
 
 def together(make: Any, mesh: Mesh = MESH) -> list[tuple[dict[Any, Common], list[Common]]]:
     """Rooms of ranks that are threads, and those that they have in common. ``make(rank)``: the rooms."""
-    board, found = Board(mesh.ranks, 20.0), [None] * mesh.ranks
+    board, found = Board(mesh.ranks, 120.0), [None] * mesh.ranks
 
     def live(rank: int) -> None:
         rooms = make(rank)
@@ -282,7 +282,7 @@ def _refuse(*_: Any) -> Any:
 
 
 def reached() -> list[dict[int, set[int]]]:
-    board, found = Board(4, 20.0), [{}] * 4
+    board, found = Board(4, 120.0), [{}] * 4
 
     def live(rank: int) -> None:
         found[rank] = reach(rank, lambda item: board.gather(rank, item))

@@ -27,6 +27,9 @@ from gopt.runtime.engines import launch
 from gopt.runtime.engines.base import run_threads
 from gopt.runtime.training.train import Job, Progress, Trainer, read_manifest
 
+LONG = 600.0
+"""Seconds that nothing takes, on however busy a machine."""
+
 mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs pip install 'gopt[mpi]'")
 RECIPE = Recipe(widths=(3, 6, 4), norm="sumsquare-chain", ema=True, lr_input=True)
 
@@ -57,7 +60,7 @@ def train(folder: Path, data: str, steps: int, **options: Any) -> list[Progress]
     _, mesh = read_manifest(folder)
     job = Job(folder=folder, data=data, steps=steps, settings=settings(folder), **options)
     told: list[Progress] = []
-    run_threads(mesh, 20.0, lambda engine: Trainer(job, engine, lambda step, call: None).run(told.append))
+    run_threads(mesh, 120.0, lambda engine: Trainer(job, engine, lambda step, call: None).run(told.append))
     return told
 
 
@@ -75,7 +78,7 @@ def command(folder: Path, data: str, steps: int, *more: str) -> list[str]:
 
 def run(arguments: list[str], fault: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "FAULT": fault, "PYTHONPATH": str(Path(__file__).parent)}
-    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=LONG, **options)
 
 
 # --- the same training ----------------------------------------------------------------------------------------------
@@ -318,8 +321,8 @@ def test_ranks_that_start_apart_are_told_so(tmp_path):
     ("fault", "code", "said"),
     [
         ("kill", 5, "rank 1, step 8: the process died"),
-        ("stop", 5, "rank 0, step 8, call 0"),
-        ("sleep", 5, "rank 0, step 8, call 0"),
+        ("stop", 5, "rank 0, step 8, call 0: after 10 s"),
+        ("sleep", 5, "rank 0, step 8, call 0: after 10 s"),
         ("raise", 5, "rank 1, step 8: ValueError: a bad sample"),
         ("nan", 5, "the loss is nan"),
         ("end", 3, "rank 1, step 8: the data ended"),
@@ -329,13 +332,23 @@ def test_ranks_that_start_apart_are_told_so(tmp_path):
 )
 def test_a_fault_ends_the_job_in_one_line(fault, code, said, tmp_path):
     folder = written(tmp_path)
-    started = time.monotonic()
-    more = ("--launch", "2", "--deadline", "2", "--stop-on-nan", "--checkpoint", str(tmp_path / "c"), "--every", "3")
+    deadline = "10" if fault in ("stop", "sleep") else "120"
+    more = (
+        "--launch",
+        "2",
+        "--deadline",
+        deadline,
+        "--stop-on-nan",
+        "--checkpoint",
+        str(tmp_path / "c"),
+        "--every",
+        "3",
+    )
     done = run(command(folder, "faulty_data:batches", 500, *more), fault)
     assert done.returncode == code, (done.returncode, done.stderr)
     errors = [line for line in done.stderr.splitlines() if line.startswith("gopt: error:")]
     assert len(errors) == 1 and said in errors[0], done.stderr
-    assert "Traceback" not in done.stderr and time.monotonic() - started < 20
+    assert "Traceback" not in done.stderr
     assert not processes(folder), "no orphan is left"
     steps = sorted(path.name for path in (tmp_path / "c").iterdir() if path.name.startswith("step_"))
     assert steps[-1] == "step_00000006"
@@ -348,7 +361,7 @@ def test_ranks_that_are_killed_leave_no_memory_behind():
     """MPICH's own file of a job, 2 MiB, stays in /dev/shm when the job is not ended in order; its name goes before."""
     code = (
         "from gopt.mesh import Mesh\nfrom gopt.runtime.engines.mpi import MpiEngine\n"
-        "engine = MpiEngine(Mesh.parse('shard=2'), 20.0, print)\nengine.gather(0)\n"
+        "engine = MpiEngine(Mesh.parse('shard=2'), 120.0, print)\nengine.gather(0)\n"
         "named = [line for line in open('/proc/self/maps') if '/dev/shm/' in line]\n"
         "found = engine.gather((bool(named), [line for line in named if '(deleted)' not in line]))\n"
         "if engine.rank == 0: print(found)"
@@ -366,16 +379,17 @@ def test_the_ranks_end_with_their_launcher(number, tmp_path):
     arguments = command(folder, "faulty_data:batches", 10**6, "--launch", "2", "--log", str(log))
     process = subprocess.Popen(arguments, env={**os.environ, **path}, stderr=subprocess.PIPE, text=True)
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + LONG
         while not (log.is_file() and log.read_text().count("\n") > 5) and time.monotonic() < until:
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
         assert len(processes(folder)) > 2, "it trains"
         process.send_signal(number)
-        _, errors = process.communicate(timeout=20)  # ends when nobody holds the stream any more
+        _, errors = process.communicate(timeout=LONG)  # ends when nobody holds the stream any more
         assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
         if number in (signal.SIGTERM, signal.SIGHUP):
             assert errors == f"gopt: error: stopped by {number.name}\n"
-        until = time.monotonic() + 10
+        until = time.monotonic() + LONG
         while processes(folder) and time.monotonic() < until:
             time.sleep(0.05)
         assert not processes(folder), "no orphan is left"
@@ -404,14 +418,14 @@ def processes(folder: Path) -> dict[int, str]:
 @pytest.mark.parametrize("fault", ["raise", "nan", "end", "exit"])
 def test_a_fault_of_a_thread_ends_all_of_them(fault, tmp_path):
     folder = written(tmp_path)
-    done = run(command(folder, "faulty_data:batches", 50, "--deadline", "5", "--stop-on-nan"), fault)
+    done = run(command(folder, "faulty_data:batches", 50, "--deadline", "120", "--stop-on-nan"), fault)
     assert done.returncode == (3 if fault == "end" else 5)
     assert "rank 1, step 8" in done.stderr and done.stderr.count("gopt: error:") == 1
 
 
 def test_a_thread_that_hangs_is_left_behind(tmp_path):
-    done = run(command(written(tmp_path), "faulty_data:batches", 50, "--deadline", "2"), "sleep")
-    assert done.returncode == 5 and "after 2 s, rank 0 still waits for rank 1" in done.stderr, done.stderr
+    done = run(command(written(tmp_path), "faulty_data:batches", 50, "--deadline", "10"), "sleep")
+    assert done.returncode == 5 and "after 10 s, rank 0 still waits for rank 1" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("option", ["--log", "--trace", "--checkpoint"])

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from helpers import calls, edit_rank
 from recipes import Recipe
-from test_run import command, mpi, processes, run, samples, train, written
+from test_run import LONG, command, mpi, processes, run, samples, train, written
 
 from gopt.mesh import Mesh
 from gopt.runtime.engines import launch, shared
@@ -108,17 +108,18 @@ def test_calls_that_run_beside_the_graph(micro_steps, count, tmp_path):
 
 @mpi
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_nobody_writes_what_a_late_rank_still_reads(stage, tmp_path):
+def test_nobody_writes_what_a_late_rank_still_reads(stage, tmp_path, monkeypatch):
     """A gradient is sent before its parameter has been read for the last time. Without the order, it shows."""
     folder = written(tmp_path, recipe=WIDE, stage=stage, bucket_mb=0)
     train(folder, "faulty_data:batches", 4, checkpoint=tmp_path / "threads")
-    assert result(folder, "faulty_data:batches", "mpi", "late") == (
-        3 if stage == 3 else 2,
-        stored(tmp_path / "threads"),
-    )
-    if stage == 2:
-        found = (result(folder, "faulty_data:batches", f"wrong {turn}", "unordered")[1] for turn in range(3))
-        assert any(wrong != stored(tmp_path / "threads") for wrong in found)
+    right = stored(tmp_path / "threads")
+    assert result(folder, "faulty_data:batches", "mpi", "late") == (3 if stage == 3 else 2, right)
+    if stage == 2:  # a busy machine may make the other rank late as well: this one is later from turn to turn
+        for turn in range(7):
+            monkeypatch.setenv("LATE", str(0.05 * 2**turn))
+            if result(folder, "faulty_data:batches", f"wrong {turn}", "unordered")[1] != right:
+                return
+        pytest.fail("without the order, nothing went wrong")
 
 
 @mpi
@@ -140,7 +141,7 @@ def test_only_what_mpi_calls_one_host_is_shared(tmp_path, monkeypatch):
 def test_ranks_of_different_plans_are_told_so_before_they_share(tmp_path):
     folder = written(tmp_path, recipe=WIDE, stage=2)
     edit_rank(folder, 1, lambda model: calls(model, "ReduceScatter")[0].attribute.__delitem__(0))
-    done = run(command(folder, samples(tmp_path), 1, "--launch", "2", "--deadline", "10"))
+    done = run(command(folder, samples(tmp_path), 1, "--launch", "2", "--deadline", "120"))
     errors = [line for line in done.stderr.splitlines() if line.startswith("gopt: error:")]
     assert done.returncode == 5 and len(errors) == 1, done.stderr
     assert "ranks 0 and 1 differ at call 0 over shard: step: ReduceScatter" in errors[0]
@@ -149,13 +150,14 @@ def test_ranks_of_different_plans_are_told_so_before_they_share(tmp_path):
 @mpi
 @pytest.mark.parametrize(("fault", "said"), [
     ("kill", "rank 1, step 8: the process died"),
-    ("stop", "rank 0, step 8, call 0: after 2 s, it still waits at call 0 (ReduceScatter over shard)"),
-    ("sleep", "rank 0, step 8, call 0: after 2 s, it still waits at call 0 (ReduceScatter over shard)"),
+    ("stop", "rank 0, step 8, call 0: after 10 s, it still waits at call 0 (ReduceScatter over shard)"),
+    ("sleep", "rank 0, step 8, call 0: after 10 s, it still waits at call 0 (ReduceScatter over shard)"),
     ("raise", "rank 1, step 8: ValueError: a bad sample"),
 ])  # fmt: skip
 def test_a_fault_ends_the_job_in_one_line(fault, said, tmp_path):
     folder = written(tmp_path, recipe=WIDE, stage=2)
-    done = run(command(folder, "faulty_data:batches", 500, "--launch", "2", "--deadline", "2"), fault)
+    deadline = "10" if fault in ("stop", "sleep") else "120"
+    done = run(command(folder, "faulty_data:batches", 500, "--launch", "2", "--deadline", deadline), fault)
     errors = [line for line in done.stderr.splitlines() if line.startswith("gopt: error:")]
     assert done.returncode == 5 and len(errors) == 1 and said in errors[0], done.stderr
     assert not processes(folder), "no orphan is left"
@@ -168,8 +170,9 @@ def test_shared_memory_has_no_name_and_ends_with_its_ranks(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     process = subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True)
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + LONG
         while not (log.is_file() and log.read_text().count("\n") > 5) and time.monotonic() < until:
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
         maps = {number: Path(f"/proc/{number}/maps").read_text() for number in processes(folder)}
         found = {number: re.findall(r"(/\S*gopt-[0-9a-f]{16}.*)", text) for number, text in maps.items()}
@@ -178,7 +181,7 @@ def test_shared_memory_has_no_name_and_ends_with_its_ranks(tmp_path):
         for line in (*found[ranks[0]], *found[ranks[1]]):
             assert re.fullmatch(r"/memfd:gopt-\w+ \(deleted\)", line), "none is in a folder"
         os.kill(ranks[0], signal.SIGKILL)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=LONG)
         assert process.returncode == 5 and "the process died" in errors
         assert not processes(folder), "nobody is left who could hold them"
         assert not [path for path in Path("/dev/shm").glob("*") if "gopt" in path.name]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 
 from gopt.graph.model import Node
 from gopt.graph.types import FLOATS, TensorType
@@ -77,9 +78,14 @@ def _apply(node: Node, operands: Sequence[Array | None], type: TensorType, flat:
         result = _REDUCTIONS[node.op_type](x)
         return result if flat else np.reshape(result, type.dims)
     if node.op_type in _VIEWS and type.static:
-        if flat:
-            return x if type.elements == 1 else None
+        if flat:  # a vector stands for a full-shaped value in whatever layout
+            return x if x.size == 1 or node.op_type != "Expand" else None
         return np.broadcast_to(x, type.dims) if node.op_type == "Expand" else np.reshape(x, type.dims)
+    if node.op_type == "Shape" and not flat:
+        return np.array(np.shape(x)[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
+    if node.op_type == "ConstantOfShape" and type.static and not flat:
+        value = node.attributes.get("value")
+        return np.full(type.dims, 0.0 if value is None else onnx.numpy_helper.to_array(value).item())
     if node.op_type == "Concat" and not flat:
         return np.concatenate([np.asarray(each) for each in operands], axis=node.attributes["axis"])
     return None

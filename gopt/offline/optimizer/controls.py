@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from gopt.analysis.training import Kind, State
-from gopt.graph.types import FLOATS
+from gopt.offline.optimizer.clips import Clip, find_clips
+from gopt.offline.optimizer.evidence import Rule, tidy
 from gopt.offline.optimizer.gates import find_gates
-from gopt.offline.optimizer.recogniser import TRIALS, Recogniser
-from gopt.offline.optimizer.settle import Rule, tidy
+from gopt.offline.optimizer.recogniser import Recogniser
 from gopt.offline.optimizer.trial import Scalars, spread
 
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
@@ -27,17 +25,6 @@ class LearningRate:
     value: float | None
     schedule: tuple[str, ...]
     follows: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """A global-norm clip: the coefficient, the norm's value, the largest norm, how many gradients it looks at."""
-
-    coefficient: str
-    norm: str
-    max_norm: float | None
-    gradients: int
-    of: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +58,7 @@ class Accumulation:
 @dataclass(frozen=True, slots=True)
 class Controls:
     learning_rate: LearningRate | None
-    clip: Clip | None
+    clips: tuple[Clip, ...]
     finite_check: FiniteCheck | None
     loss_scale: LossScale | None
     accumulation: Accumulation | None
@@ -82,8 +69,8 @@ def find_controls(recogniser: Recogniser, rules: Iterable[Rule]) -> Controls:
     gates = find_gates(recogniser.training, recogniser.trial)
     finite = _finite_check(recogniser, gates)
     return Controls(
-        _learning_rate(recogniser, rules), _clip(recogniser), finite, _loss_scale(recogniser, finite),
-        _accumulation(recogniser, gates),
+        _learning_rate(recogniser, rules), find_clips(recogniser.paths, [*recogniser.training.gradients]), finite,
+        _loss_scale(recogniser, finite), _accumulation(recogniser, gates),
     )  # fmt: skip
 
 
@@ -94,7 +81,7 @@ def _learning_rate(recogniser: Recogniser, rules: Iterable[Rule]) -> LearningRat
         trial = recogniser.trial
         if trial.is_constant(source):
             value = recogniser.trials[0].number(source)
-            return LearningRate("", source, None if value is None else tidy(value), (), ())
+            return LearningRate("", source, None if value is None else tidy(abs(value)), (), ())
         behind = trial.inputs_behind(source)
         name = _proportional(recogniser, source, [name for name in trial.inputs if name in behind & hypers])
         if source == name:
@@ -113,8 +100,9 @@ def _proportional(recogniser: Recogniser, value: str, names: Sequence[str]) -> s
     found = []
     for name in names:
         given = spread(recogniser.trial.inputs, 0)
-        doubled = Scalars(recogniser.trial, given | {name: 2 * given[name]}).number(value)
-        before = recogniser.trials[0].number(value)
+        before, doubled = (
+            Scalars(recogniser.trial, given | {name: times * given[name]}).number(value) for times in (1, 2)
+        )
         if doubled is not None and before and abs(doubled - 2 * before) <= 1e-9 * abs(before):
             found.append(name)
     return found[0] if len(found) == 1 else ""
@@ -137,61 +125,6 @@ def _reaching_all(recogniser: Recogniser) -> list[str]:
     return found
 
 
-def _clip(recogniser: Recogniser) -> Clip | None:
-    """A scalar that is 1 while the gradients are small, and constant / norm when they are large."""
-    trial = recogniser.trial
-    asleep = recogniser.trials[0]
-    awake = [Scalars(trial, spread(trial.inputs, seed), 10.0**power) for seed in range(TRIALS) for power in (10, 14)]
-    for node in trial.small:
-        name = node.outputs[0]
-        if name not in trial.owners.reduced or trial.graph.type_of(name).dtype not in FLOATS:
-            continue
-        if asleep.number(name) != 1.0:
-            continue
-        values = [each.number(name) for each in awake]
-        if any(value is None or not 0 < value < 1 for value in values):
-            continue
-        behind = _behind_reductions(recogniser, name)
-        gradients = set(recogniser.training.gradients)
-        covered = len(behind.owners & gradients)
-        if covered < len(gradients) and covered < 2:
-            continue
-        for candidate in behind.values:
-            norms = [each.number(candidate) for each in awake]
-            if any(norm is None or not np.isfinite(norm) or norm <= 1 for norm in norms):
-                continue
-            products = [float(a or 0) * float(b or 0) for a, b in zip(values, norms)]
-            if all(abs(first - last) <= 1e-3 * last for first, last in zip(products[::2], products[1::2])):
-                ends = products[1::2]
-                constant = all(abs(end - ends[0]) <= 1e-6 * ends[0] for end in ends)
-                return Clip(name, candidate, tidy(ends[0]) if constant else None, covered, len(gradients))
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Behind:
-    values: tuple[str, ...]
-    owners: frozenset[str]
-
-
-def _behind_reductions(recogniser: Recogniser, name: str) -> _Behind:
-    """Small values behind reductions that lead to a value, in order, and the parameters whose values were reduced."""
-    trial = recogniser.trial
-    stack, seen, owners = [name], {name}, set()
-    while stack:
-        node = trial.producer.get(stack.pop())
-        if node is None:
-            continue
-        for operand in node.reads:
-            if operand in trial.owners.wide:
-                owners.add(trial.owners.wide[operand])
-            elif operand not in seen and operand in trial.owners.reduced:
-                seen.add(operand)
-                stack.append(operand)
-    order = sorted(seen, key=lambda value: trial.position[id(trial.producer[value])])
-    return _Behind(tuple(order), frozenset(owners))
-
-
 def _finite_check(recogniser: Recogniser, gates: dict[str, list[tuple[State, bool]]]) -> FiniteCheck | None:
     """The gate on the gradients that an infinite one changes."""
     trial = recogniser.trial
@@ -206,9 +139,9 @@ def _finite_check(recogniser: Recogniser, gates: dict[str, list[tuple[State, boo
 
 
 def _loss_scale(recogniser: Recogniser, finite: FiniteCheck | None) -> LossScale | None:
-    if not recogniser.unscaled:
+    if not recogniser.paths.unscaled:
         return None
-    name = next(iter(recogniser.unscaled))
+    name = next(iter(recogniser.paths.unscaled))
     trial, states = recogniser.trial, recogniser.training.state_of()
     if name not in states or states[name].updated == name:
         return LossScale(name, False, None, None, None)

@@ -8,33 +8,51 @@ from dataclasses import dataclass
 import numpy as np
 
 from gopt.offline.optimizer.arithmetic import Array
-from gopt.offline.optimizer.trial import Cell, Scalars
+from gopt.offline.optimizer.cell import Cell
+from gopt.offline.optimizer.trial import Scalars
 
 EXACT = 1e-8
 """How well a rule must fit."""
+_POINTS, _SIGNED = 52, 36
+"""Random points, and the place of the first whose states have any sign."""
+_FEWEST = 12
+"""Random points that must be finite."""
 
 
 def close(value: float | None, other: float, tolerance: float = 1e-6) -> bool:
     return value is not None and bool(abs(value - other) <= tolerance * max(abs(value), abs(other)) + 1e-300)
 
 
-def agree(value: Array, other: Array) -> bool:
+def _agreeing(value: Array, other: Array) -> Array:
     with np.errstate(all="ignore"):
-        return bool(np.all(np.abs(value - other) <= EXACT * (np.abs(value) + np.abs(other)) + 1e-13))
+        return np.asarray(np.abs(value - other) <= EXACT * (np.abs(value) + np.abs(other)) + 1e-13)
 
 
 class Probe:
-    """Calls a cell on columns: gradient, parameter, then the states. ``truth``: what it gives at random points."""
+    """Calls a cell on columns: gradient, parameter, then the states. ``truth``: what it gives at random points.
 
-    def __init__(self, cell: Cell, scalars: Scalars, count: int) -> None:
-        self.cell, self.scalars, self.count = cell, scalars, count
+    The points: states that are positive, large and small against the gradient, some that are large with it, and some of
+    any sign. Where the update is not finite, as under a root of a negative state, a point is left out.
+    """
+
+    def __init__(self, cell: Cell, scalars: Scalars, names: Sequence[str]) -> None:
+        """``names``: of the gradient, the parameter and the states, which the cell wants back in this order."""
+        self.cell, self.scalars, self.names = cell, scalars, list(names)
+        self.count = len(names) - 1
         rng = np.random.default_rng(7)
-        self._random = rng.normal(size=(count + 1, 16))
-        self._random[2:, ::2] = np.abs(self._random[2:, ::2])
-        self._random[2:, 1::2] = np.abs(self._random[2:, 1::2]) * 10.0 ** -np.arange(8.0)
+        points = rng.normal(size=(self.count + 1, _POINTS))
+        points[2:, :_SIGNED] = np.abs(points[2:, :_SIGNED])
+        points[2:, 1:16:2] *= 10.0 ** -np.arange(8.0)
+        points[2:, 16:32] *= 1e-3
+        points[:, 32:_SIGNED] *= 10.0 ** np.arange(1.0, 5.0)
+        found = self._call(*points)
+        finite = np.zeros(_POINTS, bool) if found is None else np.isfinite(np.array(found)).all(axis=0)
+        if finite[:_SIGNED].sum() < _FEWEST:  # one point may spoil them all, where a norm is taken
+            finite = np.arange(_POINTS) < _SIGNED
+        self._random, self._signed = points[:, finite], np.flatnonzero(finite) >= _SIGNED
         self.g, self.p = self._random[0], self._random[1]
         """Gradient and parameter at the random points."""
-        self.truth = self._call(*self._random) or []
+        self.truth = [] if found is None else self._call(*self._random) or []
 
     @property
     def usable(self) -> bool:
@@ -46,25 +64,27 @@ class Probe:
         value: Array = self._random[place + 1]
         return value
 
-    def explains(self, parameter: Array) -> bool:
-        """Whether this is the new parameter at the random points."""
-        return agree(parameter, self.truth[0])
+    def explains(self, value: Array, place: int = 0) -> bool:
+        """Whether this is the new parameter, or the state at ``place``, at the random points. Of a state that cannot be
+        negative a formula need not know what becomes of it there."""
+        unknown = self._signed & ~np.isfinite(value)
+        return bool(np.all(_agreeing(value, self.truth[place]) | unknown))
 
     def at(self, **columns: Sequence[float] | Array) -> list[Array] | None:
         """New values at points; a column that is not named is 0."""
         length = len(next(iter(columns.values())))
-        names = ["g", "p", "s1", "s2", "s3"][: self.count + 1]
+        names = ["g", "p", *(f"s{place}" for place in range(1, self.count))]
         return self._call(*(np.asarray(columns.get(name, np.zeros(length)), np.float64) for name in names))
 
     def _call(self, g: Array, *states: Array) -> list[Array] | None:
-        result = self.cell(self.scalars, g, states)
-        return None if result is None else list(result.values())
+        with np.errstate(all="ignore"):
+            return self.cell(self.scalars, dict(zip(self.names, (g, *states), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """A state's new value: ``mean`` b·s + q·(g + w·p), ``square`` b·s + q·(g + w·p)², ``peak`` max(b·s, |…| + e),
-    ``maximum`` max(s, new value of the square state)."""
+    ``maximum`` max(s, new value of the square state), ``other``: none of these."""
 
     kind: str
     keep: float
@@ -87,15 +107,15 @@ class Form:
         return (new - taken) / self.keep
 
 
-def find_forms(probe: Probe) -> list[Form] | None:
-    """What becomes of every state, in their order; None unless all are known forms."""
+def find_forms(probe: Probe) -> list[Form]:
+    """What becomes of every state, in their order."""
     found: dict[int, Form] = {}
     places = range(1, probe.count)
     for place in (*places, *places):  # twice: a maximum is known after what it is a maximum of
         form = found.get(place) or _form(probe, place, found)
         if form is not None:
             found[place] = form
-    return [found[place] for place in places] if len(found) == len(places) else None
+    return [found.get(place, Form("other", 0.0, 0.0)) for place in places]
 
 
 def _form(probe: Probe, place: int, known: Mapping[int, Form]) -> Form | None:
@@ -111,9 +131,9 @@ def _form(probe: Probe, place: int, known: Mapping[int, Form]) -> Form | None:
         forms.append(Form("square", keep, take, float(np.sqrt(decay / take))))
     forms.append(Form("peak", keep, 1.0, decay - nothing, nothing))
     for form in forms:
-        if agree(form.new(probe.state(place), probe.g, probe.p), probe.truth[place]):
+        if probe.explains(form.new(probe.state(place), probe.g, probe.p), place):
             return form
     squares = [other for other, form in known.items() if form.kind == "square"]
-    if any(agree(np.maximum(probe.state(place), probe.truth[other]), probe.truth[place]) for other in squares):
+    if any(probe.explains(np.maximum(probe.state(place), probe.truth[other]), place) for other in squares):
         return Form("maximum", 1.0, 0.0)
     return None

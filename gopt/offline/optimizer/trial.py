@@ -1,4 +1,4 @@
-"""Pieces of an update, run on chosen numbers: its small values, and one parameter's update as a function."""
+"""The small values of an update, run on chosen numbers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from gopt.graph.types import FLOATS, TensorType, dtype_name
 from gopt.offline.optimizer.arithmetic import Array, run
 
 Values = dict[str, Array | None]
+_PLAIN = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+_STEPS = (1, 13, 24, 5000, 10**6)
+"""Steps to try: warm-ups, rectifications and corrections of bias show at the first, decays of the rate at the last."""
 
 
 class Scalars:
     """The small values of the update for one choice of the scalar inputs.
 
-    What a full-shaped value is reduced to is ``reduced`` (0: no norm, nothing infinite) throughout; inputs that
-    are not in ``given`` get a fixed number between 0.2 and 0.8, a different one each.
+    What a full-shaped value is reduced to is ``reduced`` (0: no norm, nothing infinite), times a factor between 1 and
+    2 that differs from one to the next; inputs that are not in ``given`` get a fixed number between 0.2 and 0.8, a
+    different one each.
     """
 
     def __init__(
@@ -34,14 +38,15 @@ class Scalars:
         for place, name in enumerate(trial.inputs):
             number = given.get(name, 0.2 + 0.6 * ((place + 1) * 0.6180339887498949 % 1.0))
             self.values[name] = trial.typed(name, number)
-        pinned = pinned or {}
+        pinned, leaves = pinned or {}, 0
         for node in trial.small:
-            leaf = any(name in trial.owners.wide for name in node.reads)
+            leaf = not _of_a_type(node) and any(name in trial.owners.wide for name in node.reads)
+            leaves += leaf
             for name in node.outputs:
                 if name in pinned:
                     self.values[name] = np.asarray(pinned[name])
                 elif leaf:
-                    self.values[name] = trial.typed(name, reduced)
+                    self.values[name] = trial.typed(name, reduced * (1 + leaves % 4 / 4))
                 elif name == node.outputs[0]:
                     operands = [self.get(operand) for operand in node.inputs]
                     self.values[name] = run(node, operands, trial.graph.type_of(name), flat=False)
@@ -71,6 +76,7 @@ class Trial:
         wide |= {state.tensor: state.of or state.tensor for state in training.states if state.tensor in full}
         self.owners = Owners(graph, wide)
         self.hyper = set(training.hyper)
+        self.updated = {state.tensor: state.updated for state in training.states}
         self.inputs = [
             name for name in (*training.hyper, *(state.tensor for state in training.states))
             if name not in wide and _one(graph.type_of(name))
@@ -83,17 +89,52 @@ class Trial:
             self._note_constant(node)
             if phase is Phase.UPDATE:
                 self.producer.update((name, node) for name in node.outputs)
-                full_shaped = self.owners.note(node) and any(name in self.owners.wide for name in node.outputs)
+                full_shaped = (
+                    not _of_a_type(node)
+                    and self.owners.note(node)
+                    and any(name in self.owners.wide for name in node.outputs)
+                )
                 if not full_shaped and not control_flow(node) and not self.is_constant(node.outputs[0]):
                     self.small.append(node)
-            elif all(name in known or self.is_constant(name) for name in node.reads) and not control_flow(node):
+            elif node.reads and all(x in known or self.is_constant(x) for x in node.reads) and not control_flow(node):
                 self.producer.update((name, node) for name in node.outputs)
                 self.small.append(node)
                 known.update(node.outputs)
         self._behind = self._behind_inputs()
+        self.counters = self._find_counters(training)
+        """Scalar inputs that count steps."""
+
+    def _find_counters(self, training: Training) -> tuple[str, ...]:
+        """States that grow by one, and what stands in the exponent of a constant, as in 1 - beta^t."""
+        known = Scalars(self, spread(self.inputs, 1))
+        found: dict[str, None] = {}
+        for state in training.states:
+            if state.tensor in self._behind:
+                before, after = known.number(state.tensor), known.number(state.updated)
+                if before is not None and after is not None and abs(after - before - 1) < 1e-9:
+                    found[state.tensor] = None
+        for node in self.small:
+            if node.is_a("Pow") and self.constant(node.inputs[0]) is not None:
+                found.update(dict.fromkeys(sorted(self.inputs_behind(node.inputs[1]))))
+        return tuple(found)
+
+    def runs(self) -> list[Scalars]:
+        """The small values for several choices of the scalar inputs: at the first steps, and at late ones."""
+        made = []
+        for seed, step in enumerate(_STEPS):
+            given = spread(self.inputs, seed)
+            given |= {name: float(step + (place % 7 if step > 1 else 0)) for place, name in enumerate(self.counters)}
+            made.append(Scalars(self, given))
+        return made
 
     def _note_constant(self, node: Node) -> None:
-        if node.is_a("Constant") and isinstance(value := node.attributes.get("value"), onnx.TensorProto):
+        if not node.is_a("Constant"):
+            return
+        value = node.attributes.get("value")
+        for name, dtype in _PLAIN.items():
+            if name in node.attributes:
+                value = onnx.numpy_helper.from_array(np.asarray(node.attributes[name], dtype))
+        if isinstance(value, onnx.TensorProto):
             type = TensorType(dtype_name(value.data_type), tuple(value.dims))
             self._tensors[node.outputs[0]] = Tensor(type, proto=value)
 
@@ -160,59 +201,9 @@ class Trial:
         return np.full(shape, int(number if number in (0, 1) or number > 1 else 1 + 10 * number))
 
 
-class Cell:
-    """One parameter's update as a function of short vectors: gradient and states in, new states out."""
-
-    def __init__(self, trial: Trial, gradient: str, states: Mapping[str, str]) -> None:
-        """``gradient``: the value to set; ``states``: input -> the value to read."""
-        self.trial, self.gradient, self.states = trial, gradient, dict(states)
-        self._given = {gradient, *states}
-        self.nodes = self._needed()
-
-    def _needed(self) -> list[Node]:
-        """The nodes between what is set and what is read, in order."""
-        trial, found = self.trial, {}
-        stack, seen = list(self.states.values()), set(self._given)
-        while stack:
-            name = stack.pop()
-            node = trial.producer.get(name)
-            if name in seen or node is None:
-                continue
-            seen.add(name)
-            if trial.owners.reduced.get(name) == "":  # of several: another parameter's values are behind it
-                continue
-            found[id(node)] = node
-            stack.extend(node.reads)
-        return sorted(found.values(), key=lambda node: trial.position[id(node)])
-
-    def __call__(self, scalars: Scalars, gradient: Array, states: Sequence[Array]) -> dict[str, Array] | None:
-        """The new states by input name; None where the update cannot be tried."""
-        values: Values = dict(zip(self.states, states, strict=True))
-        values[self.gradient] = gradient
-        for node in self.nodes:
-            if not any(name in values for name in node.reads):
-                continue
-            operands = [self._operand(name, values, scalars) for name in node.inputs]
-            for name in node.outputs[:1]:
-                if name not in self._given:
-                    values[name] = run(node, operands, self.trial.graph.type_of(name), flat=True)
-        result: dict[str, Array] = {}
-        for tensor, output in self.states.items():
-            value = self._operand(output, values, scalars)
-            if value is None:
-                return None
-            result[tensor] = np.broadcast_to(value, gradient.shape).astype(np.float64)
-        return result
-
-    def _operand(self, name: str, values: Values, scalars: Scalars) -> Array | None:
-        if not name:
-            return None
-        if name in values:
-            return values[name]
-        value = scalars.get(name)
-        if value is None or value.size != 1:
-            return np.zeros(0, np.int64) if value is not None and not value.size else None
-        return value.reshape(())
+def _of_a_type(node: Node) -> bool:
+    """Whether a node reads one of its operands for its type alone."""
+    return node.is_a("CastLike")
 
 
 def _one(type: TensorType) -> bool:
