@@ -116,45 +116,43 @@ class View:
 
     def restore(self, training: Training) -> Training:
         """The same roles over the source, of which only the update loses its aliases."""
-        phases = dict(zip(self.origin, training.phases))
         viewed = dict(zip(self.origin, self.graph.nodes))
         graph = self.source
-        kept = self._read_outside_the_update(phases)
+        phases = self._phases(dict(zip(self.origin, training.phases)))
         nodes: list[Node] = []
         found: list[Phase] = []
         dropped: list[Node] = []
         for place, node in enumerate(graph.nodes):
-            if place in kept:
-                nodes.append(node)
-                found.append(kept[place])
-            elif place not in phases:
-                dropped.append(node)
-            else:
-                nodes.append(viewed[place] if phases[place] is Phase.UPDATE else node)
-                found.append(phases[place])
-        if not dropped and all(new is old or _same(new, old) for new, old in zip(nodes, graph.nodes)):
-            nodes = graph.nodes
-        else:
-            graph = replace(graph, nodes=nodes)
-        return replace(training, graph=graph, phases=found, looked_through=dropped)
-
-    def _read_outside_the_update(self, phases: dict[int, Phase]) -> dict[int, Phase]:
-        """Places of nodes that only alias, but that the forward or the backward reads -> the earlier of the two."""
-        graph = self.source
-        due: dict[str, Phase] = {}
-        kept: dict[int, Phase] = {}
-        for place in range(len(graph.nodes) - 1, -1, -1):
-            node = graph.nodes[place]
             phase = phases.get(place)
             if phase is None:
-                reading = [due[name] for name in node.outputs if name in due]
-                if not reading:
-                    continue
-                phase = kept[place] = min(reading, key=list(Phase).index)
+                dropped.append(node)
+                continue
+            nodes.append(viewed[place] if phase is Phase.UPDATE and place in viewed else node)
+            found.append(phase)
+        if dropped or not all(new is old or _same(new, old) for new, old in zip(nodes, graph.nodes)):
+            graph = replace(graph, nodes=nodes, written=graph.written or graph.nodes)
+        return replace(training, graph=graph, phases=found, looked_through=dropped)
+
+    def _phases(self, viewed: dict[int, Phase]) -> dict[int, Phase]:
+        """The phase of every node that stays, by place: the view's, or an earlier one in which it is read.
+
+        Forward and backward read what the file says, aliases included; the update reads roots.
+        """
+        order = list(Phase).index
+        due: dict[str, Phase] = {}
+        phases: dict[int, Phase] = {}
+        for place in range(len(self.source.nodes) - 1, -1, -1):
+            node = self.source.nodes[place]
+            read = [due[name] for name in node.outputs if name in due]
+            if place in viewed:
+                read.append(viewed[place])
+            if not read:
+                continue
+            phase = phases[place] = min(read, key=order)
             if phase is not Phase.UPDATE:
                 for name in node.reads:
-                    due[name] = min(due.get(name, phase), phase, key=list(Phase).index)
-        return kept
+                    due[name] = min(due.get(name, phase), phase, key=order)
+        return phases
 
 
 def _same(new: Node, old: Node) -> bool:

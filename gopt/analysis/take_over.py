@@ -211,6 +211,8 @@ def _without(graph: Graph, factors: dict[int, int]) -> Graph:
             made.proto = made.to_proto()
             nodes.append(made)
     result.nodes = nodes
+    if not any(node.origin is not None for node in nodes):
+        result.written = None  # without its calls, the step is not as the file has it
     return result
 
 

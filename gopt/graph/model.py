@@ -197,7 +197,7 @@ class Graph:
     header: onnx.ModelProto
     metadata: dict[str, str] = field(default_factory=dict)
     written: list[Node] | None = None
-    """The nodes as the file has them, where opaque ones were expanded."""
+    """The nodes as the file has them, where opaque ones were expanded or aliases dropped."""
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {len(self.nodes)} nodes, {len(self.inputs)} inputs, {len(self.outputs)} outputs>"
