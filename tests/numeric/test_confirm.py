@@ -253,6 +253,33 @@ def test_what_follows_no_batch_or_is_no_number_is_open(candidate, fixed, tmp_pat
     assert ("not a number" if fixed else "equal on all batches") in found.why
 
 
+# --- no gradient stands in the graph --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [("decoupled", "a sum over samples"), ("coupled", "each of its slices")],
+)
+def test_rates_that_the_backward_multiplies_in_are_confirmed(loss, why, tmp_path):
+    """Of xᵀ δ there is only (x rates)ᵀ δ."""
+    text = "r = Constant<value = float[3] {1.0, 0.1, 7.0}>()  xr = Mul(x, r)  c = Gemm<transA=1>(xr, delta)"
+    text = layer(loss, text).replace("xt = Transpose<perm=[1, 0]>(x)  g = MatMul(xt, delta)", "")
+    found = confirm(training_of(text, tmp_path, {"w": "c"}))["w"]
+    assert found.verdict is Verdict.CONFIRMED
+    assert why in found.why
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    "name", ["f = Identity(loss)", "f = ReduceL2<keepdims=0>(delta)", "f = ReduceMax<keepdims=0>(x)"]
+)
+def test_what_the_backward_scales_by_its_own_batch_is_refuted(name, loss, tmp_path):
+    text = layer(loss, f"{name}  df = Mul(delta, f)  c = MatMul(xt, df)").replace("g = MatMul(xt, delta)", "")
+    found = confirm(training_of(text, tmp_path, {"w": "c"}))["w"]
+    assert found.verdict is Verdict.REFUTED
+    assert ("no sum over samples" in found.why) == (loss == "decoupled")
+
+
 # --- what other numbers hide ----------------------------------------------------------------------------------------
 
 
@@ -276,6 +303,19 @@ def test_what_is_made_of_looked_up_rows_is_refuted(name, tmp_path):
     """No two samples meet in a row, so that any function of a row is a sum over samples: until samples are repeated."""
     training = training_of(table(WRONG[name]), tmp_path, {"w": "c"}, batch=("i", "y"))
     assert confirm_lookups(training)["w"].verdict is Verdict.REFUTED
+
+
+def test_rates_of_looked_up_rows_that_the_backward_multiplies_in_are_confirmed(tmp_path):
+    rates = ", ".join(f"{1 + place % 7}.0" for place in range(100))
+    text = (
+        f"r = Constant<value = float[100] {{{rates}}}>()  ri = Gather(r, i)  rt = Unsqueeze(ri, a)  dr = Mul(delta, rt)"
+    )
+    text = table(f'{text}  c = ScatterND<reduction="add">(none, at, dr)').replace(
+        '  g = ScatterND<reduction="add">(none, at, delta)', ""
+    )
+    found = confirm_lookups(training_of(text, tmp_path, {"w": "c"}, batch=("i", "y")))["w"]
+    assert found.verdict is Verdict.CONFIRMED
+    assert "a sum over samples" in found.why
 
 
 def confirm_lookups(training: Training) -> dict[str, Confirmation]:
