@@ -44,6 +44,7 @@ def model_of(name: str) -> ModelProto:
     return model
 
 
+OPEN = pytest.mark.xfail(strict=True, reason="known defect: a sum of gradients behind a layout is no accumulator")
 CASES = [
     (name, edit)
     for name in [*NAMES, *PLANS]
@@ -52,17 +53,22 @@ CASES = [
 ]
 
 
+LOST = {("mlp_adamw_accum", f"behind {kind}") for kind in ("reshape", "flat-pair", "expand")}
 SOME = [case for k, case in enumerate(CASES) if k % 3 == 0 or case[0] in PLANS]
 """Those that are tried each time; the rest is ``-m slow``."""
 
 
-@pytest.mark.parametrize(("name", "edit"), SOME)
+def marked(cases: list[tuple[str, str]]) -> list[object]:
+    return [pytest.param(*case, marks=[OPEN] if case in LOST else []) for case in cases]
+
+
+@pytest.mark.parametrize(("name", "edit"), marked(SOME))
 def test_roles_stay(name, edit, tmp_path):
     assert changes(model_of(name), edit, tmp_path) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "edit"), [case for case in CASES if case not in SOME])
+@pytest.mark.parametrize(("name", "edit"), marked([case for case in CASES if case not in SOME]))
 def test_all_roles_stay(name, edit, tmp_path):
     assert changes(model_of(name), edit, tmp_path) == []
 

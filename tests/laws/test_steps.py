@@ -51,11 +51,6 @@ ONCE_WRONG = {
     "a centred gradient under a clip": Plan(rules=("centred",), clip="value"),
     "the length of a column beside it": Plan(network="weight-norm", rules=("adamax",), clip="global-flat"),
 }
-DOUBTED = {
-    "a rate per row": Plan(rates="rows"),
-    "a centred gradient": Plan(rules=("centred",)),
-    "the scale of a normalisation over the batch": Plan(network="batch-norm", batch=5),
-}
 REFUSED = {
     "a reshape before an output": Plan(tail=("reshape",)),
     "a flat pair before an output": Plan(tail=("flat-pair",)),
@@ -72,11 +67,38 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", [*ONCE_WRONG, *DOUBTED, *REFUSED])
-def test_mended_steps(what):
-    plan = {**DOUBTED, **REFUSED, **ONCE_WRONG}[what]
+OPEN = {
+    "a rate per row": Plan(rates="rows"),
+    "a centred gradient": Plan(rules=("centred",)),
+    "the scale of a normalisation over the batch": Plan(network="batch-norm", batch=5),
+    "a convolution": Plan(network="convolution", activation="Relu"),
+    "a normalisation of one row": Plan(network="layer-norm", batch=1),
+    "flat momentum of joined gradients": Plan(rules=("flat-state",), layout="joined"),
+    "masters of scalars": Plan(network="all-scalar", precision="master"),
+    "a mask of one element": Plan(network="batch-norm", widths=(1, 1, 3), rules=("rprop",), mask="input"),
+}
+"""Doubted by verify, refused without need, or (the last) wrong."""
+
+
+def proven(plan: Plan) -> None:
     verdict = judge(make(plan), Setting("shard=3", 2))
     assert verdict.outcome == "proven", verdict
+
+
+@pytest.mark.parametrize("what", [*ONCE_WRONG, *REFUSED])
+def test_mended_steps(what):
+    proven({**REFUSED, **ONCE_WRONG}[what])
+
+
+@pytest.mark.xfail(strict=True, reason="known defect: once mended, move the plan to ONCE_WRONG or REFUSED")
+@pytest.mark.parametrize("what", OPEN)
+def test_open_steps(what):
+    proven(OPEN[what])
+
+
+@pytest.mark.xfail(strict=True, reason="known defect: in a parameter of one element any factor passes for a gradient")
+def test_a_scalar_step_whose_rate_follows_the_loss_is_refused():
+    assert judge(make(Plan(network="all-scalar", trap="loss-rate"))).outcome == "refused"
 
 
 @pytest.mark.parametrize("trap", TRAPS[1:])
