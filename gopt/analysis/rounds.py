@@ -58,6 +58,7 @@ def find_gradients(step: Outline) -> Found:
     if bad:
         raise _own_value(_culprit(step, bad[0].inputs, check.raw), bad[0])
     _refuse_found(step, facts, gradients)
+    _refuse_drawn(step, backward)
     return Found(facts, gradients, backward)
 
 
@@ -160,6 +161,17 @@ def _reads_reduced(step: Outline, name: str, check: Rawness) -> bool:
     """Whether a parameter's new value holds its gradient as reduced, and nothing of one rank alone."""
     updated = step.updated[name]
     return updated in check.reduced and updated not in check.raw
+
+
+def _refuse_drawn(step: Outline, backward: set[int]) -> None:
+    """Refuse gradients that are mixed with random numbers which the forward does not know."""
+    for node in step.random:
+        if id(node) in backward:
+            raise UnsupportedError(
+                f"{node.op_type} {node.label!r} draws random numbers between the gradients and their update: "
+                "every rank would draw its own",
+                "feed them as an input, equal on all ranks",
+            )
 
 
 def _behind(step: Outline, gradients: Mapping[str, str], backward: set[int]) -> set[int]:

@@ -10,7 +10,7 @@ import onnx
 
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.sweeps import Index
-from gopt.analysis.training import Kind, State, Training
+from gopt.analysis.training import Kind, Phase, State, Training
 from gopt.graph.types import FLOATS, TensorType, numpy_dtype
 
 DEFAULT_BOUND = 2
@@ -49,7 +49,8 @@ def integer_ranges(training: Training) -> dict[str, Range]:
     """For each integer batch input what it may be: as much as the shortest axis that it indexes."""
     index = Index(training.graph)
     types = training.graph.types
-    return {name: _range(index, name) for name in training.batch if types[name].dtype in INTEGERS}
+    forward = {id(node) for node, phase in zip(training.graph.nodes, training.phases) if phase is Phase.FORWARD}
+    return {name: _range(index, name, forward) for name in training.batch if types[name].dtype in INTEGERS}
 
 
 def index_bounds(training: Training) -> dict[str, int]:
@@ -57,10 +58,12 @@ def index_bounds(training: Training) -> dict[str, int]:
     return {name: each.bound for name, each in integer_ranges(training).items()}
 
 
-def _range(index: Index, start: str) -> Range:
+def _range(index: Index, start: str, forward: set[int]) -> Range:
     types = index.graph.types
     bounds: list[int] = []
     special: set[int] = set()
+    hidden: set[int] = set()
+    """What the forward itself masks: a backward alone compares ids with a padding row that may not exist."""
     queue, seen = deque([start]), {start}
     while queue:
         name = queue.popleft()
@@ -79,19 +82,19 @@ def _range(index: Index, start: str) -> Range:
             elif node.is_a("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss") and data is not None and data.static:
                 bounds.append(data.dims[1])
                 if "ignore_index" in node.attributes:
-                    special.add(int(node.attributes["ignore_index"]))
+                    hidden.add(int(node.attributes["ignore_index"]))
             elif node.is_a("Equal"):
                 other = constant(index, next((each for each in node.inputs if each != name), ""))
                 if other is not None and float(other).is_integer():
-                    special.add(int(other))
+                    (hidden if id(node) in forward else special).add(int(other))
             elif node.is_a(*LAYOUT, "Cast", "Where", "Concat", "Clip", "Max", "Min"):
                 for output in node.outputs:
                     if output not in seen:
                         seen.add(output)
                         queue.append(output)
     bound = min(bounds, default=DEFAULT_BOUND)
-    masked = frozenset(each for each in special if 0 <= each < bound)
-    return Range(bound, masked, min(special - masked, default=None) if bounds else None)
+    masked = frozenset(each for each in special | hidden if 0 <= each < bound)
+    return Range(bound, masked, min(hidden - masked, default=None) if bounds else None)
 
 
 def constant(index: Index, name: str) -> float | None:
