@@ -98,7 +98,15 @@ def test_operators_that_ignore_a_label_say_so(tmp_path):
     from gopt.analysis.sweeps import Index
     from gopt.runtime.proof.draws import _range
 
-    assert _range(Index(load(tmp_path / "g.onnx", own=True)), "y") == Range(3, frozenset(), -1)
+    assert _range(Index(load(tmp_path / "g.onnx", own=True)), "y", set()) == Range(3, frozenset(), -1)
+
+
+def test_what_the_backward_alone_compares_ids_with_is_no_label_to_ignore():
+    """An embedding without a padding row exports a mask of row -1: as an id that is the last row, not masked at all."""
+    training = gopt.load(FIXTURES / "gpt_adamw.onnx").training
+    ranges = integer_ranges(training)
+    assert ranges["x"].ignored is None
+    assert ranges["y"].ignored == -100
 
 
 # --- the user's own -------------------------------------------------------------------------------------------------
