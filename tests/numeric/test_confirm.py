@@ -207,6 +207,14 @@ def test_a_gradient_that_is_rounding_alone_is_confirmed_as_zero(tmp_path):
     assert "does not depend on it" in found["b"].why
 
 
+def test_constants_that_are_rounded_do_not_make_a_zero_wrong(tmp_path):
+    """1/5 in float32 is off by 1e-8, and so is what should cancel."""
+    text = "tiny = Constant<value = float {1e-8}>()  n = ReduceL2<keepdims=0>(gw)  f = Mul(n, tiny)  gb = Add(zero, f)"
+    found = confirm(training_of(softmax(text), tmp_path, {"w": "gw", "b": "gb"}))["b"]
+    assert found.verdict is Verdict.CONFIRMED
+    assert "zero within rounding" in found.why
+
+
 @pytest.mark.parametrize(
     "text", ["gb = Sign(zero)", "nz = Abs(zero)  q = Add(nz, u0)  gb = Div(zero, q)", "gb = Mul(loss, loss)"]
 )

@@ -28,6 +28,8 @@ SPREAD = 1e4
 """Largest over smallest change of gradients that are measured together."""
 FAINT = 1e-9
 """Below this share of the largest gradient, a value may be rounding."""
+COARSE = 0.05
+"""Times the tolerance: the same, where what is rounded are constants of the source (1/5 in float32)."""
 PATIENCE = 8
 """Wrong gradients that are looked into with all means."""
 POINTS = 3
@@ -128,8 +130,9 @@ class _Confirming:
                 self.elsewhere(name, points, at)
             else:
                 like = points[0][name]
-                part = Part(name, name, like, tuple(self._layouts.of(name, each, like) for each in at))
-                if max(map(_peak, at)) <= FAINT * largest:
+                share = max(map(_peak, at)) / max(largest, 1e-300)
+                part = Part(name, name, like, tuple(self._layouts.of(name, each, like) for each in at), share)
+                if share <= FAINT:
                     faint.append(part)
                 elif part.size == 0:
                     self.say(name, Verdict.UNCONFIRMED, said.EQUAL)
@@ -192,6 +195,10 @@ class _Confirming:
     def alone(self, part: Part, fit: Fit, points: list[Values]) -> None:
         """A value that is not proportional: turned, a sum over samples, of a computed weight, in slices, or wrong."""
         name = part.parameter
+        flat = not fit.measured and self.still([part], [], points)
+        if flat and part.share <= COARSE * self.ruler.forward.precision.tolerance:
+            self.say(name, Verdict.CONFIRMED, said.ZERO)
+            return
         for other in turned(part):
             again = self.ruler.measure([other], points, QUICK)
             if again.holds:
@@ -210,21 +217,14 @@ class _Confirming:
         elif additive is Additive.NO:
             self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE, fit)
         elif self._hopeless or not (self.seam(name, points, part.at) or self.sliced(part, points)):
-            self.unlike(part, fit, points)
+            said_so = said.WRONG if fit.measured else said.FLAT if flat else said.FAINT
+            verdict = Verdict.UNCONFIRMED if said_so == said.FAINT else Verdict.REFUTED
+            self.say(name, verdict, said_so, fit)
 
     @property
     def _hopeless(self) -> bool:
         """Whether so much is wrong that it is not worth while to look for what else the rest might be."""
         return sum(each.why == said.WRONG for each in self.found.values()) >= PATIENCE
-
-    def unlike(self, part: Part, fit: Fit, points: list[Values]) -> None:
-        """Nothing that is right: wrong where that could be measured."""
-        if fit.measured:
-            self.say(part.parameter, Verdict.REFUTED, said.WRONG, fit)
-        elif self.still([part], [], points):
-            self.say(part.parameter, Verdict.REFUTED, said.FLAT)
-        else:
-            self.say(part.parameter, Verdict.UNCONFIRMED, said.FAINT)
 
     def elsewhere(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> None:
         """A parameter that the loss does not read, or whose gradient has another size."""

@@ -28,6 +28,8 @@ class Part:
     name: str
     origin: np.ndarray
     at: tuple[np.ndarray, ...]
+    share: float = 1.0
+    """Its largest entry over that of all gradients."""
     inside: np.ndarray | None = None
     """Where to move: None for everywhere."""
 
