@@ -136,8 +136,8 @@ class Verifier:
                 session.one(variant)
         if confirm:
             advance("confirming gradients by finite differences")
-            feeds = [{**start, **settings, **each} for each in self._two(batches)]
-            result.gradients = confirm_gradients(self.training, feeds, seed, self.expected.call)
+            feeds = [{**start, **settings, **each} for each in self._several(batches)]
+            result.gradients = confirm_gradients(self.training, feeds, seed, self.expected.call, advance)
         return result
 
     def groups(self) -> list[str]:
@@ -188,9 +188,10 @@ class Verifier:
                 return drawn.plain()
         return drawn
 
-    def _two(self, batches: Batches) -> list[Values]:
-        """Two batches that differ: of two ranks, or of two micro-steps."""
-        return [batches.batch(0, each) if self.parts > 1 else batches.batch(each, 0) for each in range(2)]
+    def _several(self, batches: Batches) -> list[Values]:
+        """Batches that differ, of ranks and of micro-steps: two of the user's own, more where they cost nothing."""
+        sides = min(self.parts, 2)
+        return [batches.batch(each // sides, each % sides) for each in range(8 if isinstance(batches, Drawn) else 2)]
 
 
 class _Session:
