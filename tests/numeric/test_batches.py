@@ -22,10 +22,11 @@ from gopt.runtime.proof.verify import Verifier
 MASKED, IGNORE = 0, -100
 
 
-def tagger(folder: Path, ignore_safe: bool = True) -> Path:
+def tagger(folder: Path, ignore_safe: bool = True, masked: int = MASKED) -> Path:
     """Embedding rows by id, with a row for padding that the backward masks; a class per row, -100 for none.
 
-    ``ignore_safe``: labels of -100 are replaced before anything is looked up with them.
+    ``ignore_safe``: labels of -100 are replaced before anything is looked up with them. ``masked``: PyTorch compares
+    with -1 where there is no padding.
     """
     b = Builder()
     ids, labels = b.input("ids", (8,), "int64"), b.input("labels", (8,), "int64")
@@ -43,7 +44,7 @@ def tagger(folder: Path, ignore_safe: bool = True) -> Path:
     share = b.op("Reshape", b.op("Div", kept, count), b.const([8, 1], "int64"))
     delta = b.op("Mul", b.op("Sub", b.op("Exp", scores), hot), share)
     back = b.op("MatMul", delta, b.op("Transpose", w, perm=[1, 0]))
-    padding = b.op("Reshape", b.op("Equal", ids, b.const(MASKED, "int64")), b.const([8, 1], "int64"))
+    padding = b.op("Reshape", b.op("Equal", ids, b.const(masked, "int64")), b.const([8, 1], "int64"))
     back = b.op("Where", padding, b.const(0.0), back)
     rows = b.op("Reshape", ids, b.const([8, 1], "int64"))
     gradients = {
@@ -83,6 +84,49 @@ def test_labels_that_the_source_cannot_ignore_are_left_out(tmp_path):
     assert verifier.run(confirm=False).equal
 
 
+def test_an_id_that_is_looked_up_is_never_one_to_ignore(tmp_path):
+    """Id -1 would be read as the last row and masked by the backward: no gradient, and no verdict on it."""
+    verifier = Verifier(sharded(tagger(tmp_path, masked=-1)))
+    assert integer_ranges(verifier.training)["ids"] == Range(6)
+    result = verifier.run()
+    assert result.equal, result.to_json()
+
+
+def shifted(folder: Path) -> Path:
+    """The labels, moved one to the right behind a start id, are what is looked up; -100 becomes the padding id 1."""
+    b = Builder()
+    labels, table, w = b.input("labels", (8,), "int64"), b.parameter("table", (6, 4)), b.parameter("w", (4, 6))
+    places = b.const(np.arange(1, 8).reshape(7, 1), "int64")
+    moved = b.op("Slice", labels, b.const([0], "int64"), b.const([7], "int64"))
+    moved = b.op("ScatterND", b.const(np.full(8, 2), "int64"), places, moved)
+    none = b.op("Equal", moved, b.const(IGNORE, "int64"))
+    ids = b.op("Where", none, b.const(1, "int64"), moved)
+    h = b.op("Gather", table, ids)
+    delta = b.op("MatMul", h, w)
+    target = b.op("Equal", labels, b.const(IGNORE, "int64"))
+    hot = b.op("OneHot", b.op("Where", target, b.const(0, "int64"), labels), b.const(6, "int64"), b.const([0.0, 1.0]))
+    delta = b.op("Sub", delta, hot)
+    squares = [b.op("ReduceSum", b.op("Mul", each, each), keepdims=0) for each in (delta, table)]
+    b.output("loss", b.op("Mul", b.op("Add", *squares), b.const(0.5)), ())
+    back = b.op("MatMul", delta, b.op("Transpose", w, perm=[1, 0]))
+    padding = b.op("Reshape", b.op("Equal", ids, b.const(1, "int64")), b.const([8, 1], "int64"))
+    back = b.op("Where", padding, b.const(0.0), back)
+    rows = b.op("Reshape", ids, b.const([8, 1], "int64"))
+    # The loss reads the whole table as well, as a tied head does: no row's gradient is always zero.
+    gradient = b.op("Add", b.op("ScatterND", b.const(np.zeros((6, 4))), rows, back, reduction="add"), table)
+    gradients = {table: gradient, w: b.op("MatMul", b.op("Transpose", h, perm=[1, 0]), delta)}
+    for name, shape in ((table, (6, 4)), (w, (4, 6))):
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", gradients[name], b.const(0.1))), shape)
+    return b.save(folder / "step.onnx")
+
+
+def test_labels_that_become_ids_avoid_the_padding_row(tmp_path):
+    verifier = Verifier(sharded(shifted(tmp_path)))
+    assert integer_ranges(verifier.training)["labels"] == Range(6, frozenset({1}), IGNORE)
+    result = verifier.run()
+    assert all(each.holds for each in result.gradients), result.to_json()
+
+
 def test_ranges_leave_out_what_is_masked():
     drawn = Range(5, frozenset({0, 3})).draw((400,), np.random.default_rng(0))
     assert {*np.unique(drawn)} == {1, 2, 4}
@@ -98,7 +142,7 @@ def test_operators_that_ignore_a_label_say_so(tmp_path):
     from gopt.analysis.sweeps import Index
     from gopt.runtime.proof.draws import _range
 
-    assert _range(Index(load(tmp_path / "g.onnx", own=True)), "y", set()) == Range(3, frozenset(), -1)
+    assert _range(Index(load(tmp_path / "g.onnx", own=True)), "y") == Range(3, frozenset(), -1)
 
 
 def test_what_the_backward_alone_compares_ids_with_is_no_label_to_ignore():

@@ -10,7 +10,7 @@ import onnx
 
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.sweeps import Index
-from gopt.analysis.training import Kind, Phase, State, Training
+from gopt.analysis.training import Kind, State, Training
 from gopt.graph.types import FLOATS, TensorType, numpy_dtype
 
 DEFAULT_BOUND = 2
@@ -18,6 +18,8 @@ HYPER = 0.01
 """What a floating hyper-parameter (a learning rate) is when the user gives none."""
 IGNORED = 1 / 8
 """Share of labels that are drawn as ones to ignore, where there are such."""
+PASSING = ("Cast", "Where", "Concat", "Clip", "Max", "Min", "ScatterND", "ScatterElements")
+"""Operators besides layouts through which an id is followed; a scatter, where the ids are what it writes."""
 INTEGERS = ("int32", "int64", "uint8", "int16", "int8")
 
 
@@ -49,8 +51,7 @@ def integer_ranges(training: Training) -> dict[str, Range]:
     """For each integer batch input what it may be: as much as the shortest axis that it indexes."""
     index = Index(training.graph)
     types = training.graph.types
-    forward = {id(node) for node, phase in zip(training.graph.nodes, training.phases) if phase is Phase.FORWARD}
-    return {name: _range(index, name, forward) for name in training.batch if types[name].dtype in INTEGERS}
+    return {name: _range(index, name) for name in training.batch if types[name].dtype in INTEGERS}
 
 
 def index_bounds(training: Training) -> dict[str, int]:
@@ -58,23 +59,25 @@ def index_bounds(training: Training) -> dict[str, int]:
     return {name: each.bound for name, each in integer_ranges(training).items()}
 
 
-def _range(index: Index, start: str, forward: set[int]) -> Range:
+def _range(index: Index, start: str) -> Range:
     types = index.graph.types
     bounds: list[int] = []
     special: set[int] = set()
-    hidden: set[int] = set()
-    """What the forward itself masks: a backward alone compares ids with a padding row that may not exist."""
-    queue, seen = deque([start]), {start}
+    bare = False  # something is looked up that no Where has replaced: -1 would be the last row, and is none to ignore
+    queue, seen = deque([(start, False)]), {(start, False)}
     while queue:
-        name = queue.popleft()
+        name, replaced = queue.popleft()
         for node in index.readers.get(name, ()):
             data = types.get(node.inputs[0]) if node.inputs else None
             axis = int(node.attributes.get("axis", 0))
             if node.is_a("Gather", "GatherElements", "ScatterElements") and node.inputs[1] == name:
+                bare |= not replaced
                 if data is not None and data.static:
                     bounds.append(data.dims[axis])
-            elif node.is_a("GatherND", "ScatterND") and node.inputs[1] == name and data is not None and data.static:
-                bounds.append(data.dims[0])
+            elif node.is_a("GatherND", "ScatterND") and node.inputs[1] == name:
+                bare |= not replaced
+                if data is not None and data.static:
+                    bounds.append(data.dims[0])
             elif node.is_a("OneHot") and node.inputs[0] == name:
                 depth = constant(index, node.inputs[1])
                 if depth is not None:
@@ -82,19 +85,18 @@ def _range(index: Index, start: str, forward: set[int]) -> Range:
             elif node.is_a("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss") and data is not None and data.static:
                 bounds.append(data.dims[1])
                 if "ignore_index" in node.attributes:
-                    hidden.add(int(node.attributes["ignore_index"]))
+                    special.add(int(node.attributes["ignore_index"]))
             elif node.is_a("Equal"):
                 other = constant(index, next((each for each in node.inputs if each != name), ""))
                 if other is not None and float(other).is_integer():
-                    (hidden if id(node) in forward else special).add(int(other))
-            elif node.is_a(*LAYOUT, "Cast", "Where", "Concat", "Clip", "Max", "Min"):
-                for output in node.outputs:
-                    if output not in seen:
-                        seen.add(output)
-                        queue.append(output)
+                    special.add(int(other))
+            elif node.is_a(*LAYOUT, *PASSING):
+                following = {(output, replaced or node.is_a("Where")) for output in node.outputs}
+                queue.extend(sorted(following - seen))
+                seen |= following
     bound = min(bounds, default=DEFAULT_BOUND)
-    masked = frozenset(each for each in special | hidden if 0 <= each < bound)
-    return Range(bound, masked, min(hidden - masked, default=None) if bounds else None)
+    masked = frozenset(each for each in special if 0 <= each < bound)
+    return Range(bound, masked, min(special - masked, default=None) if bounds and not bare else None)
 
 
 def constant(index: Index, name: str) -> float | None:
