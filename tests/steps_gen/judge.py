@@ -67,16 +67,19 @@ class Verdict:
         return f"{self.outcome}: {re.sub(r'[0-9][0-9.e+-]*', '#', why)[:150]}"
 
 
-def excuse(plan: Plan, setting: Setting) -> str:
-    """Why a step may be refused; empty where it may not."""
-    if setting.micro > 1 and (plan.gate == "accumulate" or "dual" in plan.rules or "kept" in plan.rules):
+def excuse(plan: Plan, setting: Setting, why: str) -> str:
+    """Why a step may be refused so; empty where it may not."""
+    pairs = "may be the new value of" in why or "may replace any of" in why
+    if setting.micro > 1 and (plan.gate == "accumulate" or {"dual", "kept"} & set(plan.rules)):
         return "a step with sums of gradients of its own takes no micro-steps"
     if plan.joint:
         return "states of one row cannot be paired through joins"
     if plan.trap != "none":
         return "its update reads the batch past its gradients"
-    if "kept" in plan.rules:
-        return "a state's new value does not read its old one: the data flow cannot pair them"
+    if pairs and {"kept", "rprop"} & set(plan.rules):
+        return "a state's new value does not read its old one, or a flag alone does"
+    if pairs and plan.network == "twins" and plan.precision == "master":
+        return "two parameters of one gradient: which master is whose is not to be seen"
     return ""
 
 
@@ -93,7 +96,7 @@ def judge(made: Made, setting: Setting = Setting(), verify: bool = True) -> Verd
             gopt.shard(source, mesh, stage=setting.stage, accumulate=setting.micro, **options).write(out)
         except GoptError as error:
             if error.exit_code in (2, 3, 4):
-                fair = excuse(made.plan, setting)
+                fair = excuse(made.plan, setting, error.message)
                 return Verdict("refused" if fair else "unjust", error.message)
             return Verdict("crash", f"shard: {error.message}")
         except Exception as error:
@@ -128,6 +131,11 @@ def differences(made: Made, folder: Path) -> Iterator[str]:
     """Where the ranks and the oracle differ, over some steps; one line each."""
     oracle, world = Oracle(made), World(folder)
     new = made.names
+    known = {new.get(name, name) for name in made.states}
+    held_for = {piece["tensor"] for held in world.held for state in held for piece in state["pieces"]}
+    if held_for - known:
+        yield f"{sorted(held_for - known)[0]!r} is held as a state, and is none"
+        return
     start = {name: made.known[name] for name in made.states}
     fixed = {name: made.known[name] for name in _fixed(made)}
     wanted, nearby = dict(start), [dict(start) for _ in NUDGES]

@@ -118,7 +118,7 @@ def _rows(h: Hold, g: str) -> str:
 def _centred(h: Hold, g: str) -> str:
     """The gradient less its mean over each column: linear, and not elementwise."""
     t = h.tape
-    if len(t.shape(g)) == 2:
+    if len(t.shape(g)) == 2 and t.shape(g)[0] > 1:
         g = t.op("Sub", g, t.op("ReduceMean", g, t.const([0], "int64"), keepdims=1))
     return _momentum(h, g)
 
