@@ -41,6 +41,10 @@ class Oracle:
         assert not read.intersection(made.batch), "an update reads the batch itself: no truth is known"
         self.runners = [session(half) if half.graph.node else None for half in (self.first, self.second)]
 
+    def local(self, feeds: Values) -> Values:
+        """Loss, gradients and new statistics of one batch."""
+        return _run(self.first, self.runners[0], feeds)
+
     def step(self, states: Values, hyper: Values, batches: list[list[Values]], nudge: Nudge = Nudge(0.0)) -> Values:
         """New states from the states, settings, and batches by micro-step and rank; states and means disturbed."""
         generator = np.random.default_rng(nudge.seed)
@@ -49,7 +53,7 @@ class Oracle:
         held = [dict(states) for _ in batches[0]]
         for turn in batches:
             for mine, batch in zip(held, turn, strict=True):
-                local.append(_run(self.first, self.runners[0], {**mine, **hyper, **batch}))
+                local.append(self.local({**mine, **hyper, **batch}))
                 mine.update({name: local[-1][self.made.states[name]] for name in self.made.statistics})
         means = {name: _mean([each[name] for each in local]) for name in self.cuts}
         top = max([float(np.abs(value[np.isfinite(value)]).max(initial=0)) for value in means.values()], default=0.0)
