@@ -69,7 +69,7 @@ def test_the_end_of_a_run_names_the_checkpoint_and_the_rate(tmp_path, capsys):
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     seconds = sum(line["seconds"] for line in lines)
     rate = float(said.splitlines()[0].rpartition("step, ")[2].removesuffix(" samples/s"))
-    assert rate == pytest.approx(8 * 3 / seconds, rel=1e-3)
+    assert rate == pytest.approx(8 * 3 / seconds, rel=1e-3, abs=0.51)  # shown in whole samples: few on a busy machine
 
 
 # --- numbers that are none ------------------------------------------------------------------------------------------
