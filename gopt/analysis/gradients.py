@@ -70,6 +70,15 @@ class Facts:
         held = [name for name in maker.reads if name in self.tainted] if maker is not None else []
         return bool(held) and all(map(self._in_forward, held))
 
+    def adjoints(self, operands: list[str]) -> list[str]:
+        """Those of some one-element operands that may be gradients, where some are: they know the model, not the loss.
+
+        A rate that follows the loss, or a count of the batch, is a factor beside a gradient.
+        """
+        for known in (self.of_loss, self.tainted - self.model):
+            operands = [name for name in operands if name not in known] or operands
+        return operands
+
     def _in_forward(self, name: str) -> bool:
         maker = self.index.producer.get(name)
         return maker is None or id(maker) in self.forward
@@ -121,7 +130,7 @@ def _walk(facts: Facts, updated: str) -> Walk:
         if single:  # a flag over all gradients is no gradient
             if facts.masks_locally(node):
                 break
-            tainted = [operand for operand in tainted if index.graph.type_of(operand).dtype != "bool"]
+            tainted = facts.adjoints([o for o in tainted if index.graph.type_of(o).dtype != "bool"])
         # With one element, a clip coefficient looks like a gradient: it is the operand that knows other gradients.
         clean = _derived(facts, tainted) if single else set()
         own = any(operand not in clean for operand in tainted)

@@ -50,7 +50,7 @@ class Outline:
         types = self.index.graph.types
         forward = [(node, read) for node, read in readers if id(node) in self.forward]
         masked = [self._cast_from(other) for node, read in forward for other in node.inputs if other != read]
-        wide = [other for other in masked if not self.index.one_element(other)]
+        wide = [other for other in masked if other in self.updated or not self.index.one_element(other)]
         alike = all(other in self.updated and types[other].shape == types[name].shape for other in wide)
         return bool(wide) and alike and len(readers) - len(forward) > 1
 

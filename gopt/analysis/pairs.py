@@ -171,6 +171,17 @@ def refuse_crossed(reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> N
             refuse_open({other: sorted({name, pairs[other]})})
 
 
+def refuse_contested(reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
+    """Raise when outputs compete for one input to which they are equally near: a rate of which each is made anew."""
+    taken = {name: (output, reach[output][name]) for output, name in pairs.items()}
+    for other, found in reach.items():
+        if other in pairs or not found:
+            continue
+        name = min(found, key=lambda each: found[each])
+        if taken.get(name, ("", -1))[1] == found[name]:
+            refuse_open({other: [name]})
+
+
 def match_copies(index: Index, pairs: dict[str, str], free: set[str]) -> dict[str, str]:
     """Outputs that are casts of a paired new value -> the input of their type that each replaces.
 

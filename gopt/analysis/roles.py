@@ -14,6 +14,7 @@ from gopt.analysis.pairs import (
     match,
     match_copies,
     reachable_states,
+    refuse_contested,
     refuse_crossed,
     refuse_dynamic,
     refuse_open,
@@ -81,6 +82,7 @@ def _recover(graph: Graph, roles: RoleMap) -> Training:
     if not pairs:
         raise InputError("no state found: no output replaces an input", "name the pairs with --states INPUT=OUTPUT")
     step = Outline(index, pairs, loss, roles)
+    _refuse_through_forward(step, roles)
     found = find_gradients(step)
     _settle_losses(index, losses, found, pairs, roles)
     return assemble(step, found)
@@ -114,6 +116,25 @@ def _pair_tensors(index: Index, roles: RoleMap) -> dict[str, str]:
     pairs |= found
     refuse_dynamic(index, pairs)
     return pairs
+
+
+def _refuse_through_forward(step: Outline, roles: RoleMap) -> None:
+    """Raise when an output reaches the input that it was paired with through batch-dependent values of the forward.
+
+    A state that keeps the gradient of an elementwise step is made of the batch element by element: the batch is not
+    its old value.
+    """
+    index = step.index
+    local = {
+        name for node in index.graph.nodes if id(node) in step.forward for name in node.outputs if name in step.tainted
+    }
+    for name, output in step.updated.items():
+        if name in roles.states or name not in step.forward_values or output not in step.tainted:
+            continue
+        if name not in index.graph.inputs or name in reachable_states(index, output, {name, *local}):
+            continue
+        if name in reachable_states(index, output, {name}):
+            refuse_open({output: [name]})
 
 
 def _refuse_unpaired(index: Index, pairs: Mapping[str, str]) -> None:
@@ -164,6 +185,7 @@ def _pair_scalars(index: Index, pairs: Mapping[str, str], loss: str, roles: Role
     reach = _scalar_reach(index, pairs, loss, roles)
     found, unsettled = match(reach)
     refuse_open(unsettled)
+    refuse_contested(reach, found)
     refuse_crossed(reach, found)
     return found
 

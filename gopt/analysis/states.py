@@ -180,6 +180,8 @@ def _notes(step: Outline, training: Training) -> list[str]:
     for name in training.metrics:
         if not step.index.one_element(name):
             notes.append(f"output {name} replaces no input and is taken as a metric")
+        elif name not in step.tainted:
+            notes.append(f"output {name} follows no batch, replaces no input, and is taken as a metric")
     return notes
 
 
