@@ -36,9 +36,8 @@ def _check_zeros(step: Step) -> None:
     """The update leaves every accumulator at zero."""
     if not step.accumulators:
         return
-    zeros = {
-        name for node in step.graph.nodes if node.is_a("ConstantOfShape") and _zero(node) for name in node.outputs
-    }  # fmt: skip
+    filled = [node for node in step.graph.nodes if node.is_a("ConstantOfShape", "Constant")]
+    zeros = {name for node in filled if _zero(node) for name in node.outputs}
     for held in step.accumulators:
         if held.output not in zeros:
             raise InvariantError(f"accumulator {held.input!r} is not zero again behind the update: {held.output!r}")

@@ -200,9 +200,20 @@ class _Choice:
         return chosen
 
     def _read_elsewhere(self, name: str) -> bool:
-        """Whether something beside the walk reads a value: a norm over gradients, which must see the reduced one."""
+        """Whether something beside the walk is made of a value that must see the reduced one: a norm over gradients."""
         walked = {id(node) for node in self.nodes}
-        return any(id(node) not in walked for node in self.index.readers.get(name, ()))
+        for node in self.index.readers.get(name, ()):
+            if id(node) not in walked and not self._linear_in(node, name):
+                return True
+        return False
+
+    def _linear_in(self, node: Node, name: str) -> bool:
+        found = follow(self.index, [node], name, self.facts.tainted)
+        return all(
+            found.get(output, Follows.NONLINEAR) < Follows.NONLINEAR and not self.index.one_element(output)
+            for output in node.outputs
+            if output
+        )
 
     def _held_back(self) -> list[Node]:
         return [node for node in self.nodes if id(node) in self.facts.barrier]

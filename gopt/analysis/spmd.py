@@ -62,6 +62,8 @@ class Accumulator:
     shape: tuple[int, ...] = ()
     cuts: tuple[int, ...] | None = None
     place: Place = EVERYWHERE
+    reduced: bool = False
+    """It sums what is equal on all ranks, such as weights that are reduced in each micro-step."""
 
     def type(self, member: int) -> TensorType:
         """Its type on a member of the sharding group."""

@@ -87,6 +87,8 @@ class Sweep:
 
     def summed(self, held: Accumulator) -> Standing:
         """How an accumulator stands: a rank's own sums, or a member's part of sums over the sharding group."""
+        if held.reduced:
+            return EQUAL
         if held.cuts is not None:
             return self._there(self.data & ~self.shard, Span(held.cuts, 0, held.cuts[-1]))
         if isinstance(held.place, Everywhere):

@@ -268,8 +268,6 @@ MENDED = {
     "means of tensors of unequal size": Recipe(widths=(3, 5, 2), norm="mean-square"),
     "adam under a mask": Recipe(widths=(3, 5), mask=True),
     "a value clip under a mask": Recipe(clip_value=True, direction=("gradient",), mask=True),
-}
-KNOWN = {
     "a batch of one element": Recipe(widths=(7, 1, 3), batch=1, direction=("gradient",)),
 }
 
@@ -278,11 +276,3 @@ KNOWN = {
 @pytest.mark.parametrize("what", MENDED)
 def test_mended_defects(what, stage):
     assert shard_and_compare(MENDED[what], 3, stage) == "equal"
-
-
-@pytest.mark.xfail(
-    strict=True, reason="known defect: drop this mark, and the exceptions made for it above, once mended"
-)
-@pytest.mark.parametrize("what", KNOWN)
-def test_known_defects(what):
-    assert shard_and_compare(KNOWN[what], 3, 2) == "equal"

@@ -111,8 +111,9 @@ class Weights:
         """A scalar summed over the micro-steps, as the update reads it."""
         type = self._type()
         held = Accumulator(
-            _named(f"{role}_sum"), _named(f"{role}_sum_out"), _named(f"{role}_sum_next"), type.dtype, type.dims
-        )
+            _named(f"{role}_sum"), _named(f"{role}_sum_out"), _named(f"{role}_sum_next"), type.dtype, type.dims,
+            reduced=role == "mean",
+        )  # fmt: skip
         if held.input not in self.draft.graph.types:
             self.draft.graph.types[held.input] = type
             self._add("Add", [held.input, value], held.added, type)

@@ -20,12 +20,14 @@ from gopt.runtime.proof.result import Verification
 
 @dataclass(slots=True)
 class Seen:
-    """``tolerance``: gradients that are closer than this count as equal; ``parts``: how many see different data."""
+    """``tolerance``: gradients that are closer than this count as equal; ``parts``: how many see different data;
+    ``shared``: values that ranks have as their mean already: what follows the batch through them alone is equal."""
 
     training: Training
     coverage: Coverage
     tolerance: float
     parts: int
+    shared: frozenset[str] = frozenset()
     changed: set[str] = field(default_factory=set)
     alive: set[str] = field(default_factory=set)
     """Gradients that were not zero."""
@@ -53,10 +55,11 @@ class Seen:
 
     def doubt(self, result: Verification) -> None:
         """Say what was never seen to happen; states that are noise need not change."""
+        own = self._own()
         for parameter, gradient in self.training.gradients.items():
             if gradient not in self.alive:
                 result.doubt(parameter, f"its gradient {gradient} was zero in every step: zero against zero")
-            elif self.parts > 1 and gradient not in self.apart:
+            elif self.parts > 1 and gradient in own and gradient not in self.apart:
                 result.doubt(
                     parameter, f"its gradient {gradient} was the same on every rank's batch: no reduction is seen"
                 )
@@ -65,6 +68,14 @@ class Seen:
             judged = state.kind is not Kind.SCALAR and state.updated in follows and state.tensor not in result.noise
             if judged and state.tensor not in self.changed:
                 result.doubt(state.tensor, "it never changed: zero against zero")
+
+    def _own(self) -> set[str]:
+        """Values that follow a rank's own batch, and not only what ranks share of all."""
+        tainted = set(self.training.batch)
+        for node in self.training.graph.nodes:
+            if not tainted.isdisjoint(node.reads):
+                tainted.update(name for name in node.outputs if name not in self.shared)
+        return tainted
 
 
 def _moved(new: np.ndarray, old: np.ndarray) -> bool:

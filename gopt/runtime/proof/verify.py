@@ -208,7 +208,8 @@ class _Session:
         self.start, self.settings, self.batches = start, settings, batches
         training = verifier.training
         self.coverage = Coverage(verifier.gates)
-        self.seen = Seen(training, self.coverage, result.tolerance, verifier.parts)
+        shared = frozenset(verifier.expected.shared.points)
+        self.seen = Seen(training, self.coverage, result.tolerance, verifier.parts, shared)
         self.trial = Trial(
             result, verifier.team, verifier.expected, verifier.kinds, units(training), self.seen, seed
         )  # fmt: skip
