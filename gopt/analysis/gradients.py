@@ -75,9 +75,8 @@ class Facts:
 
         A rate that follows the loss, or a count of the batch, is a factor beside a gradient.
         """
-        for known in (self.of_loss, self.tainted - self.model):
-            operands = [name for name in operands if name not in known] or operands
-        return operands
+        operands = [name for name in operands if name not in self.of_loss] or operands
+        return [name for name in operands if name in self.model or name not in self.tainted] or operands
 
     def _in_forward(self, name: str) -> bool:
         maker = self.index.producer.get(name)
@@ -261,11 +260,12 @@ class _Choice:
         end = self.index.made_at(behind[0]) if behind else len(self.index.graph.nodes)
         place, start = self.index.position, self.index.made_at(last)
         part = [node for node in self.nodes if start < place[id(node)] <= end]
-        steered = self.facts.update_only | self.facts.settings
+        facts = self.facts
         bent = [node for node in part if self.follows.get(node.outputs[0]) is Follows.NONLINEAR]
-        if not bent or any(name in steered for node in part for name in node.reads):
+        read = [name for node in part for name in node.reads]
+        if not bent or any(name in facts.update_only or name in facts.settings for name in read):
             return
-        if any(self._aside(name) for node in part for name in node.reads) or not self._of_forward_alone():
+        if any(map(self._aside, read)) or not self._of_forward_alone():
             return
         raise UnsupportedError(
             f"{self.nearest!r} may be the gradient of {self.parameter!r}, or a part of its backward: "

@@ -131,9 +131,12 @@ def _refuse_through_forward(step: Outline, roles: RoleMap) -> None:
     for name, output in step.updated.items():
         if name in roles.states or name not in step.forward_values or output not in step.tainted:
             continue
-        if name not in index.graph.inputs or name in reachable_states(index, output, {name, *local}):
+        if name not in index.graph.inputs:
             continue
-        if name in reachable_states(index, output, {name}):
+        local.add(name)  # one set for all: it has the size of the forward
+        beside = reachable_states(index, output, local)
+        local.remove(name)
+        if name not in beside and name in reachable_states(index, output, {name}):
             refuse_open({output: [name]})
 
 

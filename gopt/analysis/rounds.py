@@ -38,9 +38,7 @@ def find_gradients(step: Outline) -> Found:
         check = rawness(facts, set(gradients.values()), backward)
         bad = _reaching_states(step, check.mixed)
         _refuse_loss(step, facts, bad)
-        bad_factor = _foreign_factor(step, facts, bad, check.raw, check.reduced)
-        if bad_factor:
-            raise _own_value(bad_factor[0], bad_factor[1])
+        _refuse_factor(step, facts, bad, check.reduced)
         local = [name for name in gradients if not _reads_reduced(step, name, check)]
         fresh = {id(node) for node in bad}
         if local:
@@ -69,10 +67,8 @@ def _own_value(value: str, node: Node) -> UnsupportedError:
     )
 
 
-def _foreign_factor(
-    step: Outline, facts: Facts, mixed: list[Node], raw: set[str], reduced: set[str]
-) -> tuple[str, Node] | None:
-    """A one-element value of one rank that no backward would multiply by, and the node that does.
+def _refuse_factor(step: Outline, facts: Facts, mixed: list[Node], reduced: set[str]) -> None:
+    """Refuse a one-element value of one rank that no backward would multiply by.
 
     A backward behind a contraction scales by what the forward divides by: a token count. Everything else, such as a
     count that the loss does not know, would be a rate of this rank's own.
@@ -82,8 +78,7 @@ def _foreign_factor(
             if not step.index.one_element(name) or name in reduced or name not in step.tainted:
                 continue
             if not _of_divisors(step, facts, name):
-                return name, node
-    return None
+                raise _own_value(name, node)
 
 
 def _of_divisors(step: Outline, facts: Facts, name: str) -> bool:
