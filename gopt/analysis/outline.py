@@ -13,8 +13,9 @@ from gopt.graph.model import Node
 class Outline:
     """One reading of a step, with the loss and the pairs settled.
 
-    ``updated``: state -> its new value, in the order of the inputs; ``forward``: nodes by id, and ``forward_values``
-    all that they read; ``batch``: inputs, and ``tainted`` what depends on them, or on a random node.
+    ``updated``: state -> its new value, in the order of the inputs; ``replaces``: the inverse; ``forward``: nodes by id,
+    and ``forward_values`` all that they read; ``batch``: inputs, and ``tainted`` what depends on them, or on a random
+    node.
     """
 
     def __init__(self, index: Index, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> None:
@@ -22,6 +23,7 @@ class Outline:
         graph = index.graph
         order = {name: place for place, name in enumerate([*graph.inputs, *graph.initializers])}
         self.updated = dict(sorted(((name, output) for output, name in pairs.items()), key=lambda p: order[p[0]]))
+        self.replaces = {output: name for name, output in self.updated.items()}
         self.forward, self.forward_values = ancestors(index, [loss])
         self.random = [node for node in graph.nodes if random(node)]
         self.batch = [name for name in graph.inputs if self._is_batch(name)]

@@ -238,7 +238,7 @@ def _disqualified(step: Outline, facts: Facts, name: str, gradient: str) -> str:
 
 def _made_of_its_old(step: Outline, value: str) -> bool:
     """Whether a value is the new one of a state that it is computed from; a state may well keep a gradient itself."""
-    state = next((name for name, output in step.updated.items() if output == value), None)
+    state = step.replaces.get(value)
     return state is not None and state in ancestors(step.index, [value])[1]
 
 
