@@ -13,9 +13,9 @@ from gopt.graph.model import Node
 class Outline:
     """One reading of a step, with the loss and the pairs settled.
 
-    ``updated``: state -> its new value, in the order of the inputs; ``replaces``: the inverse; ``forward``: nodes by id,
-    and ``forward_values`` all that they read; ``batch``: inputs, and ``tainted`` what depends on them, or on a random
-    node.
+    ``updated``: state -> its new value, in the order of the inputs; ``replaces``: the inverse; ``forward``: nodes by
+    id, and ``forward_values`` all that they read; ``batch``: inputs, and ``tainted`` what depends on them, or on a
+    random node.
     """
 
     def __init__(self, index: Index, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> None:
