@@ -19,6 +19,7 @@ from onnx import TensorProto, ValueInfoProto
 from gopt.analysis.spmd import Step
 from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.model import COMM, Graph, Node, Tensor, value_info
+from gopt.graph.scope import OWN
 from gopt.graph.types import TensorType, dtype_code, nbytes
 from gopt.phases import STEP, Phase
 from gopt.seal import whole_steps
@@ -312,7 +313,8 @@ def source_model(step: Step, values: Values, roles: str) -> bytes:
     source: Graph = step.training.graph
     states = {state.tensor for state in step.training.states}
     inputs = {**source.inputs, **{name: source.types[name] for name in sorted(states) if name not in source.inputs}}
-    kept = {name: tensor for name, tensor in source.initializers.items() if name not in states}
+    own = {name for name in source.initializers if name.startswith(OWN)}  # what the file does not have
+    kept = {name: tensor for name, tensor in source.initializers.items() if name not in states | own}
     whole = replace(source, inputs=inputs, initializers=kept)
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
     return model_bytes(whole, values.offset, VALUES, metadata)

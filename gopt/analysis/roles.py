@@ -19,6 +19,7 @@ from gopt.analysis.pairs import (
     refuse_dynamic,
     refuse_open,
 )
+from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.rounds import Found, find_gradients
 from gopt.analysis.shared import recover_shared
@@ -34,12 +35,15 @@ from gopt.graph.types import FLOATS
 def recover(graph: Graph, roles: RoleMap = RoleMap()) -> Training:
     """The training step in ``graph``; collectives, and layout operators that change nothing, are looked through.
 
+    Updates in another layout than their parameter's are brought into it.
+
     Raises InputError when there is no loss or no state, UnsupportedError when the data flow leaves a role open.
     """
     roles.check(graph)
     if roles.shared:
         rest = replace(roles, shared=())
         return recover_shared(graph, roles.shared, lambda apart: recover(apart, rest))
+    graph = in_parameter_shape(graph)
     view = without_aliases(graph)
     if view is None:
         return _past_calls(graph, roles)
