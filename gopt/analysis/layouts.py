@@ -19,6 +19,7 @@ OF_ONE = ("Sum", "Max", "Min", "Mean", "Concat")
 """Operators over any number of operands: over one, they copy it."""
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand")
 CUTS = ("Split", "Slice")
+_LOOKED_AT = frozenset({*COPIES, *OF_ONE, *RESHAPES, *CUTS, "Transpose"})
 
 
 def find_aliases(graph: Graph) -> dict[str, str]:
@@ -30,8 +31,9 @@ def find_aliases(graph: Graph) -> dict[str, str]:
     for node in graph.nodes:
         if node.op_type == "Constant":
             finder.constants[node.outputs[0]] = node
-        elif not of_operator(node) and node.domain in ("", "ai.onnx") and node.inputs and node.inputs[0]:
-            finder.look(node)
+        elif node.op_type in _LOOKED_AT and node.domain in ("", "ai.onnx") and node.inputs[:1] > [""]:
+            if not of_operator(node):
+                finder.look(node)
     return finder.aliases
 
 

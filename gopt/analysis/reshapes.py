@@ -51,7 +51,11 @@ def _ends(graph: Graph) -> dict[str, Node]:
     toward = {name for name, type in graph.outputs.items() if type in states}
     found: dict[str, Node] = {}
     for node in reversed(graph.nodes):
-        if len(node.outputs) != 1 or node.outputs[0] not in toward:
+        if len(node.outputs) != 1:
+            continue
+        if node.outputs[0] in found and not elementwise(node):
+            del found[node.outputs[0]]
+        if node.outputs[0] not in toward:
             continue
         want = types.get(node.outputs[0])
         if want is None:
