@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gopt.analysis.layouts import COPIES, CUTS, OF_ONE, RESHAPES, find_aliases, identity, of_operator
+from gopt.analysis.reshapes import MOVED
 from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.training import Phase, Training
 from gopt.graph.model import Graph, Node, clone
@@ -43,7 +44,7 @@ class View:
         for place, node in enumerate(graph.nodes):
             phase = phases.get(place)
             if phase is None:
-                dropped += [] if node.made_by else [node]
+                dropped += [node] if node.made_by != MOVED else []  # the file has no moved one
                 continue
             nodes.append(viewed[place] if phase is Phase.UPDATE and place in viewed else node)
             found.append(phase)

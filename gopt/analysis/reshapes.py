@@ -18,6 +18,8 @@ from gopt.graph.model import Graph, Node, Tensor, clone
 from gopt.graph.types import FLOATS, TensorType
 
 Shape = tuple[int, ...]
+MOVED = "load"
+"""What made the Reshapes in front of a moved update."""
 _REDUCTIONS = frozenset(
     ["ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceMax", "ReduceMin"]
 )
@@ -211,7 +213,7 @@ class _Mover:
         return node
 
     def _reshape(self, source: str, output: str, name: str) -> Node:
-        node = Node("Reshape", [source, self._shape(self.types[output].dims)], [output], name=name, made_by="load")
+        node = Node("Reshape", [source, self._shape(self.types[output].dims)], [output], name=name, made_by=MOVED)
         node.proto = node.to_proto()
         return node
 
