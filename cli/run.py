@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -16,6 +15,7 @@ import click
 from gopt.errors import GoptError, OptionError, RunError
 
 from .options import arguments_of, seconds
+from .say import say_error, say_note
 from .strict import strict_json
 
 
@@ -129,7 +129,15 @@ def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
     from .render_run import live_run
 
     with live_run(given["steps"]) as show:
-        return launch(mesh.ranks, arguments, given["deadline"], lambda line: show(json.loads(line)))
+        return launch(mesh.ranks, arguments, given["deadline"], lambda line: show(told(line)))
+
+
+def told(line: str) -> dict[str, Any]:
+    """What the first rank tells of a step."""
+    from gopt.documents import TOLD, parse_json
+
+    record = parse_json(line, TOLD, "what the first rank tells")
+    return record | {"loss": math.nan if record["loss"] is None else record["loss"]}
 
 
 def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
@@ -155,7 +163,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
     def explain(text: str) -> None:
         call = f", call {where['call']}" if where["call"] >= 0 else ""
         if beat is None or beat.first(RunError("").exit_code):
-            click.echo(f"gopt: error: rank {engine.rank}, step {where['step'] + 1}{call}: {text}", err=True)
+            say_error(f"rank {engine.rank}, step {where['step'] + 1}{call}: {text}")
         else:
             time.sleep(SAYING)
         if beat is not None:
@@ -221,7 +229,7 @@ def _telling(
         def tell(progress: Any) -> None:
             steps.append(progress)
             show(progress.to_json())
-            live(json.dumps(progress.to_json()))
+            live(strict_json(progress.to_json()))
             write(strict_json(progress.to_json()))
 
         yield tell
@@ -258,7 +266,7 @@ def _resumed(job: Any) -> int | None:
 
 
 def _note(text: str) -> None:
-    click.echo(f"gopt: note: {text}", err=True)
+    say_note(text)
 
 
 @contextmanager

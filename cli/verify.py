@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from .options import arguments_of, seconds
+from .say import say_error
 from .strict import strict_json
 
 
@@ -96,7 +97,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
     from .render_verify import render_verification
 
     _, mesh = read_manifest(Path(paths[-1]))
-    engine = MpiEngine(mesh, deadline, lambda text: click.echo(f"gopt: error: {text}", err=True))
+    engine = MpiEngine(mesh, deadline, say_error)
     beat = Heartbeat.open(engine.rank)
     how = ENDED
     try:
@@ -111,7 +112,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
         return result.exit_code
     except GoptError as error:
         how = SPOKE
-        click.echo(f"gopt: error: rank {engine.rank}: {error.message}", err=True)
+        say_error(f"rank {engine.rank}: {error.message}", error.hints)
         engine.fail(error)
         return error.exit_code
     finally:
