@@ -152,7 +152,7 @@ def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
 def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bool) -> int:
     """This process is one rank of many."""
     from gopt.runtime.device import Host
-    from gopt.runtime.engines.launch import ENDED, SAYING, SPOKE, Heartbeat
+    from gopt.runtime.engines.beats import ENDED, SAYING, SPOKE, Heartbeat, follow
     from gopt.runtime.engines.mpi import MpiEngine, told_once
     from gopt.runtime.training.train import Trainer
 
@@ -170,7 +170,9 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
             beat.at(where["step"], where["call"], SPOKE)
 
     engine: Any = told_once(lambda: MpiEngine(mesh, given["deadline"], explain))
-    beat = Heartbeat.open(engine.rank)
+    beat = Heartbeat.open(engine.rank, engine.gather)
+    if beat is not None:
+        follow(engine.watch, beat, engine.rank)
 
     def position(step: int, call: int) -> None:
         where.update(step=step, call=call)
@@ -216,7 +218,8 @@ def _telling(
     job: Any, mesh: Any, given: dict[str, Any], engine: str, shared: Callable[[], int] = lambda: 0
 ) -> Iterator[Callable[[Any], None]]:
     """Loss and throughput in the terminal, the log, and a result at the end."""
-    from gopt.runtime.engines.launch import HEARTBEATS, LIVE
+    from gopt.runtime.engines.beats import HEARTBEATS
+    from gopt.runtime.engines.launch import LIVE
 
     from .render_run import live_run, render_run
 

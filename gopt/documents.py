@@ -60,9 +60,9 @@ def parse_json(data: bytes | str, kind: Kind, name: str) -> dict[str, Any]:
         raise InputError(f"{name} is too long: {len(data)} bytes, {kind.what} has at most {kind.most}")
     _check_outline(data, name)
     floats: list[float] = []
-    hooks = {"object_pairs_hook": functools.partial(_unique, name), "parse_constant": _constant}
+    number, table = functools.partial(_number, floats), functools.partial(_unique, name)
     try:
-        found = json.loads(data.decode("utf-8"), parse_float=functools.partial(_number, floats), **hooks)
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=table, parse_float=number, parse_constant=_constant)
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not JSON: byte {error.start} is no UTF-8") from None
     except (ValueError, RecursionError) as error:

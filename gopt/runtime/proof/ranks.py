@@ -60,8 +60,8 @@ def read_rank(
 ) -> Rank:  # fmt: skip
     """A rank from its ``record`` in the manifest and its files; local gradients of ``probe`` can be reached.
 
-    ``randoms`` are fed to it, whose results have ``types`` in the source. Raises
-    InputError where files are missing or say something else.
+    ``randoms`` are fed to it, whose results have ``types`` in the source. Raises InputError where files are
+    missing or say something else.
     """
     states = [*manifest["common"]["state"], *record["state"]]
     graphs, stored = {}, {}
