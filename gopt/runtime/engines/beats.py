@@ -1,7 +1,7 @@
 """Where each rank of a job is: it says so itself, for whoever has to name the one that died or did not come.
 
-Under ``--launch`` ranks write into files of the launcher's folder, one each. Under a user's own launcher they write into
-memory without a name, which the other ranks of the host reach through ``/proc``: nothing is left behind.
+Under ``--launch`` ranks write into files of the launcher's folder, one each. Under a user's own launcher they write
+into memory without a name, which the other ranks of the host reach through ``/proc``: nothing is left behind.
 """
 
 from __future__ import annotations
@@ -168,11 +168,8 @@ def waiting(seen: Iterable[Seen], dead: int) -> str:
     for each in seen:
         if each.how == WAITING and each.rank != dead and each.call >= 0:
             places.setdefault(each.call, []).append(each.rank)
-    told = [
-        f"{'rank' if len(ranks) == 1 else 'ranks'} {_some(ranks)} waited in call {call}"
-        for call, ranks in places.items()
-    ]
-    return "".join(f"; {each}" for each in told[:3])
+    told = [f"; rank{'s' * (len(ranks) > 1)} {_some(ranks)} waited in call {call}" for call, ranks in places.items()]
+    return "".join(told[:3])
 
 
 def _some(ranks: Sequence[int]) -> str:
