@@ -16,7 +16,7 @@ import onnx
 
 from gopt.analysis.rolemap import RoleMap
 from gopt.api import kept_roles
-from gopt.errors import InputError
+from gopt.errors import InputError, OptionError
 from gopt.given import check_folder
 from gopt.graph.external import load_state
 from gopt.graph.load import load
@@ -24,6 +24,7 @@ from gopt.graph.model import Graph, Tensor
 from gopt.graph.types import TensorType
 from gopt.manifest import check_source, read_manifest, read_report
 from gopt.mesh import Mesh
+from gopt.pipeline import build_pipeline
 from gopt.report import rank_ranges
 from gopt.seal import INDEX, check_file, rank_name, read_index
 from gopt.shown import show
@@ -48,6 +49,7 @@ def read_held(path: str | os.PathLike[str]) -> Held:
     checkpoint = home != folder
     manifest, mesh = read_manifest(home)
     report = read_report(home, manifest)
+    _check_pipeline(home, report)
     source = home / "source.onnx"
     if not source.is_file():
         raise InputError(f"{home} has no {source.name}")
@@ -77,6 +79,18 @@ def _home(path: str | os.PathLike[str]) -> Path:
     folder = Path(path)
     check_folder(folder, checkpoints=True)
     return (folder if folder.name else folder.resolve()).parent if (folder / INDEX).is_file() else folder
+
+
+def _check_pipeline(home: Path, report: Mapping[str, Any]) -> None:
+    """Refuse a report whose passes or options this gopt does not know; raises InputError."""
+    items = [
+        (each["name"], {key.replace("_", "-"): value for key, value in each["options"].items()})
+        for each in report["pipeline"]
+    ]
+    try:
+        build_pipeline(items)
+    except OptionError as error:
+        raise InputError(f"{home / 'report.json'}: pipeline: {error.message}", *error.hints) from None
 
 
 def _check_complete(home: Path, manifest: Mapping[str, Any], mesh: Mesh, values: Mapping[str, Tensor]) -> None:
