@@ -101,17 +101,19 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
         raise InputError(f"there is no file {name}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    with open(number, "rb") as file:
+    try:
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode):
             what = "is a folder, not a file" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
             raise InputError(f"{name} {what}")
         if status.st_size > most:
             raise InputError(f"{name} is too long: {status.st_size} bytes, at most {most} are read")
-        try:
+        with open(number, "rb", closefd=False) as file:
             data = file.read(most + 1)
-        except OSError as error:
-            raise InputError(f"{name} cannot be read: {error.strerror}") from None
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}") from None
+    finally:
+        os.close(number)
     if len(data) > most:  # it grew, or the system does not know its size
         raise InputError(f"{name} is too long: at most {most} bytes are read")
     return data
@@ -178,10 +180,10 @@ def _check_outline(data: bytes, name: str) -> None:
     bare = _STRING.sub(b"", data) if b"\\" in data else b"".join(data.split(b'"')[::2])
     if bare.count(b",") + bare.count(b"[") + bare.count(b"{") > limits.DOCUMENT_VALUES:
         raise InputError(f"{name} has more than {limits.DOCUMENT_VALUES} values")
-    brackets = bare.translate(_BRACKETS, _NO_BRACKETS)
+    brackets = left = bare.translate(_BRACKETS, _NO_BRACKETS)
     for _ in range(limits.DOCUMENT_DEPTH):
-        brackets = brackets.replace(b"[]", b"")
-    if brackets and _is_deep(brackets):
+        left = left.replace(b"[]", b"")
+    if left and _is_deep(brackets):
         raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep")
     if _LONG.search(bare):
         raise InputError(f"{name} has a number of more than {limits.NUMBER_DIGITS} digits")
@@ -193,6 +195,8 @@ def _is_deep(brackets: bytes) -> bool:
         depth += 1 if each == ord("[") else -1
         if depth > limits.DOCUMENT_DEPTH:
             return True
+        if depth < 0:  # no JSON at all
+            return False
     return False
 
 

@@ -27,10 +27,8 @@ def refuse_state_batches(step: Outline) -> None:
         held = index.graph.initializers
         for name in reachable_states(index, output, free):
             if name in held or _adds(step, output, name):
-                raise OptionError(
-                    f"the role map says that {show(name)} is a batch, but it is a state: output {show(output)} replaces it",
-                    f"leave {show(name)} out of --batch",
-                )
+                what = f"the role map says that {show(name)} is a batch, but it is a state"
+                raise OptionError(f"{what}: output {show(output)} replaces it", f"leave {show(name)} out of --batch")
 
 
 def _adds(step: Outline, output: str, name: str) -> bool:

@@ -49,7 +49,7 @@ def read_held(path: str | os.PathLike[str]) -> Held:
     checkpoint = home != folder
     manifest, mesh = read_manifest(home)
     report = read_report(home, manifest)
-    _check_pipeline(home, report)
+    _check_pipeline(home, report, manifest, mesh)
     source = home / "source.onnx"
     if not source.is_file():
         raise InputError(f"{home} has no {source.name}")
@@ -81,8 +81,9 @@ def _home(path: str | os.PathLike[str]) -> Path:
     return (folder if folder.name else folder.resolve()).parent if (folder / INDEX).is_file() else folder
 
 
-def _check_pipeline(home: Path, report: Mapping[str, Any]) -> None:
-    """Refuse a report whose passes or options this gopt does not know; raises InputError."""
+def _check_pipeline(home: Path, report: Mapping[str, Any], manifest: Mapping[str, Any], mesh: Mesh) -> None:
+    """Refuse a report whose passes cannot have made these ranks, or have options that are not known; raises
+    InputError."""
     items = [
         (each["name"], {key.replace("_", "-"): value for key, value in each["options"].items()})
         for each in report["pipeline"]
@@ -91,6 +92,11 @@ def _check_pipeline(home: Path, report: Mapping[str, Any]) -> None:
         build_pipeline(items)
     except OptionError as error:
         raise InputError(f"{home / 'report.json'}: pipeline: {error.message}", *error.hints) from None
+    needed = {"shard"} if mesh.data_ranks > 1 or "accumulate" in manifest else set()
+    if mesh.data_ranks > 1 and any(state["kind"] == "statistic" for state in manifest["states"]):
+        needed.add("statistics")
+    for name in sorted(needed - {name for name, _ in items}):
+        raise InputError(f"{home / 'report.json'}: pipeline: it lacks {name}, which these ranks need")
 
 
 def _check_complete(home: Path, manifest: Mapping[str, Any], mesh: Mesh, values: Mapping[str, Tensor]) -> None:
