@@ -18,7 +18,6 @@ from gopt.cli.main import main
 from helpers import FIXTURES
 
 from gopt.errors import GoptError
-from gopt.graph.load import load
 from gopt.manifest import read_manifest, read_report
 from gopt.seal import open_index
 from gopt.shown import clean
