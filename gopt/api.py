@@ -194,6 +194,14 @@ def kept_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     return roles
 
 
+def recover_kept(graph: Graph, roles: RoleMap, name: str | os.PathLike[str]) -> Training:
+    """The roles of a source that gopt kept as the file ``name``; raises InputError where they cannot be its own."""
+    try:
+        return recover(graph, roles)
+    except OptionError as error:
+        raise InputError(f"{name}: gopt.roles: {error.message}", "take the one that gopt shard wrote") from None
+
+
 def on_mesh(source: Source, mesh: Mesh) -> Training:
     """The step that a mesh shards: without calls of the source that gopt makes itself.
 

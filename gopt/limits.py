@@ -25,7 +25,7 @@ NUMBER_DIGITS = 19
 ELEMENTS = 1 << 63
 """Elements of one tensor, and bytes of one file: below this."""
 RANKS = 1 << 20
-"""Ranks of a mesh that a manifest may have."""
+"""Ranks of a mesh."""
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 

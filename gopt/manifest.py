@@ -132,9 +132,7 @@ class _Manifest:
         except OptionError as error:
             _refuse(self.name, "mesh", error.message)
         if mesh.ranks != record["ranks"]:
-            _refuse(self.name, "mesh.ranks", f"{record['ranks']}, but its axes have {show(mesh.ranks)} ranks")
-        if mesh.ranks > limits.RANKS:
-            _refuse(self.name, "mesh.ranks", f"{mesh.ranks} is more than {limits.RANKS}")
+            _refuse(self.name, "mesh.ranks", f"{record['ranks']}, but its axes have {mesh.ranks} ranks")
         return mesh
 
     def _states(self) -> None:

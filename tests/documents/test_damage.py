@@ -5,19 +5,24 @@ What the door refuses is seen at the door. Documents that it lets in go through 
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from damage import KINDS, Damage, damaged, places
+from damage import KINDS, Damage, damaged, every, places
 from gopt.cli.main import main
 from helpers import FIXTURES
 
-from gopt.errors import GoptError
+from gopt.api import kept_roles
+from gopt.errors import GoptError, InputError
+from gopt.graph.load import load
 from gopt.manifest import read_manifest, read_report
 from gopt.seal import open_index
 from gopt.shown import clean
@@ -141,3 +146,70 @@ def test_a_damaged_manifest_of_checkpoints(kind, world, capsys):
 @pytest.mark.parametrize("name", ["plain", "micro"])
 def test_a_damaged_index(name, kind, world, capsys):
     sweep(world, "index", name, world / f"{name}.kept/step_00000001/index.json", open_index, kind, capsys)
+
+
+def test_damaged_roles(world, capsys):
+    """The role map lies in the metadata of the kept source."""
+    path = world / "plain" / "source.onnx"
+    whole = path.read_bytes()
+    model = onnx.load(path)
+    entry = next(each for each in model.metadata_props if each.key == "gopt.roles")
+    document, text = json.loads(entry.value), entry.value
+    try:
+        for damage in every(document):
+            entry.value = damage.text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+            path.write_bytes(model.SerializeToString())
+            try:
+                kept_roles(load(path, own=True), path)
+            except InputError:
+                if damage.kind != "null":
+                    continue
+            for command, arguments in commands("roles", "plain").items():
+                if command in ("reshard", "verify") or damage.kind == "text":
+                    holds(arguments, "roles", damage, capsys)
+    finally:
+        path.write_bytes(whole)
+    assert text == json.dumps(document, ensure_ascii=False)
+
+
+CONFIGURATION = {
+    "accumulate": 2, "mesh": {"shard": 2, "rep": 1}, "axes": {"rep": "replica"},
+    "pipeline": {"passes": ["hoist-casts", "shard", "statistics", "fuse-collectives", "overlap", "prune"]},
+    "pass": {"shard": {"stage": 1, "bucket-mb": 4.0}, "overlap": {"prefetch": 2}},
+    "roles": {"loss": "loss", "params": ["fc1.weight"], "states": {"step": "step_out"}, "batch": ["x", "y"]},
+}  # fmt: skip
+
+
+def toml(value: Any) -> str:
+    """A value of TOML in one line; text as JSON has it, which TOML reads as well."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return '""' if value is None else json.dumps(value)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("deep", "digits", "twice", "surrogate")])
+def test_a_damaged_configuration(kind, world, capsys):
+    model, path = str(FIXTURES / "mlp_adamw.onnx"), world / "gopt.toml"
+    for place in places(CONFIGURATION):
+        made = copy.deepcopy(CONFIGURATION)
+        owner: Any = made
+        for key in place[:-1]:
+            owner = owner[key]
+        if kind == "gone":
+            del owner[place[-1]]
+        else:
+            owner[place[-1]] = KINDS[kind]
+        path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in made.items()), encoding="utf-8")
+        damage = Damage(place, kind, path.read_text(encoding="utf-8"))
+        for arguments in (["shard", model, "--dry-run", "--json"], ["plan", model, "--json", "--bucket-mb", "4"]):
+            capsys.readouterr()
+            code = main([*arguments, "--config", "gopt.toml"])
+            err = capsys.readouterr().err
+            case = f"{damage}: {arguments[0]} -> {code}\n{err}"
+            assert code in (0, 2, 3, 4), case  # 2 where a name that it may have is none that there is
+            assert clean(err) == err and err.count("gopt: error: ") == (code != 0), case
+            assert all(len(line.encode()) < 1000 for line in err.splitlines()), case

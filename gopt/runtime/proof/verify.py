@@ -187,13 +187,13 @@ class Verifier:
 
 def _training(folder: Path, model: str | os.PathLike[str] | None, manifest: Mapping[str, Any], mesh: Mesh) -> Training:
     """The source with the roles that were settled when it was sharded."""
-    from gopt.api import kept_roles
+    from gopt.api import kept_roles, recover_kept
 
     kept = load(folder / "source.onnx", own=True)
     roles = kept_roles(kept, folder / "source.onnx")
     check_source(manifest, kept, folder)
     if model is None:
-        return recover(expand(kept), roles)
+        return recover_kept(expand(kept), roles, folder / "source.onnx")
     given = expand(load(model))
     recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
     declare(given, dict(mesh.kinds))
