@@ -13,14 +13,13 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
 import onnx
 
 from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.graph.model import Tensor
-from gopt.graph.types import TensorType, dtype_name, nbytes
+from gopt.graph.types import TensorType, nbytes
 
 _LIMIT = 2**63
 _MAX_RANK = 64  # NumPy's own
@@ -58,7 +57,7 @@ def regular_size(path: str) -> int:
     except (FileNotFoundError, NotADirectoryError):
         raise InputError("no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise InputError(f"cannot be read: {_reason(error)}") from error
+        raise InputError(f"cannot be read: {reason(error)}") from error
     if stat.S_ISDIR(status.st_mode):
         raise InputError("is a folder, not a file")
     if not stat.S_ISREG(status.st_mode):
@@ -140,7 +139,7 @@ class DataFolder:
             try:
                 status = os.lstat(path)
             except OSError as error:
-                raise InputError(f"{owner}: {shown} cannot be opened: {_reason(error)}") from error
+                raise InputError(f"{owner}: {shown} cannot be opened: {reason(error)}") from error
             mode, size = status.st_mode, status.st_size
             if stat.S_ISLNK(mode):
                 raise InputError(
@@ -153,7 +152,8 @@ class DataFolder:
 
 
 def load_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """State values by name, from a ``.safetensors`` file (mapped) or an ``.npz`` file (read; nothing is unpickled).
+    """State values by name, from a ``.safetensors`` file (mapped) or an ``.npz`` file (an array is read when it is
+    asked for; nothing is unpickled).
 
     Raises InputError if the file is missing, damaged, of another kind, or holds a type that ONNX has not.
     """
@@ -163,7 +163,9 @@ def load_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         if name.endswith(".safetensors"):
             return _safetensors(name, size)
         if name.endswith(".npz"):
-            return _npz(name)
+            from gopt.graph.archives import read_npz
+
+            return read_npz(name, size)
         raise InputError("state values come from a .safetensors or an .npz file")
 
 
@@ -213,43 +215,6 @@ def _safetensor(path: str, name: str, entry: Any, start: int, size: int) -> Tens
     return Tensor(kind, path=os.path.join(os.getcwd(), path), offset=start + begin)
 
 
-def _npz(path: str) -> dict[str, Tensor]:
-    import zipfile
-
-    result: dict[str, Tensor] = {}
-    name = ""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                name = entry.filename.removesuffix(".npy")
-                if name in result:
-                    raise InputError(f"{show(name)} stands twice in it")
-                with archive.open(entry) as member:
-                    result[name] = _array(name, member)
-    except InputError:
-        raise
-    except Exception as error:  # on damaged bytes zipfile, zlib and NumPy raise a dozen types, tokenize's own included
-        where = f" at {show(name)}" if name else ""
-        raise InputError(f"is no .npz file, or is damaged{where}: {_reason(error)}") from error
-    return result
-
-
-def _array(name: str, file: IO[bytes]) -> Tensor:
-    array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    try:
-        dtype = dtype_name(onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
-    except (KeyError, ValueError):
-        dtype = "undefined"
-    if dtype in ("undefined", "string"):
-        raise InputError(
-            f"{show(name)} has the NumPy type {array.dtype}, which is no number to ONNX",
-            ".npz cannot hold bfloat16 and float8; use .safetensors for them",
-        )
-    return Tensor(TensorType(dtype, array.shape), array=array)
-
-
 def _number(entries: dict[str, str], key: str, default: int, owner: str) -> int:
     text = entries.get(key, str(default))
     # Only plain ASCII digits: int() would also take '1_000', '+1' and digits of other scripts, or 4300 of them.
@@ -258,6 +223,7 @@ def _number(entries: dict[str, str], key: str, default: int, owner: str) -> int:
     return int(text)
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """What an error says, on one line."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return " ".join(text.split())

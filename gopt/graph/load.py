@@ -16,7 +16,9 @@ from onnx import ModelProto
 
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.border import read_initializers, read_inputs, read_outputs, refuse_sparse
+from gopt.graph.checker import check_legal
 from gopt.graph.external import DataFolder, naming, regular_size, show
+from gopt.graph.functions import check_functions
 from gopt.graph.inference import all_types
 from gopt.graph.model import Graph
 from gopt.graph.nodes import captures, read_node
@@ -33,12 +35,19 @@ def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
     Initializers keep their TensorProto, or say where their external data lies; none is read. ``own`` admits names
     that begin with ``gopt.``, for reading gopt's own output back.
 
-    Raises InputError if the file is missing, malformed, truncated or hostile; UnsupportedError for training_info,
+    Raises InputError if the file is missing, malformed, truncated or hostile, and for whatever ``onnx.checker``
+    refuses with its full check; UnsupportedError for training_info,
     the Gradient operator, sparse initializers, and inputs or outputs that are not dense tensors.
     """
     name = os.fsdecode(path)
     with naming(name), _without_collection():
-        return _graph(_read(name), DataFolder(name), own)
+        model, data = _read(name)
+        check_functions(model)
+        try:
+            return _graph(model, data, DataFolder(name), own)
+        except UnsupportedError:
+            check_legal(model, data)  # what is no ONNX is that first
+            raise
 
 
 @contextmanager
@@ -54,8 +63,8 @@ def _without_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _read(path: str) -> ModelProto:
-    """The file as a model that has at least a version, an operator set and a graph."""
+def _read(path: str) -> tuple[ModelProto, bytes]:
+    """The file as a model that has at least a version, an operator set and a graph; and its bytes."""
     size = regular_size(path)
     if size > _PROTOBUF_LIMIT:
         raise InputError(f"{size} bytes: a protobuf file ends at 2 GiB", "keep the values in external data")
@@ -74,7 +83,7 @@ def _read(path: str) -> ModelProto:
         raise InputError("holds no graph")
     if not model.opset_import:
         raise InputError("names no operator set (opset_import is empty)")
-    return model
+    return model, data
 
 
 def _not_onnx(data: bytes) -> InputError:
@@ -92,7 +101,7 @@ def _not_onnx(data: bytes) -> InputError:
     return InputError("is not an ONNX model")
 
 
-def _graph(model: ModelProto, folder: DataFolder, own: bool) -> Graph:
+def _graph(model: ModelProto, data: bytes, folder: DataFolder, own: bool) -> Graph:
     body = model.graph
     _refuse_forms(model)
     header = _header(model)
@@ -103,6 +112,7 @@ def _graph(model: ModelProto, folder: DataFolder, own: bool) -> Graph:
     nodes = [read_node(proto, scope, own) for proto in body.node]
     nodes = file_order(nodes, {"", *inputs, *initializers})
     outputs = read_outputs(body, scope)
+    check_legal(model, data)
     types = all_types(model, nodes, inputs, initializers)
     for name, kind in outputs.items():
         if not known(kind.dtype):
@@ -123,7 +133,7 @@ def _refuse_forms(model: ModelProto) -> None:
     refuse_sparse(body)
     for function in model.functions:
         for node in function.node:
-            captures(node, Scope(None))
+            captures(node, Scope(None, function=True))
 
 
 def _header(model: ModelProto) -> ModelProto:

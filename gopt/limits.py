@@ -1,0 +1,26 @@
+"""What gopt takes at most of any input: constants, and nowhere else. The refusal names the limit that it met."""
+
+from __future__ import annotations
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+FUNCTION_NODES = 500_000
+"""Nodes of a graph once the model's own functions are written out."""
+FUNCTION_DEPTH = 100
+"""Functions that call one another in a row."""
+CHECKED_BYTES = 64 << 10
+"""Bytes up to which a stored value takes part in the check of a model; above, its size is checked and it is an input."""
+
+REASON = 400
+"""Characters of what another library says that stand in a message."""
+
+# --- archives of values -----------------------------------------------------------------------------------------------
+
+ARCHIVE_DIRECTORY = 16 << 20
+"""Bytes of the list of members of an .npz file: about 200,000 arrays."""
+ARCHIVE_HEADER = 10_000
+"""Bytes of the header of an array in it, as NumPy's own reader has it."""
+ARCHIVE_FREE = 256 << 20
+"""Bytes that the arrays taken from an .npz file may have, however small the file is."""
+ARCHIVE_GROWTH = 100
+"""How many times the size of the file they may have beyond that."""
