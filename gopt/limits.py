@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
-FUNCTION_NODES = 500_000
+FUNCTION_NODES = 200_000
 """Nodes of a graph once the model's own functions are written out."""
 FUNCTION_DEPTH = 100
 """Functions that call one another in a row."""

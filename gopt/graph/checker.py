@@ -7,20 +7,19 @@ once gopt has looked at their types and sizes itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from gopt import limits
 from gopt.errors import InputError
 from gopt.graph.external import show
-from gopt.graph.types import TensorType, dtype_name
 from gopt.graph.model import value_info
+from gopt.graph.nodes import nested
+from gopt.graph.types import TensorType, dtype_name
 
 _NEXT = "onnx.checker.check_model(MODEL, full_check=True) says more"
 _HEAD = re.compile(r"^\[\w+\]\s*(Inference error\(s\):\s*)?")
-_NOISE = re.compile(r"\s*(==> Context:.*|Stacktrace:.*|\[\w*Error\])\s*")
+_NODE = re.compile(r"Bad node spec for node\. Name: (.*?) OpType: (\S+)")
 
 
 def check_legal(model: ModelProto, data: bytes) -> None:
@@ -32,21 +31,69 @@ def check_legal(model: ModelProto, data: bytes) -> None:
 
 def _error(model: ModelProto, data: bytes) -> str | None:
     slim = _slim(model)
+    if _said(data if slim is None else slim.SerializeToString()) is None:
+        return None
+    # Once more, with a name for every node: most exporters give them none, and the checker says no other.
+    named = ModelProto()
+    named.CopyFrom(model if slim is None else slim)
+    for node in nested(named.graph.node):
+        if not node.name:
+            node.name = next((name for name in node.output if name), "")
+    text = _said(named.SerializeToString()) or "the checker does not say why"
+    said = _line(text)
+    owner = "" if "node name: " in said else _node(text, said) or _value(model)
+    said = f"{owner}: {said}" if owner else said
+    return said if len(said) <= limits.REASON else f"{said[: limits.REASON]}…"
+
+
+def _said(data: bytes) -> str | None:
+    """What the checker says of a model; None where it accepts it."""
     try:
-        onnx.checker.check_model(data if slim is None else slim.SerializeToString(), full_check=True)
+        onnx.checker.check_model(data, full_check=True)
+    except UnicodeDecodeError:
+        return "what is wrong with it cannot be said: some text in it is not UTF-8"
     except Exception as error:  # its exceptions have no common base
-        return _line(str(error) or type(error).__name__)
+        return str(error) or type(error).__name__
     return None
 
 
 def _line(text: str) -> str:
     """The checker's message on one line, without the path through its own code."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("==>")]
-    context = re.search(r"Bad node spec for node\. Name: (.*?) OpType: (\S+)", text)
     said = _HEAD.sub("", " ".join(lines))
-    if context is not None and context.group(1) and context.group(1) not in said:
-        said = f"{context.group(2)} {show(context.group(1))}: {said}"
-    return said if len(said) <= limits.REASON else f"{said[: limits.REASON]}…"
+    return "".join(char if char.isprintable() else "?" for char in said)
+
+
+def _node(text: str, said: str) -> str:
+    """The node that a message is about, where the checker names it beside what it says."""
+    found = _NODE.search(text)
+    if found is None or not found.group(1) or found.group(1) in said:
+        return ""
+    return f"{show(found.group(2))} {show(found.group(1))}"
+
+
+def _value(model: ModelProto) -> str:
+    """The value whose declared or stored type is at fault, where the checker names none."""
+    body = model.graph
+    stored = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in body.initializer}
+    bodies = [each for function in model.functions for each in function.value_info]
+    for info in (*body.input, *body.output, *body.value_info, *bodies):
+        kind = info.type.tensor_type
+        held = stored.get(info.name)
+        declared = (kind.elem_type, tuple(dim.dim_value for dim in kind.shape.dim))
+        if not _sound(info) or (held is not None and held != declared):
+            return f"value {show(info.name)}"
+    return ""
+
+
+def _sound(info: onnx.ValueInfoProto) -> bool:
+    """Whether a declared type is one at all."""
+    try:
+        onnx.checker.check_value_info(info)
+    except Exception:  # as above
+        return False
+    kind = info.type.WhichOneof("value")
+    return kind is not None and (kind != "tensor_type" or dtype_name(info.type.tensor_type.elem_type) != "undefined")
 
 
 # --- without large values ---------------------------------------------------------------------------------------------

@@ -86,6 +86,15 @@ def check_dims(dims: tuple[int | str | None, ...], dtype: str, owner: str) -> No
             raise InputError(f"{owner} overflows: dimensions {shape} of {dtype} are 2**63 bytes or more")
 
 
+_DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+
+
+def data_fields(proto: onnx.TensorProto) -> list[str]:
+    """The fields of a tensor in which the model file itself holds values."""
+    found = [name for name in _DATA_FIELDS if len(getattr(proto, name))]
+    return [*found, "raw_data"] if proto.HasField("raw_data") else found
+
+
 class DataFolder:
     """The folder of a model, in which its external data must lie."""
 
@@ -102,6 +111,8 @@ class DataFolder:
         """
         owner = f"external data of {show(proto.name)}"
         entries = {entry.key: entry.value for entry in proto.external_data}
+        if held := data_fields(proto):
+            raise InputError(f"{owner}: values lie in the model file as well ({held[0]})")
         path, size = self._find(entries.get("location", ""), owner)
         if type.dtype == "string":
             raise InputError(f"{owner}: strings cannot lie in external data")

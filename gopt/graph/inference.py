@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, ModelProto
+from onnx import AttributeProto, GraphProto, ModelProto
 
 from gopt.graph.border import declared, decoded
 from gopt.graph.constants import fold_small
@@ -20,16 +20,22 @@ _SMALL = 1024
 """Bytes up to which an initializer takes part in shape inference: enough for every shape, axis and pad."""
 
 
+def declared_types(body: GraphProto) -> dict[str, TensorType]:
+    """The types that the file itself gives values, of sane sizes; raises InputError for others."""
+    types = dict(decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}")))
+    types.update((info.name, read_type(info.type)) for info in body.output)
+    return types
+
+
 def all_types(
     model: ModelProto,
+    types: dict[str, TensorType],
     nodes: Sequence[Node],
     inputs: dict[str, TensorType],
     initializers: dict[str, Tensor],
 ) -> dict[str, TensorType]:
-    """Every type that is declared, stored or can be inferred. The file's own word gives way to a closer one."""
-    body, constants = model.graph, _large_constants(nodes)
-    types = dict(decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}")))
-    types.update((info.name, read_type(info.type)) for info in body.output)
+    """Every type that is declared (``types``, which grows), stored or inferred. A closer one takes its place."""
+    constants = _large_constants(nodes)
     # Where every shape is declared in numbers, as some exporters do, inference takes half the time to add nothing.
     static = {name for name, kind in types.items() if kind.static and known(kind.dtype)}
     if not all(name in static for node in nodes for name in node.outputs if name):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
+import onnx.defs
 from onnx import ModelProto
 
 from gopt.errors import InputError, UnsupportedError
@@ -19,10 +20,10 @@ from gopt.graph.border import read_initializers, read_inputs, read_outputs, refu
 from gopt.graph.checker import check_legal
 from gopt.graph.external import DataFolder, naming, regular_size, show
 from gopt.graph.functions import check_functions
-from gopt.graph.inference import all_types
+from gopt.graph.inference import all_types, declared_types
 from gopt.graph.model import Graph
 from gopt.graph.nodes import captures, read_node
-from gopt.graph.order import file_order
+from gopt.graph.order import check_order
 from gopt.graph.scope import Scope, text
 from gopt.graph.types import known
 
@@ -30,7 +31,7 @@ _PROTOBUF_LIMIT = 2**31 - 1
 
 
 def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
-    """The graph in an ONNX file, its nodes in an order in which they can run.
+    """The graph in an ONNX file.
 
     Initializers keep their TensorProto, or say where their external data lies; none is read. ``own`` admits names
     that begin with ``gopt.``, for reading gopt's own output back.
@@ -110,10 +111,11 @@ def _graph(model: ModelProto, data: bytes, folder: DataFolder, own: bool) -> Gra
     inputs = read_inputs(body, scope)
     initializers = read_initializers(body, inputs, scope, folder)
     nodes = [read_node(proto, scope, own) for proto in body.node]
-    nodes = file_order(nodes, {"", *inputs, *initializers})
+    check_order(nodes, {"", *inputs, *initializers})
     outputs = read_outputs(body, scope)
+    types = declared_types(body)
     check_legal(model, data)
-    types = all_types(model, nodes, inputs, initializers)
+    types = all_types(model, types, nodes, inputs, initializers)
     for name, kind in outputs.items():
         if not known(kind.dtype):
             outputs[name] = types.get(name, kind)
@@ -122,6 +124,15 @@ def _graph(model: ModelProto, data: bytes, folder: DataFolder, own: bool) -> Gra
 
 def _refuse_forms(model: ModelProto) -> None:
     body = model.graph
+    known = onnx.defs.C.schema_version_map()
+    for entry in (*model.opset_import, *(each for function in model.functions for each in function.opset_import)):
+        newest = known.get("" if entry.domain == "ai.onnx" else entry.domain, (0, entry.version))[1]
+        if entry.version > newest:
+            what = f"operator set {entry.version} of domain {show(entry.domain or 'ai.onnx')}"
+            raise InputError(
+                f"asks for {what}, and the onnx that is installed knows them up to {newest}",
+                f"install a newer onnx, or export for operator set {newest}",
+            )
     if model.training_info:
         count = len(model.training_info)
         raise UnsupportedError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from gopt.errors import InputError, UnsupportedError
-from gopt.graph.external import check_dims
+from gopt.graph.external import check_dims, data_fields
 from gopt.graph.types import TensorType, dtype_name
 
 _TYPED_DATA = {  # dtype -> (field, entries per element); everything else lies in int32_data
@@ -14,9 +14,6 @@ _TYPED_DATA = {  # dtype -> (field, entries per element); everything else lies i
     "uint32": ("uint64_data", 1.0), "string": ("string_data", 1.0),
     "uint4": ("int32_data", 0.5), "int4": ("int32_data", 0.5), "float4e2m1": ("int32_data", 0.5),
 }  # fmt: skip
-_DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
-
-
 def stored_type(proto: TensorProto, owner: str) -> TensorType:
     """The type of a stored tensor; raises InputError, UnsupportedError in the name of its ``owner``."""
     dtype = dtype_name(proto.data_type)
@@ -33,9 +30,8 @@ def stored_type(proto: TensorProto, owner: str) -> TensorType:
 
 def check_data(proto: TensorProto, kind: TensorType, owner: str) -> None:
     """Raises InputError unless the tensor holds as many bytes or entries as its dimensions say."""
-    fields = [name for name in _DATA_FIELDS if getattr(proto, name)]
-    if len(fields) + proto.HasField("raw_data") > 1:
-        raise InputError(f"{owner} holds data in more than one field: {', '.join([*fields, 'raw_data'][:2])}")
+    if len(fields := data_fields(proto)) > 1:
+        raise InputError(f"{owner} holds data in more than one field: {fields[0]} and {fields[1]}")
     if proto.HasField("raw_data"):
         if kind.dtype == "string":
             raise InputError(f"{owner} stores strings as raw data")

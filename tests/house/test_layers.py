@@ -9,7 +9,7 @@ from pathlib import Path
 from helpers import ROOT
 
 LAYERS = (
-    {"gopt.errors", "gopt.mesh"},
+    {"gopt.errors", "gopt.limits", "gopt.mesh"},
     {"gopt.report"},
     {"gopt.collectives"},
     {"gopt.graph", "gopt.sources"},
