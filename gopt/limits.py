@@ -14,6 +14,9 @@ CHECKED_BYTES = 64 << 10
 REASON = 400
 """Characters of what another library says that stand in a message."""
 
+RANKS = 65_536
+"""Ranks of a mesh for which one command works."""
+
 # --- archives of values -----------------------------------------------------------------------------------------------
 
 ARCHIVE_DIRECTORY = 16 << 20

@@ -7,6 +7,7 @@ once gopt has looked at their types and sizes itself.
 from __future__ import annotations
 
 import re
+
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 

@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 import onnx.defs
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import ModelProto
 
 from gopt.errors import InputError, UnsupportedError

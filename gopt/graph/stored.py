@@ -14,6 +14,8 @@ _TYPED_DATA = {  # dtype -> (field, entries per element); everything else lies i
     "uint32": ("uint64_data", 1.0), "string": ("string_data", 1.0),
     "uint4": ("int32_data", 0.5), "int4": ("int32_data", 0.5), "float4e2m1": ("int32_data", 0.5),
 }  # fmt: skip
+
+
 def stored_type(proto: TensorProto, owner: str) -> TensorType:
     """The type of a stored tensor; raises InputError, UnsupportedError in the name of its ``owner``."""
     dtype = dtype_name(proto.data_type)

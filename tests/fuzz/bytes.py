@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import random
 
-_WORDS = (b"", b"\0", b"\xff" * 8, b"\xff\xff\xff\x7f", b"{", b"[" * 2000, b"1e999", b"-1", b"9" * 400, b"null", b'"', b"\n")
+_WORDS = (
+    b"",
+    b"\0",
+    b"\xff" * 8,
+    b"\xff\xff\xff\x7f",
+    b"{",
+    b"[" * 2000,
+    b"1e999",
+    b"-1",
+    b"9" * 400,
+    b"null",
+    b'"',
+    b"\n",
+)
 
 
 def damaged(data: bytes, dice: random.Random) -> bytes:

@@ -53,5 +53,5 @@ def test_a_malformed_node_is_refused(tmp_path):
     b.input("x", (2,), "int64")
     bad = b.op("Reshape", b.const([1, 2, 3], "int64"), b.const([2, 2], "int64"))
     b.output("out", b.op("Add", bad, "x"), (2,), "int64")
-    with pytest.raises(InputError, match="'?n0|n1"):
+    with pytest.raises(InputError, match=r"'?n0|n1"):
         made(b, tmp_path)
