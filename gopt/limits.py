@@ -9,7 +9,7 @@ FUNCTION_NODES = 200_000
 FUNCTION_DEPTH = 100
 """Functions that call one another in a row."""
 CHECKED_BYTES = 64 << 10
-"""Bytes up to which a stored value takes part in the check of a model; above, its size is checked and it is an input."""
+"""Bytes up to which a stored value takes part in the check of a model; a larger one is an input there."""
 
 REASON = 400
 """Characters of what another library says that stand in a message."""

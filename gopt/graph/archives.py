@@ -163,12 +163,12 @@ def _values(file: IO[bytes], header: _Header) -> np.ndarray:
     """The values behind a header, in the machine's own order of bytes."""
     file.read(header.nbytes)
     flat = np.empty(header.type.elements, header.dtype)
-    held, place = memoryview(flat.view(np.uint8)), 0
+    held, place = flat.view(np.uint8), 0
     while place < len(held):
         chunk = file.read(min(_CHUNK, len(held) - place))
         if not chunk:
             raise ValueError(f"it ends {len(held) - place} bytes early")
-        held[place : place + len(chunk)] = chunk
+        held[place : place + len(chunk)] = np.frombuffer(chunk, np.uint8)
         place += len(chunk)
     shape = header.type.dims
     array = flat.reshape(shape[::-1]).T if header.fortran else flat.reshape(shape)

@@ -134,8 +134,8 @@ def make_attribute(name: str, value: Any) -> AttributeProto:
 class Tensor:
     """A constant or an initial value: where it lies, read only when asked for.
 
-    Either ``array`` holds it, or ``proto`` does, or ``reader`` gives it, or ``path``/``offset`` say where the raw little-endian bytes are, or
-    ``parts`` are its pieces, flattened, one after the other.
+    Either ``array`` holds it, or ``proto`` does, or ``reader`` gives it, or ``path``/``offset`` say where the raw
+    little-endian bytes are, or ``parts`` are its pieces, flattened, one after the other.
     """
 
     type: TensorType
