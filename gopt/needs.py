@@ -10,8 +10,10 @@ from gopt import limits
 from gopt.analysis.operators import draws
 from gopt.analysis.spmd import Step
 from gopt.analysis.training import Phase, Training
-from gopt.errors import OptionError, RunError, UnsupportedError
+from gopt.errors import InputError, OptionError, RunError, UnsupportedError
+from gopt.graph.external import show
 from gopt.graph.model import COMM
+from gopt.graph.types import known
 from gopt.mesh import Mesh, Sees
 from gopt.passes import PASSES
 
@@ -54,6 +56,19 @@ def check_axes(mesh: Mesh, training: Training) -> None:
             f"did you mean --mesh shard={mesh.ranks}, or dp={mesh.ranks}?",
             f"if copies are meant, say so: --axis {live[0]}=replica",
         )
+
+
+def check_states(training: Training) -> None:
+    """Raise InputError for a state whose new value is of another type: the next step could not read it."""
+    graph = training.graph
+    for state in training.states:
+        old, new = graph.type_of(state.tensor), graph.type_of(state.updated)
+        other = old.static and new.static and old.shape != new.shape
+        if known(new.dtype) and (other or old.dtype != new.dtype):
+            raise InputError(
+                f"state {show(state.tensor)} is {old}, and its new value {show(state.updated)} is {new}",
+                "a state keeps its type from step to step: is --states right?",
+            )
 
 
 def check_room(training: Training, ranks: int, target: Path) -> None:

@@ -68,9 +68,12 @@ def _line(text: str) -> str:
 def _node(text: str, said: str) -> str:
     """The node that a message is about, where the checker names it beside what it says."""
     found = _NODE.search(text)
-    if found is None or not found.group(1) or found.group(1) in said:
+    if found is None or not found.group(1):
         return ""
-    return f"{show(found.group(2))} {show(found.group(1))}"
+    operator, name = found.group(2), found.group(1)
+    if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", said):
+        return ""
+    return f"{operator if operator.isidentifier() else show(operator)} {show(name)}"
 
 
 def _value(model: ModelProto) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fuzz.campaign import Campaign  # noqa: E402
-from fuzz.cases import KINDS  # noqa: E402
+from fuzz.campaign import Campaign
+from fuzz.cases import KINDS
 
 
 def main() -> int:

@@ -175,7 +175,9 @@ def a_configuration(corpus: Corpus, folder: Path, dice: random.Random) -> list[C
     """A gopt.toml with faults, and options that are none."""
     _copied(corpus, folder)
     (folder / "gopt.toml").write_text(damaged_toml(_CONFIG, dice), errors="surrogatepass")
-    odd = dice.choice(("", "0", "-1", "1e999", "nan", "9" * 60, "dp=2,dp=2", "shard=", "é", "shard{stage=9}", "x" * 3000))
+    odd = dice.choice(
+        ("", "0", "-1", "1e999", "nan", "9" * 60, "dp=2,dp=2", "shard=", "é", "shard{stage=9}", "x" * 3000)
+    )
     option = dice.choice(("--mesh", "--ranks", "--bucket-mb", "--pipeline", "-O", "--states", "--loss", "--axis"))
     shard = ["shard", "m.onnx", "-o", "again", "--dry-run", "--config", "gopt.toml"]
     return [shard, ["shard", "m.onnx", "--ranks", "2", "--dry-run", option, odd], ["plan", "m.onnx", option, odd]]

@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 _VALUES = (
-    None, True, False, 0, 1, -1, 2**31, 2**63, 10**400, 1.5, 1e308, float("nan"), float("inf"), "", "x", "../x", "\x1b[31m",
-    "\ud800", "n" * 5000, [], {}, [[]], {"": 0}, [0] * 2000,
+    None, True, False, 0, 1, -1, 2**31, 2**63, 10**400, 1.5, 1e308, float("nan"), float("inf"), "", "x", "../x",
+    "\x1b[31m",     "\ud800", "n" * 5000, [], {}, [[]], {"": 0}, [0] * 2000,
 )  # fmt: skip
 
 
@@ -66,6 +66,20 @@ def damaged_toml(text: str, dice: random.Random) -> str:
         elif what == "bytes":
             lines[place] += dice.choice(("\0", "'", "=", "\x1b[31m", "é" * 9, "#", "[" * 3000))
         elif "=" in lines[place]:
-            values = ("0", "-1", "true", "1e999", "nan", "inf", "[]", "{}", '""', "9" * 40, "1979-05-27", "[1, 'x']", "'gopt'")
+            values = (
+                "0",
+                "-1",
+                "true",
+                "1e999",
+                "nan",
+                "inf",
+                "[]",
+                "{}",
+                '""',
+                "9" * 40,
+                "1979-05-27",
+                "[1, 'x']",
+                "'gopt'",
+            )
             lines[place] = f"{lines[place].partition('=')[0]}= {dice.choice(values)}"
     return "\n".join(lines)
