@@ -50,6 +50,7 @@ def _be_child(work: Callable[[], int], folder: Path, path: Path) -> None:
         said = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for place in (1, 2):
             os.dup2(said, place)
+        sys.stdout, sys.stderr = (os.fdopen(place, "w", errors="replace", closefd=False) for place in (1, 2))
         resource.setrlimit(resource.RLIMIT_AS, (_HARD, _HARD))
         resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE, _FILE))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -6,8 +6,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import onnx
 from google.protobuf.descriptor import FieldDescriptor
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 _INTEGERS = (0, 1, -1, 2, 3, 7, 16, 64, 127, 255, 2**15, 2**31 - 1, 2**31, -(2**31), 2**40, 2**62, 2**63 - 1, -(2**63))
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-38, 3e38, float("inf"), float("nan"))
@@ -23,12 +25,13 @@ _OPERATORS = (
 
 
 def mutated(base: bytes, dice: random.Random) -> bytes:
-    """The model with one to three faults, some of which cancel out: not every result is malformed."""
+    """The model with one to three faults, or changed into another legal one, whose roles may be none."""
     model = ModelProto.FromString(base)
+    edits = _LEGAL if dice.random() < 0.5 else _EDITS
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
         try:
-            dice.choice(_EDITS)(model, dice)
-        except (ValueError, TypeError, IndexError, OverflowError):
+            dice.choice(edits)(model, dice)
+        except (ValueError, TypeError, IndexError, OverflowError, KeyError):
             continue  # the edit does not fit this model
     data: bytes = model.SerializeToString()
     return _bytes(data, dice) if dice.random() < 0.1 else data
@@ -247,6 +250,64 @@ def new_values_swapped(model: ModelProto, dice: random.Random) -> None:
     first.name, second.name = second.name, first.name
 
 
+# --- other steps, which are legal -------------------------------------------------------------------------------------
+
+_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow")
+_UNARY = ("Tanh", "Exp", "Neg", "Abs", "Sqrt", "Identity", "Sigmoid", "Relu", "Sign", "Floor", "Reciprocal", "IsNaN")
+
+
+def reads_alike(model: ModelProto, dice: random.Random) -> None:
+    """A node reads another value of the same type, made before it: the step is another one, and legal."""
+    known = onnx.shape_inference.infer_shapes(model).graph
+    types = {each.name: each.type.SerializeToString() for each in (*known.value_info, *known.input, *known.output)}
+    place = dice.randrange(len(model.graph.node))
+    node = model.graph.node[place]
+    slot = dice.randrange(len(node.input))
+    before = [each.name for each in model.graph.input] + [
+        name for each in model.graph.node[:place] for name in each.output
+    ]
+    alike = [name for name in before if name != node.input[slot] and types.get(name) == types[node.input[slot]]]
+    node.input[slot] = dice.choice(alike)
+
+
+def operator_alike(model: ModelProto, dice: random.Random) -> None:
+    node = _node(model, dice, lambda node: node.op_type in _BINARY + _UNARY)
+    node.op_type = dice.choice(_BINARY if node.op_type in _BINARY else _UNARY)
+
+
+def other_values(model: ModelProto, dice: random.Random) -> None:
+    tensor = dice.choice([each for each in model.graph.initializer if each.data_location != TensorProto.EXTERNAL])
+    array = numpy_helper.to_array(tensor).copy()
+    whole = array.dtype.kind in "iu"
+    array.flat[dice.randrange(array.size)] = dice.choice((0, 1, 2, 3) if whole else (0, -1, 1e30, np.inf, np.nan))
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def through_identity(model: ModelProto, dice: random.Random) -> None:
+    """An output of a node passes through one more node."""
+    place = dice.randrange(len(model.graph.node))
+    node = model.graph.node[place]
+    slot = dice.randrange(len(node.output))
+    name, node.output[slot] = node.output[slot], f"{node.output[slot]}.before"
+    made = helper.make_node(dice.choice(("Identity", "Neg", "Abs", "Relu")), [node.output[slot]], [name])
+    rest = [_copy(each) for each in model.graph.node[place + 1 :]]
+    del model.graph.node[place + 1 :]
+    model.graph.node.extend([made, *rest])
+
+
+def fewer_borders(model: ModelProto, dice: random.Random) -> None:
+    """A value is shown no more, or is shown as well; or an input loses its stored value."""
+    what = dice.choice(("hide", "show", "unstored"))
+    if what == "hide":
+        del model.graph.output[dice.randrange(len(model.graph.output))]
+    elif what == "unstored":
+        del model.graph.initializer[dice.randrange(len(model.graph.initializer))]
+    else:
+        known = onnx.shape_inference.infer_shapes(model).graph.value_info
+        model.graph.output.append(dice.choice(known))
+
+
+_LEGAL = (reads_alike, reads_alike, operator_alike, other_values, through_identity, fewer_borders, new_values_swapped)
 _EDITS: tuple[Callable[[ModelProto, random.Random], None], ...] = (
     any_field, any_field, any_field, any_field, any_field, any_field, any_field, any_field,
     another_operator, own_domain, attribute_twice, attribute_type, referring, reads_another, reads_another,
