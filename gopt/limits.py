@@ -24,8 +24,6 @@ NUMBER_DIGITS = 19
 """Digits of a whole number: what 63 bits hold."""
 ELEMENTS = 1 << 63
 """Elements of one tensor, and bytes of one file: below this."""
-RANKS = 1 << 20
-"""Ranks of a mesh."""
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
@@ -33,3 +31,29 @@ LINE = 960
 """Bytes of one line of an error, a hint or a note, without what it begins with."""
 NAME = 120
 """Characters of a name or value from a file in a message."""
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+FUNCTION_NODES = 200_000
+"""Nodes of a graph once the model's own functions are written out."""
+FUNCTION_DEPTH = 100
+"""Functions that call one another in a row."""
+CHECKED_BYTES = 64 << 10
+"""Bytes up to which a stored value takes part in the check of a model; a larger one is an input there."""
+
+REASON = 400
+"""Characters of what another library says that stand in a message."""
+
+RANKS = 65_536
+"""Ranks of a mesh for which one command works."""
+
+# --- archives of values -----------------------------------------------------------------------------------------------
+
+ARCHIVE_DIRECTORY = 16 << 20
+"""Bytes of the list of members of an .npz file: about 200,000 arrays."""
+ARCHIVE_HEADER = 10_000
+"""Bytes of the header of an array in it, as NumPy's own reader has it."""
+ARCHIVE_FREE = 256 << 20
+"""Bytes that the arrays taken from an .npz file may have, however small the file is."""
+ARCHIVE_GROWTH = 100
+"""How many times the size of the file they may have beyond that."""

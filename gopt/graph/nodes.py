@@ -9,7 +9,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.border import declared, refuse_sparse
 from gopt.graph.external import show
-from gopt.graph.model import MADE_BY, Node
+from gopt.graph.model import MADE_BY, SPMD, Node
 from gopt.graph.scope import OWN, Scope, text
 from gopt.graph.stored import check_data, stored_type
 
@@ -31,6 +31,8 @@ def read_node(proto: NodeProto, scope: Scope, own: bool) -> Node:
         node.captures = tuple(captures(proto, scope))
     elif type(node.op_type) is not str or type(node.domain) is not str or node.op_type in ("Gradient", ""):
         _check_operator(proto)
+    if node.domain == SPMD:
+        _refuse_spmd(proto)
     if own:
         node.made_by = next((entry.value for entry in proto.metadata_props if entry.key == MADE_BY), "")
     return node
@@ -43,9 +45,15 @@ def _check_operator(proto: NodeProto) -> None:
             f"{value} comes from a Gradient operator, which says what to differentiate and not how",
             "export the step with its backward pass written out in standard operators",
         )
-    text(proto.domain)
+    if text(proto.domain) == SPMD:
+        _refuse_spmd(proto)
     if not proto.op_type:
         raise InputError(f"node {show(proto.name)} has no operator type")
+
+
+def _refuse_spmd(proto: NodeProto) -> None:
+    value = show(proto.name or "".join(proto.output[:1]))
+    raise InputError(f"node {value}: the domain {SPMD} is gopt's own and stands in no file", "export the step anew")
 
 
 def captures(proto: NodeProto, scope: Scope) -> dict[str, None]:
@@ -54,6 +62,12 @@ def captures(proto: NodeProto, scope: Scope) -> dict[str, None]:
     found: dict[str, None] = {}
     for attribute in proto.attribute:
         kind = attribute.type
+        if attribute.ref_attr_name and not scope.function:
+            where = show(proto.name or "".join(proto.output[:1]))
+            raise InputError(
+                f"attribute {show(attribute.name)} of node {where} refers to {show(attribute.ref_attr_name)}, and only "
+                "the nodes of a function can refer to attributes"
+            )
         if kind not in _LOOKED_AT:
             continue
         owner = f"attribute {show(attribute.name)} of node {show(proto.name or ''.join(proto.output[:1]))}"
@@ -61,7 +75,7 @@ def captures(proto: NodeProto, scope: Scope) -> dict[str, None]:
             _check_attribute_tensors(attribute, owner)
         elif kind in _GRAPH_ATTRIBUTES:
             for body in (attribute.g,) if kind == AttributeProto.GRAPH else attribute.graphs:
-                found.update(_body_captures(body, scope.reserved_hint))
+                found.update(_body_captures(body, scope.inner()))
         elif kind in _SPARSE_ATTRIBUTES:
             raise UnsupportedError(f"{owner} is a sparse tensor", "store it as a dense tensor")
         elif not attribute.ref_attr_name:
@@ -78,13 +92,12 @@ def _check_attribute_tensors(attribute: AttributeProto, owner: str) -> None:
         check_data(tensor, stored_type(tensor, owner), owner)
 
 
-def _body_captures(body: GraphProto, reserved_hint: str | None) -> dict[str, None]:
+def _body_captures(body: GraphProto, scope: Scope) -> dict[str, None]:
     """What a body of control flow reads from outside, its outputs included.
 
     Read in file order, so that a value used in the body before it is made there counts as one from outside, and
     is found undefined.
     """
-    scope = Scope(reserved_hint)
     found: dict[str, None] = {}
     refuse_sparse(body)
     for info in body.input:

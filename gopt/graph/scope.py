@@ -19,10 +19,16 @@ def text(name: str) -> str:
 class Scope:
     """The values that one body defines, each once."""
 
-    def __init__(self, reserved_hint: str | None) -> None:
+    def __init__(self, reserved_hint: str | None, *, function: bool = False) -> None:
         self.reserved_hint = reserved_hint
         """What to say of a name that is gopt's own; None admits such names."""
+        self.function = function
+        """Whether this is the body of a function, in which attributes refer to those of the call."""
         self.defined: set[str] = {""}
+
+    def inner(self) -> Scope:
+        """The scope of a body of control flow in it."""
+        return Scope(self.reserved_hint, function=self.function)
 
     def define(self, name: str, what: str) -> None:
         """Add a value; raises InputError where the name is empty, taken, or gopt's own."""

@@ -52,7 +52,13 @@ from gopt.sources.expand import expand
 class Verifier:
     """The source and the ranks of one output folder, ready to run."""
 
-    def __init__(self, folder: str | os.PathLike[str], model: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        model: str | os.PathLike[str] | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        """``deadline``: seconds that one piece of a graph may run; None: without an end."""
         self.transport: Transport = run_ranks
         """What runs one phase of all ranks: threads, unless somebody puts another engine in."""
         self.folder = Path(folder)
@@ -65,7 +71,7 @@ class Verifier:
         self.training = feed_training(source, self.randoms)
         if len(self.manifest["ranks"]) != self.mesh.ranks:
             raise InputError(f"{self.folder} holds {len(self.manifest['ranks'])} of {self.mesh.ranks} ranks")
-        self.cache = SessionCache()
+        self.cache = SessionCache(deadline)
         self.gates = find_gates(self.training)
         reduction = LossReduction.parse(self.manifest.get("loss_reduction", "mean"))
         shared = Shared.from_json(self.manifest.get("synchronised", {"values": [], "constants": []}))
