@@ -8,8 +8,13 @@ FUNCTION_NODES = 200_000
 """Nodes of a graph once the model's own functions are written out."""
 FUNCTION_DEPTH = 100
 """Functions that call one another in a row."""
-CHECKED_BYTES = 64 << 10
-"""Bytes up to which a stored value takes part in the check of a model; a larger one is an input there."""
+CHECKED_BYTES = 1024
+"""Bytes up to which a stored value takes part in the check of a model and in shape inference: enough for every shape,
+axis and pad; a larger one is an input there."""
+DIMENSIONS = 64
+"""Dimensions of a tensor: NumPy's own limit."""
+NAME_LENGTH = 4096
+"""Characters of the name of a value or node: each name stands in many places."""
 
 REASON = 400
 """Characters of what another library says that stand in a message."""

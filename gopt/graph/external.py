@@ -17,12 +17,12 @@ from typing import Any
 
 import onnx
 
+from gopt import limits
 from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.graph.model import Tensor
 from gopt.graph.types import TensorType, nbytes
 
 _LIMIT = 2**63
-_MAX_RANK = 64  # NumPy's own
 _MAX_HEADER = 100 << 20  # of a safetensors file, as its reference reader has it
 SAFETENSORS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -71,8 +71,8 @@ def regular_size(path: str) -> int:
 
 def check_dims(dims: tuple[int | str | None, ...], dtype: str, owner: str) -> None:
     """Raises InputError for a negative dimension, or for more elements or bytes than 2**63."""
-    if len(dims) > _MAX_RANK:
-        raise InputError(f"{owner} has {len(dims)} dimensions; at most {_MAX_RANK} can be held")
+    if len(dims) > limits.DIMENSIONS:
+        raise InputError(f"{owner} has {len(dims)} dimensions; at most {limits.DIMENSIONS} can be held")
     total = max(1, nbytes(dtype, 1))
     for size in dims:
         if not isinstance(size, int):
