@@ -21,8 +21,8 @@ from gopt.passes import PASSES
 def check_mesh(mesh: Mesh) -> None:
     """Raise OptionError on more ranks than one command takes, UnsupportedError on an axis that gopt does not shard
     along."""
-    if mesh.ranks > limits.RANKS:
-        raise OptionError(f"{mesh.ranks} ranks: one command works for at most {limits.RANKS} (RANKS)")
+    if mesh.ranks > limits.WRITTEN_RANKS:
+        raise OptionError(f"{mesh.ranks} ranks: one command works for at most {limits.WRITTEN_RANKS} (WRITTEN_RANKS)")
     for name, size in mesh.axes:
         if size > 1 and name == "pp":
             raise UnsupportedError("mesh axis 'pp' is not supported: gopt does not cut a step into pipeline stages")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gopt.analysis.layouts import COPIES, CUTS, OF_ONE, RESHAPES, find_aliases, of_operator
+from gopt.analysis.layouts import COPIES, CUTS, OF_ONE, RESHAPES, find_aliases, identity, of_operator
+from gopt.analysis.reshapes import MOVED
 from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.training import Phase, Training
 from gopt.graph.model import Graph, Node, clone
@@ -43,7 +44,7 @@ class View:
         for place, node in enumerate(graph.nodes):
             phase = phases.get(place)
             if phase is None:
-                dropped += [] if node.made_by else [node]
+                dropped += [node] if node.made_by != MOVED else []  # the file has no moved one
                 continue
             nodes.append(viewed[place] if phase is Phase.UPDATE and place in viewed else node)
             found.append(phase)
@@ -115,11 +116,7 @@ def _cast(graph: Graph, node: Node) -> Node:
     dtype = graph.type_of(node.outputs[0]).dtype
     if not node.is_a("CastLike") or not known(dtype):
         return node
-    return _made("Cast", node, node.inputs[:1], {"to": dtype_code(dtype)})
-
-
-def _made(op_type: str, node: Node, inputs: list[str], attributes: dict[str, int]) -> Node:
-    made = Node(op_type, inputs, node.outputs, name=node.name, attributes=attributes)
+    made = Node("Cast", node.inputs[:1], node.outputs, name=node.name, attributes={"to": dtype_code(dtype)})
     made.proto = made.to_proto()
     return made
 
@@ -139,4 +136,4 @@ def _live(nodes: list[Node], held: set[str], bypassed: set[str]) -> list[bool]:
 def _identity(node: Node, root: str) -> Node:
     if node.is_a("Identity") and node.inputs == [root]:
         return node
-    return _made("Identity", node, [root], {})
+    return identity(node, root)

@@ -19,7 +19,7 @@ OF_ONE = ("Sum", "Max", "Min", "Mean", "Concat")
 """Operators over any number of operands: over one, they copy it."""
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand")
 CUTS = ("Split", "Slice")
-_LOOKED_AT = frozenset({*COPIES, *OF_ONE, *RESHAPES, *CUTS, "Transpose"})
+_LOOKED_AT = (*COPIES, *OF_ONE, *RESHAPES, *CUTS, "Transpose")
 
 
 def find_aliases(graph: Graph) -> dict[str, str]:
@@ -31,9 +31,8 @@ def find_aliases(graph: Graph) -> dict[str, str]:
     for node in graph.nodes:
         if node.op_type == "Constant":
             finder.constants[node.outputs[0]] = node
-        elif node.op_type in _LOOKED_AT and node.domain in ("", "ai.onnx") and node.inputs[:1] > [""]:
-            if not of_operator(node):
-                finder.look(node)
+        elif node.is_a(*_LOOKED_AT) and any(node.inputs[:1]) and not of_operator(node):
+            finder.look(node)
     return finder.aliases
 
 
@@ -82,7 +81,7 @@ class _Finder:
         if node.is_a("Concat"):
             self._join(node)
             return
-        layout = self._layout(node, source, output)
+        layout = _layout(self.graph, node, source, output)
         if layout is None:
             return
         layout = _composed(layout, self.layouts.get(source))
@@ -102,17 +101,6 @@ class _Finder:
             known = self.graph.type_of(source).dtype
             return known != "undefined" and known == self.graph.type_of(output).dtype
         return node.is_a(*OF_ONE) and len(node.inputs) == 1
-
-    def _layout(self, node: Node, source: str, output: str) -> _Layout | None:
-        """The node as a layout operator that keeps all elements; None when it is something else, or shapes are open."""
-        old, new = self.graph.type_of(source), self.graph.type_of(output)
-        if not (old.static and new.static) or old.elements != new.elements:
-            return None
-        if node.is_a("Transpose"):
-            perm = tuple(node.attributes.get("perm", reversed(range(len(old.dims)))))
-            moved = [axis for axis in perm if old.dims[axis] != 1]
-            return _Layout(source, None if moved == sorted(moved) else perm)
-        return _Layout(source, None) if node.is_a(*RESHAPES) else None
 
     def _changes_nothing(self, layout: _Layout, output: str) -> bool:
         if layout.perm is not None:
@@ -167,6 +155,33 @@ class _Finder:
         elif tensor is not None and name not in self.graph.inputs and tensor.type.dtype in ("int64", "int32"):
             value = np.asarray(tensor.numpy())
         return None if value is None else [int(each) for each in value.reshape(-1)]
+
+
+def _layout(graph: Graph, node: Node, source: str, output: str) -> _Layout | None:
+    """The node as a layout operator that keeps all elements; None when it is something else, or shapes are open."""
+    old, new = graph.type_of(source), graph.type_of(output)
+    if not (old.static and new.static) or old.elements != new.elements:
+        return None
+    if node.is_a("Transpose"):
+        perm = tuple(node.attributes.get("perm", reversed(range(len(old.dims)))))
+        moved = [axis for axis in perm if old.dims[axis] != 1]
+        return _Layout(source, None if moved == sorted(moved) else perm)
+    return _Layout(source, None) if node.is_a(*RESHAPES) else None
+
+
+def keeps_order(graph: Graph, node: Node) -> bool:
+    """Whether a node keeps all elements of its operand, in their order, in whatever shape."""
+    if len(node.outputs) != 1 or not node.is_a(*RESHAPES, "Transpose") or not node.inputs[0]:
+        return False
+    layout = _layout(graph, node, node.inputs[0], node.outputs[0])
+    return layout is not None and layout.perm is None
+
+
+def identity(node: Node, of: str | None = None) -> Node:
+    """An Identity in the place of a node, of its first operand or another value."""
+    made = Node("Identity", [of or node.inputs[0]], node.outputs, name=node.name)
+    made.proto = made.to_proto()
+    return made
 
 
 def _composed(outer: _Layout, inner: _Layout | None) -> _Layout:

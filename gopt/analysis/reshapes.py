@@ -12,11 +12,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gopt.analysis.layouts import RESHAPES
+from gopt.analysis.layouts import RESHAPES, identity, keeps_order
 from gopt.analysis.operators import elementwise
 from gopt.graph.model import Graph, Node, Tensor, clone
 from gopt.graph.types import FLOATS, TensorType
 
+Shape = tuple[int, ...]
+MOVED = "load"
+"""What made the Reshapes in front of a moved update."""
 _REDUCTIONS = frozenset(
     ["ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceMax", "ReduceMin"]
 )
@@ -29,47 +32,52 @@ def in_parameter_shape(graph: Graph) -> Graph:
         return graph
     finder = _Finder(graph)
     runs = [run for run in finder.runs(ends) if finder.movable(run)]
-    return _moved(graph, runs) if runs else graph
+    mover = _Mover(graph)
+    for run in runs:
+        mover.move(run)
+    return mover.finish() if runs else graph
 
 
 @dataclass(slots=True)
 class _Run:
     """Values of one flat shape that are made of one another element by element, to be had in ``shape``."""
 
-    shape: tuple[int | str | None, ...]
+    shape: Shape
     inner: list[Node] = field(default_factory=list)
     leaves: dict[str, None] = field(default_factory=dict)
     """What the run reads of other nodes."""
     reductions: list[Node] = field(default_factory=list)
     """What reduces one of its values, or a leaf, to one element."""
+    ends: list[Node] = field(default_factory=list)
+    """What gives one of its values another shape: mostly the wanted one."""
 
 
-def _ends(graph: Graph) -> dict[str, Node]:
-    """Flat values behind which a Reshape gives an update the shape of its output -> that Reshape."""
+def _ends(graph: Graph) -> dict[str, Shape]:
+    """Values in another layout, made element by element, behind which Reshapes give an update the shape of its output
+    -> that shape."""
     types = graph.types
     states = {type for type in graph.inputs.values() if type.dtype in FLOATS and type.static and type.elements > 1}
     toward = {name for name, type in graph.outputs.items() if type in states}
-    found: dict[str, Node] = {}
+    found: dict[str, Shape] = {}
     for node in reversed(graph.nodes):
         if len(node.outputs) != 1:
             continue
-        if node.outputs[0] in found and not elementwise(node):
-            del found[node.outputs[0]]
-        if node.outputs[0] not in toward:
+        output = node.outputs[0]
+        if output in found and not elementwise(node):
+            shape = found.pop(output)
+            if keeps_order(graph, node) and node.inputs[0] not in toward:
+                found[node.inputs[0]] = shape
+        if output not in toward or output not in types:
             continue
-        want = types.get(node.outputs[0])
-        if want is None:
-            continue
+        shape = types[output].dims
         if elementwise(node):
-            toward.update(name for name in node.inputs if name in types and types[name].shape == want.shape)
-        elif node.is_a(*RESHAPES):
-            source = types.get(node.inputs[0])
-            if source is not None and source.static and source.elements == want.elements:
-                if source.shape == want.shape:
-                    toward.add(node.inputs[0])
-                else:
-                    found[node.inputs[0]] = node
-    return found
+            toward.update(name for name in node.inputs if name in types and types[name].shape == shape)
+        elif keeps_order(graph, node):
+            if types[node.inputs[0]].shape == shape:
+                toward.add(node.inputs[0])
+            else:
+                found[node.inputs[0]] = shape
+    return {name: shape for name, shape in found.items() if types[name].shape != shape}
 
 
 class _Finder:
@@ -78,12 +86,12 @@ class _Finder:
         self.producer, self.readers = graph.producers(), graph.readers()
         self.taken: set[str] = set()
 
-    def runs(self, ends: dict[str, Node]) -> Iterable[_Run]:
-        for name, end in ends.items():
+    def runs(self, ends: dict[str, Shape]) -> Iterable[_Run]:
+        for name, shape in ends.items():
             if name not in self.taken and self._inner(name) is not None:
-                yield self._run(name, self.types[end.outputs[0]].shape or ())
+                yield self._run(name, shape)
 
-    def _run(self, start: str, shape: tuple[int | str | None, ...]) -> _Run:
+    def _run(self, start: str, shape: Shape) -> _Run:
         """All that is joined with a value by operators that act element by element on its shape."""
         run, flat = _Run(shape), self.types[start].shape
         stack = [start]
@@ -120,7 +128,7 @@ class _Finder:
         return None if type is None else type.shape
 
     def movable(self, run: _Run) -> bool:
-        """Whether nothing but Reshapes to the wanted shape and full reductions read the run; notes the reductions."""
+        """Whether Reshapes and full reductions alone read the run, which take any shape; notes both."""
         inside = set(map(id, run.inner))
         flat = self._shape(run.inner[0].outputs[0])
         for node in run.inner:
@@ -134,7 +142,9 @@ class _Finder:
                     continue
                 if self._reduces(reader, name):
                     run.reductions.append(reader)
-                elif not (reader.is_a(*RESHAPES) and self._shape(reader.outputs[0]) == run.shape):
+                elif keeps_order(self.graph, reader):
+                    run.ends.append(reader)
+                else:
                     return False
         if any(self.producer.get(name) is None for name in run.leaves):
             return False  # an input: the file holds it flat
@@ -158,41 +168,58 @@ class _Finder:
         )
 
 
-def _moved(graph: Graph, runs: list[_Run]) -> Graph:
-    """The graph with each run in its wanted shape, behind a Reshape of each of its leaves."""
-    types, constants = dict(graph.types), dict(graph.initializers)
-    edits: dict[int, dict[str, str]] = {}
-    behind: dict[str, list[Node]] = {}
-    for run in runs:
-        shape = _shape_constant(constants, types, run)
-        renamed = {}
-        for leaf in run.leaves:
-            name = renamed[leaf] = f"gopt.load.{leaf}"
-            types[name] = TensorType(types[leaf].dtype, run.shape)
-            node = Node("Reshape", [leaf, shape], [name], name=name)
-            node.made_by = "load"
-            node.proto = node.to_proto()
-            behind.setdefault(leaf, []).append(node)
+class _Mover:
+    """Writes the graph with each run in its wanted shape, behind a Reshape of each of its leaves."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.types, self.constants = dict(graph.types), dict(graph.initializers)
+        self.renamed: dict[int, dict[str, str]] = {}
+        """Node -> what it reads in another shape."""
+        self.behind: dict[str, list[Node]] = {}
+        """Leaf -> its Reshapes."""
+        self.ends: set[int] = set()
+
+    def move(self, run: _Run) -> None:
+        renamed = {leaf: f"gopt.load.{leaf}" for leaf in run.leaves}
+        for leaf, name in renamed.items():
+            self.types[name] = TensorType(self.types[leaf].dtype, run.shape)
+            self.behind.setdefault(leaf, []).append(self._reshape(leaf, name, name))
         for node in run.inner:
-            output = node.outputs[0]
-            types[output] = TensorType(types[output].dtype, run.shape)
+            name = node.outputs[0]
+            self.types[name] = TensorType(self.types[name].dtype, run.shape)
         for node in (*run.inner, *run.reductions):
-            edits.setdefault(id(node), {}).update(renamed)
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        new = edits.get(id(node), {})
-        if not new.keys().isdisjoint(node.inputs):
-            node = clone(node)
-            node.inputs = [new.get(name, name) for name in node.inputs]
-        nodes.append(node)
-        for name in node.outputs:
-            nodes += behind.get(name, ())
-    return replace(graph, nodes=nodes, types=types, initializers=constants, written=graph.written or graph.nodes)
+            self.renamed.setdefault(id(node), {}).update(renamed)
+        self.ends.update(map(id, run.ends))
 
+    def finish(self) -> Graph:
+        nodes: list[Node] = []
+        for node in self.graph.nodes:
+            nodes.append(self._written(node))
+            for name in node.outputs:
+                nodes += self.behind.get(name, ())
+        written = self.graph.written or self.graph.nodes
+        return replace(self.graph, nodes=nodes, types=self.types, initializers=self.constants, written=written)
 
-def _shape_constant(constants: dict[str, Tensor], types: dict[str, TensorType], run: _Run) -> str:
-    name = "gopt.load.shape." + "x".join(map(str, run.shape))
-    if name not in constants:
-        types[name] = TensorType("int64", (len(run.shape),))
-        constants[name] = Tensor(types[name], array=np.array(run.shape, np.int64))
-    return name
+    def _written(self, node: Node) -> Node:
+        if id(node) in self.ends:
+            same = self.types[node.inputs[0]].shape == self.types[node.outputs[0]].shape
+            return identity(node) if same else self._reshape(node.inputs[0], node.outputs[0], node.name)
+        new = self.renamed.get(id(node), {})
+        if new.keys().isdisjoint(node.inputs):
+            return node
+        node = clone(node)
+        node.inputs = [new.get(name, name) for name in node.inputs]
+        return node
+
+    def _reshape(self, source: str, output: str, name: str) -> Node:
+        node = Node("Reshape", [source, self._shape(self.types[output].dims)], [output], name=name, made_by=MOVED)
+        node.proto = node.to_proto()
+        return node
+
+    def _shape(self, shape: Shape) -> str:
+        name = "gopt.load.shape." + "x".join(map(str, shape))
+        if name not in self.constants:
+            self.types[name] = TensorType("int64", (len(shape),))
+            self.constants[name] = Tensor(self.types[name], array=np.array(shape, np.int64))
+        return name

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gopt.analysis.aliases import without_aliases
+from gopt.analysis.batches import refuse_state_batches
 from gopt.analysis.outline import Outline
 from gopt.analysis.pairs import (
     match,
@@ -86,6 +87,7 @@ def _recover(graph: Graph, roles: RoleMap) -> Training:
     if not pairs:
         raise InputError("no state found: no output replaces an input", "name the pairs with --states INPUT=OUTPUT")
     step = Outline(index, pairs, loss, roles)
+    refuse_state_batches(step)
     _refuse_through_forward(step, roles)
     found = find_gradients(step)
     _settle_losses(index, losses, found, pairs, roles)

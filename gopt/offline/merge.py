@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from gopt import api
-from gopt.analysis.roles import recover
 from gopt.errors import OptionError, RunError
 from gopt.mesh import Mesh
 from gopt.offline.held import Held, read_held
@@ -90,7 +89,7 @@ def reshard(
     """
     held = read_held(path)
     source = api.Source(
-        recover(held.graph, held.roles), held.report["source"]["file"], held.report["source"]["sha256"],
+        api.recover_kept(held.graph, held.roles, "the kept source"), held.report["source"]["file"], held.report["source"]["sha256"],
         held.report["source"]["bytes"],
     )  # fmt: skip
     micro_steps = held.manifest.get("accumulate", 1) if accumulate is None else accumulate

@@ -101,3 +101,22 @@ def test_what_is_read_flat_stays_flat(beside, tmp_path):
 def test_fixtures_in_their_own_layout_are_left_alone(name):
     graph = load(FIXTURES / f"{name}.onnx")
     assert in_parameter_shape(graph) is graph
+
+
+def test_a_squeeze_behind_the_move_is_an_identity(tmp_path):
+    """A bias's gradient of one row, scaled and squeezed; what the squeeze makes feeds a norm as well."""
+    b = Builder()
+    net = perceptron(b, (3, 5, 2))
+    b.output("loss", net.loss, ())
+    for name, dims in net.params.items():
+        gradient = net.gradients[name]
+        if len(dims) == 1:
+            row = b.op("Unsqueeze", gradient, shape(b, 0))
+            transposed = b.op("Transpose", b.op("Mul", row, b.const(0.5)), perm=[1, 0])
+            gradient = b.op("Squeeze", transposed, shape(b, 1))
+            b.output(f"{name}_norm", b.op("ReduceL2", gradient, keepdims=0), ())
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", gradient, b.const(0.1))), dims)
+    source = gopt.load(b.save(tmp_path / "step.onnx"))
+    report = gopt.shard(source, 3).write(tmp_path / "out")
+    assert next(e for e in report["pipeline"] if e["name"] == "shard")["facts"]["parameters"] == {"split": 4}
+    assert Verifier(tmp_path / "out").run(steps=2).exit_code == 0

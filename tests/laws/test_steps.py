@@ -70,6 +70,8 @@ REFUSED = {
     "a condition that captures": Plan(schedule="if-captures"),
     "a mask as an input": Plan(mask="input"),
     "an update in a function": Plan(function=True, tail=("reshape",)),
+    "a function that transposes": Plan(function=True, tail=("transpose-pair", "div-one"), metric=True),
+    "a function that goes flat": Plan(function=True, tail=("flat-pair", "expand"), rules=ADAM, clip="global-flat"),
     "a batch of one and a layer of one": Plan(widths=(6, 1, 2), batch=1),
     "flat momentum of joined gradients": Plan(rules=("flat-state",), layout="joined"),
     "a clip over flat gradients that had another shape": Plan(network="convolution", clip="global-flat"),

@@ -7,7 +7,6 @@ the loss.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from gopt.given import check_folder
 from gopt.graph.load import load
 from gopt.graph.model import COMM
 from gopt.graph.types import numpy_dtype
+from gopt.manifest import check_source, read_manifest
 from gopt.mesh import Mesh
 from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import run_ranks
@@ -63,11 +63,11 @@ class Verifier:
         self.transport: Transport = run_ranks
         """What runs one phase of all ranks: threads, unless somebody puts another engine in."""
         self.folder = Path(folder)
-        self.manifest = _read_manifest(self.folder)
-        self.mesh = Mesh.from_record(self.manifest["mesh"])
+        check_folder(self.folder)
+        self.manifest, self.mesh = read_manifest(self.folder)
         listed = self.manifest.get("phases", [{"name": "step", "times": 1}])
         self.phases = {each["name"]: each["times"] for each in listed}
-        source = _training(self.folder, model, self.mesh)
+        source = _training(self.folder, model, self.manifest, self.mesh)
         self.randoms = find_random(source.graph)
         self.training = feed_training(source, self.randoms)
         # The reference holds one, and all ranks together another at least.
@@ -80,10 +80,9 @@ class Verifier:
         shared = Shared.from_json(self.manifest.get("synchronised", {"values": [], "constants": []}))
         self.expected = Expected(self.training, self.mesh, self.cache, self.gates, reduction, shared)
         self.expected.refuse_inputs(self.randoms.fed)
-        common = self.manifest["common"]["state"]
         self.ranks = [
             read_rank(
-                self.folder, record, common, self.phases, self.expected.gradients, self.cache, self.randoms,
+                self.folder, record, self.manifest, self.phases, self.expected.gradients, self.cache, self.randoms,
                 source.graph.types,
             )
             for record in self.manifest["ranks"]
@@ -195,26 +194,15 @@ class Verifier:
         return [batches.batch(each // sides, each % sides) for each in range(count)]
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    check_folder(folder)
-    path = folder / "manifest.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
-    if not isinstance(record, dict) or record.get("format") != "gopt-manifest/1":
-        raise InputError(f"{path} is no manifest of this version")
-    return record
-
-
-def _training(folder: Path, model: str | os.PathLike[str] | None, mesh: Mesh) -> Training:
+def _training(folder: Path, model: str | os.PathLike[str] | None, manifest: Mapping[str, Any], mesh: Mesh) -> Training:
     """The source with the roles that were settled when it was sharded."""
-    from gopt.api import roles_from
+    from gopt.api import kept_roles, recover_kept
 
     kept = load(folder / "source.onnx", own=True)
-    roles = roles_from(kept.metadata["gopt.roles"])
+    roles = kept_roles(kept, folder / "source.onnx")
+    check_source(manifest, kept, folder)
     if model is None:
-        return recover(expand(kept), roles)
+        return recover_kept(expand(kept), roles, folder / "source.onnx")
     given = expand(load(model))
     recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
     declare(given, dict(mesh.kinds))

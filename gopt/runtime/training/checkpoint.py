@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from gopt.documents import MANIFEST, as_run, read_json
 from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.external import SAFETENSORS, load_state
 from gopt.graph.load import load
@@ -60,7 +61,11 @@ class Checkpoints:
         """
         mine = digest(self.manifest)
         kept = self.home / "manifest.json"
-        if kept.is_file() and digest(json.loads(kept.read_text(encoding="utf-8"))) != mine:
+        try:
+            other = kept.is_file() and digest(read_json(kept, MANIFEST)) != mine
+        except InputError as error:
+            raise as_run(error) from error
+        if other:
             raise RunError(
                 f"{self.home} holds checkpoints of other ranks", "choose another --checkpoint, or use gopt reshard"
             )
