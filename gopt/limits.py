@@ -24,6 +24,8 @@ NUMBER_DIGITS = 19
 """Digits of a whole number: what 63 bits hold."""
 ELEMENTS = 1 << 63
 """Elements of one tensor, and bytes of one file: below this."""
+RANKS = 1 << 20
+"""Ranks of a mesh."""
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
@@ -31,6 +33,8 @@ LINE = 960
 """Bytes of one line of an error, a hint or a note, without what it begins with."""
 NAME = 120
 """Characters of a name or value from a file in a message."""
+REASON = 400
+"""Characters of what another library says that stand in a message."""
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
@@ -38,14 +42,15 @@ FUNCTION_NODES = 200_000
 """Nodes of a graph once the model's own functions are written out."""
 FUNCTION_DEPTH = 100
 """Functions that call one another in a row."""
-CHECKED_BYTES = 64 << 10
-"""Bytes up to which a stored value takes part in the check of a model; a larger one is an input there."""
-
-REASON = 400
-"""Characters of what another library says that stand in a message."""
-
-RANKS = 65_536
-"""Ranks of a mesh for which one command works."""
+CHECKED_BYTES = 1024
+"""Bytes up to which a stored value takes part in the check of a model and in shape inference: enough for every shape,
+axis and pad; a larger one is an input there."""
+DIMENSIONS = 64
+"""Dimensions of a tensor: NumPy's own limit."""
+NAME_LENGTH = 4096
+"""Characters of the name of a value or node: each name stands in many places."""
+WRITTEN_RANKS = 65_536
+"""Ranks for which one command makes graphs, or weighs them."""
 
 # --- archives of values -----------------------------------------------------------------------------------------------
 

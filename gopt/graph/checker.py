@@ -137,7 +137,9 @@ def _fill(copy: GraphProto, body: GraphProto, stored: set[str], made: set[str]) 
             copy.input.append(_as_input(tensor.name, tensor))
     for node in body.node:
         if node.output and node.output[0] in made:
-            copy.input.append(_as_input(node.output[0], node.attribute[0].t))
+            attribute = node.attribute[0]
+            kept = attribute.t if attribute.name == "value" else TensorProto(data_type=7, dims=[len(attribute.ints)])
+            copy.input.append(_as_input(node.output[0], kept))
 
 
 def _as_input(name: str, tensor: TensorProto) -> onnx.ValueInfoProto:
@@ -154,11 +156,12 @@ def _large(tensor: TensorProto) -> bool:
 
 
 def _large_constant(node: NodeProto) -> bool:
-    """Whether a node is a plain Constant with a large tensor, which gopt has looked at itself."""
+    """Whether a node is a plain Constant with a large value, which gopt has looked at itself."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.output) != 1 or node.input:
         return False
-    if len(node.attribute) != 1:
+    if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:
         return False
     (attribute,) = node.attribute
-    plain = attribute.type == AttributeProto.TENSOR and attribute.name == "value" and not attribute.ref_attr_name
-    return plain and _large(attribute.t)
+    if attribute.name == "value_ints" and attribute.type == AttributeProto.INTS:
+        return len(attribute.ints) * 8 > limits.CHECKED_BYTES
+    return attribute.name == "value" and attribute.type == AttributeProto.TENSOR and _large(attribute.t)

@@ -17,15 +17,14 @@ from typing import Any
 
 import onnx
 
+from gopt import limits
 from gopt.documents import HEADER, parse_json
 from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.graph.model import Tensor
 from gopt.graph.types import TensorType, nbytes
-from gopt.limits import HEADER_BYTES
 from gopt.shown import show as show
 
 _LIMIT = 2**63
-_MAX_RANK = 64  # NumPy's own
 SAFETENSORS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
@@ -67,8 +66,8 @@ def regular_size(path: str) -> int:
 
 def check_dims(dims: tuple[int | str | None, ...], dtype: str, owner: str) -> None:
     """Raises InputError for a negative dimension, or for more elements or bytes than 2**63."""
-    if len(dims) > _MAX_RANK:
-        raise InputError(f"{owner} has {len(dims)} dimensions; at most {_MAX_RANK} can be held")
+    if len(dims) > limits.DIMENSIONS:
+        raise InputError(f"{owner} has {len(dims)} dimensions; at most {limits.DIMENSIONS} can be held")
     total = max(1, nbytes(dtype, 1))
     for size in dims:
         if not isinstance(size, int):
@@ -179,7 +178,7 @@ def load_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 def _safetensors(path: str, size: int) -> dict[str, Tensor]:
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, HEADER_BYTES):
+        if size < 8 or length > min(size - 8, limits.HEADER_BYTES):
             raise InputError("is no safetensors file, or is truncated: its header does not fit")
         header = parse_json(file.read(length), HEADER, "its header")
     start = 8 + length

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto
 
+from gopt import limits
 from gopt.graph.border import declared, decoded
 from gopt.graph.constants import fold_small
 from gopt.graph.external import show
@@ -16,8 +17,6 @@ from gopt.graph.scope import text
 from gopt.graph.types import TensorType, dtype_name, known
 
 _LONG = 1 << 16
-_SMALL = 1024
-"""Bytes up to which an initializer takes part in shape inference: enough for every shape, axis and pad."""
 
 
 def declared_types(body: GraphProto) -> dict[str, TensorType]:
@@ -70,7 +69,7 @@ def _large_constants(nodes: Iterable[Node]) -> dict[str, TensorType]:
         for attribute in node.proto.attribute:
             if attribute.type == AttributeProto.TENSOR and attribute.name == "value":
                 kind = TensorType(dtype_name(attribute.t.data_type), tuple(attribute.t.dims))
-                if kind.nbytes > _SMALL:
+                if kind.nbytes > limits.CHECKED_BYTES:
                     found[node.outputs[0]] = kind
     return found
 
@@ -98,7 +97,7 @@ def _inferred(
     body.input.extend(model.graph.input)
     body.input.extend(value_info(name, kind) for name, kind in constants.items())
     for name, tensor in initializers.items():
-        if tensor.proto is not None and tensor.type.dtype != "string" and tensor.nbytes <= _SMALL:
+        if tensor.proto is not None and tensor.type.dtype != "string" and tensor.nbytes <= limits.CHECKED_BYTES:
             body.initializer.append(tensor.proto)
         elif name not in inputs:
             body.input.append(value_info(name, tensor.type))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
+from gopt import limits
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.border import declared, refuse_sparse
 from gopt.graph.external import show
@@ -17,6 +18,8 @@ _TENSOR_ATTRIBUTES = {AttributeProto.TENSOR, AttributeProto.TENSORS}
 _GRAPH_ATTRIBUTES = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
 _SPARSE_ATTRIBUTES = {AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS}
 _LOOKED_AT = _TENSOR_ATTRIBUTES | _GRAPH_ATTRIBUTES | _SPARSE_ATTRIBUTES | {AttributeProto.UNDEFINED}
+_SIZED = frozenset({"num_outputs", "shape", "axes"})
+"""Attributes from which shape inference makes as many outputs or dimensions as they say."""
 
 
 def read_node(proto: NodeProto, scope: Scope, own: bool) -> Node:
@@ -25,7 +28,7 @@ def read_node(proto: NodeProto, scope: Scope, own: bool) -> Node:
     for name in node.outputs:
         if name:
             scope.define(name, "a node output")
-    if node.name[: len(OWN)] == OWN or type(node.name) is not str:
+    if node.name[: len(OWN)] == OWN or type(node.name) is not str or len(node.name) > limits.NAME_LENGTH:
         scope.allow(node.name, "node")
     if proto.attribute:
         node.captures = tuple(captures(proto, scope))
@@ -62,6 +65,8 @@ def captures(proto: NodeProto, scope: Scope) -> dict[str, None]:
     found: dict[str, None] = {}
     for attribute in proto.attribute:
         kind = attribute.type
+        if attribute.name in _SIZED:
+            _refuse_sizes(proto, attribute)
         if attribute.ref_attr_name and not scope.function:
             where = show(proto.name or "".join(proto.output[:1]))
             raise InputError(
@@ -81,6 +86,17 @@ def captures(proto: NodeProto, scope: Scope) -> dict[str, None]:
         elif not attribute.ref_attr_name:
             raise InputError(f"{owner} has no type")
     return found
+
+
+def _refuse_sizes(proto: NodeProto, attribute: AttributeProto) -> None:
+    """Raise InputError for numbers of outputs or dimensions that shape inference would make without looking twice."""
+    owner = f"attribute {show(attribute.name)} of node {show(proto.name or ''.join(proto.output[:1]))}"
+    if attribute.name == "num_outputs" and attribute.i > len(proto.output):
+        raise InputError(f"{owner} is {attribute.i}, and the node has {len(proto.output)} outputs")
+    if attribute.name != "num_outputs" and len(attribute.ints) > limits.DIMENSIONS:
+        raise InputError(
+            f"{owner} has {len(attribute.ints)} entries, and a tensor at most {limits.DIMENSIONS} dimensions"
+        )
 
 
 def _check_attribute_tensors(attribute: AttributeProto, owner: str) -> None:

@@ -224,9 +224,10 @@ def test_a_loop_with_an_end_is_verified(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["shard", "plan"])
-@pytest.mark.parametrize("ranks", [limits.RANKS + 1, 10**18])
+@pytest.mark.parametrize("ranks", [limits.WRITTEN_RANKS + 1, 10**18])
 def test_more_ranks_than_one_command_takes(tmp_path, command, ranks):
-    refused(run(command, MODEL, "--ranks", str(ranks), folder=tmp_path), 2, str(ranks), "RANKS")
+    ended = run(command, MODEL, "--ranks", str(ranks), folder=tmp_path)
+    refused(ended, 2, str(ranks), "WRITTEN_RANKS" if ranks < limits.RANKS else "ranks")
 
 
 def test_ranks_for_which_the_disk_has_no_room(tmp_path, monkeypatch, capsys):
@@ -237,3 +238,78 @@ def test_ranks_for_which_the_disk_has_no_room(tmp_path, monkeypatch, capsys):
     assert "50000 ranks take at least" in said
     assert "100000 free" in said
     assert not list(tmp_path.iterdir())
+
+
+# --- what inference would make of it ----------------------------------------------------------------------------------
+
+
+def stepping(extra) -> Builder:
+    """A step whose loss has a mean of something added."""
+    b = Builder()
+    net = perceptron(b, (3, 2), bias=False)
+    loss = b.op("Add", net.loss, b.op("ReduceMean", b.op("Cast", extra(b), to=1), keepdims=0))
+    b.output("loss", loss, ())
+    b.output("w0_out", b.op("Sub", "w0", b.op("Mul", net.gradients["w0"], b.const(0.1))), (3, 2))
+    return b
+
+
+def doubled(b: Builder, times: int) -> str:
+    value = b.const([1], "int64")
+    for _ in range(times):
+        value = b.op("Concat", value, value, axis=0)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (lambda b: b.op("Split", b.const([1.0, 2.0]), axis=0, num_outputs=2**31 - 1), "'num_outputs'"),
+        (lambda b: b.op("RandomNormal", shape=[1] * 5000), "'shape' of node"),
+    ],
+)
+def test_attributes_that_make_outputs_or_dimensions(tmp_path, extra, said):
+    stepping(extra).save(tmp_path / "m.onnx")
+    refused(run("shard", "m.onnx", "--ranks", "2", folder=tmp_path), 3, "m.onnx", said)
+
+
+def test_a_value_that_memory_cannot_hold_is_not_computed(tmp_path):
+    stepping(lambda b: doubled(b, 40)).save(tmp_path / "m.onnx")
+    assert run("shard", "m.onnx", "--ranks", "2", "-o", "out", folder=tmp_path).code == 0
+    refused(run("verify", "out", folder=tmp_path), 5, f"{8 << 40} bytes", "memory are free")
+
+
+def test_states_that_memory_cannot_hold_are_not_drawn(tmp_path):
+    b, size = Builder(), 1 << 20
+    x, w = b.input("x", (1, size)), b.input("w", (size, size))
+    h = b.op("MatMul", x, w)
+    b.output("loss", b.op("ReduceMean", b.op("Mul", h, h), keepdims=0), ())
+    gradient = b.op("MatMul", b.op("Transpose", x, perm=[1, 0]), b.op("Mul", h, b.const(2.0 / size)))
+    b.output("w_out", b.op("Sub", w, b.op("Mul", gradient, b.const(0.1))), (size, size))
+    b.save(tmp_path / "m.onnx")
+    assert run("shard", "m.onnx", "--ranks", "2", "-o", "out", folder=tmp_path).code == 0
+    refused(run("verify", "out", folder=tmp_path), 5, "memory are free")
+
+
+def test_names_without_an_end(tmp_path):
+    model = stepping(lambda b: "x").model()
+    for place in ("value", "node"):
+        long = onnx.ModelProto.FromString(model.SerializeToString())
+        if place == "value":
+            long.graph.node[-1].output[0] = long.graph.output[-1].name = "w" * 20_000_000
+        else:
+            long.graph.node[-1].name = "w" * 20_000_000
+        onnx.save(long, str(tmp_path / "m.onnx"))
+        refused(run("shard", "m.onnx", "--ranks", "2", folder=tmp_path), 3, "NAME_LENGTH")
+
+
+def test_dimensions_by_the_thousand_in_every_value(tmp_path):
+    def extra(b: Builder) -> str:
+        value = b.op("Reshape", b.const([1.0]), b.const([1] * 8000, "int64"))
+        for _ in range(3000):
+            value = b.op("Neg", value)
+        return value
+
+    stepping(extra).save(tmp_path / "m.onnx")
+    ended = run("shard", "m.onnx", "--ranks", "2", "--dry-run", folder=tmp_path)
+    assert ended.peak < MEMORY
+    assert ended.seconds < SECONDS

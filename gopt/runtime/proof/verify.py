@@ -27,6 +27,7 @@ from gopt.graph.model import COMM
 from gopt.graph.types import numpy_dtype
 from gopt.manifest import check_source, read_manifest
 from gopt.mesh import Mesh
+from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.proof import draws
 from gopt.runtime.proof.batches import Batches, Drawn, Given
@@ -69,6 +70,8 @@ class Verifier:
         source = _training(self.folder, model, self.manifest, self.mesh)
         self.randoms = find_random(source.graph)
         self.training = feed_training(source, self.randoms)
+        # The reference holds one, and all ranks together another at least.
+        check_fits(source.graph, (state.tensor for state in source.states), copies=2)
         if len(self.manifest["ranks"]) != self.mesh.ranks:
             raise InputError(f"{self.folder} holds {len(self.manifest['ranks'])} of {self.mesh.ranks} ranks")
         self.cache = SessionCache(deadline)
