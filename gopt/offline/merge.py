@@ -89,9 +89,11 @@ def reshard(
     """
     held = read_held(path)
     source = api.Source(
-        api.recover_kept(held.graph, held.roles, "the kept source"), held.report["source"]["file"], held.report["source"]["sha256"],
+        api.recover_kept(held.graph, held.roles, "the kept source"),
+        held.report["source"]["file"],
+        held.report["source"]["sha256"],
         held.report["source"]["bytes"],
-    )  # fmt: skip
+    )
     micro_steps = held.manifest.get("accumulate", 1) if accumulate is None else accumulate
     return api.shard(source, mesh, pipeline=_pipeline(held, options or {}, note), accumulate=micro_steps)
 
