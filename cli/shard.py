@@ -100,6 +100,7 @@ def command(model: str, **given: Any) -> None:
       gopt shard step.onnx --ranks 64 --auto --memory 80GB --link 200GB/s:5us
     """
     from gopt import api
+    from gopt.write.ours import check_target
 
     check_auto(given)
     config = read_config(given["config"])
@@ -109,8 +110,8 @@ def command(model: str, **given: Any) -> None:
     accumulate = given["accumulate"] or config.get("accumulate", 1)
     wanted = parse_ranks(given["only_ranks"])
     output = Path(given["output"] or f"{Path(model).stem}.ranks")
-    if output.exists() and not given["force"] and not given["dry_run"]:
-        raise OptionError(f"{output} exists already", "choose another folder with -o, or replace it with --force")
+    if not given["dry_run"]:
+        check_target(output, force=given["force"])
     roles = role_map(
         given["loss"], given["params"], given["states"], given["batch"], config, given["shared"]
     )  # fmt: skip

@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -272,26 +273,28 @@ class Trainer:
         """All steps of the job; ``tell`` hears of each, on the first rank."""
         try:
             self.agree()
-            if self.checkpoints is not None and self.engine.rank == 0:
-                self.checkpoints.open()
-            trace = Trace(self.engine.rank) if self.job.trace is not None else None
-            if self.job.trace is not None and self.engine.rank == 0:
-                check_writable(self.job.trace)
-            ahead = self._calls(self.engine, self._at, trace.call if trace is not None else no_mark)
-            self.held = {name: self.device.show(self.device.put(array)) for name, array in self.held.items()}
-            for program in self.programs.values():
-                program.mark = trace.segment if trace is not None else no_mark
-            try:
-                while self.step < self.job.steps:
-                    self._step(ahead, tell)
-            finally:
-                ahead.close()
-            if trace is not None and self.job.trace is not None:
-                trace.write(self.engine, self.job.trace)
+            with nullcontext() if self.checkpoints is None else self.checkpoints.open(self.engine, self.step):
+                self._train(tell)
         except GoptError as error:
             raise self._named(error) from error
         except (Exception, SystemExit) as error:  # what the user's functions raise, sys.exit among it
             raise self._named(RunError(f"{type(error).__name__}: {error}")) from error
+
+    def _train(self, tell: Callable[[Progress], None]) -> None:
+        trace = Trace(self.engine.rank) if self.job.trace is not None else None
+        if self.job.trace is not None and self.engine.rank == 0:
+            check_writable(self.job.trace)
+        ahead = self._calls(self.engine, self._at, trace.call if trace is not None else no_mark)
+        self.held = {name: self.device.show(self.device.put(array)) for name, array in self.held.items()}
+        for program in self.programs.values():
+            program.mark = trace.segment if trace is not None else no_mark
+        try:
+            while self.step < self.job.steps:
+                self._step(ahead, tell)
+        finally:
+            ahead.close()
+        if trace is not None and self.job.trace is not None:
+            trace.write(self.engine, self.job.trace)
 
     def _named(self, error: GoptError) -> GoptError:
         if getattr(error, "named", False):
