@@ -19,6 +19,10 @@ from gopt.disk.signals import deferred
 _TRIES = 100
 
 
+class LeftAsideError(OSError):
+    """What was there is whole, but beside its place: under ``filename``."""
+
+
 @dataclass(slots=True)
 class Draft:
     """What will be ``target``: a folder or a file that is locked for as long as this process works on it."""
@@ -96,11 +100,17 @@ class Draft:
 
         try:
             os.rename(self.target, aside)
-            _or_undo(see, lambda: os.rename(aside, self.target))
+            _or_undo(see, lambda: self._back(aside))
             remove(aside)
         finally:
             if held is not None:
                 os.close(held[0])
+
+    def _back(self, aside: Path) -> None:
+        try:
+            os.rename(aside, self.target)
+        except OSError as error:
+            raise LeftAsideError(error.errno, error.strerror, str(aside)) from error
 
     def close(self) -> None:
         """Remove what has not taken its place, and let go."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gopt.disk.draft import Draft, draft_folder
+from gopt.disk.draft import Draft, LeftAsideError, draft_folder
 from gopt.disk.files import make_folders, reason
 from gopt.disk.signals import raised
 from gopt.errors import OptionError, RunError
@@ -32,6 +32,9 @@ def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
                 draft.put(lambda old: check_replaceable(target, old))
             else:
                 _put_new(draft, target)
+    except LeftAsideError as error:
+        hint = f"what was there is whole: mv {error.filename} {target}, or let the next run put it back"
+        raise RunError(f"cannot write {target}: {reason(error)}", hint) from error
     except OSError as error:
         raise RunError(f"cannot write {target}: {reason(error)}", "nothing was left behind") from error
 

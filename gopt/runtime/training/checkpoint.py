@@ -54,7 +54,7 @@ class Checkpoints:
         if engine.rank:
             yield
             return
-        with open_home(self.home, self.folder, self.manifest):
+        with open_home(self.home, self.folder, self.manifest, self.keep):
             newest = max(self.steps(), default=start)
             if newest != start:
                 raise RunError(f"{self.home} has got checkpoints up to step {newest} meanwhile", "start this run again")

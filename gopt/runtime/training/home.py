@@ -42,8 +42,8 @@ def check_home(home: Path, folder: Path) -> None:
 
 
 @contextmanager
-def open_home(home: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
-    """Hold the folder for one job, and put in place what steps have in common.
+def open_home(home: Path, folder: Path, manifest: Mapping[str, Any], keep: int) -> Iterator[None]:
+    """Hold the folder for one job, put in place what steps have in common, and finish what an earlier job left.
 
     Raises RunError when another job holds it, when checkpoints of other ranks lie there, and where nothing can be
     written.
@@ -54,6 +54,7 @@ def open_home(home: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterator
         _check_manifest(home, manifest)
         _check_steps(home)
         _guarded(home, lambda: _share(home, folder))
+        _guarded(home, lambda: prune(home, keep))
         yield
     finally:
         os.close(number)
