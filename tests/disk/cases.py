@@ -109,7 +109,7 @@ _CASES = (
     Case("reshard", _ranks, ["reshard", "in.ranks", "--ranks", "3", "-o", "out"], r"out(/|$)"),
     Case("reshard-force", lambda folder: _old_folder(folder, "reshard"),
          ["reshard", "in.ranks", "--ranks", "2", "-o", "out", "--force"], r"out(/|$)"),
-    Case("run", _data, [*_RUN, "--steps", "2"], r"ck(/|$)", [*_RUN, "--steps", "2", "--resume"], added=True),
+    Case("run", _data, [*_RUN, "--steps", "1"], r"ck(/|$)", [*_RUN, "--steps", "1", "--resume"], added=True),
     Case("resume", _checkpoints, [*_RUN, "--steps", "4", "--resume"], r"ck(/|$)", added=True),
     Case("shard-force-plain", lambda folder: _old_folder(folder, "shard"),
          ["shard", "step.onnx", "--ranks", "2", "-o", "out", "--force"], r"out(/|$)", exchange=False),

@@ -158,6 +158,20 @@ class Sweep:
         self.found.states = len(self._judged)
         return self.found
 
+    def unsynced(self) -> list[str]:
+        """What takes a name before the disk has it: a machine that stops would leave it empty."""
+        loose: dict[str, int] = {}
+        late = []
+        for place, (_, name, path) in enumerate(self.points):
+            if name in ("open", "write", "mkdir"):
+                loose[os.path.abspath(self.work / path)] = place
+            elif name == "fsync":
+                loose.pop(os.path.abspath(self.work / path), None)
+            elif name in ("renameat2", "rename", "replace"):
+                draft = os.path.abspath(self.work / path)
+                late += [each for each in loose if each == draft or each.startswith(draft + "/")]
+        return late
+
     def one(self, fault: Fault, point: Point, where: str) -> None:
         """Make one fault and judge what comes of it."""
         self._start()
@@ -280,24 +294,30 @@ def _cpu() -> float:
 def main() -> int:
     """Sweep from a shell; ends with 1 when a fault broke the rule."""
     from cases import CASES, warm
+    from planted import PLANTS
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all where none is named")
     parser.add_argument("--faults", default="kill,torn,full,broken,interrupt,terminate")
     parser.add_argument("--every", type=int, default=1, help="every n-th point only")
+    parser.add_argument("--offset", type=int, default=0, help="the first of them")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plant", choices=PLANTS, help="a mistake that must be found")
     given = parser.parse_args()
     faults = [Fault(name) for name in given.faults.split(",")]
     bad, scratch = 0, scratch_folder()
     warm()
+    if given.plant:
+        PLANTS[given.plant]()
     try:
         for name in given.cases or CASES:
             begin, spent = time.monotonic(), _cpu()
-            found = Sweep(CASES[name], scratch).all(faults, given.every)
+            sweep = Sweep(CASES[name], scratch)
+            found = sweep.all(faults, given.every, given.offset)
             record = {
                 "case": name, "writes": found.calls, "faults": dict(found.points), "states": found.states,
                 "broken": len(found.faults), "seconds": round(time.monotonic() - begin, 1),
-                "cpu": round(_cpu() - spent, 1),
+                "cpu": round(_cpu() - spent, 1), "unsynced": sweep.unsynced(),
             }  # fmt: skip
             print(json.dumps(record | ({"what": found.faults} if given.json else {})), flush=True)
             for each in () if given.json else found.faults[:20]:
