@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import onnx
@@ -16,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from gopt.disk.draft import Draft, draft_file
 from gopt.disk.files import is_plain, remove
+from gopt.disk.names import drafts
 from gopt.disk.signals import deferred
 from gopt.errors import OptionError
 from gopt.graph.model import Graph
@@ -50,7 +52,7 @@ def write_model(target: Path, graph: Graph, values: Values, *, force: bool) -> s
             _fill(draft, model_bytes(graph, {}, "", {}))
             with deferred():
                 _put(draft, target, force)
-                _remove(old, "")
+                _tidy(target, "", old, {draft.path})
         return ""
     with draft_file(target) as data, draft_file(target) as draft:
         old = old_data(target)
@@ -65,7 +67,7 @@ def write_model(target: Path, graph: Graph, values: Values, *, force: bool) -> s
                 if made and old_data(target) != target.with_name(name):
                     remove(target.with_name(name))
                 raise
-            _remove(old, name)
+            _tidy(target, name, old, {draft.path, data.path})
     return name
 
 
@@ -86,8 +88,7 @@ def old_data(target: Path) -> Path | None:
     named = {
         entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"
     }  # fmt: skip
-    pattern = rf"{re.escape(target.name)}\.[0-9a-f]{{{_DIGITS}}}\.data"
-    if len(named) == 1 and re.fullmatch(pattern, name := named.pop()) and is_plain(target.with_name(name)):
+    if len(named) == 1 and _data_of(target).fullmatch(name := named.pop()) and is_plain(target.with_name(name)):
         return target.with_name(name)
     return None
 
@@ -122,9 +123,29 @@ def _put_data(data: Draft, target: Path, force: bool) -> bool:
     return True
 
 
-def _remove(old: Path | None, new: str) -> None:
-    if old is not None and old.name != new:
-        remove(old)
+def _tidy(target: Path, name: str, old: Path | None, mine: set[Path]) -> None:
+    """Remove values of earlier models of this name: of the ``old`` one, and those that a dead process left, which are
+    known by the digest in their name. What a model in the folder refers to stays, such as a copy of the old one."""
+    with suppress(OSError):
+        if any(each.path not in mine for each in drafts(target.parent, target)):
+            return  # another command is about to refer to its values
+        for path in target.parent.iterdir():
+            match = _data_of(target).fullmatch(path.name)
+            if match and path.name != name and is_plain(path):
+                ours = path == old or _digest(path).hex().startswith(match[1])
+                if ours and not any(_mentions(model, path.name) for model in {target, *target.parent.glob("*.onnx")}):
+                    remove(path)
+
+
+def _data_of(target: Path) -> re.Pattern[str]:
+    return re.compile(rf"{re.escape(target.name)}\.([0-9a-f]{{{_DIGITS}}})\.data")
+
+
+def _mentions(model: Path, name: str) -> bool:
+    """Whether a model may refer to a file: one that is too large to be read may."""
+    if not model.is_file():
+        return False
+    return model.stat().st_size > LARGEST or os.fsencode(name) in model.read_bytes()
 
 
 def _digest(path: Path) -> bytes:

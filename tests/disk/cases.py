@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
+import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -43,13 +45,16 @@ def _do(*command: str) -> None:
 
 
 def warm() -> None:
-    """Import all that the commands import, once for all forks."""
+    """Import all that the commands import, once for all forks; not what compiles, it is slow."""
+    sys.modules["llvmlite"] = None  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as text:
         _old_model(Path(text))
         _do("reshard", str(Path(text, "in.ranks")), "--ranks", "1", "-o", str(Path(text, "out")))
-    for name in ("base", "mpi", "launch"):
-        import_module(f"gopt.runtime.engines.{name}")
-    import_module("gopt.runtime.training.train")
+    for name in ("gopt.cli.run", "gopt.cli.render_run", "gopt.runtime.engines.mpi", "gopt.runtime.engines.launch",
+                 "gopt.runtime.training.stop", "rich.live", "rich.progress", "rich.ansi", "onnxruntime"):  # fmt: skip
+        import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 def _step(folder: Path) -> None:
@@ -74,12 +79,11 @@ def _old_folder(folder: Path, make: str) -> None:
 def _old_model(folder: Path) -> None:
     """An older pair under the name: the same step with other values."""
     _ranks(folder)
-    raw = bytearray((folder / "in.ranks" / "states.bin").read_bytes())
-    kept = bytes(raw)
-    raw[:4] = b"\0\0\0\x3f"
-    (folder / "in.ranks" / "states.bin").write_bytes(raw)
+    stored = folder / "in.ranks" / "states.bin"
+    kept = stored.read_bytes()
+    stored.write_bytes((np.frombuffer(kept, "<f4") + 1).astype("<f4").tobytes())
     _do("merge", str(folder / "in.ranks"), "-o", str(folder / "m.onnx"))
-    (folder / "in.ranks" / "states.bin").write_bytes(kept)
+    stored.write_bytes(kept)
 
 
 def _data(folder: Path) -> None:

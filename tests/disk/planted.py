@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+from faults import Fault
 
 import gopt.disk.draft as draft
 import gopt.runtime.training.checkpoint as checkpoint
 import gopt.runtime.training.home as home
 import gopt.write.model_file as model_file
 from gopt.disk.draft import Draft
+
+_PUT = model_file._put_data
 
 
 def _two_steps(self: Draft, check: Callable[[Path], None]) -> None:
@@ -26,9 +31,11 @@ def _in_place(target: Path, data: bytes) -> None:
     os.close(number)
 
 
-def _values_first(target: Path, digest: str) -> str:
-    """Old and new values have one name."""
-    return f"{target.name}.data"
+def _old_values_first(data: Draft, target: Path, force: bool) -> bool:
+    """The old model's values go before the new model comes."""
+    for old in target.parent.glob("*.data"):
+        old.unlink()
+    return _PUT(data, target, force)
 
 
 def _any_order(path: Path) -> None:
@@ -42,13 +49,22 @@ def _plain(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-PLANTS: dict[str, Callable[[], None]] = {
-    "two-steps": lambda: setattr(Draft, "_replace", _two_steps),
-    "no-sweep": lambda: setattr(draft, "sweep", lambda *_: None),
-    "no-removal": lambda: setattr(Draft, "close", lambda self: None),
-    "in-place": lambda: setattr(home, "put_file", _in_place),
-    "values-first": lambda: setattr(model_file, "data_name", _values_first),
-    "any-order": lambda: setattr(home, "remove_step", _any_order),
-    "past-the-layer": lambda: setattr(checkpoint, "write_new", _plain),
-    "no-sync": lambda: setattr(draft, "sync_folder", lambda _: None),
+@dataclass(frozen=True)
+class Plant:
+    """A mistake, and where it shows."""
+
+    case: str
+    fault: Fault
+    make: Callable[[], None]
+
+
+PLANTS = {
+    "two-steps": Plant("shard-force", Fault.KILL, lambda: setattr(Draft, "_replace", _two_steps)),
+    "no-sweep": Plant("shard", Fault.KILL, lambda: setattr(draft, "sweep", lambda *_: None)),
+    "no-removal": Plant("merge", Fault.FULL, lambda: setattr(Draft, "close", lambda self: None)),
+    "no-sync": Plant("shard", Fault.TORN, lambda: setattr(draft, "sync_folder", lambda _: None)),
+    "in-place": Plant("resume", Fault.TORN, lambda: setattr(home, "put_file", _in_place)),
+    "old-values-first": Plant("merge-force", Fault.KILL, lambda: setattr(model_file, "_put_data", _old_values_first)),
+    "any-order": Plant("resume", Fault.KILL, lambda: setattr(home, "remove_step", _any_order)),
+    "past-the-layer": Plant("run", Fault.KILL, lambda: setattr(checkpoint, "write_new", _plain)),
 }

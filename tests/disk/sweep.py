@@ -90,6 +90,10 @@ def tree(root: Path) -> Tree:
     return found
 
 
+class NotWorkingError(Exception):
+    """The undisturbed command fails."""
+
+
 class Sweep:
     """Every point of one case."""
 
@@ -103,8 +107,9 @@ class Sweep:
         self._start()
         first = self.run(case.command)
         if first.code:
-            raise RuntimeError(f"{case.name}: it does not work at all: {first.said}")
+            raise NotWorkingError(f"{case.name}: it does not work at all: {first.said}")
         self.old, self.new = tree(self.before), tree(self.work)
+        self._outputs = [self._output(folder) for folder in (self.before, self.work)]
         self._rest(self.new, "the undisturbed run")
         self.points = first.points
         self.found.calls = len(first.points)
@@ -147,11 +152,14 @@ class Sweep:
             sys.stderr.flush()
             return 98
 
-    def all(self, faults: Iterable[Fault], every: int = 1, offset: int = 0) -> Found:
-        """Make every fault at every point, or at every n-th."""
-        for fault in faults:
+    def all(self, faults: Iterable[Fault], some: Iterable[Fault] = (), every: int = 1, first: bool = False) -> Found:
+        """Make ``faults`` at every point and ``some`` at every n-th; ``first``: until one breaks the rule."""
+        for turn, fault in enumerate((*faults, *some)):
+            step = every if fault in some else 1
             for place, (point, name, path) in enumerate(self.points):
-                if place % every == offset % every and (fault is not Fault.TORN or name == "write"):
+                if first and self.found.faults:
+                    return self.found
+                if place % step == turn % step and (fault is not Fault.TORN or name == "write"):
                     self.one(
                         fault, point, f"{self.case.name}: {fault.value} at {point.thread} {point.number}, {name} {path}"
                     )
@@ -219,28 +227,17 @@ class Sweep:
                 wrong.append(f"{name} has changed")
         if self.case.added:
             return wrong + self._steps(left)
-        old, new, now = ({k: v for k, v in each.items() if mine.match(k)} for each in (self.old, self.new, left))
-        if self._main(now) in (self._main(old), self._main(new)):
+        if self._output(self.work) in self._outputs:
             return wrong
         if not self.case.exchange and self._aside(left):
             return wrong
-        return [*wrong, f"neither old nor new: {sorted(now)}"]
+        return [*wrong, f"neither old nor new: {sorted(name for name in left if mine.match(name))}"]
 
-    def _main(self, now: Tree) -> Tree:
-        """Without values that no model refers to: they are put in place before it, and go after it."""
-        models = {name for name in now if name.endswith(".onnx") and "/" not in name}
-        if not models:
-            return {name: each for name, each in now.items() if not name.endswith(".data")}
-        refers = {name for name in now if name.endswith(".data") and self._refers(name)}
-        return {name: each for name, each in now.items() if not name.endswith(".data") or name in refers}
-
-    def _refers(self, data: str) -> bool:
-        for folder in (self.work, self.before):
-            model = folder / data.split(".onnx.")[0]
-            model = model.with_name(model.name + ".onnx")
-            if model.is_file() and data.encode() in model.read_bytes():
-                return True
-        return False
+    def _output(self, root: Path) -> Tree:
+        """What the command writes, but for values that no model refers to: they come before it, and go after it."""
+        models = b"".join(path.read_bytes() for path in root.glob("*.onnx"))
+        found = {name: each for name, each in tree(root).items() if re.match(self.case.outputs, name)}
+        return {name: each for name, each in found.items() if not name.endswith(".data") or name.encode() in models}
 
     def _steps(self, left: Tree) -> list[str]:
         """Steps that have an index are whole, and at least as new as those before."""
@@ -254,6 +251,14 @@ class Sweep:
 
         old, new, now = whole(self.old), whole(self.new), whole(left)
         wrong = []
+        for name in ("ck/manifest.json", "ck/report.json", "ck/source.onnx"):
+            known = (self.old.get(name), self.new.get(name))
+            if left.get(name) not in known:
+                wrong.append(f"{name} is neither old nor new")
+        source = self.new if left.get("ck/source.onnx") == self.new.get("ck/source.onnx") else self.old
+        for name in (each for each in source if re.fullmatch(r"ck/source.*\.bin", each)):
+            if "ck/source.onnx" in left and left.get(name) != source[name]:
+                wrong.append(f"{name} is not what the source refers to")
         if max(now, default="") < max(old, default=""):
             wrong.append(f"steps {sorted(old)} became {sorted(now)}")
         for step, files in now.items():
@@ -291,6 +296,24 @@ def _cpu() -> float:
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
+def planted(name: str, case: Case, fault: Fault, scratch: Path) -> bool:
+    """Whether a mistake is found, in a process of its own that makes it."""
+    child = os.fork()
+    if not child:
+        try:
+            from planted import PLANTS
+
+            PLANTS[name].make()
+            sweep = Sweep(case, scratch / name)
+            os._exit(1 if sweep.all([fault], first=True).faults or sweep.unsynced() else 0)
+        except NotWorkingError as error:
+            os._exit(1 if "past the layer" in str(error) else 2)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
 def main() -> int:
     """Sweep from a shell; ends with 1 when a fault broke the rule."""
     from cases import CASES, warm
@@ -298,31 +321,30 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all where none is named")
-    parser.add_argument("--faults", default="kill,torn,full,broken,interrupt,terminate")
-    parser.add_argument("--every", type=int, default=1, help="every n-th point only")
-    parser.add_argument("--offset", type=int, default=0, help="the first of them")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--plant", choices=PLANTS, help="a mistake that must be found")
+    parser.add_argument("--faults", default=",".join(fault.value for fault in Fault if fault is not Fault.NONE))
+    parser.add_argument("--some", default="", help="faults to make here and there")
+    parser.add_argument("--every", type=int, default=7, help="points from one of those to the next")
+    parser.add_argument("--plants", action="store_true", help="make mistakes instead: all must be found")
     given = parser.parse_args()
-    faults = [Fault(name) for name in given.faults.split(",")]
+    faults, some = ([Fault(name) for name in text.split(",") if text] for text in (given.faults, given.some))
     bad, scratch = 0, scratch_folder()
     warm()
-    if given.plant:
-        PLANTS[given.plant]()
     try:
-        for name in given.cases or CASES:
+        for name, plant in PLANTS.items() if given.plants else ():
+            found = planted(name, CASES[plant.case], plant.fault, scratch)
+            print(json.dumps({"plant": name, "found": found}), flush=True)
+            bad += not found
+        for name in () if given.plants else given.cases or CASES:
             begin, spent = time.monotonic(), _cpu()
             sweep = Sweep(CASES[name], scratch)
-            found = sweep.all(faults, given.every, given.offset)
+            found = sweep.all(faults, some, given.every)
             record = {
                 "case": name, "writes": found.calls, "faults": dict(found.points), "states": found.states,
-                "broken": len(found.faults), "seconds": round(time.monotonic() - begin, 1),
-                "cpu": round(_cpu() - spent, 1), "unsynced": sweep.unsynced(),
+                "broken": found.faults, "unsynced": sweep.unsynced(),
+                "seconds": round(time.monotonic() - begin, 1), "cpu": round(_cpu() - spent, 1),
             }  # fmt: skip
-            print(json.dumps(record | ({"what": found.faults} if given.json else {})), flush=True)
-            for each in () if given.json else found.faults[:20]:
-                print("   ", each)
-            bad += len(found.faults)
+            print(json.dumps(record), flush=True)
+            bad += len(found.faults) + len(sweep.unsynced())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return 1 if bad else 0
