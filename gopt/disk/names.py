@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,13 @@ def drafts(folder: Path, target: Path | None = None) -> list[Found]:
         if match and wanted in (None, match[1]):
             found.append(Found(folder / name, match[2], target or folder / match[1]))
     return sorted(found, key=lambda each: (each.kind != OLD, each.path))
+
+
+def put_aside(target: Path) -> list[Path]:
+    """Where what stood in a place may lie, that was put aside by a process which then died."""
+    with suppress(OSError):
+        return [each.path for each in drafts(target.parent, target) if each.kind == OLD]
+    return []
 
 
 def _short(name: str) -> str:
