@@ -97,9 +97,9 @@ class NotWorkingError(Exception):
 class Sweep:
     """Every point of one case."""
 
-    def __init__(self, case: Case, scratch: Path) -> None:
+    def __init__(self, case: Case, scratch: Path, work: Path | None = None) -> None:
         self.case, self.scratch = case, scratch
-        self.before, self.work = scratch / "before", scratch / "work"
+        self.before, self.work = scratch / "before", work or scratch / "work"
         shutil.rmtree(self.before, ignore_errors=True)
         self.before.mkdir(parents=True)
         case.prepare(self.before)
