@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
+
+from .say import say_json
 
 
 @click.command("diff")
@@ -28,7 +28,7 @@ def command(a: str, b: str, as_json: bool) -> int:
 
     result = diff(a, b)
     if as_json:
-        click.echo(json.dumps(result.to_json(), indent=1, ensure_ascii=False))
+        say_json(result.to_json())
     else:
         from .render_inspect import render_diff
 

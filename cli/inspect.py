@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from .options import axis_option, axis_table, group_option, group_types, read_config, role_map, role_options
+from .say import say_json, say_note, say_text
 
 
 @click.command("inspect")
@@ -45,7 +45,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
 
         found = inspect_folder(folder)
         if as_json:
-            click.echo(json.dumps(found.to_json(), indent=1, ensure_ascii=False))
+            say_json(found.to_json())
         else:
             from .render_inspect import render_folder
 
@@ -57,7 +57,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
         groups, axes = group_types(given["group_type"]), axis_table(given["axis"], table)
         inspection = inspect_model(api.load(path, roles=roles, group_types=groups, axes=axes))
         if as_json:
-            click.echo(json.dumps(inspection.to_json(), indent=1, ensure_ascii=False))
+            say_json(inspection.to_json())
         else:
             from .render_inspect import render_inspection
 
@@ -69,15 +69,15 @@ def _print_text(path: Path, roles: Any) -> None:
     from gopt.api import read_roles
     from gopt.errors import GoptError
     from gopt.graph.load import load
-    from gopt.offline.inspect import read_record
+    from gopt.manifest import read_manifest
     from gopt.offline.text import canonical_text
     from gopt.sources.expand import expand
 
     if path.is_dir():
-        for rank in read_record(path, "manifest")["ranks"]:
+        for rank in read_manifest(path)[0]["ranks"]:
             for phase, name in rank["files"].items():
-                click.echo(f"; rank {rank['rank']}" + ("" if phase == "step" else f", {phase}"))
-                click.echo(canonical_text(load(path / Path(name).name, own=True)))
+                say_text(f"; rank {rank['rank']}" + ("" if phase == "step" else f", {phase}"))
+                say_text(canonical_text(load(path / name, own=True)))
         return
     graph = load(path, own=True)
     training = None
@@ -85,5 +85,5 @@ def _print_text(path: Path, roles: Any) -> None:
         try:
             training = read_roles(expand(graph), roles)
         except GoptError as error:
-            click.echo(f"note: printed without roles: {error.message}", err=True)
-    click.echo(canonical_text(graph, training), nl=False)
+            say_note(f"printed without roles: {error.message}")
+    say_text(canonical_text(graph, training), newline=False)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from typing import Any
 
 import click
+
+from .say import quiet_libraries, say_error
 
 COMMANDS = {
     "shard": "Write one runnable graph per rank, with a manifest and a report.",
@@ -76,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     try:
-        result = group.main(arguments, prog_name="gopt", standalone_mode=False)
+        with quiet_libraries() if not debug else nullcontext():
+            result = group.main(arguments, prog_name="gopt", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.exceptions.Abort:
         return _fail("interrupted", (), 130)
@@ -115,9 +118,7 @@ def explain_error(error: Exception, debug: bool) -> int:
 
 def _fail(message: str, hints: tuple[str, ...], code: int) -> int:
     """One line, then hints; always on stderr."""
-    click.echo(f"gopt: error: {' '.join(message.split())}", err=True)
-    for hint in hints:
-        click.echo(f"  hint: {' '.join(hint.split())}", err=True)
+    say_error(message, hints)
     return code
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
+
+from .say import say_json
 
 
 @click.command("merge")
@@ -31,6 +31,6 @@ def command(path: str, output: str, force: bool, as_json: bool) -> None:
         advance("merging")
         merged = merge(path, output, force=force)
     if as_json:
-        click.echo(json.dumps(merged.to_json(), indent=1, ensure_ascii=False))
+        say_json(merged.to_json())
     else:
         render_merged(merged.to_json())

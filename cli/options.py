@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,9 +99,6 @@ def role_map(
     from gopt.analysis.rolemap import RoleMap
 
     table = dict((config or {}).get("roles", {}))
-    unknown = set(table) - {"loss", "params", "states", "batch", "shared"}
-    if unknown:
-        raise OptionError(f"[roles] knows no {sorted(unknown)[0]!r}", "it takes loss, params, states, batch and shared")
     given = table.get("params", {})
     parameters = dict(given) if isinstance(given, dict) else dict.fromkeys(given, "")
     for text in _items(params):
@@ -125,43 +121,14 @@ def _items(texts: Sequence[str]) -> list[str]:
 
 
 def read_config(path: str | None) -> dict[str, Any]:
-    """A gopt.toml; raises OptionError when it cannot be read or has a table that nobody reads."""
+    """A gopt.toml; raises OptionError where there is none, InputError where it is not as its schema says."""
     if path is None:
         return {}
-    try:
-        config = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise OptionError(f"there is no configuration file {path}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise OptionError(f"cannot read the configuration {path}: {error}") from None
-    unknown = set(config) - {"accumulate", "axes", "mesh", "pipeline", "pass", "roles"}
-    if unknown:
-        hint = "it may have mesh, axes, pipeline, pass and roles, and accumulate"
-        raise OptionError(f"{path} has a table [{sorted(unknown)[0]}]", hint)
-    if not isinstance(config.get("accumulate", 1), int):
-        raise OptionError(f"{path}: accumulate must be a whole number of micro-steps, not {config['accumulate']!r}")
-    _check_tables(path, config)
-    return config
+    if not Path(path).exists():
+        raise OptionError(f"there is no configuration file {path}")
+    from gopt import documents
 
-
-def _check_tables(path: str, config: dict[str, Any]) -> None:
-    """Refuse a value where a table or a list belongs."""
-    tables = {name: config[name] for name in config if name != "accumulate"}
-    tables |= (
-        {f"pass.{name}": table for name, table in config.get("pass", {}).items()} if _table(config, "pass") else {}
-    )
-    if _table(config, "roles") and "states" in config["roles"]:
-        tables["roles.states"] = config["roles"]["states"]
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            raise OptionError(f"{path}: {name} must be a table, not {table!r}", f"write it as [{name}]")
-    passes = config.get("pipeline", {}).get("passes", [])
-    if not isinstance(passes, list):
-        raise OptionError(f"{path}: passes must be a list of names, not {passes!r}")
-
-
-def _table(config: dict[str, Any], name: str) -> bool:
-    return isinstance(config.get(name), dict)
+    return documents.read_toml(path, documents.CONFIG)
 
 
 def build_mesh(
@@ -175,8 +142,7 @@ def build_mesh(
     if text is not None:
         mesh = Mesh.parse(text, said)
     elif ranks is None and "mesh" in config:
-        axes = tuple((name, _axis(name, size)) for name, size in config["mesh"].items())
-        mesh = Mesh(axes, tuple(said.items()))
+        mesh = Mesh(tuple(config["mesh"].items()), tuple(said.items()))
     if ranks is not None and ranks < 1:
         raise OptionError(f"--ranks cannot be {ranks}", "give at least 1")
     if mesh is None:
@@ -186,12 +152,6 @@ def build_mesh(
     if ranks is not None and mesh.ranks != ranks:
         raise OptionError(f"--ranks {ranks} and --mesh {mesh} ({mesh.ranks} ranks) disagree")
     return mesh
-
-
-def _axis(name: str, size: Any) -> int:
-    if not isinstance(size, int) or isinstance(size, bool):
-        raise OptionError(f"[mesh] {name} cannot be {size!r}", "give a whole number of ranks")
-    return size
 
 
 def parse_ranks(text: str | None) -> list[int] | None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gopt.report import alike, rank_ranges, size
+from gopt.shown import clean
 
 WIDE = 200
 """Columns of what goes into a pipe or a file."""
@@ -22,7 +23,21 @@ WIDE = 200
 def console() -> Console:
     """Results go to stdout; as wide as they like where that is no terminal, so that names stay whole for grep."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
-    return Console(file=sys.stdout, highlight=False, soft_wrap=False, width=width)
+    return Clean(file=sys.stdout, highlight=False, soft_wrap=False, markup=False, width=width)
+
+
+class Clean(Console):
+    """Prints text as it stands: names are no markup, and what a terminal would obey is shown as an escape."""
+
+    def print(self, *objects: Any, **given: Any) -> None:
+        """As rich's, of texts and tables."""
+        super().print(*map(_cleaned, objects), **given)
+
+
+def _cleaned(each: Any) -> Any:
+    if isinstance(each, Text):
+        return each if clean(each.plain) == each.plain else Text(clean(each.plain), style=each.style)
+    return clean(each) if isinstance(each, str) else each
 
 
 @contextmanager
@@ -33,17 +48,17 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     with errors.status("starting") as status:
-        yield lambda text: status.update(text)
+        yield lambda text: status.update(Text(clean(text)))
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> Table:
     """A plain table; columns whose places are in ``right`` are set to the right."""
-    head = Text(title, no_wrap=True, overflow="ignore")  # a title wider than its columns stays a line
+    head = Text(clean(title), no_wrap=True, overflow="ignore")  # a title wider than its columns stays a line
     made = Table(title=head, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for place, name in enumerate(columns):
         made.add_column(name, justify="right" if place in right else "left", overflow="fold")
     for row in rows:
-        made.add_row(*map(str, row))
+        made.add_row(*(_cleaned(each if isinstance(each, Text) else Text(str(each))) for each in row))
     return made
 
 
@@ -51,10 +66,11 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
     """What ``gopt shard`` shows."""
     out = console()
     source, counts = report["source"], report["source"]["counts"]
-    out.print(
-        f"[bold]{source['file']}[/]  {counts['nodes']} nodes, {counts.get('parameter', 0)} parameters, "
+    rest = (
+        f"  {counts['nodes']} nodes, {counts.get('parameter', 0)} parameters, "
         f"{counts.get('optimizer_state', 0)} optimizer states, {size(source['bytes'])}"
     )
+    out.print(Text.assemble((source["file"], "bold"), rest))
     for each in report["pipeline"]:
         buckets = each["facts"].get("buckets")
         if buckets:
@@ -159,7 +175,7 @@ def render_passes(rows: Sequence[Mapping[str, Any]]) -> None:
     out = console()
     for row in rows:
         mark = "" if row["default"] else "  (not in the default pipeline)"
-        out.print(f"[bold]{row['name']}[/]{mark}\n  {row['summary']}")
+        out.print(f"[bold]{row['name']}[/]{mark}\n  {row['summary']}", markup=True)
         if row["after"]:
             out.print(f"  runs after {', '.join(row['after'])}")
         for option in row["options"]:

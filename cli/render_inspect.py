@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
 from rich.text import Text
 
 from gopt.report import alike, rank_ranges, size
@@ -28,7 +27,7 @@ def render_inspection(found: Inspection) -> None:
     out = console()
     opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items())
     head = f"{size(found.file_bytes)}, opset {opsets}, loss {found.loss}"
-    out.print(f"[bold]{escape(found.file)}[/]  {escape(head)}")
+    out.print(Text.assemble((found.file, "bold"), f"  {head}"))
     rows: list[Sequence[Any]] = [
         (each.phase, each.nodes, ", ".join(f"{count} {op}" for op, count in list(each.operators.items())[:6]))
         for each in found.phases
@@ -75,10 +74,10 @@ def _value(value: float | bool | None) -> str:
 
 def _parameter(each: Parameter) -> Sequence[str]:
     shape = "?" if each.shape is None else ",".join(map(str, each.shape))
-    gradient = "none" if each.gradient is None else f"{escape(each.gradient)} {each.gradient_dtype}"
-    states = ", ".join(escape(state.role or state.name) for state in each.states)
-    why = "" if each.mode == "split" else f": {escape(each.why)}"
-    return escape(each.name), f"{each.dtype}\\[{shape}]", size(each.bytes), gradient, states, f"{each.mode}{why}"
+    gradient = "none" if each.gradient is None else f"{each.gradient} {each.gradient_dtype}"
+    states = ", ".join(state.role or state.name for state in each.states)
+    why = "" if each.mode == "split" else f": {each.why}"
+    return each.name, f"{each.dtype}[{shape}]", size(each.bytes), gradient, states, f"{each.mode}{why}"
 
 
 def _named(each: Named) -> str:
@@ -128,15 +127,15 @@ def render_folder(found: FolderInspection) -> None:
     """An output folder."""
     out = console()
     mesh = ", ".join(f"{name}={count}" for name, count in found.mesh)
-    source = escape(str(found.source.get("file", "?")))
-    out.print(f"[bold]{escape(found.folder)}[/]  mesh {escape(mesh)}, {found.ranks} ranks, from {source}")
+    rest = f"  mesh {mesh}, {found.ranks} ranks, from {found.source['file']}"
+    out.print(Text.assemble((found.folder, "bold"), rest))
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in found.states.items())
     where = f"{found.sharded} sharded, {found.replicated} on every rank"
     out.print(f"states: {kinds}; {where}; values {size(found.values_bytes)}", soft_wrap=True)
     rows: list[Sequence[Any]] = []
     for each in found.pipeline:
         options = ", ".join(f"{key}={value}" for key, value in each["options"].items() if value is not None)
-        rows.append((escape(each["name"]), escape(options), escape(str(each.get("note", "")))))
+        rows.append((each["name"], options, each.get("note", "")))
     out.print(table("Pipeline", ("pass", "options", "note"), rows))
     groups = {call.split(" ", 1)[-1] for each in found.per_rank for call in each.calls}
     ranks: list[tuple[int, tuple[str, ...]]] = []
@@ -144,7 +143,7 @@ def render_folder(found: FolderInspection) -> None:
         named = {call.split(" ", 1)[0] if len(groups) == 1 else call: count for call, count in rank.calls.items()}
         calls = ", ".join(f"{count} {call}" for call, count in named.items()) or "none"
         held = [size(count) for count in (rank.parameters, rank.optimizer_states, rank.gradients)]
-        ranks.append((rank.rank, (*held, escape(calls), size(rank.bytes_sent))))
+        ranks.append((rank.rank, (*held, calls, size(rank.bytes_sent))))
     grouped = alike(ranks)
     columns = ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step", "file")
     files = {each.rank: each.file_bytes for each in found.per_rank}

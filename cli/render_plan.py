@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from gopt.report import size
 
-from .render import console, describe, few, table
+from .render import Clean, console, describe, few, table
 
 WIDTH = 160
 """Columns where the output is no terminal: a line a choice."""
@@ -19,7 +17,7 @@ def render_plan(mesh: str, memory: int | None, rows: Sequence[Mapping[str, Any]]
     """What ``gopt plan`` shows: choices, best first, each with the reason for its place."""
     out = console()
     if not out.is_terminal:
-        out = Console(file=out.file, highlight=False, width=WIDTH)
+        out = Clean(file=out.file, highlight=False, markup=False, width=WIDTH)
     timed = any("seconds" in row for row in rows)
     columns = [
         "stage",

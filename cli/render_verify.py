@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.markup import escape
+from rich.text import Text
 
 from .render import console, table
 
 MOST = 12
 """Unconfirmed values that are named; --json has them all."""
 VERDICTS = {
-    "equal": "[green]equal[/]",
-    "different": "[bold red]NOT equal[/]",
-    "unconfirmed": "[bold yellow]NOT confirmed[/]",
+    "equal": ("equal", "green"),
+    "different": ("NOT equal", "bold red"),
+    "unconfirmed": ("NOT confirmed", "bold yellow"),
 }
 
 
@@ -37,12 +37,12 @@ def render_verification(record: Mapping[str, Any]) -> None:
     out.print(table(title, ("variant", "value", "kind", "rank", "step", "error"), rows, (3, 4, 5)))
     _gradients(record, out)
     for each in record["unconfirmed"][:MOST]:
-        out.print(f"[yellow]{escape(each['name'])} is not confirmed[/]: {escape(each['why'])}")
+        out.print(Text.assemble((f"{each['name']} is not confirmed", "yellow"), f": {each['why']}"))
     if len(record["unconfirmed"]) > MOST:
         out.print(f"and {len(record['unconfirmed']) - MOST} more, not confirmed either: --json has them all")
     for note in record["notes"]:
-        out.print(f"note: {escape(note)}")
-    out.print(f"{VERDICTS[record['outcome']]}: {record['compared']} comparisons")
+        out.print(f"note: {note}")
+    out.print(Text.assemble(VERDICTS[record["outcome"]], f": {record['compared']} comparisons"))
 
 
 def _gradients(record: Mapping[str, Any], out: Any) -> None:
@@ -52,5 +52,5 @@ def _gradients(record: Mapping[str, Any], out: Any) -> None:
     for each in record["gradients"]:
         if not each["holds"] and each.get("verdict", "refuted") == "refuted":
             why = each.get("why") or f"ratios {each['ratios']}"
-            said = f"[red]{escape(each['gradient'])} is not the gradient of {escape(each['parameter'])}[/]"
-            out.print(f"{said}: {escape(why)}")
+            said = f"{each['gradient']} is not the gradient of {each['parameter']}"
+            out.print(Text.assemble((said, "red"), f": {why}"))

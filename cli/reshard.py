@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import click
 from gopt.errors import OptionError
 
 from .options import axis_option, axis_table, build_mesh, pass_option
+from .say import say_json, say_note
 
 if TYPE_CHECKING:
     from gopt.mesh import Sees
@@ -78,7 +78,7 @@ def command(
         advance("checking and writing")
         report = sharded.write(target, force=force)
     if as_json:
-        click.echo(json.dumps(report, indent=1, ensure_ascii=False))
+        say_json(report)
     else:
         render_report(report, target)
 
@@ -92,4 +92,4 @@ def _kinds(path: str, mesh: str | None, said: Sequence[str]) -> dict[str, Sees]:
 
 
 def _note(text: str) -> None:
-    click.echo(f"gopt: note: {text}", err=True)
+    say_note(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -16,6 +15,7 @@ import click
 from gopt.errors import GoptError, OptionError, RunError, StoppedError
 
 from .options import arguments_of, seconds
+from .say import say_error, say_note
 from .strict import strict_json
 
 
@@ -130,7 +130,15 @@ def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
 
     with live_run(given["steps"]) as show:
         kept = given["checkpoint"] is not None
-        return launch(mesh.ranks, arguments, given["deadline"], lambda line: show(json.loads(line)), patient=kept)
+        return launch(mesh.ranks, arguments, given["deadline"], lambda line: show(told(line)), patient=kept)
+
+
+def told(line: str) -> dict[str, Any]:
+    """What the first rank tells of a step."""
+    from gopt.documents import TOLD, parse_json
+
+    record = parse_json(line, TOLD, "what the first rank tells")
+    return record | {"loss": math.nan if record["loss"] is None else record["loss"]}
 
 
 def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
@@ -165,7 +173,7 @@ def _whisper(text: str) -> None:
 def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bool) -> int:
     """This process is one rank of many."""
     from gopt.runtime.device import Host
-    from gopt.runtime.engines.launch import ENDED, SAYING, SPOKE, Heartbeat
+    from gopt.runtime.engines.beats import ENDED, SAYING, SPOKE, Heartbeat, follow
     from gopt.runtime.engines.mpi import MpiEngine, told_once
     from gopt.runtime.training.stop import asked
     from gopt.runtime.training.train import Trainer
@@ -177,14 +185,16 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
     def explain(text: str) -> None:
         call = f", call {where['call']}" if where["call"] >= 0 else ""
         if beat is None or beat.first(RunError("").exit_code):
-            click.echo(f"gopt: error: rank {engine.rank}, step {where['step'] + 1}{call}: {text}", err=True)
+            say_error(f"rank {engine.rank}, step {where['step'] + 1}{call}: {text}")
         else:
             time.sleep(SAYING)
         if beat is not None:
             beat.at(where["step"], where["call"], SPOKE)
 
     engine: Any = told_once(lambda: MpiEngine(mesh, given["deadline"], explain))
-    beat = Heartbeat.open(engine.rank)
+    beat = Heartbeat.open(engine.rank, engine.gather)
+    if beat is not None:
+        follow(engine.watch, beat, engine.rank)
 
     def position(step: int, call: int) -> None:
         where.update(step=step, call=call)
@@ -233,7 +243,8 @@ def _telling(
     job: Any, mesh: Any, given: dict[str, Any], engine: str, shared: Callable[[], int] = lambda: 0
 ) -> Iterator[Callable[[Any], None]]:
     """Loss and throughput in the terminal, the log, and a result at the end."""
-    from gopt.runtime.engines.launch import HEARTBEATS, LIVE
+    from gopt.runtime.engines.beats import HEARTBEATS
+    from gopt.runtime.engines.launch import LIVE
 
     from .render_run import live_run, render_run
 
@@ -246,7 +257,7 @@ def _telling(
         def tell(progress: Any) -> None:
             steps.append(progress)
             show(progress.to_json())
-            live(json.dumps(progress.to_json()))
+            live(strict_json(progress.to_json()))
             write(strict_json(progress.to_json()))
 
         yield tell
@@ -283,7 +294,7 @@ def _resumed(job: Any) -> int | None:
 
 
 def _note(text: str) -> None:
-    click.echo(f"gopt: note: {text}", err=True)
+    say_note(text)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from .options import (
     role_options,
     without_collection,
 )
+from .say import say_json, say_text
 
 
 @click.command("shard")
@@ -131,7 +131,7 @@ def command(model: str, **given: Any) -> None:
         advance("checking and writing")
         report = sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"])
     if given["as_json"]:
-        click.echo(json.dumps(report, indent=1, ensure_ascii=False))
+        say_json(report)
     else:
         render_report(report, None if given["dry_run"] else output)
 
@@ -205,7 +205,7 @@ def _printer(name: str | None, folder: str | None, passes: dict[str, Any]) -> An
 
         text = canonical_text(step.graph)
         if folder is None:
-            click.echo(text, err=True)
+            say_text(text, error=True)
         else:
             Path(folder, f"{len(step.applied):02d}_{done}.txt").write_text(text, encoding="utf-8")
 

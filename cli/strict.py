@@ -6,10 +6,12 @@ import json
 import math
 from typing import Any
 
+from .say import safe_json
+
 
 def strict_json(record: Any, indent: int | None = None) -> str:
     """A record as JSON that every parser reads; NaN and infinities are null."""
-    return json.dumps(_finite(record), indent=indent, ensure_ascii=False, allow_nan=False)
+    return safe_json(json.dumps(_finite(record), indent=indent, ensure_ascii=False, allow_nan=False))
 
 
 def _finite(value: Any) -> Any:

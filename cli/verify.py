@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from .options import arguments_of, seconds
+from .say import say_error
 from .strict import strict_json
 
 
@@ -88,7 +89,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
     """One process of many: each computes the reference, runs its own rank, and hears what the others made."""
     from gopt.errors import GoptError
     from gopt.runtime.engines.base import one_of_many
-    from gopt.runtime.engines.launch import ENDED, SPOKE, Heartbeat
+    from gopt.runtime.engines.beats import ENDED, SPOKE, Heartbeat, follow
     from gopt.runtime.engines.mpi import MpiEngine
     from gopt.runtime.proof.verify import Verifier
     from gopt.runtime.training.train import read_manifest
@@ -96,8 +97,10 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
     from .render_verify import render_verification
 
     _, mesh = read_manifest(Path(paths[-1]))
-    engine = MpiEngine(mesh, deadline, lambda text: click.echo(f"gopt: error: {text}", err=True))
-    beat = Heartbeat.open(engine.rank)
+    engine = MpiEngine(mesh, deadline, say_error)
+    beat = Heartbeat.open(engine.rank, engine.gather)
+    if beat is not None:
+        follow(engine.watch, beat, engine.rank)
     how = ENDED
     try:
         verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None)
@@ -111,7 +114,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
         return result.exit_code
     except GoptError as error:
         how = SPOKE
-        click.echo(f"gopt: error: rank {engine.rank}: {error.message}", err=True)
+        say_error(f"rank {engine.rank}: {error.message}", error.hints)
         engine.fail(error)
         return error.exit_code
     finally:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gopt import documents
 from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.roles import recover
 from gopt.analysis.spmd import Step
@@ -182,10 +183,26 @@ def roles_text(training: Training) -> str:
     return json.dumps(record, ensure_ascii=False)
 
 
-def roles_from(text: str) -> RoleMap:
-    """The inverse of ``roles_text``."""
-    record = json.loads(text)
-    return RoleMap(record["loss"], record["states"], record["params"], record["batch"], record.get("shared", ()))
+def kept_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
+    """The roles that a source carries which gopt wrote, the file ``name``; raises InputError."""
+    text = graph.metadata.get("gopt.roles")
+    if text is None:
+        raise InputError(f"{name} does not say which values are states", "take the one that gopt shard wrote")
+    record = documents.parse_json(text, documents.ROLES, f"{name}: gopt.roles")
+    roles = RoleMap(record["loss"], record["states"], record["params"], record["batch"], record.get("shared", ()))
+    try:
+        roles.check(graph)
+    except OptionError as error:
+        raise InputError(f"{name}: gopt.roles: {error.message}") from None
+    return roles
+
+
+def recover_kept(graph: Graph, roles: RoleMap, name: str | os.PathLike[str]) -> Training:
+    """The roles of a source that gopt kept as the file ``name``; raises InputError where they cannot be its own."""
+    try:
+        return recover(graph, roles)
+    except OptionError as error:
+        raise InputError(f"{name}: gopt.roles: {error.message}", "take the one that gopt shard wrote") from None
 
 
 def on_mesh(source: Source, mesh: Mesh) -> Training:

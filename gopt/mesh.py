@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from gopt.errors import OptionError
+from gopt.limits import RANKS
 
 
 class Sees(str, Enum):
@@ -86,6 +87,9 @@ class Mesh:
                 raise OptionError(f"mesh axis {name!r} is no identifier")
             if size < 1:
                 raise OptionError(f"mesh axis {name} has size {size}; it needs at least 1")
+        if self.ranks > RANKS:
+            count = self.ranks if self.ranks < 1 << 63 else "more than 2**63"
+            raise OptionError(f"a mesh of {count} ranks is too large: gopt makes at most {RANKS}")
         if len(set(names)) != len(names):
             raise OptionError(f"mesh axis named twice in {self}")
         said = dict(self.kinds)

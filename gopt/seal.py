@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gopt.errors import RunError
+from gopt import documents
+from gopt.errors import InputError, RunError
 
 INDEX = "index.json"
 FORMAT = "gopt-checkpoint/1"
@@ -49,17 +50,25 @@ def rank_name(rank: int) -> str:
 def read_index(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The files of one step of a checkpoint -> size and digest; raises RunError when it is damaged, or of other ranks
     than the manifest's."""
-    try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        files: dict[str, Mapping[str, Any]] = {
-            name: {"bytes": each["bytes"], "sha256": each["sha256"]} for name, each in index["files"].items()
-        }  # fmt: skip
-        same = index["format"] == FORMAT and index["manifest"] == digest(manifest)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
-    if not same:
+    index = open_index(folder)
+    if index["manifest"] != digest(manifest):
         raise RunError(f"checkpoint {folder} is of other ranks", "make ranks of it with gopt reshard")
+    files: dict[str, Mapping[str, Any]] = index["files"]
     return files
+
+
+def open_index(folder: Path) -> dict[str, Any]:
+    """The index of one step of a checkpoint; raises RunError when it is damaged."""
+    try:
+        index = documents.read_json(folder / INDEX, documents.INDEX)
+        match = STEP.fullmatch(folder.resolve().name)
+        if match and int(match[1]) != index["step"]:
+            raise InputError(f"{folder / INDEX}: step: {index['step']} is not that of its folder")
+    except InputError as error:
+        raise RunError(
+            f"the checkpoint is damaged: {error.message}", f"remove {folder} to go on from the one before"
+        ) from error
+    return index
 
 
 def check_file(path: Path, entry: Mapping[str, Any] | None) -> None:

@@ -1,7 +1,6 @@
-"""Layout operators that change nothing, and how the recovery of roles looks through them.
+"""How the recovery of roles looks through layout operators that change nothing.
 
-Exporters leave many: an Identity before an output, a Reshape to the same shape, a pair of Transposes around a clip. A
-value behind them is an alias of its root. Roles are recovered on a view without them; of the graph itself only those
+A value behind them is an alias of its root. Roles are recovered on a view without them; of the graph itself only those
 in the update disappear, so that they keep no update from being split.
 """
 
@@ -9,92 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gopt.analysis.layouts import COPIES, CUTS, OF_ONE, RESHAPES, find_aliases, identity, of_operator
+from gopt.analysis.reshapes import MOVED
 from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.training import Phase, Training
 from gopt.graph.model import Graph, Node, clone
 from gopt.graph.types import dtype_code, known
-from gopt.sources.origin import Origin
-
-_COPIES = ("Identity", "Cast", "CastLike")
-_OF_ONE = ("Sum", "Max", "Min", "Mean", "Concat")
-"""Operators over any number of operands: over one, they copy it."""
-_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand")
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """A value as a layout operator over ``base``: ``perm`` of a Transpose, None of a Reshape."""
-
-    base: str
-    perm: tuple[int, ...] | None
-
-
-def find_aliases(graph: Graph) -> dict[str, str]:
-    """Values that equal another one in type, elements and order -> that value, their root; one sweep in order.
-
-    Bodies of opaque operators are left alone: they become the operator again as they are.
-    """
-    aliases: dict[str, str] = {}
-    layouts: dict[str, _Layout] = {}
-    for node in graph.nodes:
-        if _of_operator(node) or node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
-            continue
-        if not node.inputs or not node.inputs[0]:
-            continue
-        source, output = aliases.get(node.inputs[0], node.inputs[0]), node.outputs[0]
-        if _copies(graph, node, source, output):
-            aliases[output] = source
-            continue
-        layout = _layout(graph, node, source, output)
-        if layout is None:
-            continue
-        layout = _composed(layout, layouts.get(source))
-        if _changes_nothing(graph, layout, output):
-            aliases[output] = layout.base
-        else:
-            layouts[output] = layout
-    return aliases
-
-
-def _of_operator(node: Node) -> bool:
-    """Whether a node stands in the body of an operator of the table, and not in a function of the model."""
-    return isinstance(node.origin, Origin) and node.origin.call.operator is not None
-
-
-def _copies(graph: Graph, node: Node, source: str, output: str) -> bool:
-    if node.is_a("Identity"):
-        return True
-    if node.is_a(*_COPIES):
-        known = graph.type_of(source).dtype
-        return known != "undefined" and known == graph.type_of(output).dtype
-    return node.is_a(*_OF_ONE) and len(node.inputs) == 1
-
-
-def _layout(graph: Graph, node: Node, source: str, output: str) -> _Layout | None:
-    """The node as a layout operator that keeps all elements; None when it is something else, or shapes are open."""
-    old, new = graph.type_of(source), graph.type_of(output)
-    if not (old.static and new.static) or old.elements != new.elements:
-        return None
-    if node.is_a("Transpose"):
-        perm = tuple(node.attributes.get("perm", reversed(range(len(old.dims)))))
-        moved = [axis for axis in perm if old.dims[axis] != 1]
-        return _Layout(source, None if moved == sorted(moved) else perm)
-    return _Layout(source, None) if node.is_a(*_RESHAPES) else None
-
-
-def _composed(outer: _Layout, inner: _Layout | None) -> _Layout:
-    """Two layout operators in a row as one, where they are of one kind."""
-    if inner is None or (inner.perm is None) != (outer.perm is None):
-        return outer
-    if outer.perm is None or inner.perm is None:
-        return _Layout(inner.base, None)
-    return _Layout(inner.base, tuple(inner.perm[axis] for axis in outer.perm))
-
-
-def _changes_nothing(graph: Graph, layout: _Layout, output: str) -> bool:
-    if layout.perm is not None:
-        return list(layout.perm) == sorted(layout.perm)
-    return graph.type_of(layout.base).shape == graph.type_of(output).shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +44,7 @@ class View:
         for place, node in enumerate(graph.nodes):
             phase = phases.get(place)
             if phase is None:
-                dropped.append(node)
+                dropped += [node] if node.made_by != MOVED else []  # the file has no moved one
                 continue
             nodes.append(viewed[place] if phase is Phase.UPDATE and place in viewed else node)
             found.append(phase)
@@ -172,12 +91,12 @@ def without_aliases(graph: Graph) -> View | None:
     origin: list[int] = []
     bypassed: set[str] = set()
     for place, node in enumerate(graph.nodes):
-        name = node.outputs[0] if node.outputs else ""
-        if name in aliases:
+        made = [name for name in node.outputs if name]
+        if made and all(name in aliases for name in made):
             bypassed.update((node.inputs[0], aliases.get(node.inputs[0], "")))
-            if name not in held:
+            if held.isdisjoint(made):
                 continue
-            node = _identity(node, aliases[name])
+            node = _identity(node, aliases[made[0]]) if len(made) == 1 else node
         else:
             node = _cast(graph, node) if node.origin is None else node
             outside = set() if node.origin is None else outer
@@ -197,11 +116,7 @@ def _cast(graph: Graph, node: Node) -> Node:
     dtype = graph.type_of(node.outputs[0]).dtype
     if not node.is_a("CastLike") or not known(dtype):
         return node
-    return _made("Cast", node, node.inputs[:1], {"to": dtype_code(dtype)})
-
-
-def _made(op_type: str, node: Node, inputs: list[str], attributes: dict[str, int]) -> Node:
-    made = Node(op_type, inputs, node.outputs, name=node.name, attributes=attributes)
+    made = Node("Cast", node.inputs[:1], node.outputs, name=node.name, attributes={"to": dtype_code(dtype)})
     made.proto = made.to_proto()
     return made
 
@@ -212,7 +127,7 @@ def _live(nodes: list[Node], held: set[str], bypassed: set[str]) -> list[bool]:
     live = [True] * len(nodes)
     for place in range(len(nodes) - 1, -1, -1):
         node = nodes[place]
-        layout = node.is_a(*_COPIES, *_OF_ONE, *_RESHAPES, "Transpose") and not _of_operator(node)
+        layout = node.is_a(*COPIES, *OF_ONE, *RESHAPES, *CUTS, "Transpose") and not of_operator(node)
         live[place] = not layout or not read.isdisjoint(node.outputs) or bypassed.isdisjoint(node.outputs)
         (read if live[place] else bypassed).update(node.inputs)
     return live
@@ -221,4 +136,4 @@ def _live(nodes: list[Node], held: set[str], bypassed: set[str]) -> list[bool]:
 def _identity(node: Node, root: str) -> Node:
     if node.is_a("Identity") and node.inputs == [root]:
         return node
-    return _made("Identity", node, [root], {})
+    return identity(node, root)

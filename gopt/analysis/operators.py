@@ -156,6 +156,8 @@ def random(node: Node) -> bool:
 
     Generators in the bodies of control flow count.
     """
+    if node.op_type not in _MAY_DRAW:
+        return False
     if node.is_a(*RANDOM):
         return "seed" not in node.attributes
     if not control_flow(node) or node.proto is None:

@@ -9,7 +9,8 @@ assignment with the shortest paths, which must be the only one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from itertools import permutations
 
 import numpy as np
@@ -18,21 +19,28 @@ from gopt.analysis.operators import elementwise
 from gopt.analysis.sweeps import Index
 from gopt.errors import UnsupportedError
 from gopt.graph.model import Graph, Node, Tensor
-from gopt.graph.types import TensorType, numpy_dtype
+from gopt.graph.types import numpy_dtype
 
 JOIN = 1 << 10
 """By how much a path is longer for each node that joins values of the state's shape: scaling and casting join none."""
 FACTOR = 1 << 20
 """By how much a path through a factor is longer than any other."""
+FLAG = 1 << 40
+"""By how much a path through a comparison is longer: Rprop keeps a gradient, or zero where its old sign differs."""
+DOUBT = 1 << 60
+"""The same for one element, where a threshold looks like an old value: such a path settles nothing."""
 MAX_OPEN = 6
 """Largest group of outputs that read the same states whose assignments are all tried."""
 
 
-def reachable_states(index: Index, output: str, candidates: set[str], moving: Collection[str] = ()) -> dict[str, int]:
+def reachable_states(
+    index: Index, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
+) -> dict[str, int]:
     """Candidates of the output's type that its elementwise slice reads -> length of the shortest path.
 
-    A path that enters a product beside one of ``moving``, the values that depend on the batch, counts as longer than
-    all others: a factor of the update, such as a pruning mask or a learning rate, is no old value.
+    A path that enters a product beside one of ``moving``, the values that depend on the batch, counts as longer: a
+    factor of the update, such as a pruning mask or a learning rate, is no old value. Longest are paths through flags.
+    For one element a flag must choose something that depends on the batch: a count of skipped steps replaces no bound.
     """
     types = index.graph.types
     want = types.get(output)
@@ -40,8 +48,8 @@ def reachable_states(index: Index, output: str, candidates: set[str], moving: Co
         return {}
     found: dict[str, int] = {}
     seen: set[str] = set()
-    queues = deque([(output, 0)]), deque[tuple[str, int]]()
-    for queue in queues:
+    queues = deque([(output, 0)]), deque[tuple[str, int]](), deque[tuple[str, int]]()
+    for place, queue in enumerate(queues):
         while queue:
             name, depth = queue.popleft()
             if name in seen:
@@ -54,20 +62,21 @@ def reachable_states(index: Index, output: str, candidates: set[str], moving: Co
             node = index.producer.get(name)
             if node is None or not elementwise(node):
                 continue
-            alike = [name for name in node.inputs if name in types and _may_hold(types[name], want)]
+            alike = [name for name in node.inputs if name in types and types[name].shape == want.shape]
             for operand in alike:
-                apart = queue is queues[0] and _scales(node, operand, moving)
+                if types[operand].dtype == "bool" != want.dtype:
+                    if want.elements > 1:
+                        queues[2].append((operand, max(depth, FLAG)))
+                    elif node.is_a("Where") and not moving.isdisjoint(node.inputs[1:]):
+                        queues[2].append((operand, max(depth, DOUBT)))
+                    continue
+                apart = place == 0 and _scales(node, operand, moving)
                 step = 1 + JOIN * (len(alike) > 1) + FACTOR * apart
-                (queues[1] if apart else queue).append((operand, depth + step))
+                queues[max(place, apart)].append((operand, depth + step))
     return found
 
 
-def _may_hold(type: TensorType, want: TensorType) -> bool:
-    """Whether a value may carry an old one: of its shape, and no flag that chooses it."""
-    return type.shape == want.shape and (type.dtype != "bool" or want.dtype == "bool")
-
-
-def _scales(node: Node, operand: str, moving: Collection[str]) -> bool:
+def _scales(node: Node, operand: str, moving: AbstractSet[str]) -> bool:
     """Whether an operand is a factor of something that depends on the batch, or divides anything."""
     if node.is_a("Div") and operand != node.inputs[0]:
         return True
@@ -89,8 +98,11 @@ def match(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict[str, l
         open_[output] = added or found
     _force(open_, pairs)
     unsettled: dict[str, list[str]] = {}
+    for output, found in list(open_.items()):
+        if max(found.values(), default=0) >= FLAG:
+            unsettled[output] = sorted(open_.pop(output))  # a flag or a factor: neither is nearer to an old value
     for group in _groups(open_):
-        best = _shortest(group, open_)
+        best = _nearest(group, open_) if len(group) > MAX_OPEN else _shortest(group, open_)
         if best is None:
             unsettled.update({output: sorted(open_[output]) for output in group})
         else:
@@ -107,7 +119,7 @@ def _force(open_: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
     forced = deque(output for output, found in open_.items() if len(found) == 1)
     while forced:
         output = forced.popleft()
-        if output not in open_ or len(open_[output]) != 1:
+        if output not in open_ or len(open_[output]) != 1 or min(open_[output].values()) >= DOUBT:
             continue
         (name,) = open_.pop(output)
         pairs[output] = name
@@ -138,6 +150,23 @@ def _groups(open_: dict[str, dict[str, int]]) -> Iterable[list[str]]:
                         seen.add(other)
                         stack.append(other)
         yield group
+
+
+def _nearest(group: list[str], open_: dict[str, dict[str, int]]) -> dict[str, str] | None:
+    """The assignment of a large group in which each output and its input are each other's nearest, if there is one."""
+    ways: dict[str, list[tuple[int, str]]] = {}
+    for output in group:
+        for name, depth in open_[output].items():
+            ways.setdefault(name, []).append((depth, output))
+    first = {name: _alone(found) for name, found in ways.items()}
+    chosen = {output: _alone([(depth, name) for name, depth in open_[output].items()]) for output in group}
+    return chosen if all(first.get(name) == output for output, name in chosen.items()) else None
+
+
+def _alone(found: list[tuple[int, str]]) -> str:
+    """The nearest; nothing where two are equally near."""
+    depths = sorted(found)
+    return "" if len(depths) > 1 and depths[0][0] == depths[1][0] else depths[0][1]
 
 
 def _shortest(group: list[str], open_: dict[str, dict[str, int]]) -> dict[str, str] | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gopt.analysis.aliases import without_aliases
+from gopt.analysis.batches import refuse_state_batches
 from gopt.analysis.outline import Outline
 from gopt.analysis.pairs import (
     match,
@@ -19,6 +20,7 @@ from gopt.analysis.pairs import (
     refuse_dynamic,
     refuse_open,
 )
+from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.rounds import Found, find_gradients
 from gopt.analysis.shared import recover_shared
@@ -34,12 +36,15 @@ from gopt.graph.types import FLOATS
 def recover(graph: Graph, roles: RoleMap = RoleMap()) -> Training:
     """The training step in ``graph``; collectives, and layout operators that change nothing, are looked through.
 
+    Updates in another layout than their parameter's are brought into it.
+
     Raises InputError when there is no loss or no state, UnsupportedError when the data flow leaves a role open.
     """
     roles.check(graph)
     if roles.shared:
         rest = replace(roles, shared=())
         return recover_shared(graph, roles.shared, lambda apart: recover(apart, rest))
+    graph = in_parameter_shape(graph)
     view = without_aliases(graph)
     if view is None:
         return _past_calls(graph, roles)
@@ -82,6 +87,7 @@ def _recover(graph: Graph, roles: RoleMap) -> Training:
     if not pairs:
         raise InputError("no state found: no output replaces an input", "name the pairs with --states INPUT=OUTPUT")
     step = Outline(index, pairs, loss, roles)
+    refuse_state_batches(step)
     _refuse_through_forward(step, roles)
     found = find_gradients(step)
     _settle_losses(index, losses, found, pairs, roles)

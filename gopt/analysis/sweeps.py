@@ -47,9 +47,14 @@ def ancestors(index: Index, values: Iterable[str]) -> tuple[set[int], set[str]]:
 def descendants(index: Index, sources: Iterable[str]) -> set[str]:
     """All values that depend on a source, the sources included; one sweep in order."""
     tainted = set(sources)
+    tainted.discard("")
     for node in index.graph.nodes:
-        if any(name in tainted for name in node.reads):
-            tainted.update(name for name in node.outputs if name)
+        if tainted.isdisjoint(node.inputs) and (not node.captures or tainted.isdisjoint(node.captures)):
+            continue
+        if len(node.outputs) == 1:
+            tainted.add(node.outputs[0])
+        else:
+            tainted.update(filter(None, node.outputs))
     return tainted
 
 

@@ -29,7 +29,7 @@ def fold_small(
         if len(node.outputs) != 1 or node.domain not in ("", "ai.onnx"):
             continue
         if node.op_type == "Constant":
-            value = _constant(node)
+            value = constant_value(node)
             if value is not None:
                 known[node.outputs[0]] = value
             continue
@@ -48,7 +48,8 @@ def fold_small(
     return folded
 
 
-def _constant(node: Node) -> np.ndarray | None:
+def constant_value(node: Node) -> np.ndarray | None:
+    """The value of a Constant node of at most 64 integers; None of any other."""
     if node.proto is None:
         return None
     for attribute in node.proto.attribute:

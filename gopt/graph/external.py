@@ -18,24 +18,20 @@ from typing import IO, Any
 import numpy as np
 import onnx
 
+from gopt.documents import HEADER, parse_json
 from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.graph.model import Tensor
 from gopt.graph.types import TensorType, dtype_name, nbytes
+from gopt.limits import HEADER_BYTES
+from gopt.shown import show as show
 
 _LIMIT = 2**63
 _MAX_RANK = 64  # NumPy's own
-_MAX_HEADER = 100 << 20  # of a safetensors file, as its reference reader has it
 SAFETENSORS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
     "C64": "complex64", "F8_E4M3": "float8e4m3fn", "F8_E5M2": "float8e5m2", "F8_E8M0": "float8e8m0",
 }  # fmt: skip
-
-
-def show(name: object) -> str:
-    """A name from a file as it may stand in a message: on one line, and not endless."""
-    text = repr(name)
-    return text if len(text) <= 120 else f"{text[:80]}…{text[-20:]}"
 
 
 @contextmanager
@@ -168,30 +164,15 @@ def load_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def _safetensors(path: str, size: int) -> dict[str, Tensor]:
-    import json
-
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _MAX_HEADER):
+        if size < 8 or length > min(size - 8, HEADER_BYTES):
             raise InputError("is no safetensors file, or is truncated: its header does not fit")
-        try:
-            header = json.loads(file.read(length), object_pairs_hook=_unique)
-        except (ValueError, RecursionError) as error:
-            raise InputError("is no safetensors file: its header is not JSON") from error
-    if not isinstance(header, dict):
-        raise InputError("is no safetensors file: its header is no table")
+        header = parse_json(file.read(length), HEADER, "its header")
     start = 8 + length
     return {
         name: _safetensor(path, name, entry, start, size) for name, entry in header.items() if name != "__metadata__"
     }
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise InputError(f"{show(next(n for n in names if names.count(n) > 1))} stands twice in the header")
-    return result
 
 
 def _safetensor(path: str, name: str, entry: Any, start: int, size: int) -> Tensor:

@@ -6,6 +6,7 @@ user's exporter put there is lost, and 100,000 nodes load in well under a second
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -208,11 +209,12 @@ class Graph:
 
     def readers(self) -> dict[str, list[Node]]:
         """Value name -> the nodes that read it, in order."""
-        result: dict[str, list[Node]] = {}
+        result: defaultdict[str, list[Node]] = defaultdict(list)
         for node in self.nodes:
-            for name in dict.fromkeys(node.reads):
-                result.setdefault(name, []).append(node)
-        return result
+            reads = node.reads
+            for name in reads if len(reads) == 1 else dict.fromkeys(reads):
+                result[name].append(node)
+        return dict(result)
 
     def type_of(self, name: str) -> TensorType:
         """The type of a value; ``undefined[?]`` when nothing is known."""

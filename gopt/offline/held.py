@@ -15,16 +15,19 @@ from typing import Any
 import onnx
 
 from gopt.analysis.rolemap import RoleMap
-from gopt.api import roles_from
-from gopt.errors import InputError
+from gopt.api import kept_roles
+from gopt.errors import InputError, OptionError
 from gopt.given import check_folder
 from gopt.graph.external import load_state
 from gopt.graph.load import load
 from gopt.graph.model import Graph, Tensor
 from gopt.graph.types import TensorType
+from gopt.manifest import check_source, read_manifest, read_report
 from gopt.mesh import Mesh
-from gopt.offline.inspect import read_record
+from gopt.pipeline import build_pipeline
+from gopt.report import rank_ranges
 from gopt.seal import INDEX, check_file, rank_name, read_index
+from gopt.shown import show
 
 
 @dataclass(slots=True)
@@ -44,18 +47,17 @@ def read_held(path: str | os.PathLike[str]) -> Held:
     differs, RunError where a checkpoint is damaged."""
     folder, home = Path(path), _home(path)
     checkpoint = home != folder
-    manifest, report = read_record(home, "manifest"), read_record(home, "report")
+    manifest, mesh = read_manifest(home)
+    report = read_report(home, manifest)
+    _check_pipeline(home, report, manifest, mesh)
     source = home / "source.onnx"
     if not source.is_file():
         raise InputError(f"{home} has no {source.name}")
     graph = load(source, own=True)
-    text = graph.metadata.get("gopt.roles")
-    if text is None:
-        raise InputError(f"{source} does not say which values are states", "take the one that gopt shard wrote")
-    try:
-        values = _values(folder, manifest, graph, checkpoint)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{home}: the manifest is damaged ({type(error).__name__}: {error})") from None
+    roles = kept_roles(graph, source)
+    check_source(manifest, graph, home)
+    values = _values(folder, manifest, graph, checkpoint)
+    _check_complete(home, manifest, mesh, values)
     missing = [each["tensor"] for each in manifest["states"] if each["tensor"] not in values]
     header = onnx.ModelProto()
     header.CopyFrom(graph.header)
@@ -64,16 +66,12 @@ def read_held(path: str | os.PathLike[str]) -> Held:
     header.metadata_props.extend(kept)
     metadata = {key: value for key, value in graph.metadata.items() if not key.startswith("gopt.")}
     whole = replace(graph, header=header, metadata=metadata, initializers={**graph.initializers, **values})
-    return Held(whole, roles_from(text), manifest, report, missing)
+    return Held(whole, roles, manifest, report, missing)
 
 
 def read_mesh(path: str | os.PathLike[str]) -> Mesh:
     """The mesh of an output folder or a checkpoint; raises InputError."""
-    home = _home(path)
-    try:
-        return Mesh.from_record(read_record(home, "manifest")["mesh"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{home}: the manifest is damaged ({type(error).__name__}: {error})") from None
+    return read_manifest(_home(path))[1]
 
 
 def _home(path: str | os.PathLike[str]) -> Path:
@@ -81,6 +79,38 @@ def _home(path: str | os.PathLike[str]) -> Path:
     folder = Path(path)
     check_folder(folder, checkpoints=True)
     return (folder if folder.name else folder.resolve()).parent if (folder / INDEX).is_file() else folder
+
+
+def _check_pipeline(home: Path, report: Mapping[str, Any], manifest: Mapping[str, Any], mesh: Mesh) -> None:
+    """Refuse a report whose passes cannot have made these ranks, or have options that are not known; raises
+    InputError."""
+    items = [
+        (each["name"], {key.replace("_", "-"): value for key, value in each["options"].items()})
+        for each in report["pipeline"]
+    ]
+    try:
+        build_pipeline(items)
+    except OptionError as error:
+        raise InputError(f"{home / 'report.json'}: pipeline: {error.message}", *error.hints) from None
+    needed = {"shard"} if mesh.data_ranks > 1 or "accumulate" in manifest else set()
+    if mesh.data_ranks > 1 and any(state["kind"] == "statistic" for state in manifest["states"]):
+        needed.add("statistics")
+    for name in sorted(needed - {name for name, _ in items}):
+        raise InputError(f"{home / 'report.json'}: pipeline: it lacks {name}, which these ranks need")
+
+
+def _check_complete(home: Path, manifest: Mapping[str, Any], mesh: Mesh, values: Mapping[str, Tensor]) -> None:
+    """Refuse a folder that lacks ranks, where states lie on them; raises InputError."""
+    there = {rank["rank"] for rank in manifest["ranks"]}
+    if len(there) == mesh.ranks or all(each["tensor"] in values for each in manifest["states"]):
+        return
+    lost = [rank for rank in range(mesh.ranks) if rank not in there]
+    name = next(each["tensor"] for each in manifest["states"] if each["tensor"] not in values)
+    raise InputError(
+        f"{home} holds {len(there)} of {mesh.ranks} ranks: {'rank' if len(lost) == 1 else 'ranks'} "
+        f"{rank_ranges(lost)} {'is' if len(lost) == 1 else 'are'} missing, with the values of {show(name)} and others",
+        "shard without --only-ranks",
+    )
 
 
 def _values(folder: Path, manifest: Mapping[str, Any], graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
@@ -93,21 +123,23 @@ def _values(folder: Path, manifest: Mapping[str, Any], graph: Graph, checkpoint:
             if state.get("copy") or state["input"] not in stored:
                 continue
             tensor, place = stored[state["input"]], 0
+            if tensor.type.elements != sum(piece["stop"] - piece["start"] for piece in state["pieces"]):
+                what = f"{show(state['input'])} is {tensor.type}, its pieces have another number of elements"
+                raise InputError(f"rank {rank['rank']}: {what}")
             for piece in state["pieces"]:
                 length = piece["stop"] - piece["start"]
                 held = pieces.setdefault(piece["tensor"], {})
                 if piece["start"] not in held:
                     held[piece["start"]] = tensor.piece(place, place + length)
                 place += length
-            if place != tensor.type.elements:
-                what = f"{state['input']} is {tensor.type}, its pieces have {place} elements"
-                raise InputError(f"rank {rank['rank']}: {what}")
     found = {}
     order = {name: place for place, name in enumerate(graph.inputs)}  # every state is an input of the kept source
     for name in sorted(pieces, key=lambda name: order[name]):
         held = pieces[name]
         type = graph.types[name]
         parts = tuple(held[start] for start in sorted(held))
+        if len(manifest["ranks"]) < manifest["mesh"]["ranks"] and sum(p.type.elements for p in parts) < type.elements:
+            continue
         _check_tiles(name, type, [(start, held[start].type) for start in sorted(held)])
         found[name] = replace(parts[0], type=type) if len(parts) == 1 else Tensor(type, parts=parts)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,9 +13,10 @@ from gopt.analysis.coupling import Coupling, find_couplings
 from gopt.analysis.coupling import notes as coupling_notes
 from gopt.analysis.training import Kind, Phase, Training
 from gopt.analysis.updates import Cone
-from gopt.errors import InputError, UnsupportedError
+from gopt.errors import UnsupportedError
 from gopt.given import check_folder
 from gopt.graph.types import HALVES, TensorType
+from gopt.manifest import read_manifest, read_report
 from gopt.offline.optimizer.controls import Controls, find_controls
 from gopt.offline.optimizer.evidence import Rule
 from gopt.offline.optimizer.fits import Hyper
@@ -320,27 +320,8 @@ def inspect_folder(path: str | os.PathLike[str]) -> FolderInspection:
     """What is in an output folder; raises InputError where its manifest or report is missing or broken."""
     folder = Path(path)
     check_folder(folder)
-    manifest, report = read_record(folder, "manifest"), read_record(folder, "report")
-    try:
-        return _folder(folder, manifest, report)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise InputError(f"{folder}: the manifest or the report is damaged ({type(error).__name__}: {error})") from None
-
-
-def read_record(folder: Path, name: str) -> dict[str, Any]:
-    """``manifest.json`` or ``report.json`` of an output folder."""
-    path = folder / f"{name}.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{folder} is no output folder: it has no {path.name}") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}") from None
-    if not isinstance(record, dict) or record.get("format") != f"gopt-{name}/1":
-        raise InputError(f"{path} is not a gopt-{name}/1")
-    return record
+    manifest, _ = read_manifest(folder)
+    return _folder(folder, manifest, read_report(folder, manifest))
 
 
 def _folder(folder: Path, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> FolderInspection:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from gopt.analysis.traffic import Call
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
+from gopt.shown import show
 
+_NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,15})?)"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _A_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3}
 _HINT = "write --link 200GB/s:5us, --link shard=200GB/s:5us,dp=25GB/s:10us or --link 8x200GB/s:5us,25GB/s:10us"
@@ -18,10 +20,12 @@ _HINT = "write --link 200GB/s:5us, --link shard=200GB/s:5us,dp=25GB/s:10us or --
 
 def parse_bytes(text: str) -> int:
     """``80GB`` or ``80GiB`` -> bytes, powers of 1024; raises OptionError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.I)
+    match = re.fullmatch(rf"{_NUMBER}\s*(?:([KMGTkmgt])(?:i?B)?|B)", text.strip())
     if match is None:
-        raise OptionError(f"cannot read {text!r} as a size", "write --memory 80GB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+        bare = re.fullmatch(_NUMBER, text.strip())
+        hint = f"say of what: {text.strip()}GB, or {text.strip()}B for bytes" if bare else "write --memory 80GB"
+        raise OptionError(f"cannot read {show(text)} as a size" + (": it has no unit" if bare else ""), hint)
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +37,14 @@ class Link:
 
     @classmethod
     def parse(cls, text: str) -> Link:
-        """Read ``200GB/s:5us``, powers of 1000; raises OptionError on anything else."""
-        number = r"(\d+(?:\.\d+)?)"
-        match = re.fullmatch(rf"{number}\s*([KMGT]?)B/s(?::{number}(us|ms|ns))?", text.strip(), re.I)
+        """Read ``200GB/s:5us``, or ``1600Gb/s:5us`` in bits; powers of 1000. Raises OptionError on anything else."""
+        match = re.fullmatch(rf"{_NUMBER}\s*([KMGTk]?)(B|b|bit)/s(?::{_NUMBER}(us|ms|ns))?", text.strip())
         if match is None:
-            raise OptionError(f"cannot read {text!r} as a link", _HINT)
-        rate = float(match[1]) * 1000.0 ** " KMGT".index(match[2].upper() or " ")
+            raise OptionError(f"cannot read {show(text)} as a link", "B/s are bytes, b/s or bit/s bits", _HINT)
+        rate = float(match[1]) * 1000.0 ** " KMGT".index(match[2].upper() or " ") / (1 if match[3] == "B" else 8)
         if not rate:
-            raise OptionError(f"a link of {text!r} carries nothing", _HINT)
-        return cls(rate, float(match[3] or 0) / _A_SECOND[(match[4] or "us").lower()])
+            raise OptionError(f"a link of {show(text)} carries nothing", _HINT)
+        return cls(rate, float(match[4] or 0) / _A_SECOND[match[5] or "us"])
 
     def slower(self, other: Link) -> Link:
         """What a message meets that takes both."""
@@ -95,7 +98,7 @@ def _axes(parts: Iterable[str], mesh: Mesh) -> tuple[tuple[str, Link], ...]:
     for part in parts:
         name, equals, link = part.partition("=")
         if not equals or name in found:
-            raise OptionError(f"cannot read {part!r} as the link of an axis", _HINT)
+            raise OptionError(f"cannot read {show(part)} as the link of an axis", _HINT)
         if name not in dict(mesh.axes):
             raise OptionError(f"--link names axis {name!r}, which the mesh {mesh} has not")
         found[name] = Link.parse(link)
@@ -111,8 +114,8 @@ def _tiers(parts: Sequence[str]) -> tuple[tuple[int, Link], ...]:
     found: list[tuple[int, Link]] = []
     for part in parts[:-1]:
         ranks, times, link = part.partition("x")
-        if not times or not ranks.isdigit() or int(ranks) <= (found[-1][0] if found else 0):
-            raise OptionError(f"cannot read {part!r} as the link inside a node", _HINT)
+        if not times or not re.fullmatch("[0-9]{1,9}", ranks) or int(ranks) <= (found[-1][0] if found else 0):
+            raise OptionError(f"cannot read {show(part)} as the link inside a node", _HINT)
         found.append((int(ranks), Link.parse(link)))
     return (*found, (0, Link.parse(parts[-1])))
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from gopt import api
-from gopt.analysis.roles import recover
 from gopt.disk.files import make_folders, reason
 from gopt.disk.signals import raised
 from gopt.errors import RunError
@@ -84,8 +83,8 @@ def reshard(
     """
     held = read_held(path)
     source = api.Source(
-        recover(held.graph, held.roles), held.report["source"]["file"], held.report["source"]["sha256"],
-        held.report["source"]["bytes"],
+        api.recover_kept(held.graph, held.roles, "the kept source"), held.report["source"]["file"],
+        held.report["source"]["sha256"], held.report["source"]["bytes"],
     )  # fmt: skip
     micro_steps = held.manifest.get("accumulate", 1) if accumulate is None else accumulate
     return api.shard(source, mesh, pipeline=_pipeline(held, options or {}, note), accumulate=micro_steps)

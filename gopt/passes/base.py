@@ -14,6 +14,9 @@ from gopt.analysis.spmd import Step
 from gopt.errors import OptionError
 from gopt.report import Change
 
+_MOST = 1 << 63
+"""What a number of an option stays below: a report can hold it."""
+
 
 def _never(step: Step) -> str:
     return ""
@@ -79,8 +82,11 @@ def _convert(owner: str, key: str, value: Any, hint: Any) -> Any:
             return ";".join(f"{name}:{each}" for name, each in value.items())
         if hint is bool:
             return {"true": True, "false": False}[str(value).lower()]
-        return hint(value)
-    except (ValueError, KeyError, TypeError):
+        made = hint(value)
+        if hint in (int, float) and not abs(made) < _MOST:  # not a number neither
+            raise ValueError
+        return made
+    except (ValueError, KeyError, TypeError, OverflowError):
         raise OptionError(f"pass {owner}: option {key} cannot be {value!r}", f"it takes {_type_name(hint)}") from None
 
 

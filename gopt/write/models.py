@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from gopt.analysis.spmd import Step
 from gopt.graph.model import Graph, Tensor, value_info
+from gopt.graph.scope import OWN
 from gopt.graph.types import TensorType, dtype_code
 from gopt.sources.written import prepare, source_nodes
 from gopt.write.values import VALUES, Values
@@ -44,7 +45,8 @@ def source_model(step: Step, values: Values, roles: str) -> bytes:
     source: Graph = step.training.graph
     states = {state.tensor for state in step.training.states}
     inputs = {**source.inputs, **{name: source.types[name] for name in sorted(states) if name not in source.inputs}}
-    kept = {name: tensor for name, tensor in source.initializers.items() if name not in states}
+    own = {name for name in source.initializers if name.startswith(OWN)}  # what the file does not have
+    kept = {name: tensor for name, tensor in source.initializers.items() if name not in states | own}
     whole = replace(source, inputs=inputs, initializers=kept)
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
     return model_bytes(whole, values.offset, VALUES, metadata)

@@ -9,7 +9,8 @@ from helpers import FIXTURES, Builder, perceptron
 from onnx import helper
 
 import gopt
-from gopt.analysis.aliases import find_aliases
+from gopt.analysis.layouts import find_aliases
+from gopt.errors import UnsupportedError
 from gopt.graph.load import load
 from gopt.runtime.proof.verify import Verifier
 
@@ -88,6 +89,68 @@ def test_the_update_is_split_all_the_same(what, where, tmp_path):
     assert Verifier(tmp_path / "out").run(steps=2).equal
     gone = {each["name"] for each in report["removed_ops"] if each["pass"] == "load"}
     assert gone == {node.label for node in source.training.looked_through}
+
+
+def whole_row(b: Builder, net, cut: str) -> list[str]:
+    """All gradients joined in a row and taken out of it again, as optimizers with one flat buffer do."""
+    sizes = [15, 5, 10, 2]
+    shapes = [net.params[name] for name in net.gradients]
+    row = b.op("Concat", *(b.op("Reshape", g, shape(b, -1)) for g in net.gradients.values()), axis=0)
+    if cut == "split":
+        pieces = b.op("Split", row, shape(b, *sizes), axis=0, outputs=4)
+    else:
+        stops = np.cumsum(sizes).tolist()
+        pieces = [
+            b.op(
+                "Slice", row, shape(b, stop - size if cut == "slice" else stop - size - 32), shape(b, stop), shape(b, 0)
+            )
+            for size, stop in zip(sizes, stops)
+        ]
+    return [b.op("Reshape", piece, shape(b, *dims)) for piece, dims in zip(pieces, shapes)]
+
+
+@pytest.mark.parametrize("cut", ["split", "slice", "slice from behind"])
+def test_a_row_that_is_cut_where_it_was_joined(cut, tmp_path):
+    b = Builder()
+    net = perceptron(b, (3, 5, 2))
+    pieces = whole_row(b, net, cut)
+    b.output("loss", net.loss, ())
+    for name, gradient in zip(net.gradients, pieces):
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", gradient, b.const(0.1))), net.params[name])
+    source = gopt.load(b.save(tmp_path / "step.onnx"))
+    assert source.training.gradients == net.gradients
+    report = gopt.shard(source, 3).write(tmp_path / "out")
+    shard = next(each for each in report["pipeline"] if each["name"] == "shard")
+    assert shard["facts"]["parameters"] == {"split": 4}
+    assert Verifier(tmp_path / "out").run(steps=2).equal
+
+
+@pytest.mark.parametrize("sizes", [(16, 4, 10, 2), (5, 15, 10, 2)])
+def test_a_row_that_is_cut_elsewhere_mixes_parameters(sizes, tmp_path):
+    b = Builder()
+    net = perceptron(b, (3, 5, 2))
+    row = b.op("Concat", *(b.op("Reshape", g, shape(b, -1)) for g in net.gradients.values()), axis=0)
+    pieces = b.op("Split", row, shape(b, *sizes), axis=0, outputs=4)
+    b.output("loss", b.op("ReduceSum", *pieces[:1], keepdims=0), ())
+    aliases = find_aliases(load(b.save(tmp_path / "g.onnx")))
+    assert aliases.keys().isdisjoint(pieces[:2])
+
+
+def test_a_count_of_one_rank_is_seen_through_a_row(tmp_path):
+    """A rate of a rank's own in front of the join: no mean of the pieces is the gradient."""
+    b = Builder()
+    net = perceptron(b, (3, 5, 2))
+    count = b.op(
+        "Add", b.op("ReduceSum", b.op("Cast", b.op("Greater", "x", b.const(0.5)), to=1), keepdims=0), b.const(1.0)
+    )
+    own = {name: b.op("Div", gradient, count) for name, gradient in net.gradients.items()}
+    net.gradients.update(own)
+    pieces = whole_row(b, net, "split")
+    b.output("loss", net.loss, ())
+    for name, gradient in zip(net.gradients, pieces):
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", gradient, b.const(0.1))), net.params[name])
+    with pytest.raises(UnsupportedError, match="one rank's own batch"):
+        gopt.load(b.save(tmp_path / "step.onnx"))
 
 
 def test_forward_and_backward_keep_their_layout_operators():

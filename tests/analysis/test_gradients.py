@@ -266,13 +266,13 @@ def test_a_state_that_is_made_anew_is_no_partner_of_the_parameter(tmp_path):
 
 
 def test_a_gradient_of_another_shape_is_refused_by_name(tmp_path):
-    """A parameter of two rows is used flat, and its gradient clipped before it gets two rows again."""
+    """A parameter is used turned, and its gradient clipped before it is turned back."""
     b = Builder()
-    x, w = b.input("x", (3, 4)), b.parameter("w", (2, 2))
-    rest = b.op("Sub", b.op("Reshape", w, b.const([4], "int64")), x)
-    b.output("loss", b.op("ReduceMean", b.op("Mul", rest, rest), keepdims=0), ())
-    flat = b.op("ReduceSum", b.op("Mul", rest, b.const(2 / 12)), b.const([0], "int64"), keepdims=0)
-    clipped = b.op("Reshape", b.op("Clip", flat, b.const(-0.1), b.const(0.1)), b.const([2, 2], "int64"))
-    b.output("w_out", sgd(b, "w", clipped), (2, 2))
-    with pytest.raises(UnsupportedError, match=f"{flat}.*shape"):
+    x, w = b.input("x", (4, 3)), b.parameter("w", (2, 3))
+    out = b.op("MatMul", x, b.op("Transpose", w, perm=[1, 0]))
+    b.output("loss", b.op("ReduceMean", b.op("Mul", out, out), keepdims=0), ())
+    turned = b.op("MatMul", b.op("Transpose", x, perm=[1, 0]), b.op("Mul", out, b.const(2 / 8)))
+    clipped = b.op("Transpose", b.op("Clip", turned, b.const(-0.1), b.const(0.1)), perm=[1, 0])
+    b.output("w_out", sgd(b, "w", clipped), (2, 3))
+    with pytest.raises(UnsupportedError, match=f"{turned}.*shape"):
         gopt.load(b.save(tmp_path / "step.onnx"))

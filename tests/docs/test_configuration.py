@@ -29,5 +29,5 @@ def _report(config, tmp_path, capsys):
 
 def test_a_table_nobody_reads_is_refused(tmp_path, capsys):
     (tmp_path / "gopt.toml").write_text("[meshh]\nshard = 2\n")
-    assert main(["shard", "x.onnx", "--ranks", "2", "--config", str(tmp_path / "gopt.toml")]) == 2
+    assert main(["shard", "x.onnx", "--ranks", "2", "--config", str(tmp_path / "gopt.toml")]) == 3
     assert "meshh" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 from helpers import ROOT
 
 LAYERS = (
-    {"gopt.errors", "gopt.mesh"},
+    {"gopt.errors", "gopt.limits", "gopt.shown", "gopt.documents", "gopt.mesh"},
     {"gopt.report", "gopt.disk"},
     {"gopt.collectives"},
     {"gopt.graph", "gopt.sources"},
@@ -25,6 +25,7 @@ LAYERS = (
         "gopt.kept",
         "gopt.needs",
         "gopt.given",
+        "gopt.manifest",
         "gopt.write",
         "gopt.seal",
         "gopt.summary",
@@ -43,6 +44,7 @@ ONLY = {
     "mpi4py": lambda module: module == "gopt.runtime.engines.mpi",
     "nccl": lambda module: module == "gopt.runtime.engines.nccl",
     "llvmlite": lambda module: module == "gopt.runtime.loops",
+    "jsonschema_rs": lambda module: module == "gopt.documents",
     "cuda": lambda module: module == "gopt.runtime.engines.cuda",
 }
 """A package -> the modules that may import it."""

@@ -70,13 +70,22 @@ REFUSED = {
     "a condition that captures": Plan(schedule="if-captures"),
     "a mask as an input": Plan(mask="input"),
     "an update in a function": Plan(function=True, tail=("reshape",)),
+    "a function that transposes": Plan(function=True, tail=("transpose-pair", "div-one"), metric=True),
+    "a function that goes flat": Plan(function=True, tail=("flat-pair", "expand"), rules=ADAM, clip="global-flat"),
     "a batch of one and a layer of one": Plan(widths=(6, 1, 2), batch=1),
+    "flat momentum of joined gradients": Plan(rules=("flat-state",), layout="joined"),
+    "a clip over flat gradients that had another shape": Plan(network="convolution", clip="global-flat"),
+    "a clip over gradients of one row": Plan(layout="joined", clip="global-flat", rules=ADAM),
+    "a state that follows its old value through a sign": Plan(rules=("rprop",)),
+    "a maximum that starts high": Plan(
+        network="layer-norm", loss="cross-entropy", rules=("amsgrad",), clip="global-flat"
+    ),
+    "many states of two parameters that meet": Plan(network="twins", rules=("amsgrad",)),
 }
 
 
 OPEN = {
     "a normalisation of one row": Plan(network="layer-norm", batch=1),
-    "flat momentum of joined gradients": Plan(rules=("flat-state",), layout="joined"),
     "masters of scalars": Plan(network="all-scalar", precision="master"),
     "a mask of one element": Plan(network="batch-norm", widths=(1, 1, 3), rules=("rprop",), mask="input"),
 }
@@ -102,6 +111,12 @@ def test_open_steps(what):
 def test_a_last_sign_that_is_as_large_as_the_batch_is_refused():
     """Once the batch was paired with it, and became a parameter."""
     assert judge(make(replace(draw(9046), scrambled=False))).outcome == "refused"
+
+
+@pytest.mark.parametrize("seed", [60408, 60415, 60479])
+def test_once_written_wrong(seed):
+    """A count behind a join; a mask in the place of Rprop's sign; Rprop's sign of one element as a metric."""
+    assert judge(make(replace(draw(seed), scrambled=False)), setting(seed)).outcome == "refused"
 
 
 def test_a_scalar_step_whose_rate_follows_the_loss_is_refused():

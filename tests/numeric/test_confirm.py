@@ -16,6 +16,7 @@ from gopt.graph.load import load
 from gopt.runtime.proof import draws
 from gopt.runtime.proof.confirm import Confirmation, Verdict, confirm_gradients
 from gopt.runtime.proof.confirm.forward import Forward
+from gopt.runtime.proof.confirm.samples import Additive, Square
 from gopt.runtime.proof.reference import no_call
 
 HEAD = '<ir_version: 9, opset_import: ["" : 18]>\n'
@@ -454,3 +455,13 @@ def test_fixtures_are_measured_in_float64(name):
     found = confirm_gradients(training, batches, 0)
     assert {each.why for each in found} == {"proportional to the change of the loss"}
     assert Forward(training, no_call).precision.dtype == "float64"
+
+
+def test_what_the_batch_hardly_moves_is_not_judged_by_rounding():
+    """A gradient that masks keep almost constant: its differences are rounding of the value."""
+    base = np.array([1.0])
+    moved = {"g": base + 1e-9}, {"g": base - 1e-9}
+    square = Square({"g": base}, {"g": base + 1e-15}, moved)
+    assert square.judge("g", 1e-13) is Additive.OPEN
+    far = {"g": base + 1e-2}, {"g": base - 1e-2}
+    assert Square({"g": base}, {"g": base + 1e-3}, far).judge("g", 1e-13) is Additive.NO

@@ -25,7 +25,7 @@ UNKNOWN = {  # not elementwise: said so, and no more
                   "non-elementwise update with 1 state"},
     "Muon": {"non-elementwise update with 1 state"},
 }  # fmt: skip
-NAMED = ("ASGD", "Adafactor", "Rprop")
+NAMED = ("ASGD", "Adafactor")
 """Optimizers whose data flow may leave open which output replaces which input: the states are named."""
 
 

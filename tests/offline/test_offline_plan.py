@@ -157,20 +157,27 @@ def test_links_are_read():
     assert Link.parse("200GB/s:5us") == FAST
     assert Link.parse("1.5 kB/s") == Link(1500.0, 0.0)
     assert Link.parse("25GB/s:0.01ms") == SLOW
-    assert (parse_bytes("80GB"), parse_bytes("1.5 KiB"), parse_bytes("7")) == (80 << 30, 1536, 7)
+    assert Link.parse("1600Gb/s:5us") == Link.parse("1600 Gbit/s:5us") == FAST
+    assert (parse_bytes("80GB"), parse_bytes("1.5 KiB"), parse_bytes("7B"), parse_bytes("8g")) == (
+        80 << 30,
+        1536,
+        7,
+        8 << 30,
+    )
 
 
 @pytest.mark.parametrize(
     "text",
     ["fast", "200GB", "0GB/s", "shard=200GB/s", "dp=1GB/s,shard=2GB/s,tp=1GB/s", "dp=1GB/s,2GB/s", "8xGB/s,1GB/s",
-     "8x2GB/s,4x1GB/s,1GB/s", "2GB/s,1GB/s", "8x2GB/s", "1..5GB/s", "dp=1GB/s,dp=1GB/s", ""],
+     "8x2GB/s,4x1GB/s,1GB/s", "2GB/s,1GB/s", "8x2GB/s", "1..5GB/s", "dp=1GB/s,dp=1GB/s", "", "200Gbps", "200GiB/s",
+     "200mB/s", "9" * 400 + "GB/s", "٤GB/s"],
 )  # fmt: skip
 def test_links_that_say_nothing_clear_are_refused(text):
     with pytest.raises(OptionError):
         Links.parse(text, MESH)
 
 
-@pytest.mark.parametrize("text", ["80XB", "GB", "-1GB", "1.2.3GB"])
+@pytest.mark.parametrize("text", ["80XB", "GB", "-1GB", "1.2.3GB", "80Gb", "80", "9" * 400 + "GB", "٤GB"])
 def test_sizes_that_are_none_are_refused(text):
     with pytest.raises(OptionError):
         parse_bytes(text)

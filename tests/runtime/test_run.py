@@ -323,9 +323,13 @@ def test_ranks_that_start_apart_are_told_so(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "code", "said"),
     [
-        ("kill", 5, "rank 1, step 8: the process died"),
-        ("stop", 5, "rank 0, step 8, call 0: after 10 s"),
-        ("sleep", 5, "rank 0, step 8, call 0: after 10 s"),
+        ("kill", 5, "rank 1 was killed by SIGKILL in step 8"),
+        (
+            "stop",
+            5,
+            "over shard): rank 1 did not come: it is in step 8",
+        ),
+        ("sleep", 5, "rank 1 did not come: it is in step 8"),
         ("raise", 5, "rank 1, step 8: ValueError: a bad sample"),
         ("nan", 5, "the loss is nan"),
         ("end", 3, "rank 1, step 8: the data ended"),

@@ -80,6 +80,10 @@ def excuse(plan: Plan, setting: Setting, why: str) -> str:
         return "a state's new value does not read its old one, or a flag alone does"
     if pairs and plan.network == "twins" and plan.precision == "master":
         return "two parameters of one gradient: which master is whose is not to be seen"
+    if pairs and plan.form in ("exp", "relative", "factor") and (plan.decay != "none" or plan.mask != "none"):
+        return "a parameter that is a factor of its own new value, beside a mask or in its own optimizer state"
+    if plan.batch == 1 and "may be the gradient of" in why:
+        return "the gradient of one sample is the forward's own difference: a clip of it may be a loss's derivative"
     return ""
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from gopt.mesh import Mesh
 from gopt.offline.diff.models import diff_graphs
 from gopt.offline.diff.result import Diff, Line
 from gopt.offline.held import read_held
-from gopt.seal import INDEX
+from gopt.seal import open_index
 
 
 def diff_checkpoints(a: Path, b: Path) -> Diff:
@@ -17,7 +16,7 @@ def diff_checkpoints(a: Path, b: Path) -> Diff:
     first, second = read_held(a), read_held(b)
     lines = []
     for what, before, after in (
-        ("step", *(json.loads((path / INDEX).read_text(encoding="utf-8")).get("step") for path in (a, b))),
+        ("step", *(open_index(path)["step"] for path in (a, b))),
         ("mesh", *(Mesh.from_record(held.manifest["mesh"]) for held in (first, second))),
     ):
         if before != after:

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gopt.errors import InputError
 from gopt.graph.load import load
+from gopt.manifest import read_manifest, read_report
 from gopt.offline.diff.models import diff_graphs
 from gopt.offline.diff.records import records
 from gopt.offline.diff.result import Diff, Line
-from gopt.offline.inspect import read_record
 from gopt.report import rank_ranges
 
 
@@ -28,14 +27,14 @@ class _Folders:
 def diff_folders(a: Path, b: Path) -> Diff:
     """Compare two output folders: manifest, report, source and each rank's graph with its values."""
     both = _Folders(a, b)
-    manifests = [read_record(folder, "manifest") for folder in (a, b)]
-    reports = [read_record(folder, "report") for folder in (a, b)]
+    manifests = [read_manifest(folder)[0] for folder in (a, b)]
+    reports = [read_report(folder, manifest) for folder, manifest in zip((a, b), manifests)]
     both.lines += [Line("record", text, "manifest.json") for text in records(manifests[0], manifests[1])]
     both.lines += [Line("record", text, "report.json") for text in records(reports[0], reports[1])]
     same_values = _same_bytes(a / "states.bin", b / "states.bin")
     if (a / "source.onnx").is_file() and (b / "source.onnx").is_file():
         _file_lines(both, "source.onnx", same_values)
-    files = [_files(manifest, folder) for manifest, folder in zip(manifests, (a, b))]
+    files = [_files(manifest) for manifest in manifests]
     found: dict[tuple[str, str, str], list[int]] = {}
     for rank, phase in sorted({*files[0], *files[1]}):
         names = files[0].get((rank, phase)), files[1].get((rank, phase))
@@ -54,20 +53,9 @@ def diff_folders(a: Path, b: Path) -> Diff:
     return Diff(str(a), str(b), tuple(both.lines), both.renamed, tuple(both.notes))
 
 
-def _files(manifest: Mapping[str, Any], folder: Path) -> dict[tuple[int, str], str]:
+def _files(manifest: Mapping[str, Any]) -> dict[tuple[int, str], str]:
     """The file of every rank and phase."""
-    try:
-        files = {
-            (int(each["rank"]), str(phase)): str(name)
-            for each in manifest["ranks"]
-            for phase, name in each["files"].items()
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{folder}: the manifest is damaged ({type(error).__name__}: {error})") from None
-    for name in files.values():
-        if Path(name).name != name:
-            raise InputError(f"{folder}: the manifest names {name!r}, which lies outside the folder")
-    return files
+    return {(rank["rank"], phase): name for rank in manifest["ranks"] for phase, name in rank["files"].items()}
 
 
 def _file_lines(both: _Folders, name: str, same_values: bool) -> None:

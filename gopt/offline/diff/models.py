@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.training import State, Training
-from gopt.api import read_roles, roles_from
+from gopt.api import kept_roles, read_roles
 from gopt.errors import GoptError
 from gopt.graph.load import load
 from gopt.graph.model import Graph, Tensor
@@ -33,7 +33,7 @@ def diff_graphs(
     notes: list[str] = []
     trainings: list[Training | None] = [None, None]
     if states:
-        known = roles or (_kept_roles(a), _kept_roles(b))
+        known = roles or (_kept_roles(a, name_a), _kept_roles(b, name_b))
         trainings = [_training(a, name_a, notes, known[0]), _training(b, name_b, notes, known[1])]
     pairing = Pairing(a, b)
     lines = [*_model_lines(a, b), *_interface_lines(a, b, *trainings), *node_lines(pairing)]
@@ -50,11 +50,11 @@ def _training(graph: Graph, name: str, notes: list[str], roles: RoleMap) -> Trai
         return None
 
 
-def _kept_roles(graph: Graph) -> RoleMap:
+def _kept_roles(graph: Graph, name: str) -> RoleMap:
     """Roles that gopt wrote into its own copy of a source."""
     if "gopt.roles" not in graph.metadata:
         return RoleMap()
-    return roles_from(graph.metadata["gopt.roles"])
+    return kept_roles(graph, name)
 
 
 def _model_lines(a: Graph, b: Graph) -> Iterator[Line]:

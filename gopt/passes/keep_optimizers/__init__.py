@@ -48,6 +48,9 @@ def _pieces(step: Step) -> dict[int, Pieces]:
         if isinstance(node.origin, Origin):
             pieces = found.setdefault(node.origin.call.number, Pieces(node.origin.call))
             pieces.source.setdefault(node.origin.weight, []).append(node)
+    for node in step.training.looked_through:
+        if isinstance(node.origin, Origin) and node.origin.call.number in found:
+            found[node.origin.call.number].dropped.append(node)
     for node in step.graph.nodes:
         if isinstance(node.origin, Origin):
             held = found[node.origin.call.number].now.setdefault(node.origin.weight, {})

@@ -21,6 +21,8 @@ class Pieces:
     call: Call
     source: dict[int, list[Node]] = field(default_factory=dict)
     now: dict[int, dict[int, list[Node]]] = field(default_factory=dict)
+    dropped: list[Node] = field(default_factory=list)
+    """Layout operators of the body that change nothing in the source, and would change a shard."""
 
 
 class NoFoldError(Exception):
@@ -78,6 +80,8 @@ class Match:
 
     def member(self) -> tuple[Member, list[Node]]:
         """The weight as a member of the kept operator, and the nodes it replaces."""
+        if self.pieces.dropped:
+            raise NoFoldError(f"its {self.pieces.dropped[0].op_type} works on whole tensors")
         now = self.pieces.now.get(self.weight, {})
         renamed: dict[str, str] = {}
         local = set(self.inputs.values())

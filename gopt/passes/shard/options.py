@@ -52,10 +52,17 @@ class Options:
     loss_reduction: str = "mean"
 
 
+MOST_MB = 1 << 30
+"""MiB of a bucket: more than any machine has."""
+
+
 def check(step: Step, options: Options) -> None:
     """Refuse options that have no use beside the others: none is dropped silently."""
-    if options.bucket_mb is not None and not options.bucket_mb >= 0:
-        raise OptionError(f"--bucket-mb cannot be {options.bucket_mb}", "0 means one tensor a call")
+    if options.bucket_mb is not None and not 0 <= options.bucket_mb <= MOST_MB:
+        raise OptionError(
+            f"--bucket-mb cannot be {options.bucket_mb}",
+            f"it is a number of MiB up to {MOST_MB}; 0 means one tensor a call",
+        )
     if options.persist < 0 or (options.min_piece is not None and options.min_piece < 1):
         raise OptionError("persist and min-piece are numbers of elements, at least 0 and 1")
     for why, *hints in useless(options).values():

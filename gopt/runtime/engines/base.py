@@ -16,7 +16,7 @@ from gopt.errors import RunError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
 from gopt.runtime.engines.shared import Key
-from gopt.runtime.engines.threads import ThreadGroup
+from gopt.runtime.engines.threads import ThreadGroup, named_ranks
 from gopt.runtime.lent import Common
 from gopt.runtime.session import Array
 
@@ -72,7 +72,7 @@ class ThreadEngine:
 
     def fail(self, error: BaseException) -> None:
         self.group.abort(self.rank, error)
-        self.board.barrier.abort()
+        self.board.end()
 
 
 class Board:
@@ -80,16 +80,31 @@ class Board:
 
     def __init__(self, ranks: int, deadline: float) -> None:
         self.barrier = threading.Barrier(ranks, timeout=deadline)
+        self.deadline = deadline
         self._words: list[Any] = [None] * ranks
+        self._came = [0] * ranks
+        """How often each rank has come."""
+        self._ended = False
+
+    def end(self) -> None:
+        """Nobody need wait any more: a rank has failed."""
+        self._ended = True
+        self.barrier.abort()
 
     def gather(self, rank: int, item: Any) -> list[Any]:
+        self._words[rank] = item
+        self._came[rank] += 1
+        mine = self._came[rank]
         try:
-            self._words[rank] = item
             self.barrier.wait()
             found = list(self._words)
             self.barrier.wait()
         except threading.BrokenBarrierError:
-            raise RunError("stopped, because another rank did not come") from None
+            late = [other for other, count in enumerate(self._came) if count < mine]
+            if self._ended or not late:
+                raise RunError("stopped, because another rank did not come") from None
+            text = f"after {self.deadline:g} s, rank {rank} still waits for {named_ranks(late)} at the ranks' agreement"
+            raise RunError(text) from None
         return found
 
 
@@ -115,7 +130,7 @@ def run_threads(mesh: Mesh, deadline: float, work: Callable[[Engine], Any]) -> l
         _join(threads, failures)
     except BaseException as error:  # an interrupt
         group.abort(-1, error)
-        board.barrier.abort()
+        board.end()
         raise
     if failures:
         raise failures[0]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -19,90 +19,19 @@ from pathlib import Path
 from typing import IO
 
 from gopt.errors import RunError, StoppedError
+from gopt.runtime.engines.beats import ENDED, HEARTBEATS, LAUNCHER, SAID, SPOKE, WAITING, Seen, read, waiting
 
-HEARTBEATS = "GOPT_HEARTBEATS"
-"""Environment variable: the folder in which ranks say where they are."""
 LIVE = "live"
-"""File in that folder: what the first rank tells of each step, a line of JSON each."""
-LAUNCHER = "launcher"
-"""File in that folder: number of the launcher's process. Its ranks end when it has."""
-SAID = "said"
-"""File in that folder: made by the rank that says why the job ends, with its exit code."""
-SAYING = 1.0
-"""Seconds that the others leave to it."""
-_RECORD = struct.Struct("<qqqqd")
-"""Process number, step, call, how it goes, seconds since the epoch."""
+"""File in the folder of heartbeats: what the first rank tells of each step, a line of JSON each."""
+CLEANING = 20.0
+"""Seconds that mpiexec has to end the others when a rank has died, and to say how it died."""
 START = 5.0
 """Seconds beyond twice the deadline that ranks have to start, or to move."""
-GOING, ENDED, SPOKE = 0, 1, 2
-"""How it goes: on; the rank has ended well; it has said why it cannot go on."""
 _STOPS = (signal.SIGTERM, signal.SIGHUP)
 _NOISE = ("=====", "=   ", "YOUR APPLICATION TERMINATED", "This typically refers", "Please see the FAQ", "Abort(")
 """How lines begin that MPICH's launcher prints when ranks end early: gopt says it in one line."""
-
-
-@dataclass(slots=True)
-class Heartbeat:
-    """Where a rank says where it is, for the launcher to read; costs one small write a call."""
-
-    number: int
-    folder: Path
-
-    @classmethod
-    def open(cls, rank: int) -> Heartbeat | None:
-        """None when nobody watches."""
-        folder = os.environ.get(HEARTBEATS)
-        if not folder:
-            return None
-        beat = cls(os.open(Path(folder, f"{rank}"), os.O_RDWR | os.O_CREAT, 0o600), Path(folder))
-        beat.at(0, -1)
-        threading.Thread(target=beat.follow, name="launcher", daemon=True).start()
-        return beat
-
-    def follow(self) -> None:
-        """End this rank when the launcher is gone: killed outright, it could not end its ranks."""
-        try:
-            handle = os.pidfd_open(int((self.folder / LAUNCHER).read_text()))
-        except (FileNotFoundError, ProcessLookupError):
-            pass  # gone already, and perhaps its folder with it
-        except OSError:
-            return  # the system gives no handle: nothing to follow
-        else:
-            select.select([handle], [], [])
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os._exit(RunError("").exit_code)
-
-    def at(self, step: int, call: int, how: int = GOING) -> None:
-        os.pwrite(self.number, _RECORD.pack(os.getpid(), step, call, how, time.time()), 0)
-
-    def first(self, code: int) -> bool:
-        """Whether this rank is the first that wants to say why the job ends: only that one does, and gives the code."""
-        try:
-            file = os.open(self.folder / SAID, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            os.write(file, f"{code}".encode())
-            os.close(file)
-        except FileExistsError:
-            return False
-        except OSError:  # the launcher is gone, and its folder
-            return True
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a rank said last."""
-
-    rank: int
-    process: int
-    step: int
-    call: int
-    how: int
-    when: float
-
-    @property
-    def where(self) -> str:
-        call = f", call {self.call}" if self.call >= 0 else ""
-        return f"rank {self.rank}, step {self.step + 1}{call}"
+_PROCESS = re.compile(r"PID (\d+)")
+_SIGNAL = re.compile(r"signal:? (\d+)", re.I)
 
 
 def mpiexec(extra: str = "mpi") -> str:
@@ -135,10 +64,11 @@ def launch(
         )
         assert process.stdout is not None and process.stderr is not None
         streams = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-        copies = [threading.Thread(target=_copy, args=each, daemon=True) for each in streams]
+        words: list[str] = []
+        copies = [threading.Thread(target=_copy, args=(*each, words), daemon=True) for each in streams]
         for copy in copies:
             copy.start()
-        watch = _Watch(process, Path(folder), deadline, show, caught, patient)
+        watch = _Watch(process, Path(folder), deadline, show, caught, words, copies, patient)
         try:
             return watch.run()
         finally:
@@ -165,24 +95,22 @@ def _signals(patient: bool) -> Iterator[list[int]]:
             signal.signal(number, old)
 
 
-def _copy(source: IO[bytes], target: IO[str]) -> None:
-    """Pass on what ranks print, without the launcher's banner."""
+def _copy(source: IO[bytes], target: IO[str], words: list[str]) -> None:
+    """Pass on what ranks print, without the launcher's banner: its lines are kept as ``words``."""
     for line in source:
         text = line.decode("utf-8", "replace")
-        if not text.startswith(_NOISE):
+        if text.startswith(_NOISE):
+            words.append(text)
+        else:
             target.write(text)
             target.flush()
 
 
-def read(folder: Path) -> list[Seen]:
-    """What every rank said last."""
-    found = []
-    for path in sorted((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name)):
-        data = path.read_bytes()
-        if len(data) == _RECORD.size:
-            process, step, call, how, when = _RECORD.unpack(data)
-            found.append(Seen(int(path.name), process, step, call, how, when))
-    return found
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @dataclass(slots=True)
@@ -195,6 +123,10 @@ class _Watch:
     show: Callable[[str], None]
     caught: Sequence[int] = ()
     """Signals that have come."""
+    words: Sequence[str] = ()
+    """What the launcher itself has said."""
+    copies: Sequence[threading.Thread] = ()
+    """Those that listen to it."""
     patient: bool = False
     _asked: float = 0.0
     """When the ranks were asked to end."""
@@ -225,7 +157,7 @@ class _Watch:
         if dead is not None:
             if self.caught:
                 raise StoppedError(self.caught[0])
-            raise RunError(f"{dead.where}: the process died without a word", "killed, perhaps for its memory?")
+            raise self._how_it_died(dead)
         code = self.process.wait()
         self._tell()
         if code and (said := self._said()) is not None:
@@ -245,6 +177,25 @@ class _Watch:
         elif late or not self._asked or len(self.caught) > 1 or time.monotonic() - self._asked > self.deadline:
             raise StoppedError(self.caught[0])
 
+    def _how_it_died(self, dead: Seen) -> RunError:
+        """The refusal that names the rank that died first: by the launcher, which has waited for it, where that says
+        so; else the one of which it was seen first."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(CLEANING)
+            for copy in self.copies:
+                copy.join(2.0)
+        seen, said = read(self.folder), "".join(self.words)
+        process, number = _PROCESS.search(said), _SIGNAL.search(said)
+        first = next((each for each in seen if process and each.process == int(process[1])), None)
+        code = self.process.poll() or 0
+        if first is not None and number is not None:
+            how = f"was killed by {_signal_name(int(number[1]))}"
+        else:
+            how = f"ended with exit code {code} and no word" if 0 < code < 128 else "died without a word"
+        dead = first or dead
+        hint = ("perhaps the system had no memory left",) if "SIGKILL" in how else ()
+        return RunError(f"rank {dead.rank} {how} in {dead.where}{waiting(seen, dead.rank)}", *hint)
+
     def _follow(self, seen: Sequence[Seen]) -> None:
         for each in seen:
             if each.rank not in self._handles:
@@ -261,7 +212,7 @@ class _Watch:
         seen = {each.rank: each for each in read(self.folder)}
         if any(each.how == SPOKE for each in seen.values()):
             return None
-        silent = [seen[rank] for rank in gone if rank in seen and seen[rank].how == GOING]
+        silent = [seen[rank] for rank in gone if rank in seen and seen[rank].how != ENDED]
         # MPI ends the others at once: they had come further than the one that died.
         return min(silent, key=lambda each: (each.step, each.call), default=None)
 
@@ -276,8 +227,8 @@ class _Watch:
         if not seen and time.time() - self._begun > limit:
             raise RunError(f"after {limit:g} s, mpiexec has started no rank", f"try {mpiexec()} -n 1 hostname")
         if seen and time.time() - max(each.when for each in seen) > limit:
-            late = min(seen, key=lambda each: (each.step, each.call))
-            raise RunError(f"{late.where}: it has not moved for {2 * self.deadline:g} s")
+            late = min(seen, key=lambda each: (each.how == WAITING, each.step, each.call))
+            raise RunError(f"rank {late.rank}, {late.where}: it has not moved for {2 * self.deadline:g} s")
 
     def _tell(self) -> None:
         path = self.folder / LIVE

@@ -208,12 +208,25 @@ class ThreadGroup:
             ended = self._changed.wait_for(lambda: self.failure is not None or wait.ready(), self.deadline)
             late = wait.missing()
             if not ended and late:  # else all have come, and the call itself takes long
-                what = f"{_ranks(late)} at {wait.entry.call}"
-                self._fail(RunError(f"after {self.deadline:g} s, rank {rank} still waits for {what}"))
+                what = f"{named_ranks(late)} at {wait.entry.call}"
+                cause = self._causes(late)
+                behind = f"; {named_ranks(cause)} did not come" if set(cause) - set(late) else ""
+                self._fail(RunError(f"after {self.deadline:g} s, rank {rank} still waits for {what}{behind}"))
                 break
         del self._waiting[rank]
         if not wait.ready():
             self._raise_failure()
+
+    def _causes(self, late: Sequence[int]) -> list[int]:
+        """Held: those for whom all wait in the end. Who waits itself, for others, is not to blame."""
+        seen: set[int] = set()
+        left = list(late)
+        while left:
+            rank = left.pop()
+            if rank not in seen:
+                seen.add(rank)
+                left += self._waiting[rank].missing() if rank in self._waiting else ()
+        return sorted(rank for rank in seen if rank not in self._waiting)
 
     def _check_stuck(self) -> None:
         """Held: fail at once when every rank waits or has finished, and so none can come for another."""
@@ -231,7 +244,8 @@ class ThreadGroup:
         entry = wait.entry
         self._fail(
             RunError(
-                f"no rank can go on: rank {entry.rank} waits for {_ranks(missing)} at {entry.call}; {'; '.join(where)}",
+                f"no rank can go on: rank {entry.rank} waits for {named_ranks(missing)} at {entry.call}; "
+                + "; ".join(where),
                 "all members of a group must make the same calls in the same order",
             )
         )
@@ -261,7 +275,8 @@ def _execute(entries: Sequence[_Entry]) -> list[list[Array]]:
     return [result or [] for result in results]
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
+    """``ranks 0, 2``, and not all of many."""
     listed = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}" if ranks else ""
 

@@ -18,6 +18,10 @@ class Watch:
 
     def __init__(self, deadline: float, explain: Callable[[str], None], end: Callable[[], None]) -> None:
         self._deadline, self._explain, self._end = deadline, explain, end
+        self.waits: Callable[[bool], None] = lambda _: None
+        """Hears of the beginning and the end of each wait."""
+        self.missing: Callable[[], str] = lambda: "another rank did not come"
+        """Says for whom it waits."""
         self._what: str | Callable[[], str] = ""
         self._since = 0.0
         closed = threading.Event()
@@ -33,15 +37,17 @@ class Watch:
 
     def __enter__(self) -> None:
         self._since = time.monotonic()
+        self.waits(True)
 
     def __exit__(self, *_: object) -> None:
         self._since = 0.0
+        self.waits(False)
 
     def _look(self) -> None:
         since = self._since
         if since and time.monotonic() - since > self._deadline:
             what = self._what if isinstance(self._what, str) else self._what()
-            self._explain(f"after {self._deadline:g} s, it still waits at {what}: another rank did not come")
+            self._explain(f"after {self._deadline:g} s, it still waits at {what}: {self.missing()}")
             sys.stderr.flush()
             self._end()
 

@@ -12,6 +12,7 @@ import numpy as np
 from gopt.errors import InputError
 from gopt.graph.load import load
 from gopt.graph.types import TensorType, numpy_dtype
+from gopt.manifest import check_rank
 from gopt.runtime.program import Program
 from gopt.runtime.proof.compare import Values
 from gopt.runtime.proof.randoms import Randoms, feed_graph
@@ -54,15 +55,15 @@ class Rank:
 
 
 def read_rank(
-    folder: Path, record: Mapping[str, Any], common: Sequence[dict[str, Any]], phases: Iterable[str], probe: set[str],
+    folder: Path, record: Mapping[str, Any], manifest: Mapping[str, Any], phases: Iterable[str], probe: set[str],
     cache: SessionCache, randoms: Randoms, types: Mapping[str, TensorType],
 ) -> Rank:  # fmt: skip
     """A rank from its ``record`` in the manifest and its files; local gradients of ``probe`` can be reached.
 
-    ``randoms`` are fed to it, whose results have ``types`` in the source. ``common``: the states that every rank
-    holds. Raises InputError where files are missing or say something else.
+    ``randoms`` are fed to it, whose results have ``types`` in the source. Raises InputError where files are
+    missing or say something else.
     """
-    states = [*common, *record["state"]]
+    states = [*manifest["common"]["state"], *record["state"]]
     graphs, stored = {}, {}
     for phase in phases:
         path = folder / record["files"].get(phase, "")
@@ -71,12 +72,7 @@ def read_rank(
         graph = load(path, own=True)
         stored.update({name: t.numpy() for name, t in graph.initializers.items() if name in graph.inputs})
         graphs[phase] = feed_graph(graph, randoms, types)
-    for state in states:
-        held = sum(piece["stop"] - piece["start"] for piece in state["pieces"])
-        kept = [graph.inputs[state["input"]] for graph in graphs.values() if state["input"] in graph.inputs]
-        made = any(state["output"] in graph.outputs for graph in graphs.values())
-        if not kept or any(type.elements != held for type in kept) or not made:
-            raise InputError(f"rank {record['rank']}: its files and the manifest disagree on {state['input']!r}")
+    check_rank(manifest, record, graphs, folder)
     programs = {phase: Program(probed(graph, probe), cache) for phase, graph in graphs.items()}
     return Rank(programs, states, record.get("accumulators", []), stored)
 

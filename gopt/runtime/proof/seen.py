@@ -63,11 +63,20 @@ class Seen:
                 result.doubt(
                     parameter, f"its gradient {gradient} was the same on every rank's batch: no reduction is seen"
                 )
+        for name in self.still(result):
+            result.doubt(name, "it never changed: zero against zero")
+
+    def still(self, result: Verification) -> list[str]:
+        """States that should follow the batch, and never changed."""
+        open_ = [
+            state
+            for state in self.training.states
+            if state.tensor not in self.changed and state.kind is not Kind.SCALAR and state.tensor not in result.noise
+        ]
+        if not open_:
+            return []
         follows = descendants(Index(self.training.graph), [*self.training.batch, *self.training.gradients.values()])
-        for state in self.training.states:
-            judged = state.kind is not Kind.SCALAR and state.updated in follows and state.tensor not in result.noise
-            if judged and state.tensor not in self.changed:
-                result.doubt(state.tensor, "it never changed: zero against zero")
+        return [state.tensor for state in open_ if state.updated in follows]
 
     def _own(self) -> set[str]:
         """Values that follow a rank's own batch, and not only what ranks share of all."""

@@ -7,10 +7,8 @@ the loss.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,33 +25,24 @@ from gopt.given import check_folder
 from gopt.graph.load import load
 from gopt.graph.model import COMM
 from gopt.graph.types import numpy_dtype
+from gopt.manifest import check_source, read_manifest
 from gopt.mesh import Mesh
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.proof import draws
 from gopt.runtime.proof.batches import Batches, Drawn, Given
 from gopt.runtime.proof.compare import Values, finite, tolerance_of
 from gopt.runtime.proof.confirm import confirm_gradients
-from gopt.runtime.proof.disturb import units
 from gopt.runtime.proof.expected import Expected
-from gopt.runtime.proof.gates import Coverage, find_gates
+from gopt.runtime.proof.gates import find_gates
 from gopt.runtime.proof.randoms import feed_training, find_random
 from gopt.runtime.proof.ranks import read_rank
 from gopt.runtime.proof.reference import PROBE
+from gopt.runtime.proof.repetitions import Repetitions
 from gopt.runtime.proof.result import Verification
-from gopt.runtime.proof.schedule import Schedule, Start
-from gopt.runtime.proof.seen import Seen
 from gopt.runtime.proof.team import Tamper, Team, Transport, data_ranks
-from gopt.runtime.proof.trial import Trial
 from gopt.runtime.proof.variants import (
-    ASLEEP,
-    AWAKE,
-    FAST_ASLEEP,
-    INFINITE,
-    LESS_AWAKE,
     PLAIN,
-    WIDE_AWAKE,
     Variant,
-    has_finite_check,
 )
 from gopt.runtime.session import SessionCache
 from gopt.sources.collectives import DECLARED, parse_groups, recognise
@@ -67,11 +56,11 @@ class Verifier:
         self.transport: Transport = run_ranks
         """What runs one phase of all ranks: threads, unless somebody puts another engine in."""
         self.folder = Path(folder)
-        self.manifest = _read_manifest(self.folder)
-        self.mesh = Mesh.from_record(self.manifest["mesh"])
+        check_folder(self.folder)
+        self.manifest, self.mesh = read_manifest(self.folder)
         listed = self.manifest.get("phases", [{"name": "step", "times": 1}])
         self.phases = {each["name"]: each["times"] for each in listed}
-        source = _training(self.folder, model, self.mesh)
+        source = _training(self.folder, model, self.manifest, self.mesh)
         self.randoms = find_random(source.graph)
         self.training = feed_training(source, self.randoms)
         if len(self.manifest["ranks"]) != self.mesh.ranks:
@@ -82,10 +71,9 @@ class Verifier:
         shared = Shared.from_json(self.manifest.get("synchronised", {"values": [], "constants": []}))
         self.expected = Expected(self.training, self.mesh, self.cache, self.gates, reduction, shared)
         self.expected.refuse_inputs(self.randoms.fed)
-        common = self.manifest["common"]["state"]
         self.ranks = [
             read_rank(
-                self.folder, record, common, self.phases, self.expected.gradients, self.cache, self.randoms,
+                self.folder, record, self.manifest, self.phases, self.expected.gradients, self.cache, self.randoms,
                 source.graph.types,
             )
             for record in self.manifest["ranks"]
@@ -128,7 +116,7 @@ class Verifier:
             result.say(f"{who} would have drawn")
         start, settings = self._start(seed), self._hyper(hyper or {})
         batches = self._batches(seed, data, {**start, **settings})
-        session = _Session(self, result, steps, seed, start, settings, batches, tamper, advance)
+        session = Repetitions(self, result, steps, seed, start, settings, batches, tamper, advance)
         if variants is None:
             session.all_variants(fixed=set(hyper or {}))
         else:
@@ -197,105 +185,15 @@ class Verifier:
         return [batches.batch(each // sides, each % sides) for each in range(count)]
 
 
-class _Session:
-    """One run of a Verifier."""
-
-    def __init__(
-        self, verifier: Verifier, result: Verification, steps: int, seed: int, start: Values, settings: Values,
-        batches: Batches, tamper: Tamper | None, advance: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        self.verifier, self.result, self.steps, self.tamper, self.advance = verifier, result, steps, tamper, advance
-        self.start, self.settings, self.batches = start, settings, batches
-        training = verifier.training
-        self.coverage = Coverage(verifier.gates)
-        shared = frozenset(verifier.expected.shared.points)
-        self.seen = Seen(training, self.coverage, result.tolerance, verifier.parts, shared)
-        self.trial = Trial(
-            result, verifier.team, verifier.expected, verifier.kinds, units(training), self.seen, seed
-        )  # fmt: skip
-
-    def one(self, variant: Variant, start: Start | None = None) -> bool:
-        """Run a variant; ``start``: what begins elsewhere. False: it left the numbers."""
-        self.advance(variant.name)
-        states, settings = dict(self.start), dict(self.settings)
-        if start is not None:
-            for name, value in start.values.items():
-                (states if name in states else settings)[name] = value
-        return self.trial.run(
-            variant, 1 if start is not None else self.steps, states, settings, self._given, self.tamper
-        )
-
-    def _given(self, number: int) -> list[list[Values]]:
-        """Batches of a step by micro-step and data rank."""
-        times = max(self.verifier.phases.values())
-        turns = range((number - 1) * times, number * times)
-        return [[self.batches.batch(turn, part) for part in range(self.verifier.parts)] for turn in turns]
-
-    def all_variants(self, fixed: Iterable[str]) -> None:
-        """Everything that is to be seen once: gradients of all sizes, an infinite one, gates both ways."""
-        sound = self.one(PLAIN)
-        self._tell_noise()
-        if sound:
-            if self.verifier.mesh.data_ranks > 1:  # else no call takes a gradient that could be changed on its way
-                self._sizes()
-            self._schedule(set(fixed))
-            self.seen.doubt(self.result)
-            self._tell_gates()
-
-    def _sizes(self) -> None:
-        self.one(ASLEEP)
-        if not self.one(AWAKE):
-            self.one(LESS_AWAKE)
-        if has_finite_check(self.verifier.training):
-            self.one(INFINITE)
-        for variant in (WIDE_AWAKE, FAST_ASLEEP):
-            if self.coverage.one_sided(scheduled=False):
-                self.one(variant)
-
-    def _schedule(self, fixed: set[str]) -> None:
-        schedule = Schedule(self.verifier.training, self.coverage, self.verifier.cache)
-        for start in schedule.starts(self.start, self.settings, self.steps, fixed):
-            self.one(replace(PLAIN, name=f"{start}", extra=True), start)
-
-    def _tell_gates(self) -> None:
-        gates = [gate.label for scheduled in (True, False) for gate in self.coverage.one_sided(scheduled)]
-        if gates:
-            shown = ", ".join(gates[:4]) + (", …" if len(gates) > 4 else "")
-            self.result.say(f"{len(gates)} comparisons and clips of the update went one way in every step: {shown}")
-
-    def _tell_noise(self) -> None:
-        """Name the states that no comparison of values can judge."""
-        owners = {p for p, gradient in self.verifier.training.gradients.items() if gradient in self.trial.noise}
-        states = [s.tensor for s in self.verifier.training.states if s.tensor in owners or s.of in owners]
-        self.result.noise = states
-        if states:
-            shown = ", ".join(sorted(owners)[:4]) + (", …" if len(owners) > 4 else "")
-            self.result.say(
-                f"rounding noise is the whole gradient of {shown} (zero but for rounding): {len(states)} states judged "
-                "by the gradients that the ranks had, not by value"
-            )
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    check_folder(folder)
-    path = folder / "manifest.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
-    if not isinstance(record, dict) or record.get("format") != "gopt-manifest/1":
-        raise InputError(f"{path} is no manifest of this version")
-    return record
-
-
-def _training(folder: Path, model: str | os.PathLike[str] | None, mesh: Mesh) -> Training:
+def _training(folder: Path, model: str | os.PathLike[str] | None, manifest: Mapping[str, Any], mesh: Mesh) -> Training:
     """The source with the roles that were settled when it was sharded."""
-    from gopt.api import roles_from
+    from gopt.api import kept_roles, recover_kept
 
     kept = load(folder / "source.onnx", own=True)
-    roles = roles_from(kept.metadata["gopt.roles"])
+    roles = kept_roles(kept, folder / "source.onnx")
+    check_source(manifest, kept, folder)
     if model is None:
-        return recover(expand(kept), roles)
+        return recover_kept(expand(kept), roles, folder / "source.onnx")
     given = expand(load(model))
     recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
     declare(given, dict(mesh.kinds))

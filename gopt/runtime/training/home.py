@@ -7,7 +7,6 @@ is equal is left alone, all else takes its place in one step, and a step loses i
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 from gopt.disk.draft import draft_file, put_file, sweep
 from gopt.disk.files import is_plain, make_folders, reason, sync
 from gopt.disk.lock import lock_file
+from gopt.documents import MANIFEST, REPORT, read_json
 from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.load import load
 from gopt.seal import INDEX, LOCK, STEP, digest, read_index, step_name, whole_steps
@@ -76,10 +76,10 @@ def _check_manifest(home: Path, manifest: Mapping[str, Any]) -> None:
         read_index(home / step_name(steps[-1]), manifest)
         return
     try:
-        kept = json.loads((home / "manifest.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
+        kept = read_json(home / "manifest.json", MANIFEST)
+    except InputError:
         return
-    if isinstance(kept, dict) and digest(kept) != digest(manifest):
+    if digest(kept) != digest(manifest):
         raise RunError(f"{home} is of a job with other ranks", "choose another --checkpoint, or use gopt reshard")
 
 
@@ -101,8 +101,9 @@ def _share(home: Path, folder: Path) -> None:
             values.add([(name, tensor)])
     data = _put_values(home, values)
     put_file(home / SOURCE, model_bytes(graph, values.offset, data, {}))
-    for name in ("report.json", "manifest.json"):
-        put_file(home / name, _sound(folder / name))
+    for name, kind in (("report.json", REPORT), ("manifest.json", MANIFEST)):
+        read_json(folder / name, kind)
+        put_file(home / name, (folder / name).read_bytes())
     for path in home.iterdir():
         if _BIN.fullmatch(path.name) and path.name != data:
             path.unlink()
@@ -131,16 +132,6 @@ def _digest(path: Path) -> bytes:
         while chunk := file.read(CHUNK):
             seen.update(chunk)
     return seen.digest()
-
-
-def _sound(path: Path) -> bytes:
-    """A file of JSON as it is; raises InputError for one that is damaged."""
-    data = path.read_bytes()
-    try:
-        json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"cannot read {path}: {error}", "shard again") from None
-    return data
 
 
 def remove_step(path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gopt import manifest as manifests
 from gopt.collectives.node import format_shape
 from gopt.errors import GoptError, InputError, OptionError, RunError
 from gopt.given import check_folder
@@ -80,12 +81,7 @@ class Progress:
 def read_manifest(folder: Path) -> tuple[dict[str, Any], Mesh]:
     """The manifest of an output folder, and its mesh; raises InputError."""
     check_folder(folder)
-    path = folder / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        mesh = Mesh.from_record(manifest["mesh"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
+    manifest, mesh = manifests.read_manifest(folder)
     if len(manifest["ranks"]) != mesh.ranks:
         raise RunError(f"{folder} holds {len(manifest['ranks'])} of {mesh.ranks} ranks", "shard without --only-ranks")
     return manifest, mesh
@@ -112,6 +108,7 @@ class Trainer:
         self.call = -1
         self._position = position
         self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
+        manifests.check_rank(self.manifest, self.record, self._graphs, job.folder)
         self.schedules = self._settings()
         self.types = self._batch_types()
         self.data: Source = open_data(job.data, self.types, job.shuffle)

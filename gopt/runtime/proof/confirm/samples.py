@@ -47,7 +47,8 @@ class Square:
         shared = (np.abs(one) > 1e-4 * largest) & (np.abs(other) > 1e-4 * largest)
         total = float(np.linalg.norm(one) + np.linalg.norm(other))
         error = float(np.linalg.norm(both - one - other))
-        if error > 1e4 * exact * total:
+        # Rounding is that of the value, however little of it the batch moves.
+        if error > 1e4 * exact * (total + float(np.linalg.norm(base))):
             return Additive.NO
         heard = float(np.linalg.norm(one[shared]) + np.linalg.norm(other[shared]))
         return Additive.YES if error <= exact * total and heard >= 0.5 * total else Additive.OPEN

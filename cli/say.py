@@ -1,0 +1,77 @@
+"""Where text leaves gopt: every line to a terminal or a pipe goes through here or ``render``, and is clean there."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gopt.shown import clean, line
+
+_ODD = re.compile(r"[^\x20-\x7e\n\u00a1-\u024f]")
+
+
+def say_error(message: str, hints: Sequence[str] = ()) -> None:
+    """One line on stderr, and one for each hint."""
+    click.echo(f"gopt: error: {line(message)}", err=True)
+    for hint in hints:
+        click.echo(f"  hint: {line(hint)}", err=True)
+
+
+def say_note(text: str) -> None:
+    """One line on stderr of what is no error."""
+    click.echo(f"gopt: note: {line(text)}", err=True)
+
+
+def say_text(text: str, *, newline: bool = True, error: bool = False) -> None:
+    """A result of many lines."""
+    click.echo(clean(text), nl=newline, err=error)
+
+
+def say_json(record: Any) -> None:
+    """A record as JSON on stdout."""
+    click.echo(safe_json(json.dumps(record, indent=1, ensure_ascii=False)))
+
+
+def safe_json(text: str) -> str:
+    """JSON text in which what a terminal would obey stands as an escape: the same to every parser."""
+    return text if text.isascii() else _ODD.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else json.dumps(character)[1:-1]
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Warnings of libraries say nothing that a user can act on, and stay unsaid; those of the user's own functions are
+    a note each. Python's own switches (-W, PYTHONWARNINGS) turn this off."""
+    if sys.warnoptions:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.showwarning = _tell_warning
+        yield
+
+
+def _tell_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    if not any(Path(filename).is_relative_to(each) for each in _libraries()):
+        say_note(f"{Path(filename).name}, line {lineno}: {category.__name__}: {message}")
+
+
+def _libraries() -> list[str]:
+    import sysconfig
+
+    here = str(Path(__file__).parent), str(Path(sys.modules["gopt"].__file__ or "").parent)
+    found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    packages = {each for each in sys.path if each.endswith(("site-packages", "dist-packages"))}
+    return [*here, *found, *packages, "<"]

@@ -1,0 +1,225 @@
+"""Updates that run in another layout than their parameter: flat gradients, a clip over rows.
+
+`Reshape(g·c)` is `Reshape(g)·c`: a Reshape moves through operators that act element by element. Moved to where the
+flat value comes from, it meets the Reshape that made it flat, and both change nothing. The update then has the
+parameter's shape, and can be cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gopt.analysis.layouts import RESHAPES, identity, keeps_order
+from gopt.analysis.operators import elementwise
+from gopt.graph.model import Graph, Node, Tensor, clone
+from gopt.graph.types import FLOATS, TensorType
+
+Shape = tuple[int, ...]
+MOVED = "load"
+"""What made the Reshapes in front of a moved update."""
+_REDUCTIONS = frozenset(
+    ["ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceMax", "ReduceMin"]
+)
+
+
+def in_parameter_shape(graph: Graph) -> Graph:
+    """The graph with such updates in the shape of their outputs; the same object where there are none."""
+    ends = _ends(graph)
+    if not ends:
+        return graph
+    finder = _Finder(graph)
+    runs = [run for run in finder.runs(ends) if finder.movable(run)]
+    mover = _Mover(graph)
+    for run in runs:
+        mover.move(run)
+    return mover.finish() if runs else graph
+
+
+@dataclass(slots=True)
+class _Run:
+    """Values of one flat shape that are made of one another element by element, to be had in ``shape``."""
+
+    shape: Shape
+    inner: list[Node] = field(default_factory=list)
+    leaves: dict[str, None] = field(default_factory=dict)
+    """What the run reads of other nodes."""
+    reductions: list[Node] = field(default_factory=list)
+    """What reduces one of its values, or a leaf, to one element."""
+    ends: list[Node] = field(default_factory=list)
+    """What gives one of its values another shape: mostly the wanted one."""
+
+
+def _ends(graph: Graph) -> dict[str, Shape]:
+    """Values in another layout, made element by element, behind which Reshapes give an update the shape of its output
+    -> that shape."""
+    types = graph.types
+    states = {type for type in graph.inputs.values() if type.dtype in FLOATS and type.static and type.elements > 1}
+    toward = {name for name, type in graph.outputs.items() if type in states}
+    found: dict[str, Shape] = {}
+    for node in reversed(graph.nodes):
+        if len(node.outputs) != 1:
+            continue
+        output = node.outputs[0]
+        if output in found and not elementwise(node):
+            shape = found.pop(output)
+            if keeps_order(graph, node) and node.inputs[0] not in toward:
+                found[node.inputs[0]] = shape
+        if output not in toward or output not in types:
+            continue
+        shape = types[output].dims
+        if elementwise(node):
+            toward.update(name for name in node.inputs if name in types and types[name].shape == shape)
+        elif keeps_order(graph, node):
+            if types[node.inputs[0]].shape == shape:
+                toward.add(node.inputs[0])
+            else:
+                found[node.inputs[0]] = shape
+    return {name: shape for name, shape in found.items() if types[name].shape != shape}
+
+
+class _Finder:
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.types = graph, graph.types
+        self.producer, self.readers = graph.producers(), graph.readers()
+        self.taken: set[str] = set()
+
+    def runs(self, ends: dict[str, Shape]) -> Iterable[_Run]:
+        for name, shape in ends.items():
+            if name not in self.taken and self._inner(name) is not None:
+                yield self._run(name, shape)
+
+    def _run(self, start: str, shape: Shape) -> _Run:
+        """All that is joined with a value by operators that act element by element on its shape."""
+        run, flat = _Run(shape), self.types[start].shape
+        stack = [start]
+        while stack:
+            name = stack.pop()
+            if name in self.taken:
+                continue
+            self.taken.add(name)
+            maker = self._inner(name)
+            if maker is None:
+                run.leaves[name] = None
+                continue
+            run.inner.append(maker)
+            stack += [each for each in maker.inputs if each and self._shape(each) == flat]
+            stack += [each.outputs[0] for each in self.readers.get(name, ()) if self._goes_on(each, flat)]
+        return run
+
+    def _inner(self, name: str) -> Node | None:
+        """The node that makes a value of a run; None of a leaf.
+
+        A gradient travels in the dtype in which it is first complete: the first cast of one stays with the backward.
+        """
+        node = self.producer.get(name)
+        if node is None or not elementwise(node):
+            return None
+        before = self.producer.get(node.inputs[0]) if node.is_a("Cast") else None
+        return None if before is not None and not (elementwise(before) or before.is_a(*RESHAPES)) else node
+
+    def _goes_on(self, node: Node, flat: object) -> bool:
+        return len(node.outputs) == 1 and self._shape(node.outputs[0]) == flat and self._inner(node.outputs[0]) is node
+
+    def _shape(self, name: str) -> object:
+        type = self.types.get(name)
+        return None if type is None else type.shape
+
+    def movable(self, run: _Run) -> bool:
+        """Whether Reshapes and full reductions alone read the run, which take any shape; notes both."""
+        inside = set(map(id, run.inner))
+        flat = self._shape(run.inner[0].outputs[0])
+        for node in run.inner:
+            name = node.outputs[0]
+            if len(node.outputs) != 1 or node.captures or node.origin is not None or name in self.graph.outputs:
+                return False
+            if not all(self._shape(each) == flat or self._broadcast(each, len(run.shape)) for each in node.inputs):
+                return False
+            for reader in self.readers.get(name, ()):
+                if id(reader) in inside:
+                    continue
+                if self._reduces(reader, name):
+                    run.reductions.append(reader)
+                elif keeps_order(self.graph, reader):
+                    run.ends.append(reader)
+                else:
+                    return False
+        if any(self.producer.get(name) is None for name in run.leaves):
+            return False  # an input: the file holds it flat
+        run.reductions += [each for name in run.leaves for each in self.readers[name] if self._reduces(each, name)]
+        return True
+
+    def _broadcast(self, name: str, rank: int) -> bool:
+        """Whether an operand has one element, and not more dimensions than the values beside it."""
+        type = self.types.get(name)
+        return not name or (type is not None and type.elements == 1 and len(type.dims) <= rank)
+
+    def _reduces(self, node: Node, name: str) -> bool:
+        """Whether a node reduces all of a value to a scalar, in whatever shape the value comes."""
+        given = len(node.inputs) > 1 and node.inputs[1]
+        return (
+            node.is_a(*_REDUCTIONS)
+            and node.inputs[0] == name
+            and not given
+            and "axes" not in node.attributes
+            and self._shape(node.outputs[0]) == ()
+        )
+
+
+class _Mover:
+    """Writes the graph with each run in its wanted shape, behind a Reshape of each of its leaves."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.types, self.constants = dict(graph.types), dict(graph.initializers)
+        self.renamed: dict[int, dict[str, str]] = {}
+        """Node -> what it reads in another shape."""
+        self.behind: dict[str, list[Node]] = {}
+        """Leaf -> its Reshapes."""
+        self.ends: set[int] = set()
+
+    def move(self, run: _Run) -> None:
+        renamed = {leaf: f"gopt.load.{leaf}" for leaf in run.leaves}
+        for leaf, name in renamed.items():
+            self.types[name] = TensorType(self.types[leaf].dtype, run.shape)
+            self.behind.setdefault(leaf, []).append(self._reshape(leaf, name, name))
+        for node in run.inner:
+            name = node.outputs[0]
+            self.types[name] = TensorType(self.types[name].dtype, run.shape)
+        for node in (*run.inner, *run.reductions):
+            self.renamed.setdefault(id(node), {}).update(renamed)
+        self.ends.update(map(id, run.ends))
+
+    def finish(self) -> Graph:
+        nodes: list[Node] = []
+        for node in self.graph.nodes:
+            nodes.append(self._written(node))
+            for name in node.outputs:
+                nodes += self.behind.get(name, ())
+        written = self.graph.written or self.graph.nodes
+        return replace(self.graph, nodes=nodes, types=self.types, initializers=self.constants, written=written)
+
+    def _written(self, node: Node) -> Node:
+        if id(node) in self.ends:
+            same = self.types[node.inputs[0]].shape == self.types[node.outputs[0]].shape
+            return identity(node) if same else self._reshape(node.inputs[0], node.outputs[0], node.name)
+        new = self.renamed.get(id(node), {})
+        if new.keys().isdisjoint(node.inputs):
+            return node
+        node = clone(node)
+        node.inputs = [new.get(name, name) for name in node.inputs]
+        return node
+
+    def _reshape(self, source: str, output: str, name: str) -> Node:
+        node = Node("Reshape", [source, self._shape(self.types[output].dims)], [output], name=name, made_by=MOVED)
+        node.proto = node.to_proto()
+        return node
+
+    def _shape(self, shape: Shape) -> str:
+        name = "gopt.load.shape." + "x".join(map(str, shape))
+        if name not in self.constants:
+            self.types[name] = TensorType("int64", (len(shape),))
+            self.constants[name] = Tensor(self.types[name], array=np.array(shape, np.int64))
+        return name

@@ -1,0 +1,273 @@
+"""The door through which every JSON and TOML document comes that gopt reads.
+
+A regular file of bounded size, bounded depth and number of values, numbers that 64 bits hold, no key twice, and checked
+against its schema (``gopt/schemas``): behind the door a record has the keys and types that its schema names. Refusals
+are InputErrors that name the file and the key: ``manifest.json: ranks[3].state[0].input: ... ``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from gopt import limits
+from gopt.errors import InputError, RunError
+from gopt.shown import show
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of document: its word in messages, the name of its schema, and how many bytes it may have."""
+
+    what: str
+    schema: str
+    most: int
+
+
+MANIFEST = Kind("a manifest", "manifest", limits.DOCUMENT_BYTES)
+REPORT = Kind("a report", "report", limits.DOCUMENT_BYTES)
+INDEX = Kind("an index of a checkpoint", "index", limits.INDEX_BYTES)
+ROLES = Kind("a map of roles", "roles", limits.ROLES_BYTES)
+CONFIG = Kind("a configuration", "config", limits.CONFIG_BYTES)
+HEADER = Kind("a header of values", "header", limits.HEADER_BYTES)
+TOLD = Kind("what a rank tells", "told", limits.LINE_BYTES)
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
+_LONG = re.compile(rb"[0-9]{%d}" % (limits.NUMBER_DIGITS + 1))
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_FORMATS = re.compile(r"^gopt-[a-z]+/\d+$")
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def read_json(path: str | os.PathLike[str], kind: Kind) -> dict[str, Any]:
+    """A JSON file of a kind, checked; raises InputError."""
+    return parse_json(read_bytes(path, kind.most), kind, os.fspath(path))
+
+
+def parse_json(data: bytes | str, kind: Kind, name: str) -> dict[str, Any]:
+    """JSON text of a kind, checked; ``name`` stands for it in messages. Raises InputError."""
+    data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    if len(data) > kind.most:
+        raise InputError(f"{name} is too long: {len(data)} bytes, {kind.what} has at most {kind.most}")
+    _check_outline(data, name)
+    floats: list[float] = []
+    number, table = functools.partial(_number, floats), functools.partial(_unique, name)
+    try:
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=table, parse_float=number, parse_constant=_constant)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not JSON: byte {error.start} is no UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is not JSON: {error}") from None
+    if _SURROGATE.search(data):
+        _check_text(found, name)
+    _check_schema(found, kind, name, bool(floats))
+    record: dict[str, Any] = found
+    return record
+
+
+def read_toml(path: str | os.PathLike[str], kind: Kind) -> dict[str, Any]:
+    """A TOML file of a kind, checked; raises InputError."""
+    import tomllib
+
+    name, data = os.fspath(path), read_bytes(path, kind.most)
+    try:
+        found = tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not TOML: byte {error.start} is no UTF-8") from None
+    except RecursionError:
+        raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep") from None
+    except ValueError as error:
+        raise InputError(f"{name} is not TOML: {error}") from None
+    _check_plain(found, name)
+    _check_schema(found, kind, name, True)
+    return found
+
+
+def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+    """All of a regular file of at most ``most`` bytes; never waits, whatever the path is. Raises InputError."""
+    name = os.fspath(path)
+    try:
+        number = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"there is no file {name}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
+            what = "is a folder, not a file" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
+            raise InputError(f"{name} {what}")
+        if status.st_size > most:
+            raise InputError(f"{name} is too long: {status.st_size} bytes, at most {most} are read")
+        with open(number, "rb", closefd=False) as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}") from None
+    finally:
+        os.close(number)
+    if len(data) > most:  # it grew, or the system does not know its size
+        raise InputError(f"{name} is too long: at most {most} bytes are read")
+    return data
+
+
+def _check_schema(found: Any, kind: Kind, name: str, floats: bool) -> None:
+    """Refuse a value that is not as its kind's schema says; ``floats``: whether it has any."""
+    validator = _validator(kind.schema)
+    wrong = next(iter(validator.iter_errors(found)), None)
+    if wrong is None and floats:
+        wrong = next(iter(validator.iter_errors(_split(found))), None)
+    if wrong is None:
+        return
+    where, place = found, list(wrong.instance_path)
+    for key in place:
+        where = where[key]
+    if place in ([], ["format"]) and isinstance(found, dict) and "format" in found:
+        _check_format(found["format"], kind, name)
+    raise InputError(f"{name}: {_told(place)}{wrong.message.replace(_VALUE, show(where))}")
+
+
+def key_path(place: Sequence[str | int]) -> str:
+    """``["ranks", 3, "state"]`` -> ``ranks[3].state``."""
+    text = ""
+    for key in place:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+    return text
+
+
+def as_run(error: InputError) -> RunError:
+    """The same refusal where the document is a part of a run: its checkpoint."""
+    return RunError(error.message, *error.hints)
+
+
+_VALUE = "\0value\0"
+
+
+def _told(place: Sequence[str | int]) -> str:
+    """A place as the beginning of a message."""
+    shown = [key if isinstance(key, int) or key.isidentifier() else show(key) for key in place]
+    return f"{key_path(shown)}: " if place else ""
+
+
+def _check_format(given: Any, kind: Kind, name: str) -> None:
+    wanted = f"gopt-{kind.schema}/1"
+    if isinstance(given, str) and given != wanted and _FORMATS.match(given):
+        other = "another version of gopt wrote it" if given.startswith(f"gopt-{kind.schema}/") else "it is another file"
+        raise InputError(f"{name} is not {kind.what} (format {wanted}): its format is {show(given)}", other)
+
+
+@functools.cache
+def _validator(schema: str) -> Any:
+    import jsonschema_rs
+
+    text = resources.files("gopt").joinpath("schemas", f"{schema}.schema.json").read_text(encoding="utf-8")
+    return jsonschema_rs.validator_for(json.loads(text), mask=_VALUE)
+
+
+def _check_outline(data: bytes, name: str) -> None:
+    """What can be seen before anything is parsed, in time and memory of the size of the text: depth, number of values,
+    digits of numbers."""
+    if data.count(b'"') > 4 * limits.DOCUMENT_VALUES:
+        raise InputError(f"{name} has more than {limits.DOCUMENT_VALUES} values")
+    bare = _STRING.sub(b"", data) if b"\\" in data else b"".join(data.split(b'"')[::2])
+    if bare.count(b",") + bare.count(b"[") + bare.count(b"{") > limits.DOCUMENT_VALUES:
+        raise InputError(f"{name} has more than {limits.DOCUMENT_VALUES} values")
+    brackets = left = bare.translate(_BRACKETS, _NO_BRACKETS)
+    for _ in range(limits.DOCUMENT_DEPTH):
+        left = left.replace(b"[]", b"")
+    if left and _is_deep(brackets):
+        raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep")
+    if _LONG.search(bare):
+        raise InputError(f"{name} has a number of more than {limits.NUMBER_DIGITS} digits")
+
+
+def _is_deep(brackets: bytes) -> bool:
+    depth = 0
+    for each in brackets:
+        depth += 1 if each == ord("[") else -1
+        if depth > limits.DOCUMENT_DEPTH:
+            return True
+        if depth < 0:  # no JSON at all
+            return False
+    return False
+
+
+def _unique(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise InputError(f"{name}: the key {show(key)} stands twice in one table")
+            seen.add(key)
+    return found
+
+
+def _number(seen: list[float], text: str) -> float:
+    value = float(text)
+    if not seen:
+        seen.append(value)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+def _constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _walk(found: Any) -> Iterator[tuple[list[str | int], Any]]:
+    """Every value with its place; no deeper than a document may be."""
+    left: list[tuple[list[str | int], Any]] = [([], found)]
+    while left:
+        place, value = left.pop()
+        yield place, value
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        left += [([*place, key], each) for key, each in items]
+
+
+def _check_text(found: Any, name: str) -> None:
+    for place, value in _walk(found):
+        keys = value if isinstance(value, dict) else [value] if isinstance(value, str) else []
+        for text in keys:
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise InputError(f"{name}: {_told(place)}{show(text)} is half a character") from None
+
+
+def _check_plain(found: Any, name: str) -> None:
+    """Of TOML: what JSON has no word for, and the bounds that JSON is held to before it is parsed."""
+    for place, value in _walk(found):
+        if len(place) > limits.DOCUMENT_DEPTH:
+            raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep")
+        if not isinstance(value, dict | list | str | bool | int | float):
+            raise InputError(f"{name}: {_told(place)}a date or a time has no place here")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{name}: {_told(place)}{value} has no place here")
+        if isinstance(value, int) and abs(value) >= limits.ELEMENTS:
+            raise InputError(f"{name}: {_told(place)}a number of more than 63 bits")
+
+
+def _split(found: Any) -> Any:
+    """A copy in which no float is a whole number: to a schema 4.0 is an integer, to a reader it is none."""
+    if isinstance(found, dict):
+        return {key: _split(each) for key, each in found.items()}
+    if isinstance(found, list):
+        return [_split(each) for each in found]
+    if isinstance(found, float) and found.is_integer():
+        return 0.5 if 0 <= found <= 1 else math.copysign(1.5, found)
+    return found
+
+
+def safe_name(text: str) -> bool:
+    """Whether a text names a file, and no path."""
+    return bool(text) and text not in (".", "..") and not set(text) & set("/\\\0") and len(text.encode()) <= 255

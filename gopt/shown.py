@@ -1,0 +1,38 @@
+"""Text from files as it may be shown: no control characters, no endless lines. The one place that knows how."""
+
+from __future__ import annotations
+
+from gopt.limits import LINE, NAME
+
+
+def show(value: object) -> str:
+    """A name or value from a file as it may stand in a message: quoted, on one line, and not endless."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"  # Python refuses to write out the longest
+    text = repr(value[: 4 * NAME] if isinstance(value, str | bytes | list | tuple) else value)
+    return text if len(text) <= NAME else f"{text[: NAME - 40]}…{text[-20:]}"
+
+
+def clean(text: str) -> str:
+    """Text for a terminal: whatever would move its cursor, colour it or turn its direction is written as an escape.
+    Line breaks stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c == "\n" or c.isprintable() else "    " if c == "\t" else _escape(c) for c in text)
+
+
+def line(text: str) -> str:
+    """Text as one line of an error or a note: clean, and of at most ``limits.LINE`` bytes."""
+    joined = clean(" ".join(text.split()))
+    data = joined.encode("utf-8", "backslashreplace")
+    if len(data) <= LINE - len(_GAP):
+        return data.decode()
+    half = (LINE - 2 * len(_GAP)) // 2
+    return f"{data[:half].decode(errors='ignore')}{_GAP}{data[-half:].decode(errors='ignore')}"
+
+
+_GAP = " […] "
+
+
+def _escape(character: str) -> str:
+    return repr(character)[1:-1]
