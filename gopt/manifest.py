@@ -58,7 +58,7 @@ def check_source(manifest: Mapping[str, Any], graph: Graph, home: str | os.PathL
             _refuse(name, f"common.outputs[{place}]", f"the kept source has no output {show(each['name'])}")
     told = {state["tensor"] for state in states} | {each["name"] for each in manifest["common"]["inputs"]}
     for given in graph.inputs:
-        if given not in told:
+        if given not in told and given not in graph.initializers:  # a frozen weight needs no entry
             _refuse(name, "common.inputs", f"{show(given)}, an input of the kept source, is missing")
 
 
