@@ -100,12 +100,14 @@ def command(model: str, **given: Any) -> None:
       gopt shard step.onnx --ranks 64 --auto --memory 80GB --link 200GB/s:5us
     """
     from gopt import api
+    from gopt.needs import check_mesh, check_room
     from gopt.write.ours import check_target
 
     check_auto(given)
     config = read_config(given["config"])
     axes = axis_table(given["axis"], config)
     mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
+    check_mesh(mesh)
     pipeline = _pipeline(given, config)
     accumulate = given["accumulate"] or config.get("accumulate", 1)
     wanted = parse_ranks(given["only_ranks"])
@@ -121,6 +123,8 @@ def command(model: str, **given: Any) -> None:
         advance("reading")
         groups = group_types(given["group_type"])
         source = api.load(model, roles=roles, state=given["state"], group_types=groups, axes=axes)
+        if not given["dry_run"]:
+            check_room(source.training, mesh.ranks if wanted is None else len(wanted), output)
         advance("sharding")
         choice: dict[str, Any] = {}
         if given["auto"]:

@@ -22,7 +22,14 @@ from .strict import strict_json
 @click.option("--data", metavar="DATA", help="FILE.npz, FILE.safetensors or module:function: batches of your own.")
 @click.option("--no-confirm", is_flag=True, help="Skip confirming the gradients by finite differences.")
 @click.option("--engine", type=click.Choice(["threads", "mpi"]), default="threads", help="What the ranks run on.")
-@click.option("--deadline", type=seconds, default=120.0, show_default=True, metavar="S", help="Seconds to wait.")
+@click.option(
+    "--deadline",
+    type=seconds,
+    default=120.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds to wait for a rank or a piece of a graph.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(
@@ -76,7 +83,7 @@ def command(
         return _as_rank(paths, options, deadline, as_json)
     with progress() as advance:
         advance("loading")
-        verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None)
+        verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None, deadline)
         result = verifier.run(**options, advance=advance)
     if as_json:
         click.echo(strict_json(result.to_json(), 1))
@@ -103,7 +110,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
         follow(engine.watch, beat, engine.rank)
     how = ENDED
     try:
-        verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None)
+        verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None, deadline)
         engine.prepare(verifier.groups())
         verifier.transport = one_of_many(engine)
         result = verifier.run(**options)

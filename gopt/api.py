@@ -25,7 +25,7 @@ from gopt.graph.external import load_state
 from gopt.graph.load import load as load_graph
 from gopt.graph.model import Graph
 from gopt.mesh import Mesh, axis_kinds
-from gopt.needs import check_axes, check_mesh, check_passes
+from gopt.needs import check_axes, check_mesh, check_passes, check_states
 from gopt.phases import phases
 from gopt.pipeline import Pipeline, Ran, build_pipeline
 from gopt.sources import facts
@@ -108,6 +108,7 @@ def with_schemas(graph: Graph, roles: RoleMap) -> RoleMap:
 def read_roles(graph: Graph, roles: RoleMap) -> Training:
     """Roles of an expanded graph: the user's map, then the schemas of its opaque operators, then the data flow."""
     training = recover(graph, with_schemas(graph, roles))
+    check_states(training)
     training.notes += facts.notes(graph)
     return training
 

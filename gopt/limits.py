@@ -16,8 +16,9 @@ HEADER_BYTES = 32 << 20
 """Of the header of a safetensors file."""
 LINE_BYTES = 8 << 20
 """Of a line that ranks tell their launcher, and of all that is not yet told."""
-DOCUMENT_VALUES = 4_000_000
-"""Values in one document: each takes memory of its own, however few bytes it has in the file."""
+DOCUMENT_VALUES = 2_500_000
+"""Values in one document: each takes memory of its own, however few bytes it has in the file. A
+manifest of 4096 ranks with a dozen states of three pieces each has 0.9 million."""
 DOCUMENT_DEPTH = 32
 """Levels of tables and lists inside one another."""
 NUMBER_DIGITS = 19
@@ -33,3 +34,32 @@ LINE = 960
 """Bytes of one line of an error, a hint or a note, without what it begins with."""
 NAME = 120
 """Characters of a name or value from a file in a message."""
+REASON = 400
+"""Characters of what another library says that stand in a message."""
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+FUNCTION_NODES = 200_000
+"""Nodes of a graph once the model's own functions are written out."""
+FUNCTION_DEPTH = 100
+"""Functions that call one another in a row."""
+CHECKED_BYTES = 1024
+"""Bytes up to which a stored value takes part in the check of a model and in shape inference: enough for every shape,
+axis and pad; a larger one is an input there."""
+DIMENSIONS = 64
+"""Dimensions of a tensor: NumPy's own limit."""
+NAME_LENGTH = 4096
+"""Characters of the name of a value or node: each name stands in many places."""
+WRITTEN_RANKS = 65_536
+"""Ranks for which one command makes graphs, or weighs them."""
+
+# --- archives of values -----------------------------------------------------------------------------------------------
+
+ARCHIVE_DIRECTORY = 16 << 20
+"""Bytes of the list of members of an .npz file: about 200,000 arrays."""
+ARCHIVE_HEADER = 10_000
+"""Bytes of the header of an array in it, as NumPy's own reader has it."""
+ARCHIVE_FREE = 256 << 20
+"""Bytes that the arrays taken from an .npz file may have, however small the file is."""
+ARCHIVE_GROWTH = 100
+"""How many times the size of the file they may have beyond that."""

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection
+from pathlib import Path
 
+from gopt import limits
 from gopt.analysis.operators import draws
 from gopt.analysis.spmd import Step
-from gopt.analysis.training import Training
-from gopt.errors import OptionError, UnsupportedError
+from gopt.analysis.training import Phase, Training
+from gopt.errors import InputError, OptionError, RunError, UnsupportedError
+from gopt.graph.external import show
 from gopt.graph.model import COMM
+from gopt.graph.types import known
 from gopt.mesh import Mesh, Sees
 from gopt.passes import PASSES
 
 
 def check_mesh(mesh: Mesh) -> None:
-    """Raise UnsupportedError on an axis that gopt does not shard along."""
+    """Raise OptionError on more ranks than one command takes, UnsupportedError on an axis that gopt does not shard
+    along."""
+    if mesh.ranks > limits.WRITTEN_RANKS:
+        raise OptionError(f"{mesh.ranks} ranks: one command works for at most {limits.WRITTEN_RANKS} (WRITTEN_RANKS)")
     for name, size in mesh.axes:
         if size > 1 and name == "pp":
             raise UnsupportedError("mesh axis 'pp' is not supported: gopt does not cut a step into pipeline stages")
@@ -47,6 +55,36 @@ def check_axes(mesh: Mesh, training: Training) -> None:
             f"the mesh {mesh} shards, splits and replicates nothing: every rank would be a plain copy of the source",
             f"did you mean --mesh shard={mesh.ranks}, or dp={mesh.ranks}?",
             f"if copies are meant, say so: --axis {live[0]}=replica",
+        )
+
+
+def check_states(training: Training) -> None:
+    """Raise InputError for a state whose new value is of another type: the next step could not read it."""
+    graph = training.graph
+    for state in training.states:
+        old, new = graph.type_of(state.tensor), graph.type_of(state.updated)
+        other = old.static and new.static and old.shape != new.shape
+        if known(new.dtype) and (other or old.dtype != new.dtype):
+            raise InputError(
+                f"state {show(state.tensor)} is {old}, and its new value {show(state.updated)} is {new}",
+                "a state keeps its type from step to step: is --states right?",
+            )
+
+
+def check_room(training: Training, ranks: int, target: Path) -> None:
+    """Raise RunError where the disk under ``target`` has less room than so many ranks take at least, in bytes: what
+    every rank has of the forward and backward, and all values once."""
+    graph = training.graph
+    each = sum(
+        node.to_proto().ByteSize() for node, phase in zip(graph.nodes, training.phases) if phase is not Phase.UPDATE
+    )
+    values = sum(tensor.nbytes for tensor in graph.initializers.values())
+    home = next(folder for folder in (target.absolute(), *target.absolute().parents) if folder.is_dir())
+    free, needed = shutil.disk_usage(home).free, ranks * each + values
+    if needed > free:
+        raise RunError(
+            f"{ranks} ranks take at least {needed} bytes ({each} a rank, {values} of values), {home} has {free} free",
+            "take fewer ranks, write some of them with --only-ranks, or choose another folder with -o",
         )
 
 

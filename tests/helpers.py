@@ -40,6 +40,11 @@ def executed_lines(action: Callable[[], object]) -> int:
     return count
 
 
+def is_clean(text: str) -> bool:
+    """Whether a terminal obeys nothing of a text but line breaks."""
+    return all(each == "\n" or each.isprintable() for each in text)
+
+
 class Builder:
     """Writes an ONNX graph node by node. Every method returns the name of the value it makes."""
 
@@ -84,8 +89,11 @@ class Builder:
         """An optimizer state: small and positive."""
         return self.state(name, self.generator.uniform(1e-3, 1e-2, shape).astype(np.float32))
 
-    def output(self, name: str, value: str, shape: Sequence[int | str], dtype: str = "float32") -> str:
-        """Let ``value`` be a graph output of that name; a value that is one already goes through an Identity."""
+    def output(self, name: str, value: str, shape: Sequence[int | str] | None, dtype: str = "float32") -> str:
+        """Let ``value`` be a graph output of that name; a value that is one already goes through an Identity.
+
+        ``shape`` None: as onnx infers it.
+        """
         if value in self.renamed or not any(value in node.output for node in self.nodes):
             value = self.op("Identity", value)
         self.renamed[value] = name
@@ -98,7 +106,12 @@ class Builder:
                 names[:] = [self.renamed.get(name, name) for name in names]
         graph = helper.make_graph(self.nodes, "step", self.inputs, self.outputs, self.stored)
         opsets = [helper.make_opsetid("", 20), *(helper.make_opsetid(domain, 1) for domain in self.extra_domains)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        if not all(info.type.tensor_type.HasField("shape") for info in self.outputs):
+            inferred = onnx.shape_inference.infer_shapes(model).graph.output
+            del model.graph.output[:]
+            model.graph.output.extend(inferred)
+        return model
 
     def save(self, path: Path) -> Path:
         path.write_bytes(self.model().SerializeToString(deterministic=True))

@@ -13,20 +13,18 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
 import onnx
 
+from gopt import limits
 from gopt.documents import HEADER, parse_json
 from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.graph.model import Tensor
-from gopt.graph.types import TensorType, dtype_name, nbytes
-from gopt.limits import HEADER_BYTES
+from gopt.graph.types import TensorType, nbytes
 from gopt.shown import show as show
 
 _LIMIT = 2**63
-_MAX_RANK = 64  # NumPy's own
 SAFETENSORS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
@@ -54,7 +52,7 @@ def regular_size(path: str) -> int:
     except (FileNotFoundError, NotADirectoryError):
         raise InputError("no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise InputError(f"cannot be read: {_reason(error)}") from error
+        raise InputError(f"cannot be read: {reason(error)}") from error
     if stat.S_ISDIR(status.st_mode):
         raise InputError("is a folder, not a file")
     if not stat.S_ISREG(status.st_mode):
@@ -68,8 +66,8 @@ def regular_size(path: str) -> int:
 
 def check_dims(dims: tuple[int | str | None, ...], dtype: str, owner: str) -> None:
     """Raises InputError for a negative dimension, or for more elements or bytes than 2**63."""
-    if len(dims) > _MAX_RANK:
-        raise InputError(f"{owner} has {len(dims)} dimensions; at most {_MAX_RANK} can be held")
+    if len(dims) > limits.DIMENSIONS:
+        raise InputError(f"{owner} has {len(dims)} dimensions; at most {limits.DIMENSIONS} can be held")
     total = max(1, nbytes(dtype, 1))
     for size in dims:
         if not isinstance(size, int):
@@ -81,6 +79,15 @@ def check_dims(dims: tuple[int | str | None, ...], dtype: str, owner: str) -> No
         if total >= _LIMIT:
             shape = show(list(dims))
             raise InputError(f"{owner} overflows: dimensions {shape} of {dtype} are 2**63 bytes or more")
+
+
+_DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+
+
+def data_fields(proto: onnx.TensorProto) -> list[str]:
+    """The fields of a tensor in which the model file itself holds values."""
+    found = [name for name in _DATA_FIELDS if len(getattr(proto, name))]
+    return [*found, "raw_data"] if proto.HasField("raw_data") else found
 
 
 class DataFolder:
@@ -99,6 +106,8 @@ class DataFolder:
         """
         owner = f"external data of {show(proto.name)}"
         entries = {entry.key: entry.value for entry in proto.external_data}
+        if held := data_fields(proto):
+            raise InputError(f"{owner}: values lie in the model file as well ({held[0]})")
         path, size = self._find(entries.get("location", ""), owner)
         if type.dtype == "string":
             raise InputError(f"{owner}: strings cannot lie in external data")
@@ -136,7 +145,7 @@ class DataFolder:
             try:
                 status = os.lstat(path)
             except OSError as error:
-                raise InputError(f"{owner}: {shown} cannot be opened: {_reason(error)}") from error
+                raise InputError(f"{owner}: {shown} cannot be opened: {reason(error)}") from error
             mode, size = status.st_mode, status.st_size
             if stat.S_ISLNK(mode):
                 raise InputError(
@@ -149,7 +158,8 @@ class DataFolder:
 
 
 def load_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """State values by name, from a ``.safetensors`` file (mapped) or an ``.npz`` file (read; nothing is unpickled).
+    """State values by name, from a ``.safetensors`` file (mapped) or an ``.npz`` file (an array is read when it is
+    asked for; nothing is unpickled).
 
     Raises InputError if the file is missing, damaged, of another kind, or holds a type that ONNX has not.
     """
@@ -159,14 +169,16 @@ def load_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         if name.endswith(".safetensors"):
             return _safetensors(name, size)
         if name.endswith(".npz"):
-            return _npz(name)
+            from gopt.graph.archives import read_npz
+
+            return read_npz(name, size)
         raise InputError("state values come from a .safetensors or an .npz file")
 
 
 def _safetensors(path: str, size: int) -> dict[str, Tensor]:
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, HEADER_BYTES):
+        if size < 8 or length > min(size - 8, limits.HEADER_BYTES):
             raise InputError("is no safetensors file, or is truncated: its header does not fit")
         header = parse_json(file.read(length), HEADER, "its header")
     start = 8 + length
@@ -194,43 +206,6 @@ def _safetensor(path: str, name: str, entry: Any, start: int, size: int) -> Tens
     return Tensor(kind, path=os.path.join(os.getcwd(), path), offset=start + begin)
 
 
-def _npz(path: str) -> dict[str, Tensor]:
-    import zipfile
-
-    result: dict[str, Tensor] = {}
-    name = ""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                name = entry.filename.removesuffix(".npy")
-                if name in result:
-                    raise InputError(f"{show(name)} stands twice in it")
-                with archive.open(entry) as member:
-                    result[name] = _array(name, member)
-    except InputError:
-        raise
-    except Exception as error:  # on damaged bytes zipfile, zlib and NumPy raise a dozen types, tokenize's own included
-        where = f" at {show(name)}" if name else ""
-        raise InputError(f"is no .npz file, or is damaged{where}: {_reason(error)}") from error
-    return result
-
-
-def _array(name: str, file: IO[bytes]) -> Tensor:
-    array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    try:
-        dtype = dtype_name(onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
-    except (KeyError, ValueError):
-        dtype = "undefined"
-    if dtype in ("undefined", "string"):
-        raise InputError(
-            f"{show(name)} has the NumPy type {array.dtype}, which is no number to ONNX",
-            ".npz cannot hold bfloat16 and float8; use .safetensors for them",
-        )
-    return Tensor(TensorType(dtype, array.shape), array=array)
-
-
 def _number(entries: dict[str, str], key: str, default: int, owner: str) -> int:
     text = entries.get(key, str(default))
     # Only plain ASCII digits: int() would also take '1_000', '+1' and digits of other scripts, or 4300 of them.
@@ -239,6 +214,7 @@ def _number(entries: dict[str, str], key: str, default: int, owner: str) -> int:
     return int(text)
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """What an error says, on one line."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return " ".join(text.split())

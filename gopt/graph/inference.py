@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, ModelProto
+from onnx import AttributeProto, GraphProto, ModelProto
 
-from gopt.errors import InputError
+from gopt import limits
 from gopt.graph.border import declared, decoded
 from gopt.graph.constants import fold_small
 from gopt.graph.external import show
 from gopt.graph.model import Graph, Node, Tensor, read_type, value_info
-from gopt.graph.nodes import nested
 from gopt.graph.scope import text
 from gopt.graph.types import TensorType, dtype_name, known
 
 _LONG = 1 << 16
-_SMALL = 1024
-"""Bytes up to which an initializer takes part in shape inference: enough for every shape, axis and pad."""
-_FUNCTION_NODES, _FUNCTION_DEPTH = 1_000_000, 100
-"""Beyond this, expanding the model's functions, as shape inference does, takes forever or ends the process."""
+
+
+def declared_types(body: GraphProto) -> dict[str, TensorType]:
+    """The types that the file itself gives values, of sane sizes; raises InputError for others."""
+    types = dict(decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}")))
+    types.update((info.name, read_type(info.type)) for info in body.output)
+    return types
 
 
 def all_types(
     model: ModelProto,
+    types: dict[str, TensorType],
     nodes: Sequence[Node],
     inputs: dict[str, TensorType],
     initializers: dict[str, Tensor],
 ) -> dict[str, TensorType]:
-    """Every type that is declared, stored or can be inferred. The file's own word gives way to a closer one."""
-    body, constants = model.graph, _large_constants(nodes)
-    types = dict(decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}")))
-    types.update((info.name, read_type(info.type)) for info in body.output)
+    """Every type that is declared (``types``, which grows), stored or inferred. A closer one takes its place."""
+    constants = _large_constants(nodes)
     # Where every shape is declared in numbers, as some exporters do, inference takes half the time to add nothing.
     static = {name for name, kind in types.items() if kind.static and known(kind.dtype)}
     if not all(name in static for node in nodes for name in node.outputs if name):
@@ -69,7 +69,7 @@ def _large_constants(nodes: Iterable[Node]) -> dict[str, TensorType]:
         for attribute in node.proto.attribute:
             if attribute.type == AttributeProto.TENSOR and attribute.name == "value":
                 kind = TensorType(dtype_name(attribute.t.data_type), tuple(attribute.t.dims))
-                if kind.nbytes > _SMALL:
+                if kind.nbytes > limits.CHECKED_BYTES:
                     found[node.outputs[0]] = kind
     return found
 
@@ -89,8 +89,6 @@ def _inferred(
     constants: dict[str, TensorType],
 ) -> Iterable[onnx.ValueInfoProto]:
     """What ONNX's shape inference says of a copy in which large values are mere inputs; nothing if it fails."""
-    if not _functions_expand(model):
-        return ()
     copy = ModelProto(ir_version=model.ir_version)
     copy.opset_import.extend(model.opset_import)
     copy.functions.extend(model.functions)
@@ -99,7 +97,7 @@ def _inferred(
     body.input.extend(model.graph.input)
     body.input.extend(value_info(name, kind) for name, kind in constants.items())
     for name, tensor in initializers.items():
-        if tensor.proto is not None and tensor.type.dtype != "string" and tensor.nbytes <= _SMALL:
+        if tensor.proto is not None and tensor.type.dtype != "string" and tensor.nbytes <= limits.CHECKED_BYTES:
             body.initializer.append(tensor.proto)
         elif name not in inputs:
             body.input.append(value_info(name, tensor.type))
@@ -130,28 +128,3 @@ def _long(info: onnx.ValueInfoProto) -> bool:
     """Whether a value is one long row: following its data would make a dimension of each of its elements."""
     shape = read_type(info.type).shape
     return shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > _LONG
-
-
-def _functions_expand(model: ModelProto) -> bool:
-    """Whether the model's own functions expand to a size that inference can take.
-
-    Raises InputError if they call one another in a circle.
-    """
-    bodies = {(f.domain, f.name, f.overload): f.node for f in model.functions}
-    sizes, calls = {}, {}
-    for key, nodes in bodies.items():
-        called = [(n.domain, n.op_type, n.overload) for n in nested(nodes)]
-        sizes[key], calls[key] = len(called), [callee for callee in called if callee in bodies]
-    extent: dict[tuple[str, str, str], tuple[int, int]] = {}
-    try:
-        for key in TopologicalSorter(calls).static_order():
-            inner = [extent[callee] for callee in calls[key]]
-            size = sizes[key] + sum(size for size, _ in inner)
-            # Capped: a hostile chain of doublings would make an endless number.
-            extent[key] = min(size, _FUNCTION_NODES + 1), 1 + max((depth for _, depth in inner), default=0)
-    except CycleError as error:
-        raise InputError(f"function {show(error.args[1][0][1])} calls itself") from None
-    if not extent:
-        return True
-    total = sum(extent.get((n.domain, n.op_type, n.overload), (0, 0))[0] for n in nested(model.graph.node))
-    return total <= _FUNCTION_NODES and max(depth for _, depth in extent.values()) <= _FUNCTION_DEPTH

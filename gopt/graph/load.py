@@ -11,16 +11,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import onnx.defs
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import ModelProto
 
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.border import read_initializers, read_inputs, read_outputs, refuse_sparse
+from gopt.graph.checker import check_legal
 from gopt.graph.external import DataFolder, naming, regular_size, show
-from gopt.graph.inference import all_types
+from gopt.graph.functions import check_functions
+from gopt.graph.inference import all_types, declared_types
 from gopt.graph.model import Graph
 from gopt.graph.nodes import captures, read_node
-from gopt.graph.order import file_order
+from gopt.graph.order import check_order
 from gopt.graph.scope import Scope, text
 from gopt.graph.types import known
 
@@ -28,17 +31,24 @@ _PROTOBUF_LIMIT = 2**31 - 1
 
 
 def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
-    """The graph in an ONNX file, its nodes in an order in which they can run.
+    """The graph in an ONNX file.
 
     Initializers keep their TensorProto, or say where their external data lies; none is read. ``own`` admits names
     that begin with ``gopt.``, for reading gopt's own output back.
 
-    Raises InputError if the file is missing, malformed, truncated or hostile; UnsupportedError for training_info,
+    Raises InputError if the file is missing, malformed, truncated or hostile, and for whatever ``onnx.checker``
+    refuses with its full check; UnsupportedError for training_info,
     the Gradient operator, sparse initializers, and inputs or outputs that are not dense tensors.
     """
     name = os.fsdecode(path)
     with naming(name), _without_collection():
-        return _graph(_read(name), DataFolder(name), own)
+        model, data = _read(name)
+        check_functions(model)
+        try:
+            return _graph(model, data, DataFolder(name), own)
+        except UnsupportedError:
+            check_legal(model, data)  # what is no ONNX is that first
+            raise
 
 
 @contextmanager
@@ -54,8 +64,8 @@ def _without_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _read(path: str) -> ModelProto:
-    """The file as a model that has at least a version, an operator set and a graph."""
+def _read(path: str) -> tuple[ModelProto, bytes]:
+    """The file as a model that has at least a version, an operator set and a graph; and its bytes."""
     size = regular_size(path)
     if size > _PROTOBUF_LIMIT:
         raise InputError(f"{size} bytes: a protobuf file ends at 2 GiB", "keep the values in external data")
@@ -74,7 +84,7 @@ def _read(path: str) -> ModelProto:
         raise InputError("holds no graph")
     if not model.opset_import:
         raise InputError("names no operator set (opset_import is empty)")
-    return model
+    return model, data
 
 
 def _not_onnx(data: bytes) -> InputError:
@@ -92,7 +102,7 @@ def _not_onnx(data: bytes) -> InputError:
     return InputError("is not an ONNX model")
 
 
-def _graph(model: ModelProto, folder: DataFolder, own: bool) -> Graph:
+def _graph(model: ModelProto, data: bytes, folder: DataFolder, own: bool) -> Graph:
     body = model.graph
     _refuse_forms(model)
     header = _header(model)
@@ -101,9 +111,11 @@ def _graph(model: ModelProto, folder: DataFolder, own: bool) -> Graph:
     inputs = read_inputs(body, scope)
     initializers = read_initializers(body, inputs, scope, folder)
     nodes = [read_node(proto, scope, own) for proto in body.node]
-    nodes = file_order(nodes, {"", *inputs, *initializers})
+    check_order(nodes, {"", *inputs, *initializers})
     outputs = read_outputs(body, scope)
-    types = all_types(model, nodes, inputs, initializers)
+    types = declared_types(body)
+    check_legal(model, data)
+    types = all_types(model, types, nodes, inputs, initializers)
     for name, kind in outputs.items():
         if not known(kind.dtype):
             outputs[name] = types.get(name, kind)
@@ -112,6 +124,15 @@ def _graph(model: ModelProto, folder: DataFolder, own: bool) -> Graph:
 
 def _refuse_forms(model: ModelProto) -> None:
     body = model.graph
+    known = onnx.defs.C.schema_version_map()
+    for entry in (*model.opset_import, *(each for function in model.functions for each in function.opset_import)):
+        newest = known.get("" if entry.domain == "ai.onnx" else entry.domain, (0, entry.version))[1]
+        if entry.version > newest:
+            what = f"operator set {entry.version} of domain {show(entry.domain or 'ai.onnx')}"
+            raise InputError(
+                f"asks for {what}, and the onnx that is installed knows them up to {newest}",
+                f"install a newer onnx, or export for operator set {newest}",
+            )
     if model.training_info:
         count = len(model.training_info)
         raise UnsupportedError(
@@ -123,7 +144,7 @@ def _refuse_forms(model: ModelProto) -> None:
     refuse_sparse(body)
     for function in model.functions:
         for node in function.node:
-            captures(node, Scope(None))
+            captures(node, Scope(None, function=True))
 
 
 def _header(model: ModelProto) -> ModelProto:

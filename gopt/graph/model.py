@@ -7,7 +7,7 @@ user's exporter put there is lost, and 100,000 nodes load in well under a second
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,8 +134,8 @@ def make_attribute(name: str, value: Any) -> AttributeProto:
 class Tensor:
     """A constant or an initial value: where it lies, read only when asked for.
 
-    Either ``array`` holds it, or ``proto`` does, or ``path``/``offset`` say where the raw little-endian bytes are, or
-    ``parts`` are its pieces, flattened, one after the other.
+    Either ``array`` holds it, or ``proto`` does, or ``reader`` gives it, or ``path``/``offset`` say where the raw
+    little-endian bytes are, or ``parts`` are its pieces, flattened, one after the other.
     """
 
     type: TensorType
@@ -146,6 +146,8 @@ class Tensor:
     wide: Tensor | None = None
     """The tensor of which this one is the cast."""
     parts: tuple[Tensor, ...] = ()
+    reader: Callable[[], np.ndarray] | None = None
+    """Reads the value from an archive, once."""
 
     @property
     def nbytes(self) -> int:
@@ -157,6 +159,8 @@ class Tensor:
 
     def numpy(self) -> np.ndarray:
         """The value; a file is mapped, not read."""
+        if self.array is None and self.reader is not None:
+            self.array = self.reader()
         if self.array is not None:
             return self.array
         if self.wide is not None:

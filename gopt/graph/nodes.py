@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
+from gopt import limits
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.border import declared, refuse_sparse
 from gopt.graph.external import show
-from gopt.graph.model import MADE_BY, Node
+from gopt.graph.model import MADE_BY, SPMD, Node
 from gopt.graph.scope import OWN, Scope, text
 from gopt.graph.stored import check_data, stored_type
 
@@ -17,6 +18,8 @@ _TENSOR_ATTRIBUTES = {AttributeProto.TENSOR, AttributeProto.TENSORS}
 _GRAPH_ATTRIBUTES = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
 _SPARSE_ATTRIBUTES = {AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS}
 _LOOKED_AT = _TENSOR_ATTRIBUTES | _GRAPH_ATTRIBUTES | _SPARSE_ATTRIBUTES | {AttributeProto.UNDEFINED}
+_SIZED = frozenset({"num_outputs", "shape", "axes"})
+"""Attributes from which shape inference makes as many outputs or dimensions as they say."""
 
 
 def read_node(proto: NodeProto, scope: Scope, own: bool) -> Node:
@@ -25,12 +28,14 @@ def read_node(proto: NodeProto, scope: Scope, own: bool) -> Node:
     for name in node.outputs:
         if name:
             scope.define(name, "a node output")
-    if node.name[: len(OWN)] == OWN or type(node.name) is not str:
+    if node.name[: len(OWN)] == OWN or type(node.name) is not str or len(node.name) > limits.NAME_LENGTH:
         scope.allow(node.name, "node")
     if proto.attribute:
         node.captures = tuple(captures(proto, scope))
     elif type(node.op_type) is not str or type(node.domain) is not str or node.op_type in ("Gradient", ""):
         _check_operator(proto)
+    if node.domain == SPMD:
+        _refuse_spmd(proto)
     if own:
         node.made_by = next((entry.value for entry in proto.metadata_props if entry.key == MADE_BY), "")
     return node
@@ -43,9 +48,15 @@ def _check_operator(proto: NodeProto) -> None:
             f"{value} comes from a Gradient operator, which says what to differentiate and not how",
             "export the step with its backward pass written out in standard operators",
         )
-    text(proto.domain)
+    if text(proto.domain) == SPMD:
+        _refuse_spmd(proto)
     if not proto.op_type:
         raise InputError(f"node {show(proto.name)} has no operator type")
+
+
+def _refuse_spmd(proto: NodeProto) -> None:
+    value = show(proto.name or "".join(proto.output[:1]))
+    raise InputError(f"node {value}: the domain {SPMD} is gopt's own and stands in no file", "export the step anew")
 
 
 def captures(proto: NodeProto, scope: Scope) -> dict[str, None]:
@@ -54,6 +65,14 @@ def captures(proto: NodeProto, scope: Scope) -> dict[str, None]:
     found: dict[str, None] = {}
     for attribute in proto.attribute:
         kind = attribute.type
+        if attribute.name in _SIZED:
+            _refuse_sizes(proto, attribute)
+        if attribute.ref_attr_name and not scope.function:
+            where = show(proto.name or "".join(proto.output[:1]))
+            raise InputError(
+                f"attribute {show(attribute.name)} of node {where} refers to {show(attribute.ref_attr_name)}, and only "
+                "the nodes of a function can refer to attributes"
+            )
         if kind not in _LOOKED_AT:
             continue
         owner = f"attribute {show(attribute.name)} of node {show(proto.name or ''.join(proto.output[:1]))}"
@@ -61,12 +80,23 @@ def captures(proto: NodeProto, scope: Scope) -> dict[str, None]:
             _check_attribute_tensors(attribute, owner)
         elif kind in _GRAPH_ATTRIBUTES:
             for body in (attribute.g,) if kind == AttributeProto.GRAPH else attribute.graphs:
-                found.update(_body_captures(body, scope.reserved_hint))
+                found.update(_body_captures(body, scope.inner()))
         elif kind in _SPARSE_ATTRIBUTES:
             raise UnsupportedError(f"{owner} is a sparse tensor", "store it as a dense tensor")
         elif not attribute.ref_attr_name:
             raise InputError(f"{owner} has no type")
     return found
+
+
+def _refuse_sizes(proto: NodeProto, attribute: AttributeProto) -> None:
+    """Raise InputError for numbers of outputs or dimensions that shape inference would make without looking twice."""
+    owner = f"attribute {show(attribute.name)} of node {show(proto.name or ''.join(proto.output[:1]))}"
+    if attribute.name == "num_outputs" and attribute.i > len(proto.output):
+        raise InputError(f"{owner} is {attribute.i}, and the node has {len(proto.output)} outputs")
+    if attribute.name != "num_outputs" and len(attribute.ints) > limits.DIMENSIONS:
+        raise InputError(
+            f"{owner} has {len(attribute.ints)} entries, and a tensor at most {limits.DIMENSIONS} dimensions"
+        )
 
 
 def _check_attribute_tensors(attribute: AttributeProto, owner: str) -> None:
@@ -78,13 +108,12 @@ def _check_attribute_tensors(attribute: AttributeProto, owner: str) -> None:
         check_data(tensor, stored_type(tensor, owner), owner)
 
 
-def _body_captures(body: GraphProto, reserved_hint: str | None) -> dict[str, None]:
+def _body_captures(body: GraphProto, scope: Scope) -> dict[str, None]:
     """What a body of control flow reads from outside, its outputs included.
 
     Read in file order, so that a value used in the body before it is made there counts as one from outside, and
     is found undefined.
     """
-    scope = Scope(reserved_hint)
     found: dict[str, None] = {}
     refuse_sparse(body)
     for info in body.input:

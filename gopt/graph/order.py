@@ -35,10 +35,10 @@ def runnable(nodes: Sequence[Node], due: Sequence[float]) -> list[Node]:
     return result
 
 
-def file_order(nodes: list[Node], given: set[str]) -> list[Node]:
-    """The nodes in file order if that runs, as ONNX demands; else sorted, as close to file order as it goes.
+def check_order(nodes: Sequence[Node], given: set[str]) -> None:
+    """Raise InputError unless the nodes can run in file order, as ONNX demands: for the value that stands in the way.
 
-    ``given``: the values that no node makes. Raises InputError for a value that nothing makes, and for a cycle.
+    ``given``: the values that no node makes.
     """
     made = set(given)
     for node in nodes:
@@ -46,13 +46,18 @@ def file_order(nodes: list[Node], given: set[str]) -> list[Node]:
             break
         made.update(node.outputs)
     else:
-        return nodes
+        return
     _refuse_undefined(nodes, given)
-    result = runnable(nodes, range(len(nodes)))
-    if len(result) < len(nodes):
-        name = _on_cycle(nodes, {id(node) for node in result})
+    done = runnable(nodes, range(len(nodes)))
+    if len(done) < len(nodes):
+        name = _on_cycle(nodes, {id(node) for node in done})
         raise InputError(f"value {show(name)} depends on itself: the graph has a cycle")
-    return result
+    name = next(name for name in node.reads if name not in made)
+    raise InputError(
+        f"node {show(node.label)} reads value {show(name)} before a node makes it: the nodes are not in an order in "
+        "which they can run",
+        "ONNX asks for that order: sort the nodes where the file is made",
+    )
 
 
 def _refuse_undefined(nodes: Sequence[Node], given: set[str]) -> None:

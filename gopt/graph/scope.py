@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gopt import limits
 from gopt.errors import InputError
 from gopt.graph.external import show
 
@@ -19,20 +20,30 @@ def text(name: str) -> str:
 class Scope:
     """The values that one body defines, each once."""
 
-    def __init__(self, reserved_hint: str | None) -> None:
+    def __init__(self, reserved_hint: str | None, *, function: bool = False) -> None:
         self.reserved_hint = reserved_hint
         """What to say of a name that is gopt's own; None admits such names."""
+        self.function = function
+        """Whether this is the body of a function, in which attributes refer to those of the call."""
         self.defined: set[str] = {""}
+
+    def inner(self) -> Scope:
+        """The scope of a body of control flow in it."""
+        return Scope(self.reserved_hint, function=self.function)
 
     def define(self, name: str, what: str) -> None:
         """Add a value; raises InputError where the name is empty, taken, or gopt's own."""
         if name in self.defined:
             raise InputError(f"value {show(name)} is defined twice" if name else f"{what} without a name")
-        if name[: len(OWN)] == OWN or type(name) is not str:  # once per value: a call for each would show
+        if (
+            name[: len(OWN)] == OWN or type(name) is not str or len(name) > limits.NAME_LENGTH
+        ):  # once per value: a call for each would show
             self.allow(name, "value")
         self.defined.add(name)
 
     def allow(self, name: str, what: str) -> None:
-        """Raises InputError for a name that is gopt's own."""
+        """Raises InputError for a name that is gopt's own, or too long."""
+        if len(name) > limits.NAME_LENGTH:
+            raise InputError(f"{what} is named {show(name)}: longer than {limits.NAME_LENGTH} (NAME_LENGTH)")
         if text(name).startswith(OWN) and self.reserved_hint is not None:
             raise InputError(f"{what} {show(name)}: names that begin with {OWN!r} are gopt's own", self.reserved_hint)

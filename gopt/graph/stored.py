@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from gopt.errors import InputError, UnsupportedError
-from gopt.graph.external import check_dims
+from gopt.graph.external import check_dims, data_fields
 from gopt.graph.types import TensorType, dtype_name
 
 _TYPED_DATA = {  # dtype -> (field, entries per element); everything else lies in int32_data
@@ -32,6 +32,8 @@ def stored_type(proto: TensorProto, owner: str) -> TensorType:
 
 def check_data(proto: TensorProto, kind: TensorType, owner: str) -> None:
     """Raises InputError unless the tensor holds as many bytes or entries as its dimensions say."""
+    if len(fields := data_fields(proto)) > 1:
+        raise InputError(f"{owner} holds data in more than one field: {fields[0]} and {fields[1]}")
     if proto.HasField("raw_data"):
         if kind.dtype == "string":
             raise InputError(f"{owner} stores strings as raw data")

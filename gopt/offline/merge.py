@@ -82,10 +82,9 @@ def reshard(
     What then has no use any more falls away, and ``note`` is told of it.
     """
     held = read_held(path)
-    source = api.Source(
-        api.recover_kept(held.graph, held.roles, "the kept source"), held.report["source"]["file"],
-        held.report["source"]["sha256"], held.report["source"]["bytes"],
-    )  # fmt: skip
+    training = api.recover_kept(held.graph, held.roles, "the kept source")
+    kept = held.report["source"]
+    source = api.Source(training, kept["file"], kept["sha256"], kept["bytes"])
     micro_steps = held.manifest.get("accumulate", 1) if accumulate is None else accumulate
     return api.shard(source, mesh, pipeline=_pipeline(held, options or {}, note), accumulate=micro_steps)
 

@@ -65,7 +65,9 @@ def runtime() -> Any:
 class SessionCache:
     """Sessions by the bytes of their models. May be shared by threads; sessions too may run in many at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float | None = None) -> None:
+        self.deadline = deadline
+        """Seconds after which a run is ended; None: never."""
         self.built = 0
         self.reused = 0
         self._sessions: dict[bytes, Any] = {}
@@ -84,7 +86,41 @@ class SessionCache:
 
     def build(self, model: bytes) -> Any:
         """A new session; raises as ``get`` does."""
-        return _session(model)
+        session = _session(model)
+        return session if self.deadline is None else _Ended(session, self.deadline)
+
+
+class _Ended:
+    """A session whose runs end after a deadline: what a file's loops do may have no end."""
+
+    def __init__(self, session: Any, deadline: float) -> None:
+        self._session, self._deadline = session, deadline
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def run_with_iobinding(self, binding: Any) -> None:
+        """Raises RunError when the time is up; the runtime looks between two operators, in loops too."""
+        options = runtime().RunOptions()
+        over = threading.Event()
+
+        def end() -> None:
+            over.set()
+            options.terminate = True
+
+        timer = threading.Timer(self._deadline, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            self._session.run_with_iobinding(binding, options)
+        except Exception as error:
+            if not over.is_set():
+                raise
+            made = self._session.get_outputs()[0].name
+            what = f"what makes {made!r} still ran after {self._deadline:g} s (--deadline)"
+            raise RunError(what, "does a loop of the source have an end?") from error
+        finally:
+            timer.cancel()
 
 
 def _session(model: bytes) -> Any:
@@ -238,6 +274,8 @@ def run_bound(session: Any, binding: Any) -> None:
     """Run a session on what is bound; raises RunError."""
     try:
         session.run_with_iobinding(binding)
+    except RunError:
+        raise
     except Exception as error:  # its exceptions have no common base
         raise failed(error) from error
 

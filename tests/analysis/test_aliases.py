@@ -49,7 +49,7 @@ def one(way, tmp_path) -> tuple[dict[str, str], str]:
     b = Builder()
     b.input("v", (3, 5))
     made = way(b, "v")
-    b.output("out", b.op("Abs", made), ())
+    b.output("out", b.op("Abs", made), None)
     return find_aliases(load(b.save(tmp_path / "g.onnx"))), made
 
 

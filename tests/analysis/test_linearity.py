@@ -78,7 +78,7 @@ def test_the_claim_holds_in_numbers(what, tmp_path):
     b = Builder()
     b.input("v", (3, 4))
     made = way(b, "v")
-    b.output("out", b.op("Identity", made), ())
+    b.output("out", b.op("Identity", made), None)
     graph = load(b.save(tmp_path / "g.onnx"))
     graph.outputs = {"out": graph.types.get("out", graph.outputs["out"])}
     found = follow(Index(graph), graph.nodes, "v", {"v"})

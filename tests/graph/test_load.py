@@ -101,11 +101,6 @@ def test_values_may_be_absent_or_stored_under_an_input(tmp_path: Path) -> None:
     assert "w" in graph.initializers
 
 
-def test_an_input_without_type_takes_its_stored_value_s(tmp_path: Path) -> None:
-    model = small(inputs=[value("x"), value("b", (4,)), onnx.ValueInfoProto(name="w")])
-    assert load(save(tmp_path, model)).inputs["w"] == TensorType("float32", (3, 4))
-
-
 def test_large_values_take_no_part_in_inference_but_small_ones_do(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.zeros((600,), np.float32))),
@@ -116,9 +111,9 @@ def test_large_values_take_no_part_in_inference_but_small_ones_do(tmp_path: Path
         numpy_helper.from_array(np.zeros((1200,), np.float32), "big"),
         numpy_helper.from_array(np.array([2, -1], np.int64), "shape"),
     ]
-    model = small(nodes=nodes, initializer=stored, inputs=[], outputs=[onnx.ValueInfoProto(name="y")])
+    model = small(nodes=nodes, initializer=stored, inputs=[], outputs=[value("y", ("a", "b"))])
     graph = load(save(tmp_path, model))
-    assert graph.types["r"] == graph.types["y"] == graph.outputs["y"] == TensorType("float32", (2, 600))
+    assert graph.types["r"] == TensorType("float32", (2, 600))
     assert graph.types["k"] == TensorType("float32", (600,))
 
 
@@ -137,13 +132,11 @@ def test_element_types(tmp_path: Path, dtype: str, raw: bool) -> None:
     assert tensor.numpy().shape == (3, 1)
 
 
-def test_unsorted_nodes_are_sorted_and_keep_their_order_otherwise(tmp_path: Path) -> None:
+def test_unsorted_nodes_are_refused_by_name(tmp_path: Path) -> None:
     model = small()
     nodes = [model.graph.node[index] for index in (2, 0, 1)]
-    extra = helper.make_node("Relu", ["b"], ["free"], name="free")
-    graph = load(save(tmp_path, small(nodes=[extra, *nodes])))
-    assert [node.name for node in graph.nodes] == ["free", "first", "second", "third"]
-    assert graph.types["h"] == TensorType("float32", ("N", 4))
+    path = save(tmp_path, small(nodes=nodes))
+    refusal(load, path, InputError, "node 'third' reads value 's' before a node makes it")
 
 
 def branch(name: str, reads: str) -> GraphProto:
@@ -154,12 +147,14 @@ def branch(name: str, reads: str) -> GraphProto:
 def test_captures_reach_into_nested_bodies(tmp_path: Path) -> None:
     inner = helper.make_node("If", ["flag"], ["inner"], then_branch=branch("t", "x"), else_branch=branch("e", "late"))
     outer_then = helper.make_graph([inner], "then", [], [value("inner", None)])
-    outer_else = helper.make_graph([], "else", [], [value("w", None)])
+    same = helper.make_node("Identity", ["w"], ["same"])
+    outer_else = helper.make_graph([same], "else", [], [value("same", None)])
     nodes = [
-        helper.make_node("If", ["flag"], ["y"], name="if", then_branch=outer_then, else_branch=outer_else),
         helper.make_node("Neg", ["x"], ["late"], name="late"),
+        helper.make_node("If", ["flag"], ["y"], name="if", then_branch=outer_then, else_branch=outer_else),
     ]
-    model = small(nodes=nodes, inputs=[value("x", (3, 4)), value("flag", (), TensorProto.BOOL)])
+    flag = value("flag", (), TensorProto.BOOL)
+    model = small(nodes=nodes, inputs=[value("x", (3, 4)), flag], outputs=[value("y", (3, 4))])
     graph = load(save(tmp_path, model))
     assert [node.name for node in graph.nodes] == ["late", "if"], "a captured value counts as read"
     assert graph.nodes[1].captures == ("w", "flag", "late", "x"), "in order; make_node sorts attributes"
@@ -192,22 +187,37 @@ def function(name: str, calls: str, domain: str = "") -> onnx.FunctionProto:
 
 def test_functions_stay_in_the_header_and_are_inferred_through(tmp_path: Path) -> None:
     call = helper.make_node("Twice", ["x"], ["y"], domain="user")
-    model = small(nodes=[call], functions=[function("Twice", "Relu")], outputs=[onnx.ValueInfoProto(name="y")])
+    model = small(nodes=[call], functions=[function("Twice", "Relu")], outputs=[value("y", ("N", "M"))])
     graph = load(save(tmp_path, model))
     assert [f.name for f in graph.header.functions] == ["Twice"]
     assert graph.types["y"] == TensorType("float32", ("N", 3))
 
 
-def test_functions_that_expand_without_end_cost_only_their_types(tmp_path: Path) -> None:
-    doubling = [function("F0", "Relu"), *(function(f"F{i}", f"F{i - 1}", "user") for i in range(1, 60))]
-    call = helper.make_node("F59", ["x"], ["y"], domain="user")
-    graph = load(save(tmp_path, small(nodes=[call], functions=doubling)))
-    assert graph.types["y"] == TensorType("float32", ("N", 4)), "as declared"
+@pytest.mark.parametrize(("levels", "limit"), [(60, "FUNCTION_NODES"), (18, "FUNCTION_NODES")])
+def test_functions_that_double_at_each_level_are_counted_and_refused(tmp_path: Path, levels: int, limit: str) -> None:
+    doubling = [function("F0", "Relu"), *(function(f"F{i}", f"F{i - 1}", "user") for i in range(1, levels))]
+    call = helper.make_node(f"F{levels - 1}", ["x"], ["y"], domain="user")
+    refusal(load, save(tmp_path, small(nodes=[call], functions=doubling)), InputError, limit)
 
 
-def test_inference_that_fails_is_no_refusal(tmp_path: Path) -> None:
+def test_functions_that_call_one_another_too_deep_are_refused(tmp_path: Path) -> None:
+    def calling(place: int) -> onnx.FunctionProto:
+        made = function(f"F{place}", f"F{place - 1}" if place else "Relu", "user" if place else "")
+        del made.node[1]
+        made.node[0].output[0] = "z"
+        return made
+
+    call = helper.make_node("F120", ["x"], ["y"], domain="user")
+    model = small(nodes=[call], functions=[calling(place) for place in range(121)])
+    refusal(load, save(tmp_path, model), InputError, "FUNCTION_DEPTH")
+
+
+def test_an_operator_that_nobody_knows_is_no_refusal(tmp_path: Path) -> None:
     unknown = helper.make_node("Mystery", ["x"], ["y"], domain="nobody.knows")
-    graph = load(save(tmp_path, small(nodes=[unknown])))
+    model = small(nodes=[unknown])
+    refusal(load, save(tmp_path, model), InputError, "No opset import for domain 'nobody.knows'")
+    model.opset_import.add(domain="nobody.knows", version=1)
+    graph = load(save(tmp_path, model))
     assert graph.types["y"] == TensorType("float32", ("N", 4))
 
 
@@ -222,15 +232,14 @@ def test_gopt_s_own_output_can_be_read_back(tmp_path: Path) -> None:
     node = helper.make_node("Relu", ["x"], ["gopt.p.0.v"], name="gopt.p.0")
     entry = node.metadata_props.add()
     entry.key, entry.value = "gopt.pass", "p"
-    path = save(tmp_path, small(nodes=[node], outputs=[value("gopt.p.0.v", None)]))
+    path = save(tmp_path, small(nodes=[node], outputs=[value("gopt.p.0.v", ("N", 3))]))
     assert load(path, own=True).nodes[0].made_by == "p"
 
 
 def test_many_nodes_load_in_linear_time(tmp_path: Path) -> None:
     names = ["x", *(f"v{i}" for i in range(20_000))]
     nodes = [helper.make_node("Relu", [a], [b]) for a, b in itertools.pairwise(names)]
-    nodes.reverse()
-    graph = load(save(tmp_path, small(nodes=nodes, outputs=[value(names[-1], None)])))
+    graph = load(save(tmp_path, small(nodes=nodes, outputs=[value(names[-1], ("N", "M"))])))
     assert [node.outputs[0] for node in graph.nodes] == names[1:]
     assert graph.types[names[-1]] == TensorType("float32", ("N", 3))
 
@@ -279,12 +288,15 @@ def test_external_data_is_mapped_and_not_read(tmp_path: Path) -> None:
     elements = 1 << 28
     with open(tmp_path / "w.bin", "wb") as file:
         file.truncate(4 * elements)
-    path = save(tmp_path, external("w.bin", (elements,)))
+    model = external("w.bin", (3, elements // 3))
+    model.graph.output[0].CopyFrom(value("y", ("N", "M")))
+    model.graph.input[1].CopyFrom(value("b", (1,)))
+    path = save(tmp_path, model)
     # In its own process: what other tests held and freed would hide the growth.
     code = (
         "import resource, sys; from gopt.graph.load import load\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "before = peak(); value = load(sys.argv[1]).initializers['w'].numpy(); value[-1]; print(peak() - before)"
+        "before = peak(); value = load(sys.argv[1]).initializers['w'].numpy(); value[-1, -1]; print(peak() - before)"
     )
     root = Path(__file__).parents[2]
     grown = subprocess.run([sys.executable, "-c", code, path], cwd=root, capture_output=True, text=True, check=True)
@@ -364,6 +376,13 @@ def test_external_strings_and_packed_values(tmp_path: Path) -> None:
     for dtype, kind in ((TensorProto.STRING, InputError), (TensorProto.INT4, UnsupportedError)):
         model = external("w.bin")
         model.graph.initializer[0].data_type = dtype
+        model.graph.node[0].CopyFrom(helper.make_node("DequantizeLinear", ["w", "b"], ["h"], name="first"))
+        if kind is UnsupportedError:
+            del model.graph.node[1:]
+            model.graph.input[1].CopyFrom(value("b", ()))
+            model.graph.node[0].output[0] = "y"
+            model.graph.output[0].CopyFrom(value("y", (3, 4)))
+            model.opset_import[0].version = 21
         refusal(load, save(tmp_path, model), kind, "'w'")
 
 
@@ -444,8 +463,15 @@ def clear_graph(model: ModelProto) -> None:
     model.ClearField("graph")
 
 
+def a_sparse_tensor() -> onnx.SparseTensorProto:
+    return helper.make_sparse_tensor(
+        helper.make_tensor("v", FLOAT, (1,), [1.0]), helper.make_tensor("i", TensorProto.INT64, (1,), [0]), [4]
+    )
+
+
 def add_sparse(model: ModelProto) -> None:
     sparse = model.graph.sparse_initializer.add()
+    sparse.CopyFrom(a_sparse_tensor())
     sparse.values.name = "sp"
 
 
@@ -584,10 +610,7 @@ def add_training_info(model: ModelProto) -> None:
 
 
 def sparse_attribute(model: ModelProto) -> None:
-    sparse = helper.make_sparse_tensor(
-        helper.make_tensor("v", FLOAT, (1,), [1.0]), helper.make_tensor("i", TensorProto.INT64, (1,), [0]), [4]
-    )
-    model.graph.node.append(helper.make_node("Constant", [], ["z"], sparse_value=sparse))
+    model.graph.node.append(helper.make_node("Constant", [], ["z"], sparse_value=a_sparse_tensor()))
 
 
 def external_attribute(model: ModelProto) -> None:
@@ -595,28 +618,33 @@ def external_attribute(model: ModelProto) -> None:
     model.graph.node.append(helper.make_node("Constant", [], ["z"], value=tensor))
 
 
+PREVIEW = "ai.onnx.preview.training"
+
+
+def gradient(model: ModelProto) -> None:
+    node("Gradient", ["x"], ["dx"], domain=PREVIEW, xs=["x"], y="y")(model)
+    model.opset_import.add(domain=PREVIEW, version=1)
+
+
 def gradient_in_a_function(model: ModelProto) -> None:
-    model.functions.append(function("F", "Gradient", "ai.onnx.preview.training"))
-
-
-def new_element_type(model: ModelProto) -> None:
-    model.graph.initializer[0].data_type = 99
+    made = function("F", "Gradient", PREVIEW)
+    for each in made.node:
+        each.attribute.extend([helper.make_attribute("xs", ["x"]), helper.make_attribute("y", "y")])
+    made.opset_import.add(domain=PREVIEW, version=1)
+    model.functions.append(made)
+    model.opset_import.add(domain="user", version=1)
 
 
 @pytest.mark.parametrize(
     ("edit", "pattern"),
     [
         (add_training_info, "training_info holds 2 training steps"),
-        (
-            node("Gradient", ["x"], ["dx"], domain="ai.onnx.preview.training", xs=["x"], y="y"),
-            "'dx'.*Gradient operator",
-        ),
+        (gradient, "'dx'.*Gradient operator"),
         (gradient_in_a_function, "Gradient operator"),
         (add_sparse, "initializer 'sp' is sparse"),
         (sparse_attribute, "attribute 'sparse_value' of node 'z' is a sparse tensor"),
         (external_attribute, "attribute 'value' of node 'z' lies in external data"),
         (sequence_input, "input 'seq' is a sequence"),
-        (new_element_type, "element type 99"),
     ],
 )
 def test_recognised_but_unsupported(tmp_path: Path, edit: Edit, pattern: str) -> None:
@@ -680,8 +708,8 @@ def entry(**changes: object) -> dict[str, object]:
     ("header", "pattern"),
     [
         (b"not json", "header is not JSON"),
-        (b"[" * 100_000, "header is not JSON"),
-        (b"[]", "header is no table"),
+        (b"[" * 100_000, "header is nested more than"),
+        (b"[]", 'its header: .* is not of type "object"'),
         (b'{"w":{},"w":{}}', "'w' stands twice"),
         ({"w": 3}, "entry of 'w' is malformed"),
         (entry(shape=["2"]), "entry of 'w' is malformed"),
@@ -719,7 +747,8 @@ def test_bad_npz(tmp_path: Path) -> None:
     np.savez_compressed(path, w=np.arange(1000))
     damaged = bytearray(path.read_bytes())
     damaged[200:220] = bytes(20)
-    refusal(load_state, save(tmp_path, bytes(damaged), "s.npz"), InputError, "damaged at 'w'")
+    held = load_state(save(tmp_path, bytes(damaged), "s.npz"))["w"]
+    refusal(lambda _: held.numpy(), path, InputError, "damaged at 'w'")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("w.npy", b"\x93NUMPY\x01\x00\x08\x00{'descr'")
     refusal(load_state, path, InputError, "damaged at 'w'")

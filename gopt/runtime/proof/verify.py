@@ -27,6 +27,7 @@ from gopt.graph.model import COMM
 from gopt.graph.types import numpy_dtype
 from gopt.manifest import check_source, read_manifest
 from gopt.mesh import Mesh
+from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.proof import draws
 from gopt.runtime.proof.batches import Batches, Drawn, Given
@@ -52,7 +53,13 @@ from gopt.sources.expand import expand
 class Verifier:
     """The source and the ranks of one output folder, ready to run."""
 
-    def __init__(self, folder: str | os.PathLike[str], model: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        model: str | os.PathLike[str] | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        """``deadline``: seconds that one piece of a graph may run; None: without an end."""
         self.transport: Transport = run_ranks
         """What runs one phase of all ranks: threads, unless somebody puts another engine in."""
         self.folder = Path(folder)
@@ -63,9 +70,11 @@ class Verifier:
         source = _training(self.folder, model, self.manifest, self.mesh)
         self.randoms = find_random(source.graph)
         self.training = feed_training(source, self.randoms)
+        # The reference holds one, and all ranks together another at least.
+        check_fits(source.graph, (state.tensor for state in source.states), copies=2)
         if len(self.manifest["ranks"]) != self.mesh.ranks:
             raise InputError(f"{self.folder} holds {len(self.manifest['ranks'])} of {self.mesh.ranks} ranks")
-        self.cache = SessionCache()
+        self.cache = SessionCache(deadline)
         self.gates = find_gates(self.training)
         reduction = LossReduction.parse(self.manifest.get("loss_reduction", "mean"))
         shared = Shared.from_json(self.manifest.get("synchronised", {"values": [], "constants": []}))

@@ -6,7 +6,7 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,10 +14,12 @@ import numpy as np
 
 from gopt.errors import InputError, OptionError
 from gopt.graph.external import load_state
-from gopt.graph.types import TensorType
+from gopt.graph.types import TensorType, numpy_dtype
 from gopt.runtime.session import Array, array_dtype
 
 Batch = dict[str, Array]
+_LISTED = 8
+"""Names of arrays that a hint lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,13 @@ def open_data(text: str, types: Mapping[str, TensorType], shuffle: int | None) -
     for arrays that fit no input, OptionError for a function that cannot be found.
     """
     if text.endswith((".npz", ".safetensors")):
-        arrays = {name: np.asarray(tensor.numpy()) for name, tensor in load_state(text).items()}
-        missing = [name for name in types if name not in arrays]
+        held = load_state(text)
+        missing = [name for name in types if name not in held]
         if missing:
-            raise InputError(f"{text} has no array {missing[0]!r}", f"it has {', '.join(sorted(arrays))}")
-        fitting = {name: _samples(text, name, type, arrays[name]) for name, type in types.items()}
+            raise InputError(f"{text} has no array {missing[0]!r}", f"it has {_listed(held)}")
+        for name, type in types.items():
+            _check_samples(text, name, type, held[name].type)
+        fitting = {name: _samples(text, name, type, np.asarray(held[name].numpy())) for name, type in types.items()}
         found = Samples(types, fitting, shuffle)
         found.check(text)
         return found
@@ -158,17 +162,25 @@ def load_function(text: str) -> Callable[..., Any]:
     return found
 
 
+def _listed(names: Iterable[str]) -> str:
+    first = sorted(names)
+    return ", ".join(first[:_LISTED]) + (f" and {len(first) - _LISTED} more" if len(first) > _LISTED else "")
+
+
+def _check_samples(path: str, name: str, type: TensorType, held: TensorType) -> None:
+    """Raise InputError for an array whose rows cannot be dealt out as batches of a type; nothing is read."""
+    if held.dtype != type.dtype:
+        _check_kind(f"{path}: {name}", type, numpy_dtype(held.dtype))
+    dims, shape = type.dims, held.dims
+    as_samples = bool(dims) and len(shape) == len(dims) and shape[1:] == dims[1:]
+    as_batches = shape[1:] == dims and len(shape) == len(dims) + 1
+    if shape != dims and not ((as_samples or as_batches) and shape[0]):
+        row = "x".join(map(str, dims[1:])) or "one number each"
+        raise InputError(f"{path}: {name!r} has shape {list(shape)}, its batch is {type}", f"give samples of {row}")
+
+
 def _samples(path: str, name: str, type: TensorType, array: Array) -> Array:
-    """An array whose rows can be dealt out as batches of a type."""
-    if array_dtype(array) != type.dtype:
-        array = _cast(f"{path}: {name}", type, array)
-    dims = type.dims
-    as_samples = bool(dims) and array.ndim == len(dims) and array.shape[1:] == dims[1:]
-    as_batches = array.shape[1:] == dims and array.ndim == len(dims) + 1
-    if array.shape == dims or ((as_samples or as_batches) and len(array)):
-        return array
-    shape = "x".join(map(str, dims[1:])) or "one number each"
-    raise InputError(f"{path}: {name!r} has shape {list(array.shape)}, its batch is {type}", f"give samples of {shape}")
+    return array if array_dtype(array) == type.dtype else _cast(f"{path}: {name}", type, array)
 
 
 def _fitted(name: str, type: TensorType, value: Any) -> Array:
@@ -182,13 +194,14 @@ def _fitted(name: str, type: TensorType, value: Any) -> Array:
 
 def _cast(what: str, type: TensorType, array: Array) -> Array:
     """Another width of the same kind of number is no harm; another kind is."""
-    from gopt.graph.types import numpy_dtype
+    _check_kind(what, type, array.dtype)
+    return array.astype(numpy_dtype(type.dtype))
 
-    wanted = numpy_dtype(type.dtype)
+
+def _check_kind(what: str, type: TensorType, held: np.dtype[Any]) -> None:
     kinds = {"b": "b", "i": "i", "u": "i", "f": "f", "V": "f"}
-    if kinds.get(array.dtype.kind) != kinds.get(wanted.kind):
-        raise InputError(f"{what} is {array.dtype}, the step takes {type}")
-    return array.astype(wanted)
+    if kinds.get(held.kind) != kinds.get(numpy_dtype(type.dtype).kind):
+        raise InputError(f"{what} is {held}, the step takes {type}")
 
 
 # --- hyper-parameters -----------------------------------------------------------------------------------------------

@@ -1,0 +1,21 @@
+"""A short run of the fuzzer, of the same cases each time: ``python -m fuzz`` in ``tests`` is the long one."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz.campaign import Campaign
+from fuzz.cases import KINDS
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("folders", "checkpoints", "configurations")])
+def test_no_case_goes_wrong(home, kind):
+    campaign = Campaign([kind], home)
+    for seed in range(8):
+        campaign.one(seed)
+    assert campaign.findings == [], "\n".join(map(str, campaign.findings))
+    assert sum(campaign.codes.values()) >= 8
