@@ -131,7 +131,7 @@ def test_checkpoints_lie_in_no_output_folder(capsys):
 @pytest.fixture
 def job() -> Iterator[subprocess.Popen[str]]:
     """Another process that trains, and keeps a step now and then."""
-    command = [sys.executable, "-m", "gopt.cli", *RUN, "--steps", "10000000", "--every", "50"]
+    command = [sys.executable, "-m", "gopt.cli", *RUN, "--steps", "10000000", "--every", "50", "--keep", "9999"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + LONG
     while not list(Path("ck").glob("step_*")):
