@@ -39,7 +39,8 @@ def fault(command: Command, ended: Outcome, folder: Path) -> str:
 
 def untrue(command: Command, ended: Outcome) -> str:
     """What is wrong with a command on ranks that gopt itself has just written; '' where nothing is."""
-    if command[0] == "verify" and ended.code == 1:
+    # A step whose backward is none is refuted by its gradients, and rightly so.
+    if command[0] == "verify" and ended.code == 1 and "--no-confirm" in command:
         return "ranks differ from their source"
     reads = command[0] in ("verify", "merge", "reshard")
     return "gopt refuses what it wrote" if reads and ended.code == 3 else ""
