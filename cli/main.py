@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from typing import Any
 
@@ -123,7 +124,20 @@ def _fail(message: str, hints: tuple[str, ...], code: int) -> int:
 
 def entry() -> None:
     """The installed command."""
-    sys.exit(main())
+    leave(main())
+
+
+def leave(code: int) -> None:
+    """End this process; at once where ranks are left behind that hang or compute: the interpreter cannot end around
+    native code that runs in a thread, and would abort."""
+    import threading
+
+    if not any(thread.name.startswith("rank ") for thread in threading.enumerate()):
+        sys.exit(code)
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

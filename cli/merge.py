@@ -16,7 +16,7 @@ def command(path: str, output: str, force: bool, as_json: bool) -> None:
     """Write one model, the step that was sharded, with the values that its states have on the ranks.
 
     DIR is a folder of gopt shard, CHECKPOINT one step that gopt run has kept. Where the values are more than 64 MiB
-    they lie beside the model, in MODEL.data.
+    they lie beside the model, in MODEL.<digest>.data.
 
     \b
     Example:

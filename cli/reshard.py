@@ -57,12 +57,12 @@ def command(
       gopt reshard checkpoints/step_00000100 --mesh dp=2,shard=2 --stage 3 -o bigger.ranks
     """
     from gopt.offline.merge import reshard
+    from gopt.write.ours import check_target
 
     from .render import progress, render_report
 
     target = Path(output)
-    if target.exists() and not force:
-        raise OptionError(f"{target} exists already", "choose another folder with -o, or replace it with --force")
+    check_target(target, force=force)
     given: dict[str, dict[str, object]] = {}
     for name, value in (("stage", stage), ("partition", partition), ("bucket-mb", bucket_mb)):
         if value is not None:

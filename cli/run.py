@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from gopt.errors import GoptError, OptionError, RunError
+from gopt.errors import GoptError, OptionError, RunError, StoppedError
 
 from .options import arguments_of, seconds
 from .say import say_error, say_note
@@ -129,7 +129,8 @@ def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
     from .render_run import live_run
 
     with live_run(given["steps"]) as show:
-        return launch(mesh.ranks, arguments, given["deadline"], lambda line: show(told(line)))
+        kept = given["checkpoint"] is not None
+        return launch(mesh.ranks, arguments, given["deadline"], lambda line: show(told(line)), patient=kept)
 
 
 def told(line: str) -> dict[str, Any]:
@@ -142,11 +143,31 @@ def told(line: str) -> dict[str, Any]:
 
 def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
     from gopt.runtime.engines.base import run_threads
+    from gopt.runtime.training.stop import asked
     from gopt.runtime.training.train import Trainer
 
-    with _telling(job, mesh, given, "threads") as tell:
-        run_threads(mesh, given["deadline"], lambda engine: Trainer(job, engine, _nowhere).run(tell))
+    def live(engine: Any) -> tuple[int, int]:
+        trainer = Trainer(job, engine, _nowhere, asked=stop)
+        trainer.run(tell)
+        return trainer.step, trainer.stopped
+
+    with asked(job.checkpoint is not None, _whisper) as stop, _telling(job, mesh, given, "threads") as tell:
+        step, stopped = run_threads(mesh, given["deadline"], live)[0]
+    if stopped:
+        raise _stopped(job, step, stopped)
     return 0
+
+
+def _stopped(job: Any, step: int, number: int) -> StoppedError:
+    """The end for which a signal asked, once what was complete is kept."""
+    from gopt.seal import step_name
+
+    return StoppedError(number, f"step {step} is kept in {job.checkpoint / step_name(step)}: --resume goes on from it")
+
+
+def _whisper(text: str) -> None:
+    """A note from within a signal handler, which may have come in the midst of other output."""
+    os.write(2, f"gopt: note: {text}\n".encode())
 
 
 def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bool) -> int:
@@ -154,6 +175,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
     from gopt.runtime.device import Host
     from gopt.runtime.engines.beats import ENDED, SAYING, SPOKE, Heartbeat, follow
     from gopt.runtime.engines.mpi import MpiEngine, told_once
+    from gopt.runtime.training.stop import asked
     from gopt.runtime.training.train import Trainer
 
     from .main import explain_error
@@ -186,12 +208,15 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
             from gopt.runtime.engines.nccl import on_gpus
 
             engine, *place = on_gpus(mesh, engine)
-        trainer = told_once(lambda: Trainer(job, engine, position, *place))
-        if engine.rank == 0:
-            with _telling(job, mesh, given, kind, lambda: host.shared) as tell:
-                trainer.run(tell)
-        else:
-            trainer.run(lambda _: None)
+        with asked(job.checkpoint is not None, lambda _: None) as stop:
+            trainer = told_once(lambda: Trainer(job, engine, position, *place, asked=stop))
+            if engine.rank == 0:
+                with _telling(job, mesh, given, kind, lambda: host.shared) as tell:
+                    trainer.run(tell)
+            else:
+                trainer.run(lambda _: None)
+        if trainer.stopped and engine.rank == 0 and (beat is None or beat.first(128 + trainer.stopped)):
+            explain_error(_stopped(job, trainer.step, trainer.stopped), debug)
         if beat is not None:
             beat.at(trainer.step, -1, ENDED)
     except Exception as error:  # a defect too: a rank that only left would let the others wait
@@ -206,7 +231,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
         if beat is not None:
             beat.at(where["step"], where["call"], ENDED)
         raise
-    return 0
+    return 128 + trainer.stopped if trainer.stopped else 0
 
 
 def _nowhere(step: int, call: int) -> None:

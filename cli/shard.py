@@ -101,6 +101,7 @@ def command(model: str, **given: Any) -> None:
     """
     from gopt import api
     from gopt.needs import check_mesh, check_room
+    from gopt.write.ours import check_target
 
     check_auto(given)
     config = read_config(given["config"])
@@ -111,8 +112,8 @@ def command(model: str, **given: Any) -> None:
     accumulate = given["accumulate"] or config.get("accumulate", 1)
     wanted = parse_ranks(given["only_ranks"])
     output = Path(given["output"] or f"{Path(model).stem}.ranks")
-    if output.exists() and not given["force"] and not given["dry_run"]:
-        raise OptionError(f"{output} exists already", "choose another folder with -o, or replace it with --force")
+    if not given["dry_run"]:
+        check_target(output, force=given["force"])
     roles = role_map(
         given["loss"], given["params"], given["states"], given["batch"], config, given["shared"]
     )  # fmt: skip

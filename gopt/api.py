@@ -18,6 +18,7 @@ from gopt.analysis.take_over import take_over
 from gopt.analysis.through import declare
 from gopt.analysis.training import Training
 from gopt.check import Check, check_ranks
+from gopt.disk.files import write_new
 from gopt.errors import InputError, OptionError
 from gopt.given import folder_for_model
 from gopt.graph.external import load_state
@@ -155,16 +156,18 @@ class Sharded:
 
     def write(self, folder: str | os.PathLike[str], *, force: bool = False) -> dict[str, Any]:
         """Write the output folder, whole or not at all; returns the report."""
-        from gopt import write
+        from gopt.write import models, ranks, records, values
+        from gopt.write.folder import output_folder
 
         report = self.report()
-        values = write.plan_values(self.step)
-        with write.output_folder(Path(folder), force=force) as draft:
-            values.write(draft / write.VALUES)
-            write.write_ranks(draft, self.step, values, self.common, self.ranks)
-            (draft / write.SOURCE).write_bytes(write.source_model(self.step, values, roles_text(self.step.training)))
-            write.write_json(draft / "report.json", report)
-            write.write_json(draft / "manifest.json", self.manifest())
+        stored = values.plan_values(self.step)
+        with output_folder(Path(folder), force=force) as draft:
+            stored.write(draft / values.VALUES)
+            ranks.write_ranks(draft, self.step, stored, self.common, self.ranks)
+            source = models.source_model(self.step, stored, roles_text(self.step.training))
+            write_new(draft / models.SOURCE, source)
+            records.write_json(draft / "report.json", report)
+            records.write_json(draft / "manifest.json", self.manifest())
         return report
 
 

@@ -121,10 +121,9 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
 
 def _check_schema(found: Any, kind: Kind, name: str, floats: bool) -> None:
     """Refuse a value that is not as its kind's schema says; ``floats``: whether it has any."""
-    validator = _validator(kind.schema)
-    wrong = next(iter(validator.iter_errors(found)), None)
+    wrong = _first_error(kind.schema, found)
     if wrong is None and floats:
-        wrong = next(iter(validator.iter_errors(_split(found))), None)
+        wrong = _first_error(kind.schema, _split(found))
     if wrong is None:
         return
     where, place = found, list(wrong.instance_path)
@@ -133,6 +132,20 @@ def _check_schema(found: Any, kind: Kind, name: str, floats: bool) -> None:
     if place in ([], ["format"]) and isinstance(found, dict) and "format" in found:
         _check_format(found["format"], kind, name)
     raise InputError(f"{name}: {_told(place)}{wrong.message.replace(_VALUE, show(where))}")
+
+
+def _first_error(schema: str, found: Any) -> Any:
+    """The first violation, or None. The yes-or-no is asked first: it copies nothing."""
+    validator = _validator(schema)
+    if validator.is_valid(found):
+        return None
+    from jsonschema_rs import ValidationError
+
+    try:
+        validator.validate(found)
+    except ValidationError as error:
+        return error
+    return None
 
 
 def key_path(place: Sequence[str | int]) -> str:
@@ -180,7 +193,8 @@ def _check_outline(data: bytes, name: str) -> None:
     bare = _STRING.sub(b"", data) if b"\\" in data else b"".join(data.split(b'"')[::2])
     if bare.count(b",") + bare.count(b"[") + bare.count(b"{") > limits.DOCUMENT_VALUES:
         raise InputError(f"{name} has more than {limits.DOCUMENT_VALUES} values")
-    brackets = left = bare.translate(_BRACKETS, _NO_BRACKETS)
+    brackets = bare.translate(_BRACKETS, _NO_BRACKETS)
+    left = brackets if 2 * brackets.count(b"[") == len(brackets) else b"?"
     for _ in range(limits.DOCUMENT_DEPTH):
         left = left.replace(b"[]", b"")
     if left and _is_deep(brackets):

@@ -49,6 +49,6 @@ class InvariantError(GoptError):
 class StoppedError(GoptError):
     """A signal asked the run to end; the exit code is the shell's, 128 and its number."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {Signals(number).name}")
+    def __init__(self, number: int, *hints: str) -> None:
+        super().__init__(f"stopped by {Signals(number).name}", *hints)
         self.exit_code = 128 + number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gopt.disk.names import put_aside
 from gopt.errors import InputError
 from gopt.seal import INDEX, step_name, whole_steps
 
@@ -55,6 +56,9 @@ def _lacks(path: Path) -> str:
 
 
 def _of_other(path: Path) -> str:
+    aside = [] if path.exists() else put_aside(path)
+    if aside:
+        return f"it was being replaced when a process died: mv {aside[0]} {path} puts it back"
     if path.is_file() and any((path.parent / name).is_file() for name in ("manifest.json", INDEX)):
         return f"it is a part of one: give {path.parent}"
     if path.is_file() and path.suffix == ".onnx":

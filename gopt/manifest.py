@@ -32,7 +32,7 @@ def read_report(folder: str | os.PathLike[str], manifest: Mapping[str, Any]) -> 
     """The report beside a manifest; raises InputError where it is damaged or tells of another mesh."""
     path = Path(folder, "report.json")
     record = documents.read_json(path, documents.REPORT)
-    if record["mesh"] != manifest["mesh"]:
+    if record["mesh"]["axes"] != manifest["mesh"]["axes"]:  # kinds were not always written
         raise InputError(f"{path}: mesh: it is not the manifest's")
     ranks = [[each["rank"] for each in side["ranks"]] for side in (record, manifest)]
     if ranks[0] != ranks[1]:
@@ -58,7 +58,7 @@ def check_source(manifest: Mapping[str, Any], graph: Graph, home: str | os.PathL
             _refuse(name, f"common.outputs[{place}]", f"the kept source has no output {show(each['name'])}")
     told = {state["tensor"] for state in states} | {each["name"] for each in manifest["common"]["inputs"]}
     for given in graph.inputs:
-        if given not in told:
+        if given not in told and given not in graph.initializers:  # a frozen weight needs no entry
             _refuse(name, "common.inputs", f"{show(given)}, an input of the kept source, is missing")
 
 
@@ -85,7 +85,8 @@ def check_rank(
         if inputs.get(each["name"], _type(each)) != _type(each):
             _refuse(name, f"common.inputs[{place}]", f"rank {rank} has {show(each['name'])} of another type")
     told = {each["input"] for each in (*manifest["common"]["state"], *record["state"], *record.get("accumulators", ()))}
-    lost = inputs.keys() - told - {each["name"] for each in manifest["common"]["inputs"]}
+    frozen = {key for graph in graphs.values() for key in graph.initializers}  # weights that no update touches
+    lost = inputs.keys() - told - frozen - {each["name"] for each in manifest["common"]["inputs"]}
     if lost:
         _refuse(name, "common.inputs", f"{show(min(lost))}, an input of rank {rank}, is missing")
     if manifest["loss"] not in outputs:

@@ -89,7 +89,7 @@ class Mesh:
                 raise OptionError(f"mesh axis {name} has size {size}; it needs at least 1")
         if self.ranks > RANKS:
             count = self.ranks if self.ranks < 1 << 63 else "more than 2**63"
-            raise OptionError(f"a mesh of {count} ranks is too large: gopt makes at most {RANKS}")
+            raise OptionError(f"a mesh of {count} ranks is too large: gopt makes at most {RANKS} (RANKS)")
         if len(set(names)) != len(names):
             raise OptionError(f"mesh axis named twice in {self}")
         said = dict(self.kinds)

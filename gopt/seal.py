@@ -17,6 +17,8 @@ from gopt.errors import InputError, RunError
 
 INDEX = "index.json"
 FORMAT = "gopt-checkpoint/1"
+LOCK = ".gopt.lock"
+"""File in a folder of checkpoints, locked by the job that adds to them; it stays."""
 _BLOCK = 1 << 22
 STEP = re.compile(r"step_(\d{8,})")
 

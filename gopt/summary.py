@@ -19,9 +19,10 @@ from gopt.kept import removed_operators
 from gopt.pipeline import Ran
 from gopt.report import OpRecord, VarRecord, rank_ranges
 from gopt.specialise import RankGraph, RankState
-from gopt.write import SOURCE, rank_file
+from gopt.write.models import SOURCE
+from gopt.write.ours import MANIFEST
+from gopt.write.ranks import rank_file
 
-MANIFEST = "gopt-manifest/1"
 REPORT = "gopt-report/1"
 
 

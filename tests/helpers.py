@@ -40,6 +40,11 @@ def executed_lines(action: Callable[[], object]) -> int:
     return count
 
 
+def is_clean(text: str) -> bool:
+    """Whether a terminal obeys nothing of a text but line breaks."""
+    return all(each == "\n" or each.isprintable() for each in text)
+
+
 class Builder:
     """Writes an ONNX graph node by node. Every method returns the name of the value it makes."""
 

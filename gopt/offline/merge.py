@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from gopt import api
-from gopt.errors import OptionError, RunError
+from gopt.disk.files import make_folders, reason
+from gopt.disk.signals import raised
+from gopt.errors import RunError
 from gopt.mesh import Mesh
 from gopt.offline.held import Held, read_held
 from gopt.passes import find
 from gopt.passes.base import build_options
 from gopt.passes.shard.options import Options, useless
 from gopt.pipeline import Pipeline, build_pipeline
-from gopt.write import INLINE, Values, model_bytes
+from gopt.write.model_file import check_model, write_model
+from gopt.write.values import INLINE, Values
 
 EMBED = 64 << 20
 """Models of at most so many bytes of values are one file; the values of others lie beside them."""
@@ -45,11 +48,8 @@ def merge(path: str | os.PathLike[str], model: str | os.PathLike[str], *, force:
     States of which no rank has a value stay without one. Raises OptionError when the model exists and ``force`` is not
     given, InputError for ranks that are incomplete, RunError when the model cannot be written.
     """
-    held, target = read_held(path), Path(model)
-    data = target.with_name(target.name + ".data")
-    for each in (target, data):
-        if each.exists() and not force:
-            raise OptionError(f"{each} exists already", "choose another name with -o, or replace it with --force")
+    held, target = read_held(path), Path(os.path.abspath(model))
+    check_model(target, shown=Path(model), force=force)
     graph = held.graph
     total = sum(tensor.nbytes for tensor in graph.initializers.values())
     values = Values()
@@ -57,21 +57,15 @@ def merge(path: str | os.PathLike[str], model: str | os.PathLike[str], *, force:
         for name, tensor in graph.initializers.items():
             if tensor.nbytes > INLINE:
                 values.add([(name, tensor)])
-    draft = [each.with_name(f".{each.name}.tmp") for each in (target, data)]
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft[0].write_bytes(model_bytes(graph, values.offset, data.name, {}))
-        if values.offset:
-            values.write(draft[1])
-            os.replace(draft[1], data)
-        os.replace(draft[0], target)
+        make_folders(target.parent)
+        with raised():
+            data = write_model(target, graph, values, force=force)
     except OSError as error:
-        raise RunError(f"cannot write {target}: {error.strerror}", "choose another place with -o") from error
-    finally:
-        for each in draft:
-            each.unlink(missing_ok=True)
+        raise RunError(f"cannot write {model}: {reason(error)}", "choose another place with -o") from error
     count = len(held.manifest["states"]) - len(held.missing)
-    return Merged(str(target), str(data) if values.offset else "", count, total, tuple(held.missing))
+    beside = str(Path(model).with_name(data)) if data else ""
+    return Merged(str(Path(model)), beside, count, total, tuple(held.missing))
 
 
 def reshard(
@@ -88,10 +82,9 @@ def reshard(
     What then has no use any more falls away, and ``note`` is told of it.
     """
     held = read_held(path)
-    source = api.Source(
-        api.recover_kept(held.graph, held.roles, "the kept source"), held.report["source"]["file"], held.report["source"]["sha256"],
-        held.report["source"]["bytes"],
-    )  # fmt: skip
+    training = api.recover_kept(held.graph, held.roles, "the kept source")
+    kept = held.report["source"]
+    source = api.Source(training, kept["file"], kept["sha256"], kept["bytes"])
     micro_steps = held.manifest.get("accumulate", 1) if accumulate is None else accumulate
     return api.shard(source, mesh, pipeline=_pipeline(held, options or {}, note), accumulate=micro_steps)
 

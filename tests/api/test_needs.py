@@ -161,7 +161,7 @@ def test_axes_of_a_configuration(tmp_path):
     assert main(["shard", str(MLP), "--config", str(path), "-o", str(out)]) == 0
     assert Verifier(out).which == [0, 1, 2, 3]
     path.write_text("[mesh]\nzone = 2\n\n[axes]\nzone = 2\n")
-    assert main(["shard", str(MLP), "--config", str(path), "--dry-run"]) == 2
+    assert main(["shard", str(MLP), "--config", str(path), "--dry-run"]) == 3
 
 
 def trained(folder: Path, mesh: Mesh) -> dict[str, np.ndarray]:

@@ -74,6 +74,8 @@ def test_json_is_the_report(capsys):
 def test_force_replaces_the_folder_whole():
     assert main(["shard", MODEL, "--ranks", "3", "-o", "out"]) == 0
     Path("out", "left over").write_text("")
+    assert main(["shard", MODEL, "--ranks", "2", "-o", "out", "--force"]) == 2
+    Path("out", "left over").unlink()
     assert main(["shard", MODEL, "--ranks", "2", "-o", "out", "--force"]) == 0
     names = {path.name for path in Path("out").iterdir()}
     assert "rank_0002.onnx" not in names and "left over" not in names

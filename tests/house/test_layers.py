@@ -10,7 +10,7 @@ from helpers import ROOT
 
 LAYERS = (
     {"gopt.errors", "gopt.limits", "gopt.shown", "gopt.documents", "gopt.mesh"},
-    {"gopt.report"},
+    {"gopt.report", "gopt.disk"},
     {"gopt.collectives"},
     {"gopt.graph", "gopt.sources"},
     {"gopt.analysis"},

@@ -272,7 +272,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     real = os.fsync
 
     def full(number: int) -> None:
-        if ".tmp" in os.readlink(f"/proc/self/fd/{number}"):
+        if "/.step_" in os.readlink(f"/proc/self/fd/{number}"):
             raise OSError(28, "No space left on device")
         real(number)
 
@@ -280,6 +280,9 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="the disk is full"):
         train(folder, data, 4, checkpoint=tmp_path / "c", resume=True)
     assert {path.name: path.read_bytes() for path in (tmp_path / "c" / "step_00000002").iterdir()} == kept
+    monkeypatch.undo()
+    assert not [path for path in (tmp_path / "c").iterdir() if ".new" in path.name]
+    train(folder, data, 4, checkpoint=tmp_path / "c", resume=True)
 
 
 # --- agreement ------------------------------------------------------------------------------------------------------

@@ -43,13 +43,16 @@ def mpiexec(extra: str = "mpi") -> str:
     return found
 
 
-def launch(ranks: int, arguments: Sequence[str], deadline: float, show: Callable[[str], None]) -> int:
+def launch(
+    ranks: int, arguments: Sequence[str], deadline: float, show: Callable[[str], None], *, patient: bool = False
+) -> int:
     """Run ``gopt`` with these arguments on ``ranks`` processes; returns their exit code.
 
     ``show`` hears of each step that the first rank has done, as a line of JSON. Raises RunError when a rank died
-    without a word, or when none moves for twice the deadline; StoppedError when a signal asks for the end.
+    without a word, or when none moves for twice the deadline; StoppedError when a signal asks for the end. ``patient``:
+    ranks hear of a signal first, and have the deadline to keep what is complete; another one ends them at once.
     """
-    with tempfile.TemporaryDirectory(prefix="gopt.") as folder, _signals() as caught:
+    with tempfile.TemporaryDirectory(prefix="gopt.") as folder, _signals(patient) as caught:
         Path(folder, LAUNCHER).write_text(f"{os.getpid()}")
         environment = {**os.environ, HEARTBEATS: folder}
         if ranks > 2 * (os.cpu_count() or 1):
@@ -65,7 +68,7 @@ def launch(ranks: int, arguments: Sequence[str], deadline: float, show: Callable
         copies = [threading.Thread(target=_copy, args=(*each, words), daemon=True) for each in streams]
         for copy in copies:
             copy.start()
-        watch = _Watch(process, Path(folder), deadline, show, caught, words, copies)
+        watch = _Watch(process, Path(folder), deadline, show, caught, words, copies, patient)
         try:
             return watch.run()
         finally:
@@ -75,19 +78,21 @@ def launch(ranks: int, arguments: Sequence[str], deadline: float, show: Callable
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
+def _signals(patient: bool) -> Iterator[list[int]]:
     """What has come of the signals that ask for the end: their ranks hear of none, they have a session of their own.
     One that is ignored, as under nohup, stays so; only the main thread can listen."""
     caught: list[int] = []
     listens = threading.current_thread() is threading.main_thread()
-    numbers = [each for each in _STOPS if listens and signal.getsignal(each) == signal.SIG_DFL]
-    for number in numbers:
+    usual = (signal.SIG_DFL, *((signal.default_int_handler,) if patient else ()))
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, *_STOPS) if listens}
+    before = {each: old for each, old in before.items() if old in usual}
+    for number in before:
         signal.signal(number, lambda came, _: caught.append(came))
     try:
         yield caught
     finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def _copy(source: IO[bytes], target: IO[str], words: list[str]) -> None:
@@ -122,6 +127,9 @@ class _Watch:
     """What the launcher itself has said."""
     copies: Sequence[threading.Thread] = ()
     """Those that listen to it."""
+    patient: bool = False
+    _asked: float = 0.0
+    """When the ranks were asked to end."""
     _handles: dict[int, int] = field(default_factory=dict)
     """Rank -> handle of its process."""
     _told: int = 0
@@ -139,7 +147,7 @@ class _Watch:
                 dead = self._silent(self._gone())
             self._tell()
             if self.caught:
-                raise StoppedError(self.caught[0])
+                self._stop(dead is not None)
             self._refuse_standstill(seen)
             if dead is None:
                 waiting = [handle for rank, handle in self._handles.items() if rank not in gone]
@@ -147,6 +155,8 @@ class _Watch:
         if dead is None and self.process.returncode:  # the launcher was quicker than this look around
             dead = self._silent(self._gone())
         if dead is not None:
+            if self.caught:
+                raise StoppedError(self.caught[0])
             raise self._how_it_died(dead)
         code = self.process.wait()
         self._tell()
@@ -156,6 +166,16 @@ class _Watch:
         if code and not any(each.how == SPOKE for each in seen) and not 0 < code <= 70:
             raise RunError(f"mpiexec ended with code {code}")
         return code if 0 <= code <= 70 else RunError("").exit_code
+
+    def _stop(self, late: bool) -> None:
+        """Ask the ranks once to end; raises StoppedError where they are not to be waited for, or not any more."""
+        if not self._asked and self.patient and self._handles and not late:
+            self._asked = time.monotonic()
+            for handle in self._handles.values():
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, self.caught[0])
+        elif late or not self._asked or len(self.caught) > 1 or time.monotonic() - self._asked > self.deadline:
+            raise StoppedError(self.caught[0])
 
     def _how_it_died(self, dead: Seen) -> RunError:
         """The refusal that names the rank that died first: by the launcher, which has waited for it, where that says

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from gopt.graph.types import HALVES
 from gopt.runtime.proof.compare import Ledger, Values, distance, finite, left_the_numbers, ratio
-from gopt.runtime.proof.disturb import MOST, MULTIPLE, Sensitivity, apart, measure, norm
+from gopt.runtime.proof.disturb import MOST, MULTIPLE, UNITS, Sensitivity, apart, measure, norm
 from gopt.runtime.proof.expected import Batches, Expected, Local, Step
 from gopt.runtime.proof.result import Verification
 from gopt.runtime.proof.seen import Seen
@@ -132,6 +133,10 @@ class _Moment:
             name: min(MULTIPLE * moved.states[name], MOST * apart(base.states[name], self.own[name]))
             for name in statistics
         }
+        for name, value in base.states.items():
+            # A sum in another order turns the last place of a half: at most a unit of it is rounding.
+            if value.dtype.name in HALVES and name not in statistics:
+                floors[name] = min(MULTIPLE * moved.states[name], UNITS[value.dtype.name] * norm(value))
         second = self._ledger(floors)
         if expected.training.loss in names:
             self._losses(second, base.local, moved)

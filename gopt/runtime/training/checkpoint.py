@@ -1,32 +1,28 @@
 """Checkpoints: one safetensors file per rank and an index written last, in a folder that is named when it is whole.
 
-A crash at any moment leaves the checkpoints before it as they were. Beside the steps lie manifest, report and source,
-so that ``gopt merge`` and ``gopt reshard`` need nothing else.
+A crash at any moment leaves the checkpoints before it as they were.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gopt.documents import MANIFEST, as_run, read_json
+from gopt.disk.draft import Draft, draft_folder
+from gopt.disk.files import create, sync, write_new
 from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.external import SAFETENSORS, load_state
-from gopt.graph.load import load
 from gopt.runtime.engines.base import Engine
 from gopt.runtime.session import Array, array_dtype
-from gopt.seal import FORMAT, INDEX, STEP, check_file, digest, rank_name, read_index, step_name, whole_steps
-from gopt.write import INLINE, Values, model_bytes
+from gopt.runtime.training.home import check_home, open_home, prune, remove_step, unwritable
+from gopt.seal import FORMAT, INDEX, check_file, digest, rank_name, read_index, step_name, whole_steps
 
 _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
 
@@ -42,49 +38,27 @@ class Checkpoints:
 
     def check(self, resume: bool) -> None:
         """Raise OptionError for a place in which this run has no business."""
-        if self.home.resolve() == self.folder.resolve():
-            raise OptionError(f"--checkpoint {self.home} is the folder that runs", "choose another one")
-        if (self.home / INDEX).is_file():
-            raise OptionError(
-                f"--checkpoint {self.home} is a checkpoint itself", f"give what holds it: {self.home.parent}"
-            )
+        check_home(self.home, self.folder)
         if not resume and (kept := self.steps()):
             raise OptionError(
                 f"{self.home} holds checkpoints of an earlier run, up to step {kept[-1]}",
                 "go on from there with --resume, or choose another --checkpoint",
             )
 
-    def open(self) -> None:
-        """Put manifest, report and source in place, on the first rank, and see that steps can be written beside them.
+    @contextmanager
+    def open(self, engine: Engine, start: int) -> Iterator[None]:
+        """Hold the folder for this job, on the first rank; ``start`` is the step that the job goes on from.
 
-        Raises RunError when another job's lie there, and where nothing can be written.
+        Raises RunError when another job has it, and where nothing can be written.
         """
-        mine = digest(self.manifest)
-        kept = self.home / "manifest.json"
-        try:
-            other = kept.is_file() and digest(read_json(kept, MANIFEST)) != mine
-        except InputError as error:
-            raise as_run(error) from error
-        if other:
-            raise RunError(
-                f"{self.home} holds checkpoints of other ranks", "choose another --checkpoint, or use gopt reshard"
-            )
-        try:
-            self.home.mkdir(parents=True, exist_ok=True)
-            graph = load(self.folder / "source.onnx", own=True)
-            values = Values()
-            for name, tensor in graph.initializers.items():
-                if tensor.nbytes > INLINE:
-                    values.add([(name, tensor)])
-            values.write(self.home / "source.bin")
-            (self.home / "source.onnx").write_bytes(model_bytes(graph, values.offset, "source.bin", {}))
-            for name in ("report.json", "manifest.json"):
-                shutil.copyfile(self.folder / name, self.home / name)
-        except OSError as error:
-            raise _unwritable(self.home, error, "nothing was trained yet: choose another --checkpoint") from error
-        for path in self.home.iterdir():
-            if STEP.fullmatch(path.name) and not path.is_dir():
-                raise RunError(f"cannot write checkpoints into {self.home}: {path.name} is a file", "move it away")
+        if engine.rank:
+            yield
+            return
+        with open_home(self.home, self.folder, self.manifest, self.keep):
+            newest = max(self.steps(), default=start)
+            if newest != start:
+                raise RunError(f"{self.home} has got checkpoints up to step {newest} meanwhile", "start this run again")
+            yield
 
     def steps(self) -> list[int]:
         """Steps of which there is a whole checkpoint, in order."""
@@ -96,35 +70,38 @@ class Checkpoints:
     def save(self, engine: Engine, step: int, held: Mapping[str, Any], down: Callable[[Any], Array]) -> None:
         """Write a checkpoint; every rank calls it. ``down`` gives a state's array in host memory.
 
-        Raises RunError when it cannot be written.
+        Raises RunError when it cannot be written, the same on all ranks.
         """
-        draft = self.home / f".{step_name(step)}.tmp"
-        if engine.rank == 0:
-            shutil.rmtree(draft, ignore_errors=True)
-            _guarded(draft, draft.mkdir)
-        engine.gather(None)
-        name = rank_name(engine.rank)
-        mine = {state: down(held[state]) for state in self._written_by(engine.rank)}
-        entry = _guarded(draft / name, lambda: _write(draft / name, mine))
-        entries = engine.gather((name, entry))
-        if engine.rank == 0:
-            index = {
-                "format": FORMAT, "step": step, "manifest": digest(self.manifest), "files": dict(entries),
-            }  # fmt: skip
-            _guarded(draft / INDEX, lambda: self._finish(draft, step, index))
-        engine.gather(None)
+        try:
+            with ExitStack() as opened:
+                self._save(engine, step, {name: down(held[name]) for name in self._written_by(engine.rank)}, opened)
+        except _Unwritten as refused:
+            engine.gather(None)  # the first rank has removed what was written: now ranks may end one another
+            raise refused.args[0] from refused
 
-    def _finish(self, draft: Path, step: int, index: Mapping[str, Any]) -> None:
-        with (draft / INDEX).open("w", encoding="utf-8") as file:
-            json.dump(index, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+    def _save(self, engine: Engine, step: int, mine: Mapping[str, Array], opened: ExitStack) -> None:
         target = self.path(step)
-        shutil.rmtree(target, ignore_errors=True)
-        draft.rename(target)
-        _sync_folder(self.home)
-        for old in self.steps()[: -self.keep]:
-            shutil.rmtree(self.path(old), ignore_errors=True)
+        made: list[Draft] = []
+
+        def begin() -> str:
+            if engine.rank:
+                return ""
+            remove_step(target)
+            made.append(opened.enter_context(draft_folder(target)))
+            return made[0].path.name
+
+        draft = self.home / _together(engine, target, begin)[0]
+        path = draft / rank_name(engine.rank)
+        entries = _together(engine, path, lambda: (path.name, _write(path, mine)))
+
+        def finish() -> None:
+            if made:
+                index = {"format": FORMAT, "step": step, "manifest": digest(self.manifest), "files": dict(entries)}
+                write_new(draft / INDEX, json.dumps(index, indent=1).encode())
+                made[0].put()
+                prune(self.home, self.keep)
+
+        _together(engine, target, finish)
 
     def load(self, rank: int, step: int) -> dict[str, Array]:
         """The states of one rank as they were saved; sizes and digests of the files it reads are checked first.
@@ -177,12 +154,11 @@ def _write(path: Path, arrays: Mapping[str, Array]) -> dict[str, Any]:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     seen = hashlib.sha256()
-    with path.open("wb") as file:
+    with create(path) as file:
         for chunk in (len(text).to_bytes(8, "little"), text, *map(_bytes, arrays.values())):
             seen.update(chunk)
             file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
+    sync(path)
     return {"bytes": path.stat().st_size, "sha256": seen.hexdigest()}
 
 
@@ -190,24 +166,20 @@ def _bytes(array: Array) -> Any:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _guarded(path: Path, work: Callable[[], Any]) -> Any:
-    """Do some writing; what it leaves of a file that cannot be finished is removed."""
+class _Unwritten(Exception):
+    """Carries the refusal that all ranks raise."""
+
+
+def _together(engine: Engine, path: Path, work: Callable[[], Any]) -> list[Any]:
+    """What every rank made of its part; raises _Unwritten on all ranks when one could not write ``path``."""
+    made, refused = None, None
     try:
-        return work()
+        made = work()
     except OSError as error:
-        with suppress(OSError):
-            path.unlink()
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError, hint: str = "the checkpoints before it are whole") -> RunError:
-    what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
-    return RunError(f"cannot write checkpoint {path}: {what}", hint)
-
-
-def _sync_folder(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+        refused = unwritable(path, error)
+    for rank, (_, text) in enumerate(found := engine.gather((made, refused and refused.message))):
+        if text:
+            refusal = RunError(f"rank {rank}: {text}", "the checkpoints before it are whole")
+            refusal.named = True  # type: ignore[attr-defined]
+            raise _Unwritten(refusal)
+    return [each for each, _ in found]

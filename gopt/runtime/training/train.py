@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class Trainer:
 
     def __init__(
         self, job: Job, engine: Engine, position: Callable[[int, int], None], device: Device = HOST,
-        calls: type[Calls] = Ahead,
+        calls: type[Calls] = Ahead, *, asked: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
         self.job, self.engine, self.device, self._calls = job, engine, device, calls
         self.manifest, self.mesh = read_manifest(job.folder)
@@ -101,6 +102,9 @@ class Trainer:
         self.states: list[dict[str, Any]] = [*self.manifest["common"]["state"], *self.record["state"]]
         self.sums: list[dict[str, Any]] = self.record.get("accumulators", [])
         self.step = 0
+        self.stopped = 0
+        """The signal for which the run ends early, the same on all ranks: ``asked`` says what came to this one."""
+        self._asked = asked
         self.call = -1
         self._position = position
         self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
@@ -266,29 +270,31 @@ class Trainer:
     # --- the loop ---
 
     def run(self, tell: Callable[[Progress], None]) -> None:
-        """All steps of the job; ``tell`` hears of each, on the first rank."""
+        """All steps of the job, or those until a signal comes; ``tell`` hears of each, on the first rank."""
         try:
             self.agree()
-            if self.checkpoints is not None and self.engine.rank == 0:
-                self.checkpoints.open()
-            trace = Trace(self.engine.rank) if self.job.trace is not None else None
-            if self.job.trace is not None and self.engine.rank == 0:
-                check_writable(self.job.trace)
-            ahead = self._calls(self.engine, self._at, trace.call if trace is not None else no_mark)
-            self.held = {name: self.device.show(self.device.put(array)) for name, array in self.held.items()}
-            for program in self.programs.values():
-                program.mark = trace.segment if trace is not None else no_mark
-            try:
-                while self.step < self.job.steps:
-                    self._step(ahead, tell)
-            finally:
-                ahead.close()
-            if trace is not None and self.job.trace is not None:
-                trace.write(self.engine, self.job.trace)
+            with nullcontext() if self.checkpoints is None else self.checkpoints.open(self.engine, self.step):
+                self._train(tell)
         except GoptError as error:
             raise self._named(error) from error
         except (Exception, SystemExit) as error:  # what the user's functions raise, sys.exit among it
             raise self._named(RunError(f"{type(error).__name__}: {error}")) from error
+
+    def _train(self, tell: Callable[[Progress], None]) -> None:
+        trace = Trace(self.engine.rank) if self.job.trace is not None else None
+        if self.job.trace is not None and self.engine.rank == 0:
+            check_writable(self.job.trace)
+        ahead = self._calls(self.engine, self._at, trace.call if trace is not None else no_mark)
+        self.held = {name: self.device.show(self.device.put(array)) for name, array in self.held.items()}
+        for program in self.programs.values():
+            program.mark = trace.segment if trace is not None else no_mark
+        try:
+            while self.step < self.job.steps and not self.stopped:
+                self._step(ahead, tell)
+        finally:
+            ahead.close()
+        if trace is not None and self.job.trace is not None:
+            trace.write(self.engine, self.job.trace)
 
     def _named(self, error: GoptError) -> GoptError:
         if getattr(error, "named", False):
@@ -325,15 +331,20 @@ class Trainer:
             self.call = -1  # it came of no call
             raise RunError(f"the loss is {loss}", "lower the learning rate, or leave --stop-on-nan out")
         self.step += 1
-        losses = self.engine.gather(loss)
+        losses, signals = zip(*self.engine.gather((loss, self._asked())), strict=True)
+        self.stopped = next(filter(None, signals), 0)
         if self.engine.rank == 0:
             size = max((type.dims[0] if type.dims else 1 for type in self.types.values()), default=1)
-            tell(Progress(self.step, tuple(losses), time.perf_counter() - begin, size * self.parts * times))
+            tell(Progress(self.step, losses, time.perf_counter() - begin, size * self.parts * times))
         if self.checkpoints is not None and self._due():
             self.checkpoints.save(self.engine, self.step, self.held, self.device.down)
 
     def _due(self) -> bool:
-        return self.step == self.job.steps or bool(self.job.every and self.step % self.job.every == 0)
+        return (
+            self.step == self.job.steps
+            or bool(self.stopped)
+            or bool(self.job.every and self.step % self.job.every == 0)
+        )
 
     def _hyper(self) -> Values:
         made = {}

@@ -1,0 +1,114 @@
+"""New files, made exclusively and never through a link, and the disk's word that they are on it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+BUFFER = 1 << 20
+"""Bytes that are gathered before they are written."""
+NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP)
+"""How file systems say that they sync no folders."""
+
+
+class _Raw(io.RawIOBase):
+    """An open file, written by ``os.write``: every write of gopt passes functions of ``os`` that a test can replace."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        return os.write(self._number, data)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            os.close(self._number)
+
+
+@contextmanager
+def writer(number: int) -> Iterator[BinaryIO]:
+    """An open file to write, through a buffer; it is closed at the end. Raises OSError."""
+    with io.BufferedWriter(_Raw(number), BUFFER) as file:
+        yield cast("BinaryIO", file)
+
+
+@contextmanager
+def create(path: Path) -> Iterator[BinaryIO]:
+    """A new file to write, with the mode that the umask leaves.
+
+    Raises FileExistsError rather than write over a file or through a link, OSError where it cannot be written.
+    """
+    with writer(os.open(path, NEW, 0o666)) as file:
+        yield file
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """A new file with this content; raises as ``create``."""
+    with create(path) as file:
+        file.write(data)
+
+
+def sync(path: Path) -> None:
+    """Return when a file, or the names in a folder, are on the disk; raises OSError."""
+    number = os.open(path, _OLD)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in _NO_SYNC or not stat.S_ISDIR(os.fstat(number).st_mode):
+            raise
+    finally:
+        os.close(number)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when all files of a folder, and their names, are on the disk; raises OSError.
+
+    At the end rather than file by file: the first sync lets the system write all of them.
+    """
+    for path in sorted(folder.iterdir()):
+        sync(path)
+    sync(folder)
+
+
+def make_folders(path: Path) -> None:
+    """A folder, and those it lies in, where they are missing; raises OSError."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync(made.parent)
+
+
+def is_plain(path: Path) -> bool:
+    """Whether this is a file, and no link to one."""
+    with suppress(OSError):
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    return False
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder as far as that can be done; a link is removed, not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def reason(error: OSError) -> str:
+    """Why something could not be written, in a few words."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full"
+    return error.strerror or str(error)

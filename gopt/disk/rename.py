@@ -1,0 +1,61 @@
+"""Into place in one step: two names exchanged, or a name taken that is free. Elsewhere than on Linux, and on file
+systems that know neither, ``exchange`` raises Unsupported."""
+
+from __future__ import annotations
+
+import errno
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_HERE = -100
+"""AT_FDCWD: relative paths are of the current folder."""
+_NO_REPLACE, _EXCHANGE = 1, 2
+_UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+"""How a system, or a file system, says that it does not know the call or the flag."""
+
+
+class Unsupported(OSError):
+    """This file system cannot do that in one step."""
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Let two files or folders take each other's name, in one step; raises OSError, Unsupported among it."""
+    _rename(one, other, _EXCHANGE)
+
+
+def place(draft: Path, target: Path) -> None:
+    """Give a file or folder a name that is free; raises FileExistsError where it is not, OSError."""
+    try:
+        _rename(draft, target, _NO_REPLACE)
+    except Unsupported:
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        os.rename(draft, target)
+
+
+def _rename(one: Path, other: Path, flag: int) -> None:
+    call = renameat2()
+    number = errno.ENOSYS if call is None else call(os.fsencode(one), os.fsencode(other), flag)
+    if number in _UNKNOWN:
+        raise Unsupported(number, os.strerror(number), str(one))
+    if number:
+        raise OSError(number, os.strerror(number), str(one), None, str(other))
+
+
+@cache
+def renameat2() -> Any:
+    """The C library's call, as a function that returns the number of the error; None where there is none."""
+    import ctypes
+
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return None
+    call.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+
+    def rename(one: bytes, other: bytes, flag: int) -> int:
+        return ctypes.get_errno() if call(_HERE, one, _HERE, other, flag) else 0
+
+    return rename

@@ -1,0 +1,169 @@
+"""The folder that holds a job's checkpoints: one job at a time, and only ever added to.
+
+Beside the steps lie manifest, report and source, so that ``gopt merge`` and ``gopt reshard`` need nothing else. What
+is equal is left alone, all else takes its place in one step, and a step loses its index before anything else of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gopt.disk.draft import draft_file, put_file, sweep
+from gopt.disk.files import is_plain, make_folders, reason, sync
+from gopt.disk.lock import lock_file
+from gopt.documents import MANIFEST, REPORT, read_json
+from gopt.errors import InputError, OptionError, RunError
+from gopt.graph.load import load
+from gopt.seal import INDEX, LOCK, STEP, digest, read_index, step_name, whole_steps
+from gopt.write.models import SOURCE, model_bytes
+from gopt.write.ours import check_place
+from gopt.write.values import CHUNK, INLINE, Values
+
+_HINT = "choose another --checkpoint"
+_RANK = re.compile(r"rank_\d{4,}\.safetensors")
+_BIN = re.compile(r"source(\.[0-9a-f]{8})?\.bin")
+
+
+def check_home(home: Path, folder: Path) -> None:
+    """Raise OptionError where checkpoints of the ranks in ``folder`` must not be kept."""
+    if home.resolve() == folder.resolve():
+        raise OptionError(f"--checkpoint {home} is the folder that runs", "choose another one")
+    if (home / INDEX).is_file():
+        raise OptionError(f"--checkpoint {home} is a checkpoint itself", f"give what holds it: {home.parent}")
+    if (home / "manifest.json").is_file() and any(home.glob("rank_*.onnx")):
+        raise OptionError(f"--checkpoint {home} is an output folder", "choose another one")
+    check_place(home, "choose another --checkpoint, and move there what you want to go on from")
+
+
+@contextmanager
+def open_home(home: Path, folder: Path, manifest: Mapping[str, Any], keep: int) -> Iterator[None]:
+    """Hold the folder for one job, put in place what steps have in common, and finish what an earlier job left.
+
+    Raises RunError when another job holds it, when checkpoints of other ranks lie there, and where nothing can be
+    written.
+    """
+    number = _guarded(home, lambda: _lock(home))
+    try:
+        sweep(home)
+        _check_manifest(home, manifest)
+        _check_steps(home)
+        _guarded(home, lambda: _share(home, folder))
+        _guarded(home, lambda: prune(home, keep))
+        yield
+    finally:
+        os.close(number)
+
+
+def _lock(home: Path) -> int:
+    make_folders(home)
+    number = lock_file(home / LOCK)
+    if number is None:
+        raise RunError(
+            f"another job writes checkpoints into {home}", "wait for its end, or choose another --checkpoint"
+        )
+    return number
+
+
+def _check_manifest(home: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise RunError for steps of other ranks: the index of the newest one decides, a manifest may be damaged."""
+    if steps := whole_steps(home):
+        read_index(home / step_name(steps[-1]), manifest)
+        return
+    try:
+        kept = read_json(home / "manifest.json", MANIFEST)
+    except InputError:
+        return
+    if digest(kept) != digest(manifest):
+        raise RunError(f"{home} is of a job with other ranks", "choose another --checkpoint, or use gopt reshard")
+
+
+def _check_steps(home: Path) -> None:
+    """Raise RunError where a step could not be written later: what stands in its place is not gopt's."""
+    for path in home.iterdir():
+        if STEP.fullmatch(path.name) and not (path / INDEX).is_file():
+            if path.is_symlink() or not path.is_dir():
+                raise RunError(f"cannot write checkpoints into {home}: {path.name} is a file", "move it away")
+            if other := next((each.name for each in path.iterdir() if not _RANK.fullmatch(each.name)), None):
+                raise RunError(f"cannot write checkpoints into {home}: {path.name} holds {other!r}", "move it away")
+
+
+def _share(home: Path, folder: Path) -> None:
+    graph = load(folder / SOURCE, own=True)
+    values = Values()
+    for name, tensor in graph.initializers.items():
+        if tensor.nbytes > INLINE:
+            values.add([(name, tensor)])
+    data = _put_values(home, values)
+    put_file(home / SOURCE, model_bytes(graph, values.offset, data, {}))
+    for name, kind in (("report.json", REPORT), ("manifest.json", MANIFEST)):
+        read_json(folder / name, kind)
+        put_file(home / name, (folder / name).read_bytes())
+    for path in home.iterdir():
+        if _BIN.fullmatch(path.name) and path.name != data:
+            path.unlink()
+
+
+def _put_values(home: Path, values: Values) -> str:
+    """Large constants of the source; returns the name of their file, which has their digest in it: a source that
+    stands there never refers to a file that is being replaced."""
+    if not values.offset:
+        return ""
+    seen = hashlib.sha256()
+    for chunk in values.chunks():
+        seen.update(chunk)
+    target = home / f"source.{seen.hexdigest()[:8]}.bin"
+    if not is_plain(target) or _digest(target) != seen.digest():
+        with draft_file(target) as draft:
+            with draft.open() as file:
+                values.write_to(file)
+            draft.put_over()
+    return target.name
+
+
+def _digest(path: Path) -> bytes:
+    seen = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            seen.update(chunk)
+    return seen.digest()
+
+
+def remove_step(path: Path) -> None:
+    """Remove what gopt wrote of one step, as far as that can be done: its index first, so that it never passes for
+    whole. What else lies there stays, and so does what is a link."""
+    if path.is_symlink():
+        return
+    with suppress(OSError):
+        (path / INDEX).unlink(missing_ok=True)
+        sync(path)
+        for each in path.iterdir():
+            if _RANK.fullmatch(each.name) and is_plain(each):
+                each.unlink()
+        path.rmdir()
+
+
+def prune(home: Path, keep: int) -> None:
+    """Remove all steps before the newest ``keep`` whole ones, what was left of unfinished ones included."""
+    first = whole_steps(home)[-keep:][:1]
+    for path in home.iterdir():
+        match = STEP.fullmatch(path.name)
+        if match and first and int(match[1]) < first[0]:
+            remove_step(path)
+
+
+def _guarded(home: Path, work: Any) -> Any:
+    try:
+        return work()
+    except OSError as error:
+        raise unwritable(home, error, f"nothing was trained yet: {_HINT}") from error
+
+
+def unwritable(path: Path, error: OSError, hint: str = "the checkpoints before it are whole") -> RunError:
+    """The refusal where a checkpoint cannot be written."""
+    return RunError(f"cannot write checkpoint {path}: {reason(error)}", hint)

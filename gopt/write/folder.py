@@ -1,0 +1,46 @@
+"""A folder that appears whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gopt.disk.draft import Draft, LeftAsideError, draft_folder
+from gopt.disk.files import make_folders, reason
+from gopt.disk.signals import raised
+from gopt.errors import OptionError, RunError
+from gopt.write.ours import check_replaceable, check_target
+
+
+@contextmanager
+def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
+    """A folder beside ``target`` that takes its place in one step when the block ends well, and vanishes otherwise.
+
+    Raises OptionError when the target exists and ``force`` is not given, or holds what gopt did not write; RunError
+    when it cannot be written; StoppedError when a signal asks for the end.
+    """
+    check_target(target, force=force)
+    whole = Path(os.path.abspath(target))  # ``..`` has no name to stand beside
+    try:
+        make_folders(whole.parent)
+        with raised(), draft_folder(whole) as draft:
+            yield draft.path
+            if os.path.lexists(whole):
+                check_target(target, force=force)
+                draft.put(lambda old: check_replaceable(target, old))
+            else:
+                _put_new(draft, target)
+    except LeftAsideError as error:
+        hint = f"what was there is whole: mv {error.filename} {target}, or let the next run put it back"
+        raise RunError(f"cannot write {target}: {reason(error)}", hint) from error
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {reason(error)}", "nothing was left behind") from error
+
+
+def _put_new(draft: Draft, target: Path) -> None:
+    try:
+        draft.put()
+    except FileExistsError:
+        raise OptionError(f"{target} was made by another command meanwhile", "choose another folder with -o") from None

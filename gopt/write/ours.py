@@ -1,0 +1,100 @@
+"""What gopt wrote, told by format and contents: it alone may be replaced, and nothing of the user's may lie in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from gopt.disk.files import is_plain
+from gopt.errors import OptionError
+from gopt.seal import FORMAT, INDEX, LOCK, whole_steps
+from gopt.write.models import SOURCE
+from gopt.write.values import VALUES
+
+MANIFEST = "gopt-manifest/1"
+_HINT = "choose another place with -o"
+_RANK = re.compile(r"rank_\d{4,}(\.\w+)?\.onnx")
+_ALWAYS = frozenset({"manifest.json", "report.json", SOURCE, VALUES})
+
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Raise OptionError where an output folder must not be written: what stands there, and where it lies."""
+    if os.path.lexists(target):
+        if not force:
+            raise OptionError(f"{target} exists already", "choose another folder with -o, or replace it with --force")
+        if target.resolve() == Path.cwd():
+            raise OptionError(f"{target} is the folder that this command runs in", "run it from another folder")
+        check_replaceable(target, target)
+    check_place(target)
+
+
+def check_place(target: Path, hint: str = _HINT) -> None:
+    """Raise OptionError for a place inside an output folder or a checkpoint: nothing else may lie in one."""
+    for folder in Path(os.path.abspath(target)).resolve().parents:
+        if (what := what_is(folder)) is not None:
+            raise OptionError(f"{target} lies inside of {folder}, which is {what}", hint)
+
+
+def what_is(folder: Path) -> str | None:
+    """``an output folder``, ``a checkpoint`` (one step, or the folder that holds them), or None."""
+    index = folder / INDEX
+    if is_plain(index) and _format(index) == FORMAT:
+        return "a checkpoint"
+    manifest = folder / "manifest.json"
+    if is_plain(manifest) and _format(manifest) == MANIFEST:
+        return "a folder of checkpoints" if _is_home(folder) else "an output folder"
+    return None
+
+
+def check_replaceable(target: Path, folder: Path) -> None:
+    """Raise OptionError unless a folder, ``target`` when it stands in its place, is empty or all gopt's."""
+    if folder.is_symlink():
+        raise OptionError(f"{target} is a link: --force does not replace it", f"give {target.resolve()}")
+    if not folder.is_dir():
+        raise OptionError(f"{target} is no folder: --force does not replace it", _HINT)
+    if _is_home(folder):
+        raise OptionError(f"{target} holds checkpoints: --force does not replace them", _HINT)
+    entries = sorted(os.listdir(folder))
+    if not entries:
+        return
+    manifest = _read(folder / "manifest.json")
+    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST:
+        raise OptionError(f"{target} is nothing that gopt wrote: --force does not replace it", _HINT)
+    known = _ALWAYS | _rank_files(manifest)
+    for name in entries:
+        if name not in known or not is_plain(folder / name):
+            what = what_is(folder / name)
+            shown = f"{name!r} ({what})" if what else f"{name!r}"
+            raise OptionError(
+                f"{target} holds {shown}, which gopt did not write there: --force would delete it",
+                "move it away, or choose another folder with -o",
+            )
+
+
+def _is_home(folder: Path) -> bool:
+    return bool(whole_steps(folder)) or is_plain(folder / LOCK)
+
+
+def _rank_files(manifest: dict[str, Any]) -> set[str]:
+    """Names of rank files in a manifest that may not be gopt's."""
+    try:
+        names = [name for rank in manifest["ranks"] for name in rank["files"].values()]
+    except (KeyError, TypeError, AttributeError):
+        return set()
+    return {name for name in names if isinstance(name, str) and _RANK.fullmatch(name)}
+
+
+def _format(path: Path) -> Any:
+    record = _read(path)
+    return record.get("format") if isinstance(record, dict) else None
+
+
+def _read(path: Path) -> Any:
+    """A JSON file, or None for what is none."""
+    try:
+        return json.loads(path.read_bytes()) if is_plain(path) else None
+    except (OSError, ValueError, RecursionError):
+        return None

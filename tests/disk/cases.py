@@ -1,0 +1,124 @@
+"""Commands that write, small enough to be swept at every point."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+from gopt.cli.main import main
+from recipes import Recipe, build
+from sweep import Case
+
+import gopt.offline.merge as merging
+import gopt.runtime.training.home as home
+
+LIMIT = 16
+"""Bytes beyond which values lie in a file of their own: the steps here are tiny."""
+merging.EMBED = merging.INLINE = home.INLINE = LIMIT
+_STEP = Recipe(widths=(3, 4, 2), direction=("momentum",), frozen=0, lr_input=True)
+_RUN = [
+    "run",
+    "in.ranks",
+    "--data",
+    "data.npz",
+    "--set",
+    "lr=0.01",
+    "--checkpoint",
+    "ck",
+    "--keep",
+    "1",
+    "--every",
+    "1",
+]
+
+
+def _do(*command: str) -> None:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+        if code := main(list(command)):
+            raise RuntimeError(f"{command}: {code}: {said.getvalue()}")
+
+
+def warm() -> None:
+    """Import all that the commands import, once for all forks; not what compiles, it is slow."""
+    sys.modules["llvmlite"] = None  # type: ignore[assignment]
+    with tempfile.TemporaryDirectory() as text:
+        _old_model(Path(text))
+        _do("reshard", str(Path(text, "in.ranks")), "--ranks", "1", "-o", str(Path(text, "out")))
+    for name in ("gopt.cli.run", "gopt.cli.render_run", "gopt.runtime.engines.mpi", "gopt.runtime.engines.launch",
+                 "gopt.runtime.training.stop", "rich.live", "rich.progress", "rich.ansi", "onnxruntime"):  # fmt: skip
+        import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def _step(folder: Path) -> None:
+    (folder / "step.onnx").write_bytes(build(_STEP).SerializeToString(deterministic=True))
+
+
+def _ranks(folder: Path) -> None:
+    _step(folder)
+    _do("shard", str(folder / "step.onnx"), "--ranks", "2", "-o", str(folder / "in.ranks"))
+    (folder / "step.onnx").unlink()
+
+
+def _old_folder(folder: Path, make: str) -> None:
+    {"shard": _step, "reshard": _ranks}[make](folder)
+    source = folder / "step.onnx"
+    source.write_bytes(build(_STEP).SerializeToString(deterministic=True))
+    _do("shard", str(source), "--ranks", "3", "--stage", "1", "-o", str(folder / "out"))
+    if make == "reshard":
+        source.unlink()
+
+
+def _old_model(folder: Path) -> None:
+    """An older pair under the name: the same step with other values."""
+    _ranks(folder)
+    stored = folder / "in.ranks" / "states.bin"
+    kept = stored.read_bytes()
+    stored.write_bytes((np.frombuffer(kept, "<f4") + 1).astype("<f4").tobytes())
+    _do("merge", str(folder / "in.ranks"), "-o", str(folder / "m.onnx"))
+    stored.write_bytes(kept)
+
+
+def _data(folder: Path) -> None:
+    _ranks(folder)
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((64, 3)).astype("f4"), generator.standard_normal((64, 2)).astype("f4")
+    np.savez(folder / "data.npz", x=x, y=y)
+
+
+def _checkpoints(folder: Path) -> None:
+    """Two steps done; what they have in common is of another build of gopt, so that it is written anew."""
+    _data(folder)
+    given = [part if part not in ("in.ranks", "data.npz", "ck") else str(folder / part) for part in _RUN]
+    _do(*given, "--steps", "2")
+    home = folder / "ck"
+    (home / "report.json").write_text('{"format": "gopt-report/1"}')
+    (home / "source.onnx").write_bytes((home / "source.onnx").read_bytes() + b"\x12\x00")
+    next(home.glob("source.*.bin")).rename(home / "source.bin")
+
+
+_CASES = (
+    Case("shard", _step, ["shard", "step.onnx", "--ranks", "2", "-o", "out"], r"out(/|$)"),
+    Case("shard-force", lambda folder: _old_folder(folder, "shard"),
+         ["shard", "step.onnx", "--ranks", "2", "-o", "out", "--force"], r"out(/|$)"),
+    Case("merge", _ranks, ["merge", "in.ranks", "-o", "m.onnx"], r"m\.onnx"),
+    Case("merge-force", _old_model, ["merge", "in.ranks", "-o", "m.onnx", "--force"], r"m\.onnx"),
+    Case("reshard", _ranks, ["reshard", "in.ranks", "--ranks", "3", "-o", "out"], r"out(/|$)"),
+    Case("reshard-force", lambda folder: _old_folder(folder, "reshard"),
+         ["reshard", "in.ranks", "--ranks", "2", "-o", "out", "--force"], r"out(/|$)"),
+    Case("run", _data, [*_RUN, "--steps", "1"], r"ck(/|$)", [*_RUN, "--steps", "1", "--resume"], added=True),
+    Case("resume", _checkpoints, [*_RUN, "--steps", "4", "--resume"], r"ck(/|$)", added=True),
+    Case("shard-force-plain", lambda folder: _old_folder(folder, "shard"),
+         ["shard", "step.onnx", "--ranks", "2", "-o", "out", "--force"], r"out(/|$)", exchange=False),
+    Case("merge-force-plain", _old_model, ["merge", "in.ranks", "-o", "m.onnx", "--force"], r"m\.onnx",
+         exchange=False),
+)  # fmt: skip
+CASES = {case.name: case for case in _CASES}
+"""``-plain``: on a file system that cannot exchange names."""

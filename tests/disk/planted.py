@@ -1,0 +1,70 @@
+"""Mistakes of the kind that the sweeps are there for: each must be found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults import Fault
+
+import gopt.disk.draft as draft
+import gopt.runtime.training.checkpoint as checkpoint
+import gopt.runtime.training.home as home
+import gopt.write.model_file as model_file
+from gopt.disk.draft import Draft
+
+_PUT = model_file._put_data
+
+
+def _two_steps(self: Draft, check: Callable[[Path], None]) -> None:
+    """The old one goes before the new one comes."""
+    check(self.target)
+    draft.remove(self.target)
+    os.rename(self.path, self.target)
+
+
+def _in_place(target: Path, data: bytes) -> None:
+    number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.write(number, data)
+    os.close(number)
+
+
+def _old_values_first(data: Draft, target: Path, force: bool) -> bool:
+    """The old model's values go before the new model comes."""
+    for old in target.parent.glob("*.data"):
+        old.unlink()
+    return _PUT(data, target, force)
+
+
+def _any_order(path: Path) -> None:
+    """The index goes with the rest, after files of ranks."""
+    for each in sorted(path.iterdir(), reverse=True):
+        each.unlink()
+    path.rmdir()
+
+
+def _plain(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A mistake, and where it shows."""
+
+    case: str
+    fault: Fault
+    make: Callable[[], None]
+
+
+PLANTS = {
+    "two-steps": Plant("shard-force", Fault.KILL, lambda: setattr(Draft, "_replace", _two_steps)),
+    "no-sweep": Plant("shard", Fault.KILL, lambda: setattr(draft, "sweep", lambda *_: None)),
+    "no-removal": Plant("merge", Fault.FULL, lambda: setattr(Draft, "close", lambda self: None)),
+    "no-sync": Plant("shard", Fault.TORN, lambda: setattr(draft, "sync_folder", lambda _: None)),
+    "in-place": Plant("resume", Fault.TORN, lambda: setattr(home, "put_file", _in_place)),
+    "old-values-first": Plant("merge-force", Fault.KILL, lambda: setattr(model_file, "_put_data", _old_values_first)),
+    "any-order": Plant("resume", Fault.KILL, lambda: setattr(home, "remove_step", _any_order)),
+    "past-the-layer": Plant("run", Fault.KILL, lambda: setattr(checkpoint, "write_new", _plain)),
+}

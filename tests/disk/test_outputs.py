@@ -1,0 +1,262 @@
+"""What ``--force`` may replace, where outputs may lie, and that nothing beside them is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+from gopt.cli.main import main
+from helpers import FIXTURES
+
+import gopt.disk.draft as draft_module
+import gopt.offline.merge as merging
+from gopt.disk import names, rename
+from gopt.disk.draft import claim, draft_folder, sweep
+
+MODEL = str(FIXTURES / "mlp_sgd.onnx")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["shard", MODEL, "--ranks", "2", "-o", "out"]) == 0
+
+
+def shard(*more: str) -> int:
+    return main(["shard", MODEL, "--ranks", "3", "-o", "out", *more])
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(code: int, capsys: pytest.CaptureFixture[str], *words: str) -> None:
+    error = capsys.readouterr().err
+    assert code == 2, error
+    [line] = [each for each in error.splitlines() if each.startswith("gopt: error:")]
+    assert all(word in line for word in words), line
+
+
+# --- what --force replaces ------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_somebody_else_with_a_manifest_stays(capsys):
+    web = Path("web")
+    web.mkdir()
+    (web / "manifest.json").write_text('{"name": "a site", "start_url": "/"}')
+    (web / "index.html").write_text("work of years")
+    kept = content(web)
+    refused(main(["shard", MODEL, "--ranks", "2", "-o", "web", "--force"]), capsys, "web", "nothing that gopt wrote")
+    assert content(web) == kept
+
+
+@pytest.mark.parametrize("damage", ["{", "[" * 100_000, '{"format": "gopt-report/1"}', "null"])
+def test_a_folder_whose_manifest_says_nothing_stays(damage, capsys):
+    Path("out/manifest.json").write_text(damage)
+    refused(shard("--force"), capsys, "nothing that gopt wrote")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "rank_0007.onnx", "model.onnx", "e\x1b[31m"])
+def test_an_unknown_entry_is_named(name, capsys):
+    Path("out", name).write_text("mine")
+    refused(shard("--force"), capsys, repr(name))
+    assert Path("out", name).read_text() == "mine"
+
+
+def test_checkpoints_inside_stay(capsys):
+    kept = Path("out/ck/step_00000002")
+    kept.mkdir(parents=True)
+    (kept / "index.json").write_text('{"format": "gopt-checkpoint/1"}')
+    refused(shard("--force"), capsys, "'ck'")
+    shutil.move("out/ck", "ck")
+    shutil.copy("out/manifest.json", "ck")
+    refused(main(["shard", MODEL, "--ranks", "2", "-o", "ck", "--force"]), capsys, "ck holds checkpoints")
+    refused(main(["reshard", "out", "--ranks", "3", "-o", "ck/new"]), capsys, "ck", "a folder of checkpoints")
+
+
+def test_an_entry_that_is_no_file_stays(capsys):
+    Path("out/report.json").unlink()
+    Path("out/report.json").symlink_to(Path("elsewhere").absolute())
+    refused(shard("--force"), capsys, "'report.json'")
+
+
+def test_a_link_to_a_folder_is_not_replaced(capsys):
+    Path("out").rename("real")
+    Path("out").symlink_to("real")
+    refused(shard("--force"), capsys, "out is a link")
+    refused(shard(), capsys, "exists already")
+
+
+def test_the_folder_that_a_command_runs_in_is_not_replaced(capsys, monkeypatch):
+    monkeypatch.chdir("out")
+    refused(main(["shard", MODEL, "--ranks", "2", "-o", ".", "--force"]), capsys, "runs in")
+
+
+def test_what_comes_meanwhile_stays(capsys, monkeypatch):
+    """Between the check and the exchange: the old folder is looked at again when it is out of the way."""
+    real = rename.exchange
+
+    def late(one: Path, other: Path) -> None:
+        if not Path("out/late").exists() and not (one / "late").exists():
+            Path("out/late").write_text("mine")
+        real(one, other)
+
+    monkeypatch.setattr(draft_module, "exchange", late)
+    kept = content(Path("out"))
+    refused(shard("--force"), capsys, "'late'")
+    assert content(Path("out")) == kept | {"late": b"mine"}
+    assert os.listdir() == ["out"]
+
+
+def test_reshard_in_place():
+    assert main(["reshard", "out", "--ranks", "3", "-o", "again"]) == 0
+    assert main(["reshard", "out", "--ranks", "3", "-o", "out", "--force"]) == 0
+    assert content(Path("out")) == content(Path("again"))
+
+
+# --- where outputs lie ----------------------------------------------------------------------------------------------
+
+
+def test_no_output_lies_inside_of_another(capsys):
+    refused(main(["reshard", "out", "--ranks", "3", "-o", "out/new"]), capsys, "out", "an output folder")
+    refused(main(["shard", MODEL, "--ranks", "3", "-o", "out/a/b"]), capsys, "an output folder")
+    for name in ("rank_0000.onnx", "source.onnx", "new.onnx"):
+        refused(main(["merge", "out", "-o", f"out/{name}", "--force"]), capsys, "out", "output folder")
+    assert sorted(os.listdir("out")) == [
+        "manifest.json", "rank_0000.onnx", "rank_0001.onnx", "report.json", "source.onnx", "states.bin",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "device"])
+def test_merge_replaces_files_alone(kind, capsys):
+    target = Path("m.onnx")
+    if kind == "folder":
+        target.mkdir()
+    else:
+        target.symlink_to("kept.onnx") if kind == "link" else os.mkfifo(target)
+    refused(main(["merge", "out", "-o", "m.onnx", "--force"]), capsys, "m.onnx", "files alone")
+    assert not Path("kept.onnx").exists()
+
+
+# --- nothing else is written ----------------------------------------------------------------------------------------
+
+
+def test_files_and_links_under_likely_names_stay():
+    """Those that drafts had before: a link under one led to another file that was written over."""
+    victim = Path("victim")
+    victim.write_text("mine")
+    planted = [Path(f".m.onnx{end}") for end in (".tmp", ".data.tmp", ".new", "~")]
+    for path in planted[:2]:
+        path.symlink_to(victim)
+    for path in planted[2:]:
+        path.write_text("mine")
+    assert main(["merge", "out", "-o", "m.onnx"]) == 0
+    assert all(path.read_text() == "mine" for path in (victim, *planted))
+
+
+def test_names_of_drafts_cannot_be_foreseen(monkeypatch):
+    """And what lies under one all the same is neither followed nor replaced."""
+    assert len({names.fresh(Path("a/out")) for _ in range(100)}) == 100
+    monkeypatch.setattr(names.secrets, "token_hex", lambda size: "0" * 2 * size)
+    Path(".m.onnx.gopt-0000000000000000.new").symlink_to("victim")
+    assert main(["merge", "out", "-o", "m.onnx"]) == 5
+    assert not Path("victim").exists() and not Path("m.onnx").exists()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o027, 0o002])
+def test_the_umask_holds(mask, monkeypatch):
+    monkeypatch.setattr(merging, "EMBED", 0)
+    before = os.umask(mask)
+    try:
+        assert main(["shard", MODEL, "--ranks", "2", "-o", "new/out"]) == 0
+        assert shard("--force") == 0
+        assert main(["merge", "out", "-o", "m.onnx"]) == 0
+    finally:
+        os.umask(before)
+    for path in (Path("new"), Path("new/out"), Path("out"), *Path("out").iterdir(), *Path().glob("m.onnx*")):
+        wanted = 0o777 if path.is_dir() else 0o666
+        assert stat.S_IMODE(path.stat().st_mode) == wanted & ~mask, path
+
+
+def test_a_name_as_long_as_a_file_system_takes():
+    name = "é" * 120 + ".ranks"
+    assert main(["shard", MODEL, "--ranks", "2", "-o", name]) == 0
+    assert main(["shard", MODEL, "--ranks", "2", "-o", name, "--force"]) == 0
+    assert sorted(os.listdir()) == sorted(["out", name])
+
+
+# --- values of a model ----------------------------------------------------------------------------------------------
+
+
+def test_a_copy_of_a_model_keeps_its_values(monkeypatch):
+    monkeypatch.setattr(merging, "EMBED", 0)
+    assert main(["merge", "out", "-o", "m.onnx"]) == 0
+    [old] = Path().glob("m.onnx.*.data")
+    shutil.copy("m.onnx", "best.onnx")
+    raw = bytearray(Path("out/states.bin").read_bytes())
+    raw[1] ^= 1
+    Path("out/states.bin").write_bytes(raw)
+    assert main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
+    assert len(list(Path().glob("m.onnx.*.data"))) == 2 and old.exists()
+    Path("best.onnx").unlink()
+    assert main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
+    assert len(list(Path().glob("m.onnx.*.data"))) == 1 and not old.exists()
+
+
+def test_values_of_somebody_else_stay(monkeypatch):
+    monkeypatch.setattr(merging, "EMBED", 0)
+    for name in ("m.onnx.data", "m.onnx.0123abcd.data", "other.onnx.data"):
+        Path(name).write_text("mine")
+    assert main(["merge", "out", "-o", "m.onnx"]) == 0
+    assert main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
+    assert all(Path(n).read_text() == "mine" for n in ("m.onnx.data", "m.onnx.0123abcd.data", "other.onnx.data"))
+
+
+# --- drafts that were left ------------------------------------------------------------------------------------------
+
+
+def test_a_draft_in_work_is_not_swept_away():
+    with draft_folder(Path("new").absolute()) as draft:
+        (draft.path / "file").write_text("work")
+        sweep(Path())
+        assert main(["shard", MODEL, "--ranks", "2", "-o", "new"]) == 0
+        assert (draft.path / "file").read_text() == "work"
+    assert sorted(os.listdir()) == ["new", "out"]
+
+
+def test_a_draft_that_was_left_is_swept_away():
+    left = claim(Path("out").absolute(), os.mkdir)
+    (left.path / "rank_0000.onnx").write_text("")
+    os.close(left._lock)  # as the end of its process does
+    other = claim(Path("other").absolute(), os.mkdir)
+    os.close(other._lock)
+    assert shard("--force") == 0
+    assert sorted(os.listdir()) == sorted(["out", other.path.name])
+
+
+def test_what_was_put_aside_is_put_back():
+    """A process was killed between two renames, on a file system that cannot exchange names."""
+    kept = content(Path("out"))
+    Path("out").rename(names.fresh(Path("out"), names.OLD))
+    assert main(["merge", "out", "-o", "m.onnx"]) == 3
+    sweep(Path(), Path("out"))
+    assert content(Path("out")) == kept
+
+
+def test_it_is_said_where_a_folder_is_that_was_put_aside(capsys):
+    aside = names.fresh(Path("out"), names.OLD)
+    Path("out").rename(aside)
+    assert main(["verify", "out"]) == 3
+    assert f"mv {aside} out" in capsys.readouterr().err
+
+
+def test_without_exchange(monkeypatch):
+    monkeypatch.setattr(rename, "renameat2", lambda: None)
+    assert shard("--force") == 0 and os.listdir() == ["out"]
+    assert len(json.loads(Path("out/manifest.json").read_text())["ranks"]) == 3
+    assert main(["merge", "out", "-o", "m.onnx"]) == 0 and main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
+    assert sorted(os.listdir()) == ["m.onnx", "out"]
