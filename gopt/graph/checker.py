@@ -30,6 +30,13 @@ def check_legal(model: ModelProto, data: bytes) -> None:
         raise InputError(f"is no valid ONNX model: {found}", _NEXT)
 
 
+def check_structure(model: ModelProto, data: bytes) -> None:
+    """The same without shape inference: for who infers shapes anyway, strictly."""
+    slim = _slim(model)
+    if _said(data if slim is None else slim.SerializeToString(), full=False) is not None:
+        check_legal(model, data)
+
+
 def _error(model: ModelProto, data: bytes) -> str | None:
     slim = _slim(model)
     if _said(data if slim is None else slim.SerializeToString()) is None:
@@ -47,10 +54,10 @@ def _error(model: ModelProto, data: bytes) -> str | None:
     return said if len(said) <= limits.REASON else f"{said[: limits.REASON]}…"
 
 
-def _said(data: bytes) -> str | None:
+def _said(data: bytes, *, full: bool = True) -> str | None:
     """What the checker says of a model; None where it accepts it."""
     try:
-        onnx.checker.check_model(data, full_check=True)
+        onnx.checker.check_model(data, full_check=full)
     except UnicodeDecodeError:
         return "what is wrong with it cannot be said: some text in it is not UTF-8"
     except Exception as error:  # its exceptions have no common base

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -10,6 +10,7 @@ from onnx import AttributeProto, GraphProto, ModelProto
 
 from gopt import limits
 from gopt.graph.border import declared, decoded
+from gopt.graph.checker import check_legal, check_structure
 from gopt.graph.constants import fold_small
 from gopt.graph.external import show
 from gopt.graph.model import Graph, Node, Tensor, read_type, value_info
@@ -28,17 +29,33 @@ def declared_types(body: GraphProto) -> dict[str, TensorType]:
 
 def all_types(
     model: ModelProto,
+    data: bytes,
     types: dict[str, TensorType],
     nodes: Sequence[Node],
     inputs: dict[str, TensorType],
     initializers: dict[str, Tensor],
 ) -> dict[str, TensorType]:
-    """Every type that is declared (``types``, which grows), stored or inferred. A closer one takes its place."""
+    """Every type that is declared (``types``, which grows), stored or inferred. A closer one takes its place.
+
+    ``data``: the file's bytes. Raises InputError for a model that onnx's checker refuses: inference is most of its full
+    check, and is done once.
+    """
     constants = _large_constants(nodes)
-    # Where every shape is declared in numbers, as some exporters do, inference takes half the time to add nothing.
+    # Where every shape is declared in numbers, as some exporters do, inference adds nothing.
     static = {name for name, kind in types.items() if kind.static and known(kind.dtype)}
-    if not all(name in static for node in nodes for name in node.outputs if name):
-        found = decoded(_inferred(model, nodes, inputs, initializers, constants), _sane)
+    if all(name in static for node in nodes for name in node.outputs if name):
+        check_legal(model, data)
+    else:
+        check_structure(model, data)
+        strict = _copy(model, nodes, inputs, initializers, constants, {})
+        folded = fold_small(nodes, initializers, inputs)
+        try:
+            graph = onnx.shape_inference.infer_shapes(strict, check_type=True, strict_mode=True).graph
+        except Exception:  # its exceptions have no common base
+            check_legal(model, data)
+            graph = None
+        again = strict if not folded else _copy(model, nodes, inputs, initializers, constants, folded)
+        found = decoded(_inferred(again, None if folded else graph), _sane)
         types.update((name, kind) for name, kind in found if known(kind.dtype))
     types.update(constants)
     types.update((name, tensor.type) for name, tensor in initializers.items())
@@ -55,7 +72,9 @@ def infer_types(graph: Graph) -> None:
     shown = {*graph.inputs, *graph.outputs, *graph.initializers}
     static = {name: kind for name, kind in graph.types.items() if kind.static and name not in shown}
     model.graph.value_info.extend(value_info(name, kind) for name, kind in static.items())
-    for name, kind in decoded(_inferred(model, graph.nodes, graph.inputs, graph.initializers, {}), _sane):
+    folded = fold_small(graph.nodes, graph.initializers, graph.inputs)
+    copy = _copy(model, graph.nodes, graph.inputs, graph.initializers, {}, folded)
+    for name, kind in decoded(_inferred(copy), _sane):
         if known(kind.dtype) and not graph.type_of(name).static:
             graph.types[name] = kind
 
@@ -71,6 +90,8 @@ def _large_constants(nodes: Iterable[Node]) -> dict[str, TensorType]:
                 kind = TensorType(dtype_name(attribute.t.data_type), tuple(attribute.t.dims))
                 if kind.nbytes > limits.CHECKED_BYTES:
                     found[node.outputs[0]] = kind
+            elif attribute.name == "value_ints" and len(attribute.ints) * 8 > limits.CHECKED_BYTES:
+                found[node.outputs[0]] = TensorType("int64", (len(attribute.ints),))
     return found
 
 
@@ -81,14 +102,15 @@ def _sane(info: onnx.ValueInfoProto) -> TensorType:
     return TensorType("undefined", None) if negative else kind
 
 
-def _inferred(
+def _copy(
     model: ModelProto,
     nodes: Sequence[Node],
     inputs: dict[str, TensorType],
     initializers: dict[str, Tensor],
     constants: dict[str, TensorType],
-) -> Iterable[onnx.ValueInfoProto]:
-    """What ONNX's shape inference says of a copy in which large values are mere inputs; nothing if it fails."""
+    folded: Mapping[str, np.ndarray],
+) -> ModelProto:
+    """A copy in which large values are mere inputs, and ``folded`` ones constants."""
     copy = ModelProto(ir_version=model.ir_version)
     copy.opset_import.extend(model.opset_import)
     copy.functions.extend(model.functions)
@@ -103,16 +125,21 @@ def _inferred(
             body.input.append(value_info(name, tensor.type))
     body.output.extend(model.graph.output)
     body.value_info.extend(model.graph.value_info)
-    folded = fold_small(nodes, initializers, inputs)
     for node in nodes:
         if node.proto and not (constants and constants.keys() & set(node.outputs)):
             value = folded.get(node.outputs[0]) if folded and node.outputs else None
             body.node.append(node.proto if value is None else _as_constant(node.outputs[0], value))
+    return copy
+
+
+def _inferred(copy: ModelProto, graph: GraphProto | None = None) -> Iterable[onnx.ValueInfoProto]:
+    """What ONNX's shape inference says of a model, or has said (``graph``); nothing if it fails."""
     try:
-        graph = onnx.shape_inference.infer_shapes(copy, strict_mode=False).graph
+        if graph is None:
+            graph = onnx.shape_inference.infer_shapes(copy, strict_mode=False).graph
         found = (*graph.value_info, *graph.output)
         open_ends = any(not read_type(info.type).static for info in found) or len(found) < len(copy.graph.node)
-        if open_ends and not any(map(_long, (*found, *body.input))):
+        if open_ends and not any(map(_long, (*found, *copy.graph.input))):
             graph = onnx.shape_inference.infer_shapes(copy, data_prop=True, strict_mode=False).graph
             found = (*graph.value_info, *graph.output)
     except Exception:  # its exceptions have no common base, and no type is worth a refusal: what needs one will say so

@@ -114,8 +114,7 @@ def _graph(model: ModelProto, data: bytes, folder: DataFolder, own: bool) -> Gra
     check_order(nodes, {"", *inputs, *initializers})
     outputs = read_outputs(body, scope)
     types = declared_types(body)
-    check_legal(model, data)
-    types = all_types(model, types, nodes, inputs, initializers)
+    types = all_types(model, data, types, nodes, inputs, initializers)
     for name, kind in outputs.items():
         if not known(kind.dtype):
             outputs[name] = types.get(name, kind)

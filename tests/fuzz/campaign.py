@@ -19,7 +19,7 @@ import gopt.runtime.proof.verify
 import gopt.runtime.training.train  # noqa: F401
 from fuzz.cases import KINDS, Command, Corpus
 from fuzz.child import Outcome, in_child
-from fuzz.judge import fault
+from fuzz.judge import fault, untrue
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,10 @@ class Campaign:
             ended = in_child(lambda command=command: main(command), folder)
             self.codes[command[0], ended.code] += 1
             self.peak, self.slowest = max(self.peak, ended.peak), max(self.slowest, ended.seconds)
-            if what := fault(command, ended, folder):
+            what = fault(command, ended, folder)
+            if kind == "models":
+                what = what or untrue(command, ended)
+            if what:
                 self._found(Finding(kind, seed, command, what, ended), folder)
 
     def _found(self, finding: Finding, folder: Path) -> None:

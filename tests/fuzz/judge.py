@@ -32,11 +32,18 @@ def fault(command: Command, ended: Outcome, folder: Path) -> str:
         # A proof that stays open is a result, not an error.
         unproven = command[0] == "verify" and ended.code == 4 and _ERROR not in ended.said
         return "" if unproven else _spoken(ended.said)
-    if command[0] == "verify" and ended.code == 1:
-        return "ranks differ from their source"
     if "m.onnx" in command and not _legal(folder / "m.onnx"):
         return f"exit {ended.code} of a model that onnx.checker refuses"
     return ""
+
+
+def untrue(command: Command, ended: Outcome) -> str:
+    """What is wrong with a command on ranks that gopt itself has just written; '' where nothing is."""
+    # A step whose backward is none is refuted by its gradients, and rightly so.
+    if command[0] == "verify" and ended.code == 1 and "--no-confirm" in command:
+        return "ranks differ from their source"
+    reads = command[0] in ("verify", "merge", "reshard")
+    return "gopt refuses what it wrote" if reads and ended.code == 3 else ""
 
 
 def _spoken(said: str) -> str:

@@ -12,7 +12,7 @@ def home(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("folders", "checkpoints", "configurations")])
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_case_goes_wrong(home, kind):
     campaign = Campaign([kind], home)
     for seed in range(8):

@@ -474,6 +474,17 @@ class FakeRunOptions:
         self.entries[key] = value
 
 
+def _shaped(data: bytes) -> bytes:
+    """A segment as a file must be: its outputs have a rank. None of them is read, and a wrong one would be refused."""
+    model = onnx.ModelProto.FromString(data)
+    found = {info.name: info.type for info in onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output}
+    for info in model.graph.output:
+        info.type.CopyFrom(found[info.name])
+        info.type.tensor_type.shape.SetInParent()
+    shaped: bytes = model.SerializeToString()
+    return shaped
+
+
 class FakeSession:
     """A session of the CUDA provider: its run is handed to the stream that it was made with."""
 
@@ -483,7 +494,7 @@ class FakeSession:
         self.provider = provider
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "segment.onnx")
-            path.write_bytes(model)
+            path.write_bytes(_shaped(model))
             graph = load(path, own=True)
         self.types = {name: type.dtype for name, type in graph.outputs.items()}
         self.program = Program(graph, SessionCache())

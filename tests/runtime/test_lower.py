@@ -101,19 +101,22 @@ def test_attributes_that_name_a_half(tmp_path, dtype):
     half = numpy_helper.from_array(np.array([1.5], NUMPY[dtype]))
     nodes = [
         op("ConstantOfShape", ["shape"], ["filled"], value=half),
-        op("EyeLike", ["x"], ["eye"], dtype=CODE[dtype]),
         op("Constant", [], ["constant"], value=half),
         op("Cast", ["x"], ["cast"], to=CODE[dtype]),
         op("CastLike", ["x", "constant"], ["like"]),
-        op("RandomUniformLike", ["x"], ["random"], dtype=CODE[dtype], seed=1.0),
     ]
-    square, names = (dtype, [2, 2]), ("filled", "eye", "cast", "like", "random")
+    names = ["filled", "cast", "like"]
+    if dtype == "float16":  # ONNX gives neither of them in bfloat16
+        nodes.append(op("EyeLike", ["x"], ["eye"], dtype=CODE[dtype]))
+        nodes.append(op("RandomUniformLike", ["x"], ["random"], dtype=CODE[dtype], seed=1.0))
+        names += ["eye", "random"]
+    square = (dtype, [2, 2])
     outputs = dict.fromkeys(names, square) | {"constant": (dtype, [1])}
     graph = make(tmp_path, nodes, {"x": ("float32", [2, 2])}, outputs, {"shape": np.array([2, 2])})
     found = run(graph, x=np.array([[1, 2], [3, 4.001]], np.float32))
     assert {array.dtype for array in found.values()} == {NUMPY[dtype]}
     assert found["filled"].tolist() == [[1.5, 1.5], [1.5, 1.5]]
-    assert found["eye"].tolist() == [[1, 0], [0, 1]]
+    assert "eye" not in found or found["eye"].tolist() == [[1, 0], [0, 1]]
     assert found["constant"].tolist() == [1.5]
     assert found["cast"].tolist() == found["like"].tolist() == [[1, 2], [3, 4]]
 

@@ -82,7 +82,7 @@ def find_root(probe: Probe, bare: float, full: float, made: Callable[[Root], Arr
 
     Epsilon beside the root goes first.
     """
-    ratio = bare / full
+    ratio = bare / full if full else float("inf")
     if not np.isfinite(bare):
         roots = [Root(False, 0.0, full)]
     elif not np.isfinite(ratio) or ratio <= 1:
