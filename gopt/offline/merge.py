@@ -18,6 +18,7 @@ from gopt.passes import find
 from gopt.passes.base import build_options
 from gopt.passes.shard.options import Options, useless
 from gopt.pipeline import Pipeline, build_pipeline
+from gopt.sources.expand import expand
 from gopt.write.model_file import check_model, write_model
 from gopt.write.values import INLINE, Values
 
@@ -82,7 +83,7 @@ def reshard(
     What then has no use any more falls away, and ``note`` is told of it.
     """
     held = read_held(path)
-    training = api.recover_kept(held.graph, held.roles, "the kept source")
+    training = api.recover_kept(expand(held.graph), held.roles, "the kept source")
     kept = held.report["source"]
     source = api.Source(training, kept["file"], kept["sha256"], kept["bytes"])
     micro_steps = held.manifest.get("accumulate", 1) if accumulate is None else accumulate
