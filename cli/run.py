@@ -135,9 +135,13 @@ def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
 
 def told(line: str) -> dict[str, Any]:
     """What the first rank tells of a step."""
-    from gopt.documents import TOLD, parse_json
+    from gopt.documents import TOLD, as_run, parse_json
+    from gopt.errors import InputError
 
-    record = parse_json(line, TOLD, "what the first rank tells")
+    try:
+        record = parse_json(line, TOLD, "what the first rank tells")
+    except InputError as error:
+        raise as_run(error) from error
     return record | {"loss": math.nan if record["loss"] is None else record["loss"]}
 
 

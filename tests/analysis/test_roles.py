@@ -320,6 +320,18 @@ def test_the_map_names_a_batch(tmp_path):
     assert load(b, tmp_path, RoleMap(batch=["importance"])).batch == ["x", "y", "importance"]
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_state_is_no_batch(stored, tmp_path):
+    b, net = step(3, 2)
+    sgd(b, net)
+    if not stored:
+        b.stored = [each for each in b.stored if each.name != "w0"]
+    with pytest.raises(OptionError, match="'w0' is a batch, but it is a state: output 'w0_out' replaces it"):
+        load(b, tmp_path, RoleMap(batch=["w0"]))
+    with pytest.raises(OptionError, match="says that 'w0' is a batch and a state"):
+        load(b, tmp_path, RoleMap(states={"w0": "w0_out"}, batch=["w0"]))
+
+
 def test_the_map_reaches_the_command_line_and_the_configuration(tmp_path, capsys):
     b, net = step(3, 2, bias=False)
     b.output("metric", b.op("ReduceL1", "w0", keepdims=0), ())

@@ -130,6 +130,18 @@ def test_what_is_incomplete_is_refused(damage, tmp_path):
     assert caught.value.exit_code == 3 and not (tmp_path / "back.onnx").exists()
 
 
+@pytest.mark.parametrize("partition", ["flat", "whole"])
+@pytest.mark.parametrize(("kept", "lost"), [([0], "ranks 1-2 are missing"), ([0, 2], "rank 1 is missing")])
+def test_ranks_that_are_missing_are_named(kept, lost, partition, tmp_path):
+    """Of whole tensors too: a state of which nobody is there would go unnoticed."""
+    source = gopt.load(FIXTURES / "mlp_adamw.onnx")
+    gopt.shard(source, 3, stage=3, partition=partition, only_ranks=kept).write(tmp_path / "out")
+    with pytest.raises(InputError, match=f"holds {len(kept)} of 3 ranks: {lost}, with the values of '"):
+        merge(tmp_path / "out", tmp_path / "back.onnx")
+    gopt.shard(source, 3, stage=0, only_ranks=kept).write(tmp_path / "all")
+    assert merge(tmp_path / "all", tmp_path / "back.onnx").missing == ()
+
+
 def test_a_folder_that_is_none(tmp_path):
     shutil.copy(FIXTURES / "mlp_sgd.onnx", tmp_path)
     with pytest.raises(InputError, match="no output folder"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from gopt.cli.run import told
 from test_run import command, mpi, run, written
 
 from gopt.errors import RunError
@@ -74,6 +76,24 @@ def test_the_launcher_knows_which_process_was_the_first(banner, code, said, tmp_
     error = watch._how_it_died(read(tmp_path)[0])
     assert error.message == said and error.exit_code == 5
     assert ("memory" in "".join(error.hints)) == ("SIGKILL" in said)
+
+
+def test_a_line_is_shown_once_and_when_it_is_whole(tmp_path):
+    shown: list[str] = []
+    watch = launch._Watch(None, tmp_path, 1.0, shown.append)
+    watch._tell()
+    for text, lines in (("a\nb", ["a"]), ("c\nd\n", ["a", "bc", "d"]), ("", ["a", "bc", "d"])):
+        with (tmp_path / launch.LIVE).open("a") as file:
+            file.write(text)
+        watch._tell()
+        assert shown == lines
+
+
+def test_what_a_rank_tells_is_checked():
+    line = '{"step": 1, "loss": null, "losses": [null, 1.5], "seconds": 0.5, "samples_per_second": 3}'
+    assert math.isnan(told(line)["loss"])
+    with pytest.raises(RunError, match=r"what the first rank tells: losses\[1\]: 'x' is not of types"):
+        told(line.replace("1.5", '"x"'))
 
 
 @mpi

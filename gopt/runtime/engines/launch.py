@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from gopt.errors import RunError, StoppedError
+from gopt.limits import LINE_BYTES
 from gopt.runtime.engines.beats import ENDED, HEARTBEATS, LAUNCHER, SAID, SPOKE, WAITING, Seen, read, waiting
 
 LIVE = "live"
@@ -133,6 +134,7 @@ class _Watch:
     _handles: dict[int, int] = field(default_factory=dict)
     """Rank -> handle of its process."""
     _told: int = 0
+    """Bytes of what the first rank has told that were shown."""
     _begun: float = field(default_factory=time.time)
 
     def run(self) -> int:
@@ -232,10 +234,15 @@ class _Watch:
 
     def _tell(self) -> None:
         path = self.folder / LIVE
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        for line in lines[self._told :]:
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            file.seek(self._told)
+            data = file.read(LINE_BYTES)
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may still be under way
+        for line in whole.decode("utf-8", "replace").splitlines():
             self.show(line)
-        self._told = len(lines)
+        self._told += len(whole)
 
     def end(self) -> None:
         """Leave no process behind."""
