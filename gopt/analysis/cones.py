@@ -58,6 +58,9 @@ class _Finder:
         self.index = Index(training.graph)
         self.nodes = [n for n, phase in zip(training.graph.nodes, training.phases) if phase is Phase.UPDATE]
         self.reachable = {name for state in training.states for name in (state.tensor, state.updated)}
+        updated = (s.updated for s in training.states if not {s.tensor, s.of} & training.gradients.keys())
+        self.held_by_all = {name for name in updated if not self.index.one_element(name)}
+        """New values of states that no parameter with a gradient owns."""
         self.cones: dict[str, Cone] = {}
         wide: dict[str, str] = {}
         self.flattened: set[str] = set()
@@ -130,6 +133,8 @@ class _Finder:
     def _judge(self, cone: Cone, node: Node) -> None:
         types, shape = self.graph.types, self.graph.types[cone.parameter.tensor].shape
         for name in node.outputs:
+            if name in self.held_by_all:
+                cone.demote(Mode.REPLICATED, f"{name}, a state of all ranks, is made of it")
             if name in self.graph.outputs and name not in self.reachable and not self.index.one_element(name):
                 cone.demote(Mode.REPLICATED, f"output {name} shows its update")
         full = [name for name in node.inputs if name and not self.index.one_element(name)]

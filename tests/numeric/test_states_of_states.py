@@ -68,3 +68,15 @@ def test_a_value_of_the_backward_is_not_kept_over_micro_steps(tmp_path):
     gopt.shard(source, 2)
     with pytest.raises(UnsupportedError, match="'d' keeps 'd_out'"):
         gopt.shard(source, 2, accumulate=2).write(tmp_path / "out")
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_weight_without_a_gradient_that_follows_another_parameter(stage, tmp_path):
+    """All ranks hold it, so all of them run the update that it is made by."""
+    b = Builder()
+    net = perceptron(b, (3, 2))
+    b.output("loss", net.loss, ())
+    b.output("w0_out", b.op("Sub", "w0", "b0"), (3, 2))
+    b.output("b0_out", sgd(b, "b0", net.gradients["b0"]), (2,))
+    gopt.shard(gopt.load(b.save(tmp_path / "step.onnx")), 3, stage=stage).write(tmp_path / "out")
+    assert Verifier(tmp_path / "out").run(steps=2).equal
