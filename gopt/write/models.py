@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from gopt.analysis.reshapes import MOVED
 from gopt.analysis.spmd import Step
 from gopt.graph.model import Graph, Tensor, value_info
 from gopt.graph.scope import OWN
@@ -45,7 +46,7 @@ def source_model(step: Step, values: Values, roles: str) -> bytes:
     source: Graph = step.training.graph
     states = {state.tensor for state in step.training.states}
     inputs = {**source.inputs, **{name: source.types[name] for name in sorted(states) if name not in source.inputs}}
-    own = {name for name in source.initializers if name.startswith(OWN)}  # what the file does not have
+    own = {name for name in source.initializers if name.startswith(f"{OWN}{MOVED}.")}  # the file does not have them
     kept = {name: tensor for name, tensor in source.initializers.items() if name not in states | own}
     whole = replace(source, inputs=inputs, initializers=kept)
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx.parser
+import onnx.shape_inference
 import pytest
 from helpers import FIXTURES, NAMES
 
@@ -63,7 +64,7 @@ def training_of(
 ) -> Training:
     """A graph with roles as given: nothing is recovered."""
     path = folder / "step.onnx"
-    onnx.save(onnx.parser.parse_model(HEAD + text), path)
+    onnx.save(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(HEAD + text)), path)
     graph = load(path, own=True)
     states = [State(name, name, Kind.PARAMETER) for name in graph.inputs if name not in batch]
     return Training(graph, loss, states, dict(gradients), list(batch), [], [], [], [])
@@ -113,7 +114,9 @@ def test_the_gradient_of_a_normalised_weight_is_confirmed(loss, tmp_path):
     """w = v · s / ‖v‖, and the update of both runs through the gradient of w."""
     text = layer(loss, "c = Identity(g)").replace("float[3,5] w)", "float[3,5] v, float[5] s0)")
     text = text.replace(
-        "z = MatMul", "n = ReduceL2<axes=[0], keepdims=0>(v)  f = Div(s0, n)  w = Mul(v, f)  z = MatMul", 1
+        "z = MatMul",
+        "ax = Constant<value_ints = [0]>()  n = ReduceL2<keepdims=0>(v, ax)  f = Div(s0, n)  w = Mul(v, f)  z = MatMul",
+        1,
     )
     found = confirm(training_of(text, tmp_path, {"v": "c", "s0": "c"}))
     assert [each.verdict for each in found.values()] == [Verdict.CONFIRMED] * 2

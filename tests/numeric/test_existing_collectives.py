@@ -346,4 +346,9 @@ def test_an_axis_that_the_mesh_has_not(tmp_path):
 def test_malformed_calls(tmp_path):
     refused(tmp_path, InputError, "no operator 'Gossip'", lambda b, net: comm(b, "Gossip", net.loss))
     refused(tmp_path, InputError, "reduce", lambda b, net: comm(b, "AllReduce", net.loss, reduce="xor"))
-    refused(tmp_path, UnsupportedError, "joins two ranks", lambda b, net: comm(b, "Send", net.loss, peer=1, tag=0))
+    refused(tmp_path, InputError, "output size 1", lambda b, net: comm(b, "Send", net.loss, peer=1, tag=0))
+
+    def send(b: Builder, net: object) -> None:
+        comm(b, "Send", net.loss, peer=1, tag=0, outputs=0)
+
+    refused(tmp_path, UnsupportedError, "joins two ranks", send)

@@ -149,7 +149,7 @@ def test_ranks_of_different_plans_are_told_so_before_they_share(tmp_path):
 
 @mpi
 @pytest.mark.parametrize(("fault", "said"), [
-    ("kill", "rank 1, step 8: the process died"),
+    ("kill", "rank 1 was killed by SIGKILL in step 8"),
     ("stop", "rank 0, step 8, call 0: after 10 s, it still waits at call 0 (ReduceScatter over shard)"),
     ("sleep", "rank 0, step 8, call 0: after 10 s, it still waits at call 0 (ReduceScatter over shard)"),
     ("raise", "rank 1, step 8: ValueError: a bad sample"),
@@ -182,7 +182,7 @@ def test_shared_memory_has_no_name_and_ends_with_its_ranks(tmp_path):
             assert re.fullmatch(r"/memfd:gopt-\w+ \(deleted\)", line), "none is in a folder"
         os.kill(ranks[0], signal.SIGKILL)
         _, errors = process.communicate(timeout=LONG)
-        assert process.returncode == 5 and "the process died" in errors
+        assert process.returncode == 5 and "was killed by SIGKILL" in errors
         assert not processes(folder), "nobody is left who could hold them"
         assert not [path for path in Path("/dev/shm").glob("*") if "gopt" in path.name]
     finally:

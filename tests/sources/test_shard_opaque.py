@@ -241,7 +241,7 @@ def test_refusals_name_the_node(tmp_path):
         gopt.load(change("SGDOptimizer", attribute("unheard", 1)))
     with pytest.raises(InputError, match="no moment_2"):
         gopt.load(change("AdamOptimizer", lambda m, n: n.input.pop()))
-    with pytest.raises(InputError, match="lists"):
+    with pytest.raises(InputError, match="The sum of optimized tensor count"):  # so says ONNX's own schema
         gopt.load(change("Adam", lambda m, n: n.input.pop()))
     with pytest.raises(InputError, match="3 numbers for 6 weights"):
         gopt.load(change("LambOptimizer", attribute("alpha", [0.9, 0.9, 0.9])))

@@ -48,8 +48,10 @@ def _pieces(step: Step) -> dict[int, Pieces]:
         if isinstance(node.origin, Origin):
             pieces = found.setdefault(node.origin.call.number, Pieces(node.origin.call))
             pieces.source.setdefault(node.origin.weight, []).append(node)
+    types = step.training.graph.types
     for node in step.training.looked_through:
-        if isinstance(node.origin, Origin) and node.origin.call.number in found:
+        wide = node.outputs[0] not in types or types[node.outputs[0]].elements != 1
+        if wide and isinstance(node.origin, Origin) and node.origin.call.number in found:
             found[node.origin.call.number].dropped.append(node)
     for node in step.graph.nodes:
         if isinstance(node.origin, Origin):

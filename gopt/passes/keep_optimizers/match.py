@@ -80,8 +80,6 @@ class Match:
 
     def member(self) -> tuple[Member, list[Node]]:
         """The weight as a member of the kept operator, and the nodes it replaces."""
-        if self.pieces.dropped:
-            raise NoFoldError(f"its {self.pieces.dropped[0].op_type} works on whole tensors")
         now = self.pieces.now.get(self.weight, {})
         renamed: dict[str, str] = {}
         local = set(self.inputs.values())
@@ -94,6 +92,8 @@ class Match:
             local.update(node.outputs)
             found.append(held[0])
         place = self._place(found)
+        if self.pieces.dropped and isinstance(place, Span):
+            raise NoFoldError(f"its {self.pieces.dropped[0].op_type} works on whole tensors")
         self._check_scalars(found, place)
         self._check_inside(found, renamed)
         unread = self.inputs if place == EVERYWHERE else {}

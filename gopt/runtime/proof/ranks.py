@@ -71,9 +71,10 @@ def read_rank(
             raise InputError(f"rank {record['rank']} has no file {path}")
         graph = load(path, own=True)
         stored.update({name: t.numpy() for name, t in graph.initializers.items() if name in graph.inputs})
-        graphs[phase] = feed_graph(graph, randoms, types)
+        graphs[phase] = graph
     check_rank(manifest, record, graphs, folder)
-    programs = {phase: Program(probed(graph, probe), cache) for phase, graph in graphs.items()}
+    fed = {phase: feed_graph(graph, randoms, types) for phase, graph in graphs.items()}
+    programs = {phase: Program(probed(graph, probe), cache) for phase, graph in fed.items()}
     return Rank(programs, states, record.get("accumulators", []), stored)
 
 
