@@ -289,7 +289,9 @@ class Sweep:
 def scratch_folder() -> Path:
     """Where sweeps work: in memory where that is possible, for they sync thousands of times."""
     shared = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="gopt-sweep-", dir=shared if os.access(shared, os.W_OK) else None)).resolve()
+    return Path(
+        tempfile.mkdtemp(prefix="sweep-of-writes-", dir=shared if os.access(shared, os.W_OK) else None)
+    ).resolve()
 
 
 def _cpu() -> float:

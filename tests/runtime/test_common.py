@@ -164,10 +164,10 @@ def test_a_shard_lies_where_it_is_gathered(more, due, tmp_path):
 
 def test_gathers_that_differ_have_no_common_room(tmp_path):
     """Nor those of which the first is still read when the second fills it again."""
-    other = comm("AllGather", ["s"], ["b"], cuts=CUTS, shapes=[f"2,{SIZE // 2}"])
+    other = comm("AllGather", ["s"], ["q"], cuts=CUTS, shapes=[f"2,{SIZE // 2}"])
     first, mul = gather("s", "f"), op("Mul", ["x", "f"], ["y"])
     rest = [scatter("y", "g"), *update("s")]
-    assert not bounds(program(tmp_path, [first, mul, other, op("Neg", ["b"], ["v"]), *rest], 3, v=None))
+    assert not bounds(program(tmp_path, [first, mul, other, op("Reshape", ["q", "stop"], ["v"]), *rest], 3, v=None))
     again = [first, gather("s", "b"), mul, op("Neg", ["b"], ["v"]), *rest]
     assert not bounds(program(tmp_path, again, 3, v=None))
 
