@@ -54,7 +54,8 @@ def program(tmp_path, nodes: list[Any], stage: int, **outputs: Any) -> Program:
         tmp_path, nodes, states | {"x": whole}, made | dict.fromkeys(outputs, whole),
         constants={"zero": np.array([0]), "end": np.array([SIZE // 2]), "stop": np.array([SIZE])},
         values={"y": whole, "z": whole, "n": whole, "m": whole, "p": half, "g": half, "h": half, "s.new": half,
-                "f": whole, "b": whole, "v": whole, **{f"u{i}": half for i in range(10)},
+                "f": whole, "b": whole, "v": whole, "q": ("float32", [2, SIZE // 2]),
+                **{f"u{i}": half for i in range(10)},
                 **dict.fromkeys(("e0", "e1"), ("float32", [0]))},
     )  # fmt: skip
     return Program(graph, SessionCache(), replaces, Host(Lender()))
