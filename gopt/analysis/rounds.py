@@ -15,6 +15,7 @@ from gopt.errors import OptionError, UnsupportedError
 from gopt.graph.model import Node
 from gopt.graph.types import FLOATS
 
+_OF_LOSS = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Neg", "Mul", "Div", "Add", "Sub", "Sum")
 ROUNDS = 8
 """How often a gradient may be moved towards the update after a value of one rank was found in it."""
 
@@ -98,7 +99,7 @@ def _of_divisors(step: Outline, facts: Facts, name: str) -> bool:
 
 def _facts(step: Outline) -> Facts:
     index = step.index
-    facts = Facts(index, step.tainted, step.forward, of_loss=descendants(index, [step.loss]))
+    facts = Facts(index, step.tainted, step.forward, of_loss=descendants(index, _same_as_loss(step)))
     read = [name for name in step.updated if name in step.forward_values]
     of_parameters = descendants(index, read)
     facts.model = step.forward_values | of_parameters
@@ -112,6 +113,19 @@ def _facts(step: Outline) -> Facts:
         if id(node) in step.forward and node.is_a("Div") and len(node.inputs) == 2:
             facts.divisors.update(_scalar_chain(index, node.inputs[1]))
     return facts
+
+
+def _same_as_loss(step: Outline) -> list[str]:
+    """The loss, and the one-element values that it is cast, reshaped or scaled from: as good as it, and no backward of
+    these operators reads them."""
+    found, name = [step.loss], step.loss
+    while (maker := step.index.producer.get(name)) is not None and maker.is_a(*_OF_LOSS):
+        moving = [each for each in maker.reads if each in step.tainted]
+        if len(moving) != 1 or not step.index.one_element(moving[0]):
+            break
+        name = moving[0]
+        found.append(name)
+    return found
 
 
 def _scalar_chain(index: Index, name: str) -> list[str]:

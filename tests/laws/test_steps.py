@@ -113,9 +113,9 @@ def test_a_last_sign_that_is_as_large_as_the_batch_is_refused():
     assert judge(make(replace(draw(9046), scrambled=False))).outcome == "refused"
 
 
-@pytest.mark.parametrize("seed", [60408, 60415, 60479])
+@pytest.mark.parametrize("seed", [20113, 60408, 60415, 60479])
 def test_once_written_wrong(seed):
-    """A count behind a join; a mask in the place of Rprop's sign; Rprop's sign of one element as a metric."""
+    """A rate of what the loss is cast from; a count behind a join; a mask for Rprop's sign; that sign as a metric."""
     assert judge(make(replace(draw(seed), scrambled=False)), setting(seed)).outcome == "refused"
 
 
