@@ -30,6 +30,11 @@ def seconds(value: Any) -> float:
     return found
 
 
+def deadline(help: str) -> Callable[[F], F]:
+    """The option ``--deadline``; ``help`` says what is waited for."""
+    return click.option("--deadline", type=seconds, default=120.0, show_default=True, metavar="S", help=help)
+
+
 @contextmanager
 def without_collection() -> Iterator[None]:
     """One short run over many small objects, none of which dies in a cycle: collecting finds nothing."""

@@ -14,7 +14,7 @@ import click
 
 from gopt.errors import GoptError, OptionError, RunError, StoppedError
 
-from .options import arguments_of, seconds
+from .options import arguments_of, deadline
 from .say import say_error, say_note
 from .strict import strict_json
 
@@ -64,14 +64,7 @@ from .strict import strict_json
 @click.option("--trace", metavar="FILE", help="Write what every rank did when, in Chrome's trace format.")
 @click.option("--stop-on-nan", is_flag=True, help="End the run, with exit code 5, at a loss that is NaN or infinite.")
 @click.option("--sync-init", is_flag=True, help="Take replicated initial states from the first rank.")
-@click.option(
-    "--deadline",
-    type=seconds,
-    default=120.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds that a rank waits for the others at a call.",
-)
+@deadline("Seconds that a rank waits for the others at a call.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(context: click.Context, /, folder: str, **given: Any) -> int:

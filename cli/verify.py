@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .options import arguments_of, seconds
+from .options import arguments_of, deadline
 from .say import say_error
 from .strict import strict_json
 
@@ -22,14 +22,7 @@ from .strict import strict_json
 @click.option("--data", metavar="DATA", help="FILE.npz, FILE.safetensors or module:function: batches of your own.")
 @click.option("--no-confirm", is_flag=True, help="Skip confirming the gradients by finite differences.")
 @click.option("--engine", type=click.Choice(["threads", "mpi"]), default="threads", help="What the ranks run on.")
-@click.option(
-    "--deadline",
-    type=seconds,
-    default=120.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds to wait for a rank or a piece of a graph.",
-)
+@deadline("Seconds to wait for a rank or a piece of a graph.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(

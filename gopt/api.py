@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from gopt.analysis.take_over import take_over
 from gopt.analysis.through import declare
 from gopt.analysis.training import Training
 from gopt.check import Check, check_ranks
-from gopt.disk.files import write_new
+from gopt.disk.files import digest_of, write_new
 from gopt.errors import InputError, OptionError
 from gopt.given import folder_for_model
 from gopt.graph.external import load_state
@@ -91,11 +90,7 @@ def load(
     roles = with_schemas(graph, roles)
     if state is not None:
         _supply(training, Path(state))
-    digest = hashlib.sha256()
-    with data.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return Source(training, data.name, digest.hexdigest(), data.stat().st_size, roles)
+    return Source(training, data.name, digest_of(data).hex(), data.stat().st_size, roles)
 
 
 def with_schemas(graph: Graph, roles: RoleMap) -> RoleMap:

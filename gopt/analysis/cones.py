@@ -8,20 +8,13 @@ operands form a class: one run of it serves the neighbouring pieces of all of th
 from __future__ import annotations
 
 from gopt.analysis import classes
-from gopt.analysis.operators import COMBINERS, control_flow, elementwise
+from gopt.analysis.operators import COMBINERS, REDUCTIONS, control_flow, elementwise
 from gopt.analysis.owners import Owners
 from gopt.analysis.sweeps import Index, ancestors
 from gopt.analysis.training import Kind, Phase, State, Training
 from gopt.analysis.updates import Cone, Mode, Tree, Updates
 from gopt.errors import UnsupportedError
 from gopt.graph.model import COMM, Node
-
-REDUCTIONS = {
-    "ReduceSum": "sum", "ReduceSumSquare": "sum", "ReduceL1": "sum", "ReduceL2": "l2", "ReduceMean": "sum",
-    "ReduceMax": "max", "ReduceMin": "min",
-}  # fmt: skip
-"""Full reductions that can be taken piece by piece -> how the pieces' results are joined."""
-
 
 FLATTENING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 """Layout operators through which a full reduction may look."""

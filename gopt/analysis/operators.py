@@ -134,6 +134,12 @@ HEAVY = frozenset(
 )
 """Contractions, whatever their domain: the work that takes long enough for a call to hide behind."""
 
+REDUCTIONS = {
+    "ReduceSum": "sum", "ReduceSumSquare": "sum", "ReduceL1": "sum", "ReduceL2": "l2", "ReduceMean": "sum",
+    "ReduceMax": "max", "ReduceMin": "min",
+}  # fmt: skip
+"""Full reductions that can be taken piece by piece -> how the pieces' results are joined."""
+
 COMBINERS = {"sum": ("Add", "Sum"), "max": ("Max",), "min": ("Min",), "any": ("Or",), "all": ("And",)}
 """How partial values of one kind are joined; the joined value is partial of the same kind."""
 

@@ -13,16 +13,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gopt.analysis.layouts import RESHAPES, identity, keeps_order
-from gopt.analysis.operators import elementwise
+from gopt.analysis.operators import REDUCTIONS, elementwise
 from gopt.graph.model import Graph, Node, Tensor, clone
 from gopt.graph.types import FLOATS, TensorType
 
 Shape = tuple[int, ...]
 MOVED = "load"
 """What made the Reshapes in front of a moved update."""
-_REDUCTIONS = frozenset(
-    ["ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceMax", "ReduceMin"]
-)
 
 
 def in_parameter_shape(graph: Graph) -> Graph:
@@ -160,7 +157,7 @@ class _Finder:
         """Whether a node reduces all of a value to a scalar, in whatever shape the value comes."""
         given = len(node.inputs) > 1 and node.inputs[1]
         return (
-            node.is_a(*_REDUCTIONS)
+            node.is_a(*REDUCTIONS)
             and node.inputs[0] == name
             and not given
             and "axes" not in node.attributes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import shutil
@@ -112,3 +113,9 @@ def reason(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full"
     return error.strerror or str(error)
+
+
+def digest_of(path: Path) -> bytes:
+    """SHA-256 of a file's content, read in blocks. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

@@ -6,7 +6,6 @@ beside it first, the model takes its place in one step, and only then the old va
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from contextlib import suppress
@@ -16,14 +15,14 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from gopt.disk.draft import Draft, draft_file
-from gopt.disk.files import is_plain, remove
+from gopt.disk.files import digest_of, is_plain, remove
 from gopt.disk.names import drafts
 from gopt.disk.signals import deferred
 from gopt.errors import OptionError
 from gopt.graph.model import Graph
 from gopt.write.models import model_bytes
 from gopt.write.ours import check_place
-from gopt.write.values import CHUNK, Values
+from gopt.write.values import Values
 
 _DIGITS = 8
 LARGEST = 512 << 20
@@ -112,7 +111,7 @@ def _put_data(data: Draft, target: Path, force: bool) -> bool:
     Raises OptionError for other ones, unless ``force`` is given: the name says that they were gopt's.
     """
     data.target = target
-    if is_plain(target) and _digest(target) == _digest(data.path):
+    if is_plain(target) and digest_of(target) == digest_of(data.path):
         return False
     if os.path.lexists(target):
         if not force or not is_plain(target):
@@ -132,7 +131,7 @@ def _tidy(target: Path, name: str, old: Path | None, mine: set[Path]) -> None:
         for path in target.parent.iterdir():
             match = _data_of(target).fullmatch(path.name)
             if match and path.name != name and is_plain(path):
-                ours = path == old or _digest(path).hex().startswith(match[1])
+                ours = path == old or digest_of(path).hex().startswith(match[1])
                 if ours and not any(_mentions(model, path.name) for model in {target, *target.parent.glob("*.onnx")}):
                     remove(path)
 
@@ -146,11 +145,3 @@ def _mentions(model: Path, name: str) -> bool:
     if not model.is_file():
         return False
     return model.stat().st_size > LARGEST or os.fsencode(name) in model.read_bytes()
-
-
-def _digest(path: Path) -> bytes:
-    seen = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            seen.update(chunk)
-    return seen.digest()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gopt.disk.draft import draft_file, put_file, sweep
-from gopt.disk.files import is_plain, make_folders, reason, sync
+from gopt.disk.files import digest_of, is_plain, make_folders, reason, sync
 from gopt.disk.lock import lock_file
 from gopt.documents import MANIFEST, REPORT, read_json
 from gopt.errors import InputError, OptionError, RunError
@@ -23,7 +23,7 @@ from gopt.graph.load import load
 from gopt.seal import INDEX, LOCK, STEP, digest, read_index, step_name, whole_steps
 from gopt.write.models import SOURCE, model_bytes
 from gopt.write.ours import check_place
-from gopt.write.values import CHUNK, INLINE, Values
+from gopt.write.values import INLINE, Values
 
 _HINT = "choose another --checkpoint"
 _RANK = re.compile(r"rank_\d{4,}\.safetensors")
@@ -118,20 +118,12 @@ def _put_values(home: Path, values: Values) -> str:
     for chunk in values.chunks():
         seen.update(chunk)
     target = home / f"source.{seen.hexdigest()[:8]}.bin"
-    if not is_plain(target) or _digest(target) != seen.digest():
+    if not is_plain(target) or digest_of(target) != seen.digest():
         with draft_file(target) as draft:
             with draft.open() as file:
                 values.write_to(file)
             draft.put_over()
     return target.name
-
-
-def _digest(path: Path) -> bytes:
-    seen = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            seen.update(chunk)
-    return seen.digest()
 
 
 def remove_step(path: Path) -> None:
