@@ -10,7 +10,7 @@ from gopt.analysis.epsilon import bare_roots
 from gopt.analysis.gradients import rawness
 from gopt.analysis.outline import Outline
 from gopt.analysis.rounds import Found
-from gopt.analysis.sweeps import Index
+from gopt.analysis.sweeps import Index, descendants
 from gopt.analysis.training import Kind, Phase, State, Training
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.model import Node
@@ -22,6 +22,7 @@ def assemble(step: Outline, found: Found) -> Training:
     graph = step.index.graph
     check = rawness(found.facts, set(found.gradients.values()), found.backward)
     states = [_state(step, name, found, check.raw, check.reduced) for name in step.updated]
+    _refuse_loose(step, states, found)
     _own(step, states, found)
     hyper = [name for name in graph.inputs if name not in step.updated and name not in step.batch]
     hyper = [name for name in hyper if name not in graph.initializers]
@@ -102,6 +103,22 @@ def _check_statistic(step: Outline, name: str) -> None:
             f"statistic {name!r} is {type.dtype} and depends on the batch: ranks cannot agree on it by a mean",
             "keep integer states free of the batch",
         )
+
+
+def _refuse_loose(step: Outline, states: list[State], found: Found) -> None:
+    """A statistic is of the forward. What follows the backward, and belongs to no parameter, is as a rule a moment of
+    one whose new value is no output: its mean over ranks would be another than that of the large batch."""
+    statistics = [state for state in states if state.kind is Kind.STATISTIC]
+    if not statistics:
+        return
+    made = [name for node in step.index.graph.nodes if id(node) in found.backward for name in node.outputs]
+    behind = descendants(step.index, made)
+    for state in statistics:
+        if state.updated in behind:
+            raise UnsupportedError(
+                f"state {state.tensor!r} follows the backward, and no parameter that is updated is its own",
+                "make the new value of its parameter an output, or take the state out of the step",
+            )
 
 
 def _own(step: Outline, states: list[State], found: Found) -> None:

@@ -231,7 +231,8 @@ def _pieces(graph: Graph, states: Mapping[int, Sequence[str]]) -> dict[str, Piec
             type = graph.types.get(made)
             if node.inputs and node.inputs[0] in pieces and type is not None and type.static:
                 piece = _piece(node, pieces, graph)
-                if piece is not None and made not in graph.outputs:
+                fits = piece is not None and piece.stop - piece.start == type.elements
+                if piece is not None and fits and made not in graph.outputs:  # else the node itself says what is wrong
                     pieces[made] = piece
     return pieces
 

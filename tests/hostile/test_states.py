@@ -57,3 +57,21 @@ def test_an_update_that_reads_another_parameter_is_right(tmp_path, monkeypatch, 
     step(OTHERS_READ[name]).save(tmp_path / "m.onnx")
     assert main(["shard", "m.onnx", "--ranks", "2", "--stage", stage, "-o", "out"]) == 0
     assert main(["verify", "out", "--steps", "2", "--no-confirm"]) == 0
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_moment_without_its_parameter_is_refused(tmp_path, monkeypatch, capsys, power):
+    """The mean of the ranks' squares is no square of the mean; the graph says nothing of a parameter it is for."""
+    monkeypatch.chdir(tmp_path)
+    b = Builder()
+    net = perceptron(b, (2, 2, 2), bias=False)
+    b.output("loss", net.loss, ())
+    b.output("w0_out", moved(b, net), (2, 2))
+    moment, gradient = b.state("m1", np.zeros((2, 2))), net.gradients["w1"]
+    for _ in range(power - 1):
+        gradient = b.op("Mul", gradient, net.gradients["w1"])
+    kept = b.op("Add", b.op("Mul", moment, b.const(0.9)), b.op("Mul", gradient, b.const(0.1)))
+    b.output("m1_out", kept, (2, 2))
+    b.save(tmp_path / "m.onnx")
+    assert main(["shard", "m.onnx", "--ranks", "2"]) == 4
+    assert "state 'm1' follows the backward" in capsys.readouterr().err

@@ -57,6 +57,12 @@ def test_what_is_cut_of_states_is_a_piece_of_their_room(tmp_path):
     assert rooms.in_place("p.new", ["g"], 2, {"p": 2}) is None
 
 
+def test_a_cut_of_another_size_than_its_type_is_no_piece(tmp_path):
+    graph = step(tmp_path)  # an edited rank file: what is wrong with it, the node says when it runs
+    graph.types["p"] = replace(graph.types["p"], shape=(3,))
+    assert "p" not in lay_out(graph, REPLACES).pieces
+
+
 def test_what_lies_with_a_value_is_found_without_a_look_at_all_others(tmp_path):
     """Every run of a step asks, and a step may have thousands of buckets."""
 
