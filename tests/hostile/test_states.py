@@ -67,7 +67,7 @@ def test_a_moment_without_its_parameter_is_refused(tmp_path, monkeypatch, capsys
     net = perceptron(b, (2, 2, 2), bias=False)
     b.output("loss", net.loss, ())
     b.output("w0_out", moved(b, net), (2, 2))
-    moment, gradient = b.state("m1", np.zeros((2, 2))), net.gradients["w1"]
+    moment, gradient = b.small("m1", (2, 2)), net.gradients["w1"]
     for _ in range(power - 1):
         gradient = b.op("Mul", gradient, net.gradients["w1"])
     kept = b.op("Add", b.op("Mul", moment, b.const(0.9)), b.op("Mul", gradient, b.const(0.1)))
