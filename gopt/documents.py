@@ -58,7 +58,7 @@ def parse_json(data: bytes | str, kind: Kind, name: str) -> dict[str, Any]:
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if len(data) > kind.most:
         raise InputError(f"{name} is too long: {len(data)} bytes, {kind.what} has at most {kind.most}")
-    _check_outline(data, name)
+    check_outline(data, name)
     floats: list[float] = []
     number, table = functools.partial(_number, floats), functools.partial(_unique, name)
     try:
@@ -185,7 +185,7 @@ def _validator(schema: str) -> Any:
     return jsonschema_rs.validator_for(json.loads(text), mask=_VALUE)
 
 
-def _check_outline(data: bytes, name: str) -> None:
+def check_outline(data: bytes, name: str) -> None:
     """What can be seen before anything is parsed, in time and memory of the size of the text: depth, number of values,
     digits of numbers."""
     if data.count(b'"') > 4 * limits.DOCUMENT_VALUES:

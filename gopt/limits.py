@@ -25,8 +25,8 @@ NUMBER_DIGITS = 19
 """Digits of a whole number: what 63 bits hold."""
 ELEMENTS = 1 << 63
 """Elements of one tensor, and bytes of one file: below this."""
-RANKS = 1 << 20
-"""Ranks of a mesh."""
+RANKS = 65_536
+"""Ranks of a mesh: those for which one command makes graphs, or weighs them."""
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
@@ -39,6 +39,10 @@ REASON = 400
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
+PARTS = 2_000_000
+"""Nodes, values, tensors and attributes of a file: protobuf takes 160 bytes for an empty one."""
+PART_BYTES = 1024
+"""Bytes from which a part is looked into for more of them."""
 FUNCTION_NODES = 200_000
 """Nodes of a graph once the model's own functions are written out."""
 FUNCTION_DEPTH = 100
@@ -50,8 +54,6 @@ DIMENSIONS = 64
 """Dimensions of a tensor: NumPy's own limit."""
 NAME_LENGTH = 4096
 """Characters of the name of a value or node: each name stands in many places."""
-WRITTEN_RANKS = 65_536
-"""Ranks for which one command makes graphs, or weighs them."""
 
 # --- archives of values -----------------------------------------------------------------------------------------------
 

@@ -40,26 +40,28 @@ def read_report(folder: str | os.PathLike[str], manifest: Mapping[str, Any]) -> 
     return record
 
 
-def check_source(manifest: Mapping[str, Any], graph: Graph, home: str | os.PathLike[str]) -> None:
-    """Hold a manifest against the source that is kept beside it; raises InputError."""
+def check_source(
+    manifest: Mapping[str, Any], graph: Graph, home: str | os.PathLike[str], what: str = "the kept source"
+) -> None:
+    """Hold a manifest against the source that is kept beside it, or ``what`` stands for it; raises InputError."""
     name = str(Path(home, "manifest.json"))
     states = manifest["states"]
     for place, state in enumerate(states):
         where = f"states[{place}]"
         if state["tensor"] not in graph.inputs or state["updated"] not in graph.outputs:
-            _refuse(name, where, f"the kept source has no state {show(state['tensor'])} -> {show(state['updated'])}")
+            _refuse(name, where, f"{what} has no state {show(state['tensor'])} -> {show(state['updated'])}")
         if graph.inputs[state["tensor"]] != _type(state):
-            _refuse(name, where, f"{_type(state)} is {graph.inputs[state['tensor']]} in the kept source")
+            _refuse(name, where, f"{_type(state)} is {graph.inputs[state['tensor']]} in {what}")
     for place, each in enumerate(manifest["common"]["inputs"]):
         if graph.inputs.get(each["name"]) != _type(each):
-            _refuse(name, f"common.inputs[{place}]", f"the kept source has no input {show(each['name'])} of this type")
+            _refuse(name, f"common.inputs[{place}]", f"{what} has no input {show(each['name'])} of this type")
     for place, each in enumerate(manifest["common"]["outputs"]):
         if each["name"] not in graph.outputs:
-            _refuse(name, f"common.outputs[{place}]", f"the kept source has no output {show(each['name'])}")
+            _refuse(name, f"common.outputs[{place}]", f"{what} has no output {show(each['name'])}")
     told = {state["tensor"] for state in states} | {each["name"] for each in manifest["common"]["inputs"]}
     for given in graph.inputs:
         if given not in told and given not in graph.initializers:  # a frozen weight needs no entry
-            _refuse(name, "common.inputs", f"{show(given)}, an input of the kept source, is missing")
+            _refuse(name, "common.inputs", f"{show(given)}, an input of {what}, is missing")
 
 
 def check_rank(

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from gopt import limits
 from gopt.analysis.operators import draws
 from gopt.analysis.spmd import Step
 from gopt.analysis.training import Phase, Training
@@ -19,10 +18,7 @@ from gopt.passes import PASSES
 
 
 def check_mesh(mesh: Mesh) -> None:
-    """Raise OptionError on more ranks than one command takes, UnsupportedError on an axis that gopt does not shard
-    along."""
-    if mesh.ranks > limits.WRITTEN_RANKS:
-        raise OptionError(f"{mesh.ranks} ranks: one command works for at most {limits.WRITTEN_RANKS} (WRITTEN_RANKS)")
+    """Raise UnsupportedError on an axis that gopt does not shard along."""
     for name, size in mesh.axes:
         if size > 1 and name == "pp":
             raise UnsupportedError("mesh axis 'pp' is not supported: gopt does not cut a step into pipeline stages")

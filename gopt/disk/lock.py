@@ -20,10 +20,10 @@ class Taken(Enum):
     """The file system knows no locks."""
 
 
-def take(number: int) -> Taken:
+def take(number: int, how: int = fcntl.LOCK_EX) -> Taken:
     """Lock an open file, at once or not at all; closing it, or the end of the process, sets it free."""
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(number, how | fcntl.LOCK_NB)
     except OSError as error:
         return Taken.BUSY if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else Taken.UNKNOWN
     return Taken.MINE
@@ -43,6 +43,18 @@ def hold(path: Path) -> tuple[int, Taken] | None:
         os.close(number)
         return None
     return number, taken
+
+
+def is_busy(path: Path) -> bool:
+    """Whether another process has the lock of a file; False where there is no such file, or no locks."""
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return take(number, fcntl.LOCK_SH) is Taken.BUSY  # shared: those who only look do not meet
+    finally:
+        os.close(number)
 
 
 def lock_file(path: Path) -> int | None:

@@ -26,6 +26,7 @@ from gopt.graph.nodes import captures, read_node
 from gopt.graph.order import check_order
 from gopt.graph.scope import Scope, text
 from gopt.graph.types import known
+from gopt.graph.wire import check_parts
 
 _PROTOBUF_LIMIT = 2**31 - 1
 
@@ -74,6 +75,7 @@ def _read(path: str) -> tuple[ModelProto, bytes]:
             data = file.read()
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}") from error
+    check_parts(data)
     try:
         model: ModelProto = ModelProto.FromString(data)
     except DecodeError:

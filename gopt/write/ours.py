@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gopt.disk.files import is_plain
-from gopt.errors import OptionError
+from gopt.documents import check_outline, read_bytes
+from gopt.errors import InputError, OptionError
+from gopt.limits import DOCUMENT_BYTES
 from gopt.seal import FORMAT, INDEX, LOCK, whole_steps
 from gopt.write.models import SOURCE
 from gopt.write.values import VALUES
@@ -95,6 +97,10 @@ def _format(path: Path) -> Any:
 def _read(path: Path) -> Any:
     """A JSON file, or None for what is none."""
     try:
-        return json.loads(path.read_bytes()) if is_plain(path) else None
-    except (OSError, ValueError, RecursionError):
+        if not is_plain(path):
+            return None
+        data = read_bytes(path, DOCUMENT_BYTES)
+        check_outline(data, str(path))
+        return json.loads(data)
+    except (InputError, OSError, ValueError, RecursionError):
         return None

@@ -29,4 +29,4 @@ def _pretty(record: Mapping[str, Any]) -> str:
 
 
 def _line(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -204,6 +204,7 @@ def _training(folder: Path, model: str | os.PathLike[str] | None, manifest: Mapp
     if model is None:
         return recover_kept(expand(kept), roles, folder / "source.onnx")
     given = expand(load(model))
+    check_source(manifest, given, folder, os.fspath(model))
     recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
     declare(given, dict(mesh.kinds))
     return take_over(recover(given, roles), roles, mesh)

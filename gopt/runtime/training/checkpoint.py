@@ -21,7 +21,7 @@ from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.external import SAFETENSORS, load_state
 from gopt.runtime.engines.base import Engine
 from gopt.runtime.session import Array, array_dtype
-from gopt.runtime.training.home import check_home, open_home, prune, remove_step, unwritable
+from gopt.runtime.training.home import check_free, check_home, open_home, prune, remove_step, unwritable
 from gopt.seal import FORMAT, INDEX, check_file, digest, rank_name, read_index, step_name, whole_steps
 
 _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
@@ -37,8 +37,9 @@ class Checkpoints:
     keep: int = 2
 
     def check(self, resume: bool) -> None:
-        """Raise OptionError for a place in which this run has no business."""
+        """Raise OptionError for a place in which this run has no business, RunError while another job has it."""
         check_home(self.home, self.folder)
+        check_free(self.home)
         if not resume and (kept := self.steps()):
             raise OptionError(
                 f"{self.home} holds checkpoints of an earlier run, up to step {kept[-1]}",

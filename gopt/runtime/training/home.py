@@ -16,7 +16,7 @@ from typing import Any
 
 from gopt.disk.draft import draft_file, put_file, sweep
 from gopt.disk.files import digest_of, is_plain, make_folders, reason, sync
-from gopt.disk.lock import lock_file
+from gopt.disk.lock import is_busy, lock_file
 from gopt.documents import MANIFEST, REPORT, read_json
 from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.load import load
@@ -60,13 +60,22 @@ def open_home(home: Path, folder: Path, manifest: Mapping[str, Any], keep: int) 
         os.close(number)
 
 
+def check_free(home: Path) -> None:
+    """Raise RunError while another job holds the folder: what lies there changes as one reads it."""
+    if is_busy(home / LOCK):
+        raise _busy(home)
+
+
+def _busy(home: Path) -> RunError:
+    hint = "wait for its end, or choose another --checkpoint"
+    return RunError(f"another job writes checkpoints into {home}", hint)
+
+
 def _lock(home: Path) -> int:
     make_folders(home)
     number = lock_file(home / LOCK)
     if number is None:
-        raise RunError(
-            f"another job writes checkpoints into {home}", "wait for its end, or choose another --checkpoint"
-        )
+        raise _busy(home)
     return number
 
 
