@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gopt import documents, limits
-from gopt.errors import InputError, OptionError
-from gopt.graph.model import COMM, Graph
+from gopt.collectives.table import COLLECTIVES
+from gopt.errors import GoptError, InputError, OptionError
+from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType, known
 from gopt.mesh import Mesh
 from gopt.shown import show
@@ -94,12 +95,26 @@ def check_rank(
     if manifest["loss"] not in outputs:
         _refuse(name, "loss", f"rank {rank} has no output {show(manifest['loss'])}")
     mesh = Mesh.from_record(manifest["mesh"])
-    groups = {str(node.attributes["group"]) for graph in graphs.values() for node in graph.nodes if node.domain == COMM}
-    for group in sorted(groups):
-        try:
-            mesh.split(group)
-        except OptionError as error:
-            _refuse(name, "mesh.axes", f"rank {rank}: {error.message}")
+    for graph in graphs.values():
+        for node in graph.nodes:
+            if node.domain == COMM:
+                _check_call(name, mesh, rank, graph, node)
+
+
+def _check_call(name: str, mesh: Mesh, rank: int, graph: Graph, node: Node) -> None:
+    """Refuse a call that no group of this mesh can make."""
+    types = [graph.type_of(each) for each in node.inputs]
+    try:
+        record = COLLECTIVES[node.op_type]
+        group = str(record.resolve(node.attributes)["group"])
+        size, index = mesh.size(group), mesh.index(group, rank)
+        record.infer(node.attributes, [(type.dtype, type.shape) for type in types], size, index)
+    except KeyError:
+        _refuse(name, f"rank {rank}", f"its file calls {show(node.op_type)}, and {COMM} has no such operator")
+    except OptionError as error:
+        _refuse(name, "mesh.axes", f"rank {rank}: {error.message}")
+    except GoptError as error:
+        _refuse(name, f"rank {rank}", f"its file calls {show(node.label)}: {error.message}")
 
 
 def _type(record: Mapping[str, Any]) -> TensorType:
