@@ -254,12 +254,14 @@ def _by_value(graph: Graph, wide: dict[str, str], inputs: list[str]) -> dict[str
         if name in graph.initializers:
             stored.setdefault(_bytes(graph.initializers[name], graph.types[name].dtype), []).append(name)
     found: dict[str, str] = {}
+    taken: set[str] = set()
     for output, master in wide.items():
         held = graph.initializers.get(master)
         names = stored.get(_bytes(held, graph.types[output].dtype), []) if held is not None else []
-        if len(names) != 1 or names[0] in found.values():
+        if len(names) != 1 or names[0] in taken:
             refuse_open({output: names or inputs})
         found[output] = names[0]
+        taken.add(names[0])
     return found
 
 

@@ -218,10 +218,11 @@ def _parameter_candidates(step: Outline) -> list[str]:
 def _walk(step: Outline, facts: Facts, wanted: list[str]) -> dict[str, str]:
     types = step.index.graph.types
     gradients: dict[str, str] = {}
+    chosen: set[str] = set()
     facts.clean = set()
     for name in wanted:
         if types[name].elements == 1 and not facts.clean and gradients:
-            facts.clean = descendants(step.index, gradients.values()) - set(gradients.values())
+            facts.clean = descendants(step.index, chosen) - chosen
         given = step.roles.params.get(name, "")
         if given:
             why = _disqualified(step, facts, name, given)
@@ -229,9 +230,10 @@ def _walk(step: Outline, facts: Facts, wanted: list[str]) -> dict[str, str]:
                 raise OptionError(f"{given!r} cannot be the gradient of {name!r}: {why}")
         gradient = given or find_gradient(facts, name, step.updated[name])
         single = types[name].elements == 1 and not given
-        if gradient is None or (single and (gradient in facts.clean or gradient in gradients.values())):
+        if gradient is None or (single and (gradient in facts.clean or gradient in chosen)):
             continue
         gradients[name] = gradient
+        chosen.add(gradient)
     return gradients
 
 

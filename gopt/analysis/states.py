@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
 from gopt.analysis.epsilon import bare_roots
-from gopt.analysis.gradients import rawness
+from gopt.analysis.gradients import Rawness, rawness
 from gopt.analysis.outline import Outline
 from gopt.analysis.rounds import Found
 from gopt.analysis.sweeps import Index, descendants
@@ -20,8 +21,9 @@ from gopt.graph.types import FLOATS, TensorType
 def assemble(step: Outline, found: Found) -> Training:
     """The training step; raises InputError without a parameter, UnsupportedError for a state of no kind we know."""
     graph = step.index.graph
-    check = rawness(found.facts, set(found.gradients.values()), found.backward)
-    states = [_state(step, name, found, check.raw, check.reduced) for name in step.updated]
+    gradients = frozenset(found.gradients.values())
+    check = rawness(found.facts, set(gradients), found.backward)
+    states = [_state(step, name, found, gradients, check) for name in step.updated]
     _refuse_loose(step, states, found)
     _own(step, states, found)
     hyper = [name for name in graph.inputs if name not in step.updated and name not in step.batch]
@@ -50,6 +52,7 @@ def _refuse_dropped_states(step: Outline, training: Training, found: Found, redu
     for name in step.index.graph.inputs:
         if name not in step.updated and name not in step.roles.batch and not step.index.one_element(name):
             free.setdefault((types[name], name in batch), name)
+    gradients = frozenset(found.gradients.values())
     for output in training.metrics:
         type = types.get(output)
         if type is None or step.index.one_element(output):
@@ -57,7 +60,7 @@ def _refuse_dropped_states(step: Outline, training: Training, found: Found, redu
         maker = step.index.producer.get(output)
         inside = maker is not None and (id(maker) in step.forward or id(maker) in found.backward)
         updates = output in reduced or output not in step.tainted or not inside
-        shown = output in found.gradients.values()
+        shown = output in gradients
         rival = (free.get((type, False)) if updates or shown else None) or (free.get((type, True)) if updates else None)
         if rival is not None:
             raise UnsupportedError(
@@ -66,19 +69,19 @@ def _refuse_dropped_states(step: Outline, training: Training, found: Found, redu
             )
 
 
-def _state(step: Outline, name: str, found: Found, raw: set[str], reduced: set[str]) -> State:
+def _state(step: Outline, name: str, found: Found, gradients: frozenset[str], check: Rawness) -> State:
     graph = step.index.graph
     output = step.updated[name]
     producer = step.index.producer.get(output)
-    is_raw = output in raw or (
+    is_raw = output in check.raw or (
         output in step.tainted
-        and output not in reduced
+        and output not in check.reduced
         and (producer is None or id(producer) in step.forward or id(producer) in found.backward)
     )
     type = graph.types[name]
     if name in found.gradients:
         kind = Kind.PARAMETER
-    elif output in found.gradients.values():
+    elif output in gradients:
         kind = Kind.OPTIMIZER_STATE  # it keeps the gradient, as every other reader behind the backward sees it
     elif is_raw:
         kind = Kind.STATISTIC
@@ -132,9 +135,10 @@ def _own(step: Outline, states: list[State], found: Found) -> None:
     skip = step.forward | found.backward
     nodes = [node for node in step.index.graph.nodes if id(node) not in skip]
     open_ = [state for state in states if state.kind is Kind.OPTIMIZER_STATE]
+    made = {state.updated: state.tensor for state in open_}
     for parameter, gradient in found.gradients.items():
         if gradient in shared:
-            _claim(step, parameter, gradient, open_, owner)
+            _claim(step, parameter, gradient, made, owner)
     for parameter, gradient in found.gradients.items():
         owner.setdefault(gradient, parameter)
     while open_:
@@ -155,10 +159,10 @@ def _own(step: Outline, states: list[State], found: Found) -> None:
             state.kind = Kind.SCALAR
 
 
-def _claim(step: Outline, parameter: str, gradient: str, states: list[State], owner: dict[str, str]) -> None:
-    """Give a parameter that shares its gradient the states that its own update reads, old or new."""
+def _claim(step: Outline, parameter: str, gradient: str, made: Mapping[str, str], owner: dict[str, str]) -> None:
+    """Give a parameter that shares its gradient the states that its own update reads, old or new; ``made``: new value
+    -> state."""
     types, producer = step.index.graph.types, step.index.producer
-    made = {state.updated: state.tensor for state in states}
     shape = types[parameter].shape
     stack, seen = [step.updated[parameter]], {gradient}
     while stack:
