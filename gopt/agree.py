@@ -1,35 +1,50 @@
 """The invariant by which ranks stay together: what they hold in common never follows one rank's own data.
 
-Every state that is equal on ranks, and every shard of one, may depend on batches and random numbers only through
-reductions over all ranks that see different data, whatever passes made the graph. See ``analysis.standing``.
+Every node obeys the rules of sharding, and every state that is equal on ranks, and every shard of one, depends on
+batches and random numbers only through reductions over all ranks that see different data, whatever passes made the
+graph. See ``gopt.sharding``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gopt.analysis.spmd import Accumulator, Holding, Step
-from gopt.analysis.standing import Standing, Sweep
+from gopt.analysis.spmd import Holding, Step
 from gopt.analysis.training import Kind, Phase
 from gopt.errors import GoptError, InvariantError, UnsupportedError
 from gopt.graph.model import Node
+from gopt.sharding.placements import PerMember, Placement, Replicated, Shard, Sharding, holder
+from gopt.sharding.verifier import Shardings
 
 
 def check_agreement(step: Step) -> int:
-    """Raise InvariantError for a state on which ranks would part, UnsupportedError where the source itself parts them;
-    returns how many values were asked."""
-    sweep = Sweep(step).run()
+    """Raise InvariantError for a node that breaks a rule and for a state on which ranks would part, UnsupportedError
+    where the source itself parts them; returns how many values were asked."""
+    shardings = Shardings(step).infer()
     statistics = {state.tensor for state in step.training.states if state.kind is Kind.STATISTIC}
     for holding in step.holdings:
         if holding.local and holding.input not in statistics:
             raise InvariantError(f"state {holding.input!r} is held as each rank's own, and is no statistic")
-        if not sweep.fits(sweep.of(holding.output), sweep.held(holding)):
-            raise _Blame(step, sweep).state(holding)
+        wanted = shardings.state(holding)
+        if not _fits(shardings.of(holding.output), wanted):
+            raise _Blame(step, shardings).state(holding)
     for held in step.accumulators:
-        if not sweep.fits(sweep.of(held.added), sweep.summed(held)):
-            raise _Blame(step, sweep).sum(held)
+        wanted = shardings.accumulator(held)
+        if not _fits(shardings.of(held.added), wanted):
+            what = "by every rank" if held.cuts is None and isinstance(held.place, Replicated) else "in shards"
+            raise _Blame(step, shardings).error(f"accumulator {held.input!r} is held {what}", held.added, wanted)
     _check_zeros(step)
     return len(step.holdings) + len(step.accumulators)
+
+
+def _fits(found: Sharding, wanted: Sharding) -> bool:
+    """Whether a value may be held so: it may follow less, and lie on the same one member."""
+    return all(
+        one == other
+        or (isinstance(other, PerMember) and isinstance(one, Replicated))
+        or (holder(one) is not None and holder(one) == holder(other))
+        for one, other in zip(found, wanted)
+    )
 
 
 def _check_zeros(step: Step) -> None:
@@ -53,50 +68,49 @@ class _Blame:
     """Says of a state that fails why, and where the fault came in."""
 
     step: Step
-    sweep: Sweep
+    shardings: Shardings
 
     def state(self, holding: Holding) -> GoptError:
         parts = holding.parts
         name = repr(parts[0].tensor) + (f" (and {len(parts) - 1} more)" if len(parts) > 1 else "")
         kinds = {state.tensor: state.kind for state in self.step.training.states}
         kind = "statistic" if kinds[parts[0].tensor] is Kind.STATISTIC else "state"
-        held = "equal on all ranks" if self.sweep.held(holding).part is None else "in shards"
-        found = self.sweep.of(holding.output)
-        return self._error(f"{kind} {name} is held {held}", holding.output, found, self.sweep.held(holding))
+        held = "in shards" if holding.sharded else "equal on all ranks"
+        return self.error(f"{kind} {name} is held {held}", holding.output, self.shardings.state(holding))
 
-    def sum(self, held: Accumulator) -> GoptError:
-        found, wanted = self.sweep.of(held.added), self.sweep.summed(held)
-        what = "in shards" if wanted.part is not None else "by every rank"
-        return self._error(f"accumulator {held.input!r} is held {what}", held.added, found, wanted)
-
-    def _error(self, what: str, output: str, found: Standing, wanted: Standing) -> GoptError:
-        own, apart = found.own & ~wanted.own, found.apart & ~wanted.apart
-        same = (own | apart) & ~self.sweep.data
-        if same:
-            axes = "+".join(self.sweep.axes(same))
-            value, reader = self._source(output, same)
+    def error(self, what: str, output: str, wanted: Sharding) -> GoptError:
+        """The refusal of a value that is not sharded as ``wanted``, by the axes along which it is not."""
+        found = self.shardings.of(output)
+        wrong = {
+            axis: one for axis, one, other in zip(self.shardings.axes, found, wanted) if not _fits((one,), (other,))
+        }
+        data = self.step.mesh.data_axes
+        apart = [axis for axis, one in wrong.items() if axis not in data and isinstance(one, (PerMember, Shard))]
+        if apart:
+            value, reader = self._source(output, apart)
             of = next((name for name, each in self.step.training.gradients.items() if each == value), "")
+            axes = "+".join(apart)
             what = f"state {of!r} is held equal along {axes}" if of else what  # a bucket has many
             return UnsupportedError(
                 f"{what}, and the source parts ranks there that must compute the same: {reader} {value!r}",
                 f"let the source bring it together over {axes}",
             )
+        own = [axis for axis, one in wrong.items() if isinstance(one, PerMember)]
         if own:
-            group = "+".join(self.sweep.axes(own))
+            group = "+".join(own)
             value, reader = self._source(output, own)
             why = f"{reader} {value!r}, which differs from rank to rank along {group}"
             return InvariantError(
                 f"{what}, and its new value {output!r} follows each rank's own data: {why}",
                 f"a reduction over {group} is missing in front of it",
             )
-        if apart:
-            group = "+".join(self.sweep.axes(apart))
-            return InvariantError(
-                f"{what}, and members of {group} make another {output!r} each", f"a gather over {group} is missing"
-            )
-        return InvariantError(f"{what}, and its new value {output!r} is not the same part of it on every member")
+        axis, placement = next(iter(wrong.items()))
+        expected = wanted[self.shardings.axes.index(axis)]
+        return InvariantError(
+            f"{what}, and its new value {output!r} is {placement} along {axis}", f"it must be {expected}"
+        )
 
-    def _source(self, name: str, bits: int) -> tuple[str, str]:
+    def _source(self, name: str, axes: list[str]) -> tuple[str, str]:
         """Back along operands that differ along some axes: the first that forward or backward make, such as a
         gradient, or the value at which it began."""
         training, makers = self.step.training, self.step.graph.producers()
@@ -106,12 +120,12 @@ class _Blame:
         }  # fmt: skip
         reader: Node | None = None
         while name in makers and (reader is None or name not in local):
-            behind = next((each for each in makers[name].reads if self._differs(each) & bits), None)
+            behind = next((each for each in makers[name].reads if self._differs(each, axes)), None)
             if behind is None:
                 break
             reader, name = makers[name], behind
         return name, f"{reader.op_type} {reader.label!r} reads" if reader is not None else "it is"
 
-    def _differs(self, name: str) -> int:
-        standing = self.sweep.of(name)
-        return standing.own | (standing.apart & ~self.sweep.data)
+    def _differs(self, name: str, axes: list[str]) -> bool:
+        found: dict[str, Placement] = dict(zip(self.shardings.axes, self.shardings.of(name)))
+        return any(isinstance(found[axis], (PerMember, Shard)) for axis in axes)

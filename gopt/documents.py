@@ -41,7 +41,7 @@ HEADER = Kind("a header of values", "header", limits.HEADER_BYTES)
 TOLD = Kind("what a rank tells", "told", limits.LINE_BYTES)
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
-_LONG = re.compile(rb"[0-9]{%d}" % (limits.NUMBER_DIGITS + 1))
+_LONG = re.compile(rb"(?<![0-9.])[0-9]{%d}" % (limits.NUMBER_DIGITS + 1))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _FORMATS = re.compile(r"^gopt-[a-z]+/\d+$")
 _BRACKETS = bytes.maketrans(b"{}", b"[]")

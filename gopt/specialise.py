@@ -14,9 +14,10 @@ from onnx import FunctionProto
 
 from gopt.analysis.spmd import Holding, Step
 from gopt.graph.model import COMM, SPMD, Node
-from gopt.graph.place import EVERYWHERE, Span
 from gopt.graph.types import TensorType, numpy_dtype
 from gopt.phases import Phase
+from gopt.sharding.layouts import identity
+from gopt.sharding.placements import REPLICATED, FlatShard
 from gopt.sources.kept import KEEP, Kept
 from gopt.sources.tablebody import opset
 from gopt.sources.written import with_functions
@@ -108,7 +109,7 @@ def specialise(step: Step, phase: Phase, rank: int) -> RankGraph:
 
 def _state(step: Step, holding: Holding, member: int) -> RankState:
     types = step.training.graph.types
-    if not isinstance(holding.place, Span):
+    if not isinstance(holding.place, FlatShard):
         part = holding.parts[0]
         piece = Piece(part.tensor, 0, part.elements)
         type = TensorType(holding.dtype, types[part.tensor].shape)
@@ -148,7 +149,7 @@ class _Specialiser:
                 if node.place.covers(self.member):
                     self.out.nodes.extend(getattr(self, f"_{node.op_type.lower()}")(node))
                     self.present.update(node.outputs)
-            elif node.place == EVERYWHERE:
+            elif node.place == REPLICATED:
                 self.out.nodes.append(self._call(node) if node.op_type == "Broadcast" else node)
                 self._length(node)
             elif node.place.covers(self.member):
@@ -216,7 +217,7 @@ class _Specialiser:
 
     def _local(self, node: Node) -> Iterator[Node]:
         span = node.place
-        assert isinstance(span, Span)
+        assert isinstance(span, FlatShard)
         start, stop = span.part(self.member)
         starts, sizes = node.attributes["starts"], node.attributes["sizes"]
         first = bisect_right(starts, start) - 1
@@ -242,7 +243,7 @@ class _Specialiser:
 
     def _segment(self, node: Node) -> Iterator[Node]:
         span = node.place
-        assert isinstance(span, Span)
+        assert isinstance(span, FlatShard)
         start, stop = span.part(self.member)
         base, end = span.cuts[self.member], span.cuts[self.member + 1]
         output = node.outputs[0]
@@ -273,4 +274,5 @@ class _Specialiser:
             yield self._make(node, "Identity", [source], output)
         else:
             dtype = self.step.graph.types[source].dtype
-            self._constant(output, np.array(node.attributes["fill"], numpy_dtype(dtype)))
+            none = identity(node.attributes["reduce"], dtype)
+            self._constant(output, np.array(none, numpy_dtype(dtype)))

@@ -13,11 +13,11 @@ from gopt.check import Check
 from gopt.collectives.table import COLLECTIVES
 from gopt.figures import report_figures
 from gopt.graph.model import COMM, Node
-from gopt.graph.place import EVERYWHERE
 from gopt.graph.types import TensorType
 from gopt.kept import removed_operators
 from gopt.pipeline import Ran
 from gopt.report import OpRecord, VarRecord, rank_ranges
+from gopt.sharding.placements import REPLICATED
 from gopt.specialise import RankGraph, RankState
 from gopt.write.models import SOURCE
 from gopt.write.ours import MANIFEST
@@ -163,7 +163,7 @@ def _removed(
         if node.origin is not None:
             continue  # it stands for an opaque operator, which has a record of its own
         kept = left.get(id(node.proto))
-        if kept is not None and kept.place == EVERYWHERE:
+        if kept is not None and kept.place == REPLICATED:
             continue
         gone = every if kept is None else [rank for rank in every if not kept.place.covers(members[rank])]
         if not gone:
@@ -208,7 +208,7 @@ def _added(
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     where: dict[tuple[str, str], dict[int, None]] = {}
     nodes: dict[tuple[str, str], Node] = {}
-    shared = [node for node in step.graph.nodes if node.place == EVERYWHERE and node.made_by and _real(node)]
+    shared = [node for node in step.graph.nodes if node.place == REPLICATED and node.made_by and _real(node)]
     every = list(_by_rank(ranks))
     known = set(map(id, shared))
     for node in shared:

@@ -8,9 +8,9 @@ from typing import Any
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.training import Training
 from gopt.graph.model import Graph
-from gopt.graph.place import EVERYWHERE, Owner, Place, Span
 from gopt.graph.types import TensorType
 from gopt.mesh import Mesh
+from gopt.sharding.placements import REPLICATED, FlatShard, OnMember, Place
 
 SHARD_AXIS = "shard"
 
@@ -28,22 +28,22 @@ class Part:
 class Holding:
     """A state as the ranks hold it.
 
-    ``place`` Everywhere or Owner: the whole tensor ``parts[0]``. ``place`` a Span: each rank's run of the parts,
-    flattened, as one 1-D tensor.
+    ``place`` Replicated or OnMember: the whole tensor ``parts[0]``. ``place`` a FlatShard: each rank's run of the
+    parts, flattened, as one 1-D tensor.
     """
 
     input: str
     output: str
     dtype: str
     parts: tuple[Part, ...]
-    place: Place = EVERYWHERE
+    place: Place = REPLICATED
     local: bool = False
     copy: bool = False
     """A narrow replica of ``parts[0]``: always the wide state's cast."""
 
     @property
     def sharded(self) -> bool:
-        return isinstance(self.place, (Span, Owner))
+        return isinstance(self.place, (FlatShard, OnMember))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Accumulator:
     dtype: str
     shape: tuple[int, ...] = ()
     cuts: tuple[int, ...] | None = None
-    place: Place = EVERYWHERE
+    place: Place = REPLICATED
     reduced: bool = False
     """It sums what is equal on all ranks, such as weights that are reduced in each micro-step."""
 

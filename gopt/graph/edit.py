@@ -8,8 +8,8 @@ from typing import Any
 from gopt.errors import InvariantError
 from gopt.graph.model import Graph, Node
 from gopt.graph.order import runnable
-from gopt.graph.place import EVERYWHERE, Place
 from gopt.graph.types import TensorType
+from gopt.sharding.placements import REPLICATED, Place
 
 _BEHIND = 1e-3
 """How far behind its forerunner a node is due, where one node of the source is 1: chains stay in front of the next."""
@@ -38,7 +38,7 @@ class Draft:
         *,
         domain: str = "",
         attributes: Mapping[str, Any] | None = None,
-        place: Place = EVERYWHERE,
+        place: Place = REPLICATED,
         after: Node | None = None,
         before: Node | None = None,
     ) -> Node:

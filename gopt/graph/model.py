@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto
 
-from gopt.graph.place import EVERYWHERE, Place
 from gopt.graph.types import TensorType, dtype_code, dtype_name, nbytes, numpy_dtype
+from gopt.sharding.placements import REPLICATED, Place
 
 COMM = "gopt.comm"
 """Domain of the collectives: in every rank file (contract section 5)."""
@@ -53,7 +53,7 @@ class Node:
         attributes: dict[str, Any] | None = None,
         made_by: str = "",
         proto: NodeProto | None = None,
-        place: Place = EVERYWHERE,
+        place: Place = REPLICATED,
     ) -> None:
         self.op_type = op_type
         self.domain = domain

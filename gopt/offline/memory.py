@@ -11,8 +11,8 @@ from gopt.analysis.traffic import Call, Carries
 from gopt.analysis.training import Kind
 from gopt.collectives.layout import ITEM_BYTES
 from gopt.graph.model import Node
-from gopt.graph.place import Span
 from gopt.graph.types import nbytes
+from gopt.sharding.placements import FlatShard
 
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Guard"})
 """Operators whose result can share its operand's memory."""
@@ -50,7 +50,7 @@ def held(step: Step) -> dict[str, list[int]]:
 
 
 def _holding_bytes(holding: Holding, member: int) -> int:
-    if isinstance(holding.place, Span):
+    if isinstance(holding.place, FlatShard):
         start, stop = holding.place.part(member)
         return nbytes(holding.dtype, max(stop - start, 0))
     return nbytes(holding.dtype, holding.parts[0].elements) if holding.place.covers(member) else 0
@@ -138,7 +138,7 @@ class _Sizer:
 
     def _own(self, node: Node, slot: int, dtype: str) -> int:
         """Bytes of a value whose length is the member's."""
-        if isinstance(node.place, Span):
+        if isinstance(node.place, FlatShard):
             start, stop = node.place.part(self.member)
             return nbytes(dtype, max(stop - start, 0))
         if node.op_type == "ReduceScatter" and "cuts" in node.attributes:

@@ -16,8 +16,8 @@ import onnx
 
 from gopt.analysis.training import Training
 from gopt.graph.model import Graph, Node, Tensor, attribute_value, read_type
-from gopt.graph.place import Owner, Place, Span
 from gopt.graph.types import TensorType, dtype_name
+from gopt.sharding.placements import FlatShard, OnMember, Place
 
 TINY = 8
 """Tensors of at most this many elements are written out; larger ones as a digest."""
@@ -71,9 +71,9 @@ def _noted(line: str, note: str) -> str:
 
 
 def _place(place: Place) -> list[str]:
-    if isinstance(place, Owner):
+    if isinstance(place, OnMember):
         return [f"on member {place.member}"]
-    if isinstance(place, Span):
+    if isinstance(place, FlatShard):
         return [f"on [{place.start}, {place.stop}) of cuts {list(place.cuts)}"]
     return []
 

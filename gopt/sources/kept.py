@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from onnx import FunctionProto
 
 from gopt.graph.model import Node
-from gopt.graph.place import Place, Span
 from gopt.graph.types import TensorType
+from gopt.sharding.placements import FlatShard, Place
 from gopt.sources.operators import Arrangement, Given, Slot, Values
 from gopt.sources.origin import Call
 from gopt.sources.tablebody import table_body
@@ -39,7 +39,7 @@ class Member:
 
     def holds(self, tensor: Covered, member: int) -> bool:
         """Whether a member of the sharding group updates elements of a tensor."""
-        if not isinstance(self.place, Span):
+        if not isinstance(self.place, FlatShard):
             return self.place.covers(member)
         start, stop = self.place.part(member)
         return max(start, tensor.start) < min(stop, tensor.stop)

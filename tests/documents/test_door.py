@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from gopt import documents, limits
-from gopt.documents import CONFIG, INDEX, MANIFEST, ROLES, parse_json, read_json, read_toml
+from gopt.documents import CONFIG, INDEX, MANIFEST, ROLES, check_outline, parse_json, read_json, read_toml
 from gopt.errors import InputError
 
 ROLES_TEXT = '{"loss": "l", "states": {}, "params": {}, "batch": []}'
@@ -56,6 +56,12 @@ def test_the_refusal_names_the_key(change, said):
 def test_brackets_and_digits_in_text_are_no_depth_and_no_numbers():
     name = "[" * 100 + "\\\\" + '\\"' + "9" * 50
     assert parse_json(ROLES_TEXT.replace('"l"', f'"{name}"'), ROLES, "a")["loss"] == json.loads(f'"{name}"')
+
+
+@pytest.mark.parametrize("number", [0.00012345678901234567, -1.2345678901234567e-05, 1 / 3e4, 12345678901234567.0])
+def test_digits_of_a_fraction_are_not_counted(number):
+    """A loss between 1e-4 and 1e-3 has twenty and more of them."""
+    check_outline(json.dumps({"loss": number}).encode(), "a.json")
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe{\0}\0", b'{"loss": "\xff"}', b"", b"\0" * 100, b"[]", b"null", b"3"])

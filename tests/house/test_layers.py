@@ -9,11 +9,12 @@ from pathlib import Path
 from helpers import ROOT
 
 LAYERS = (
-    {"gopt.errors", "gopt.limits", "gopt.shown", "gopt.documents", "gopt.mesh"},
+    {"gopt.errors", "gopt.limits", "gopt.shown", "gopt.documents", "gopt.mesh", "gopt.sharding.placements"},
     {"gopt.report", "gopt.disk"},
     {"gopt.collectives"},
     {"gopt.graph", "gopt.sources"},
     {"gopt.analysis"},
+    {"gopt.sharding"},
     {"gopt.passes"},
     {"gopt.pipeline"},
     {

@@ -13,12 +13,12 @@ from gopt.analysis.partition import choose_cap, default_cap, next_fit, packing_b
 from gopt.analysis.spmd import Step
 from gopt.errors import OptionError
 from gopt.graph.model import SPMD
-from gopt.graph.place import Span
 from gopt.graph.types import TensorType
 from gopt.mesh import Mesh
 from gopt.passes.fuse_collectives import Options, fuse_collectives
 from gopt.pipeline import build_pipeline
 from gopt.runtime.proof.verify import Verifier
+from gopt.sharding.placements import FlatShard
 
 MIB = 1 << 20
 
@@ -219,7 +219,7 @@ def locals_of(b: Calls, step: Step, groups, cuts: tuple[int, ...]) -> None:
             starts.append(start)
             start += b.types[name].elements
         sizes = [b.types[name].elements for name in names]
-        span = Span(cuts, begin, start)
+        span = FlatShard(cuts, begin, start)
         part = f"part{number}"
         step.graph.types[part] = step.graph.types[f"{part}.neg"] = TensorType("float32", (None,))
         given = {"starts": starts, "sizes": sizes}

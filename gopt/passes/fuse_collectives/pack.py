@@ -9,8 +9,8 @@ from itertools import groupby
 from gopt.analysis.partition import choose_cap, packing_bound
 from gopt.collectives.table import COLLECTIVES
 from gopt.graph.model import Graph, Node
-from gopt.graph.place import Place
 from gopt.passes.fuse_collectives.order import Order
+from gopt.sharding.placements import Place
 
 PACKED = ("AllReduce", "Reduce", "Broadcast")
 """Take any number of tensors as they are."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from gopt.analysis.spmd import Step
 from gopt.graph.edit import Draft
 from gopt.graph.model import COMM, SPMD, Graph, Node
-from gopt.graph.place import Span
 from gopt.graph.types import TensorType
+from gopt.sharding.placements import FlatShard
 
 
 def combine(step: Step, draft: Draft) -> dict[str, int]:
@@ -68,7 +68,7 @@ def _all_reduce(draft: Draft, reduce: Node, broadcast: Node) -> None:
 class _View:
     """The rank's part of some tensors that lie side by side in a bucket, under one or more names."""
 
-    span: Span
+    span: FlatShard
     sources: tuple[str, ...]
     nodes: tuple[Node, ...]
 
@@ -115,7 +115,7 @@ def _views(graph: Graph, readers: dict[str, list[Node]], maker: dict[str, Node])
     found = []
     for nodes in alike.values():
         span, ids = nodes[0].place, {id(node) for node in nodes}
-        assert isinstance(span, Span)
+        assert isinstance(span, FlatShard)
         parts = [reader for node in nodes for name in node.outputs for reader in readers.get(name, ())]
         lone = all(id(reader) in ids for name in nodes[0].inputs for reader in readers[name])
         shown = any(name in graph.outputs for name in nodes[0].inputs)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from gopt.analysis.spmd import Step
 from gopt.graph.edit import Draft
 from gopt.graph.model import SPMD, Graph, Node
-from gopt.graph.place import EVERYWHERE
 from gopt.passes.base import Pass
 from gopt.passes.keep_optimizers.match import Match, NoFoldError, Now, Pieces, slots
 from gopt.report import Change
+from gopt.sharding.placements import REPLICATED
 from gopt.sources.kept import KEEP, Kept, Member
 from gopt.sources.operators import Values
 from gopt.sources.origin import Call, Origin
@@ -105,7 +105,7 @@ class _Folder:
         scalars, results = slots(call, self.now.types)
         gone = [node for _, nodes in members for node in nodes]
         every = [node for table in pieces.now.values() for held in table.values() for node in held]
-        if whole and all(member.place == EVERYWHERE for member, _ in members) and self._lone(every, results):
+        if whole and all(member.place == REPLICATED for member, _ in members) and self._lone(every, results):
             gone = every
         else:
             made = {slot: f"{name}.{slot}" for slot in results}

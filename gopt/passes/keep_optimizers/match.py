@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from gopt.analysis.spmd import Holding
 from gopt.graph.model import SPMD, Node
-from gopt.graph.place import EVERYWHERE, Place, Span
 from gopt.graph.types import TensorType
+from gopt.sharding.placements import REPLICATED, FlatShard, Place
 from gopt.sources.kept import Covered, Member
 from gopt.sources.operators import Values
 from gopt.sources.origin import SHARED, Call
@@ -92,11 +92,11 @@ class Match:
             local.update(node.outputs)
             found.append(held[0])
         place = self._place(found)
-        if self.pieces.dropped and isinstance(place, Span):
+        if self.pieces.dropped and isinstance(place, FlatShard):
             raise NoFoldError(f"its {self.pieces.dropped[0].op_type} works on whole tensors")
         self._check_scalars(found, place)
         self._check_inside(found, renamed)
-        unread = self.inputs if place == EVERYWHERE else {}
+        unread = self.inputs if place == REPLICATED else {}
         inputs = {slot: renamed.get(name, name if slot in unread else "") for slot, name in self.inputs.items()}
         for slot, name in inputs.items():
             if not name:
@@ -129,7 +129,7 @@ class Match:
                     raise NoFoldError(f"its {held.op_type} on scalars was changed")
         for name in self.scalars.values():
             maker = self.graph.producer.get(name)
-            if maker is not None and maker.place not in (EVERYWHERE, place):
+            if maker is not None and maker.place not in (REPLICATED, place):
                 raise NoFoldError(f"{name} is known to one rank alone")
 
     def _constants(self) -> list[Node]:
@@ -147,7 +147,7 @@ class Match:
 
     def _covers(self, place: Place, inputs: Values) -> tuple[Covered, ...]:
         """The source tensors that the member updates, with their elements in the bucket."""
-        if isinstance(place, Span):
+        if isinstance(place, FlatShard):
             for name in inputs.values():
                 maker, holding = self.graph.producer.get(name), self.graph.holdings.get(name)
                 if maker is not None and maker.domain == SPMD and "sizes" in maker.attributes:

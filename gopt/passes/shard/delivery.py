@@ -17,9 +17,9 @@ from gopt.analysis.training import Phase
 from gopt.analysis.updates import Cone
 from gopt.graph.edit import Draft
 from gopt.graph.model import Node
-from gopt.graph.place import Owner, Place
 from gopt.graph.types import TensorType, dtype_code
 from gopt.passes.shard import layout
+from gopt.sharding.placements import OnMember, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Part:
     current: str
     updated: str
     place: Place
+    elements: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class Delivery:
             layout.all_gather(self.draft, self.group, packed[0], parcel.cuts, outputs, before=before)
             return
         for part, source, output in zip(parcel.parts, packed, outputs):
-            assert isinstance(part.place, Owner)
+            assert isinstance(part.place, OnMember)
             layout.broadcast(self.draft, self.group, part.place.member, source, output, before=before)
 
     def _state_shapes(self, names: Sequence[str]) -> None:
@@ -190,5 +191,6 @@ class Delivery:
             return names
         joined = layout.named(parcel.bucket, "parameters")
         dtype = narrow or self.draft.graph.types[parcel.cones[0].parameter.tensor].dtype
-        layout.join(self.draft, names, joined, dtype, before=before)
+        sizes = [part.elements for part in parcel.parts]
+        layout.join(self.draft, names, joined, dtype, sizes, before=before)
         return [joined]

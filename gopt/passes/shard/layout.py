@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gopt.graph.edit import Draft
 from gopt.graph.model import COMM, SPMD, Node
-from gopt.graph.place import EVERYWHERE, Place, Span
 from gopt.graph.types import TensorType
+from gopt.sharding.placements import REPLICATED, FlatShard, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def flat(dtype: str) -> TensorType:
 
 
 def local_part(
-    draft: Draft, sources: Sequence[str], starts: Sequence[int], span: Span, output: str, dtype: str
+    draft: Draft, sources: Sequence[str], starts: Sequence[int], span: FlatShard, output: str, dtype: str
 ) -> None:
     """The rank's elements of a span, cut out of whole tensors that lie at ``starts`` of the bucket."""
     sizes = [draft.graph.types[name].elements for name in sources]
@@ -42,19 +42,23 @@ def local_part(
     draft.add("Local", sources, {output: flat(dtype)}, domain=SPMD, attributes=attributes, place=span)
 
 
-def segment(draft: Draft, source: str, span: Span, output: str, dtype: str) -> None:
+def segment(draft: Draft, source: str, span: FlatShard, output: str, dtype: str) -> None:
     """The rank's elements of a span, cut out of its part of the bucket."""
     draft.add("Segment", [source], {output: flat(dtype)}, domain=SPMD, place=span)
 
 
-def join(draft: Draft, sources: Sequence[str], output: str, dtype: str, before: Node | None = None) -> None:
-    """The rank's parts of several spans, one after the other; spans the rank has not are left out."""
-    draft.add("Join", sources, {output: flat(dtype)}, domain=SPMD, before=before)
+def join(
+    draft: Draft, sources: Sequence[str], output: str, dtype: str, sizes: Sequence[int], before: Node | None = None
+) -> None:
+    """The rank's parts of several values, one after the other; parts the rank has not are left out. ``sizes``: elements
+    of each on all ranks together."""
+    attributes = {"sizes": list(sizes)}
+    draft.add("Join", sources, {output: flat(dtype)}, domain=SPMD, attributes=attributes, before=before)
 
 
-def guard(draft: Draft, source: str, output: str, fill: float | int) -> None:
-    """A value where it exists, ``fill`` on every other rank."""
-    draft.add("Guard", [source], {output: draft.graph.types[source]}, domain=SPMD, attributes={"fill": fill})
+def guard(draft: Draft, source: str, output: str, reduce: str) -> None:
+    """A term of a reduction where it exists; on every other rank what changes nothing in it."""
+    draft.add("Guard", [source], {output: draft.graph.types[source]}, domain=SPMD, attributes={"reduce": reduce})
 
 
 def reduce_scatter(
@@ -100,7 +104,7 @@ def broadcast(draft: Draft, group: str, root: int, source: str, output: str, bef
 
 
 def all_reduce(
-    draft: Draft, group: str, inputs: Sequence[str], outputs: Sequence[str], reduce: str, place: Place = EVERYWHERE
+    draft: Draft, group: str, inputs: Sequence[str], outputs: Sequence[str], reduce: str, place: Place = REPLICATED
 ) -> None:
     """One packed call over tensors of one dtype."""
     types = {new: draft.graph.types[old] for old, new in zip(inputs, outputs)}

@@ -31,8 +31,8 @@ from gopt.analysis.sweeps import Index
 from gopt.analysis.training import Phase, Training
 from gopt.analysis.updates import Cone, Mode, Updates
 from gopt.collectives.layout import flat_cuts
-from gopt.graph.place import Span
 from gopt.graph.types import TensorType
+from gopt.sharding.placements import FlatShard
 
 
 class Style(str, Enum):
@@ -48,7 +48,7 @@ class Segment:
 
     cones: tuple[Cone, ...]
     starts: tuple[int, ...]
-    span: Span
+    span: FlatShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ def _split(name: str, members: list[Cone], placer: _Placer, why: str) -> SplitBu
     for _, run in groupby(ordered, key=lambda cone: cone.likeness):
         group = tuple(run)
         stop = place + len(group)
-        segments.append(Segment(group, tuple(starts[place:stop]), Span(cuts, starts[place], starts[stop])))
+        segments.append(Segment(group, tuple(starts[place:stop]), FlatShard(cuts, starts[place], starts[stop])))
         place = stop
     return SplitBucket(name, tuple(ordered), tuple(starts), cuts, tuple(segments), members[0].whole_gradient, why)
 

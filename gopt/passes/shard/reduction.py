@@ -16,10 +16,10 @@ import onnx
 from gopt.analysis.loss_reduction import Rule
 from gopt.analysis.spmd import Accumulator, Step
 from gopt.graph.edit import Draft
-from gopt.graph.place import EVERYWHERE, Owner, Place
 from gopt.graph.types import TensorType, dtype_code, numpy_dtype
 from gopt.passes.shard import layout
 from gopt.passes.shard.weights import Weights
+from gopt.sharding.placements import REPLICATED, OnMember, Place
 
 
 @dataclass(slots=True)
@@ -52,15 +52,15 @@ class Reduction:
         layout.reduce_scatter(self.draft, self.groups.shard, given, cuts, scattered, self.weights.reduce)
         value = scattered
         if self.micro and self.scattered:
-            value = self._sum(shard, value, layout.flat(_wide(dtype)), EVERYWHERE, cuts)
-        return self._finish(value, shard, dtype, self.groups.outer, EVERYWHERE)
+            value = self._sum(shard, value, layout.flat(_wide(dtype)), REPLICATED, cuts)
+        return self._finish(value, shard, dtype, self.groups.outer, REPLICATED)
 
     def everywhere(self, bucket: str, gradients: Sequence[str]) -> None:
         """The mean gradients on every rank, one call each: nothing cuts them, so that they can still be packed."""
         for place, name in enumerate(gradients):
             given = self._given(bucket, place, name, local=True)
             result = layout.named(bucket, f"gradient{place}")
-            self.reduced[name] = self._finish(given, result, self._dtype(name), self.groups.data, EVERYWHERE)
+            self.reduced[name] = self._finish(given, result, self._dtype(name), self.groups.data, REPLICATED)
 
     def to_owners(self, bucket: str, gradients: Sequence[str], owners: Sequence[int]) -> None:
         """The mean of each gradient on its owner alone, one call each."""
@@ -70,18 +70,18 @@ class Reduction:
             layout.reduce(self.draft, self.groups.shard, owner, given, value, self.weights.reduce)
             if self.micro and self.scattered:
                 type = TensorType(_wide(self._dtype(name)), self.draft.graph.types[name].shape)
-                value = self._sum(result, value, type, Owner(owner))
-            self.reduced[name] = self._finish(value, result, self._dtype(name), self.groups.outer, Owner(owner))
+                value = self._sum(result, value, type, OnMember(owner))
+            self.reduced[name] = self._finish(value, result, self._dtype(name), self.groups.outer, OnMember(owner))
 
     def _given(self, bucket: str, place: int, name: str, *, local: bool = False) -> str:
         """What a rank gives to the call for a gradient: itself, or its mean over the micro-steps."""
         root, value = layout.named(bucket, f"local{place}"), name
         if self.micro and (local or not self.scattered):
             type = self.draft.graph.types[name]
-            value = self._sum(root, name, TensorType(_wide(type.dtype), type.shape), EVERYWHERE, own=True)
+            value = self._sum(root, name, TensorType(_wide(type.dtype), type.shape), REPLICATED, own=True)
         else:
             value = self.weights.to_call(name, root)
-        return self._on_wire(value, f"{root}_wire", EVERYWHERE)
+        return self._on_wire(value, f"{root}_wire", REPLICATED)
 
     def _finish(self, value: str, result: str, dtype: str, group: str | None, place: Place) -> str:
         """Reduce what is left over ``group``, and give the gradient's type back."""

@@ -6,16 +6,12 @@ call, everything else after it; calls of one dependency level, dtype and kind ar
 
 from __future__ import annotations
 
-import numpy as np
-
 from gopt.analysis.updates import Tree, Updates
 from gopt.errors import UnsupportedError
 from gopt.graph.edit import Draft
 from gopt.graph.model import Graph
-from gopt.graph.types import FLOATS, TensorType
+from gopt.graph.types import TensorType
 from gopt.passes.shard import layout
-
-FILL = {"sum": 0.0, "l2": 0.0, "max": float("-inf"), "min": float("inf"), "any": 0.0, "all": 1.0}
 
 
 class Scalars:
@@ -47,11 +43,7 @@ class Scalars:
         """Note ``value`` as this rank's share of the reductions ``sources``, which all feed one tree."""
         tree = self.updates.trees[self.updates.tree_of[sources[0]]]
         guarded = f"{value}.everywhere"
-        fill = FILL[tree.kind]
-        dtype = self.draft.graph.types[value].dtype
-        if abs(fill) == float("inf") and dtype not in FLOATS:
-            fill = int(np.iinfo(dtype).max if fill > 0 else np.iinfo(dtype).min)
-        layout.guard(self.draft, value, guarded, fill)
+        layout.guard(self.draft, value, guarded, "sum" if tree.kind == "l2" else tree.kind)
         self._shares.setdefault(tree.root, []).append(guarded)
 
     def finish(self) -> dict[str, object]:

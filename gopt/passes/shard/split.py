@@ -99,7 +99,7 @@ class _Run:
         for place, node in enumerate(cone.nodes):
             self._emit(place, node)
         self._hold()
-        return Delivered(parameter, self.local[cone.parameter.updated], span)
+        return Delivered(parameter, self.local[cone.parameter.updated], span, span.stop - span.start)
 
     def _segment(self, shard: str, role: str) -> str:
         """The rank's run of this class, out of its shard of the bucket."""

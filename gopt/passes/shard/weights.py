@@ -16,9 +16,9 @@ import onnx
 from gopt.analysis.loss_reduction import Rule
 from gopt.analysis.spmd import Accumulator, Step
 from gopt.graph.edit import Draft
-from gopt.graph.place import EVERYWHERE, Place
 from gopt.graph.types import TensorType, dtype_code, numpy_dtype
 from gopt.passes.shard import layout
+from gopt.sharding.placements import REPLICATED, Place
 
 
 @dataclass(slots=True)
@@ -46,11 +46,11 @@ class Weights:
         """A rank's gradient times w / mean(w); zeros where w is zero, whatever the gradient is there."""
         if not self.weighted:
             return gradient
-        return self._times(gradient, self._share(), root, EVERYWHERE)
+        return self._times(gradient, self._share(), root, REPLICATED)
 
     def own_term(self, term: str, root: str) -> str:
         """What a rank adds to a sum of its own for a micro-step."""
-        return self._times(term, self._own(), root, EVERYWHERE) if self.weighted else term
+        return self._times(term, self._own(), root, REPLICATED) if self.weighted else term
 
     def reduced_term(self, term: str, root: str, place: Place) -> str:
         """What is added to a sum of reduced gradients for a micro-step."""
@@ -155,7 +155,7 @@ class Weights:
         return f"{root}_weighed"
 
     def _add(
-        self, op_type: str, inputs: list[str], output: str, type: TensorType, *, place: Place = EVERYWHERE,
+        self, op_type: str, inputs: list[str], output: str, type: TensorType, *, place: Place = REPLICATED,
         after: list[str] | None = None, **attributes: Any,
     ) -> None:  # fmt: skip
         due = self.draft.latest(after) if after else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gopt.analysis.spmd import Holding, Part
 from gopt.analysis.updates import Cone
 from gopt.graph.edit import Draft
-from gopt.graph.place import Owner, Span
 from gopt.graph.types import TensorType
 from gopt.passes.shard import layout
 from gopt.passes.shard.delivery import Delivery, Parcel
@@ -14,6 +13,7 @@ from gopt.passes.shard.plan import ReplicatedBucket, Style, WholeBucket
 from gopt.passes.shard.reduction import Reduction
 from gopt.passes.shard.scalars import Scalars
 from gopt.passes.shard.split import Emitted
+from gopt.sharding.placements import FlatShard, OnMember
 
 
 def emit_replicated(bucket: ReplicatedBucket, reduction: Reduction) -> None:
@@ -36,7 +36,9 @@ def emit_whole(
         for state in cone.states[0 if owned else 1 :]:
             input = part.current if state is cone.parameter else state.tensor
             held = Part(state.tensor, 0, types[state.tensor].elements)
-            out.holdings[state.tensor] = Holding(input, state.updated, types[state.tensor].dtype, (held,), Owner(owner))
+            out.holdings[state.tensor] = Holding(
+                input, state.updated, types[state.tensor].dtype, (held,), OnMember(owner)
+            )
             out.layout.append((state.tensor,))
     cuts = None if style is Style.BROADCAST else bucket.cuts
     delivery.deliver(Parcel(bucket.name, bucket.cones, tuple(parts), cuts))
@@ -56,7 +58,7 @@ def _bring(draft: Draft, bucket: WholeBucket, style: Style, scalars: Scalars, re
         shard = reduction.to_shard(bucket.name, gradients, bucket.cuts)
         exact = reduction.exact.get(shard)
         for place, cone in enumerate(bucket.cones):
-            span = Span(bucket.cuts, bucket.offsets[place], bucket.offsets[place + 1])
+            span = FlatShard(bucket.cuts, bucket.offsets[place], bucket.offsets[place + 1])
             whole = layout.named(bucket.name, f"gradient{place}")
             _unpack(draft, whole, draft.graph.types[cone.gradient], shard, span, scalars)
             reduction.reduced[cone.gradient] = whole
@@ -66,7 +68,7 @@ def _bring(draft: Draft, bucket: WholeBucket, style: Style, scalars: Scalars, re
                 reduction.exact[whole] = f"{whole}_exact"
 
 
-def _unpack(draft: Draft, whole: str, type: TensorType, shard: str, span: Span, scalars: Scalars) -> None:
+def _unpack(draft: Draft, whole: str, type: TensorType, shard: str, span: FlatShard, scalars: Scalars) -> None:
     """One tensor of a bucket in its own shape, on its owner."""
     layout.segment(draft, shard, span, f"{whole}_flat", type.dtype)
     shape = scalars.constant("shape" + "_".join(map(str, type.dims)), list(type.dims))
@@ -80,7 +82,7 @@ def _flat(draft: Draft, bucket: WholeBucket, place: int, part: Delivered, scalar
     for source, name in zip((part.current, part.updated), names):
         made = {name: layout.flat(draft.graph.types[source].dtype)}
         draft.add("Reshape", [source, one], made, place=part.place)
-    return Delivered(names[0], names[1], part.place)
+    return Delivered(names[0], names[1], part.place, part.elements)
 
 
 def _place(
@@ -88,7 +90,7 @@ def _place(
 ) -> Delivered:
     """Put the source's own nodes on the owner; returns the parameter there, before and after the update."""
     for node in cone.nodes:
-        draft.own(node).place = Owner(owner)
+        draft.own(node).place = OnMember(owner)
         draft.explain(node, f"{bucket.name}: {cone.parameter.tensor} is updated by its owner alone; {cone.why}")
     for number, node in enumerate(cone.reductions):
         name = node.outputs[0]
@@ -98,7 +100,10 @@ def _place(
             scalar = f"{share}.scalar"
             empty = scalars.constant("shape", [])
             draft.add(
-                "Reshape", [share, empty], {scalar: TensorType(draft.graph.types[share].dtype, ())}, place=Owner(owner)
+                "Reshape",
+                [share, empty],
+                {scalar: TensorType(draft.graph.types[share].dtype, ())},
+                place=OnMember(owner),
             )
             share = scalar
         scalars.share([name], share)
@@ -113,7 +118,7 @@ def _place(
     else:
         updated = layout.named(bucket.name, f"parameter{place}_out")
         _rename(draft, cone, cone.parameter.updated, updated)
-    return Delivered(parameter, updated, Owner(owner))
+    return Delivered(parameter, updated, OnMember(owner), type.elements)
 
 
 def _rename(draft: Draft, cone: Cone, old: str, new: str) -> None:

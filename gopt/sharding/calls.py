@@ -1,0 +1,143 @@
+"""Collectives as conversions between placements, along one axis of their group.
+
+A call of gopt's own must convert something; a call that the source brought is taken at its word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gopt.sharding.placements import (
+    PER_MEMBER,
+    REPLICATED,
+    FlatShard,
+    OnMember,
+    Partial,
+    PerMember,
+    Placement,
+    Replicated,
+    Shard,
+    holder,
+)
+from gopt.sharding.rules import Mismatch, Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """One use of a collective, along one axis of its group.
+
+    ``alone``: no other axis of the group has several members, so that places in the group are places along the axis.
+    ``own``: a pass made the call. ``sizes``: elements of each result.
+    """
+
+    op_type: str
+    attributes: Mapping[str, Any]
+    alone: bool = True
+    own: bool = True
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def reduce(self) -> str:
+        return str(self.attributes.get("reduce", "sum"))
+
+
+Rule = Callable[[Conversion, Operand], Placement]
+
+
+def convert(call: Conversion, operand: Operand) -> Placement:
+    """What a call makes of an operand; raises Mismatch."""
+    return CONVERSIONS.get(call.op_type, _own)(call, operand)
+
+
+def _own(call: Conversion, operand: Operand) -> Placement:
+    """A call of which nothing more is known: every member has something of its own."""
+    return PER_MEMBER
+
+
+def _reducible(call: Conversion, operand: Operand) -> None:
+    """Refuse what a reduction over members would count twice, or would add up across places."""
+    given = operand.placement
+    if isinstance(given, Partial):
+        if given.on is not None:
+            raise Mismatch(operand, "terms that all members have")
+        if given.op != call.reduce:
+            raise Mismatch(operand, f"terms of a {call.reduce}")
+    elif isinstance(given, Replicated):
+        # The mean, maximum and minimum of equal values are that value; their sum is a multiple of it.
+        if call.own and call.reduce == "sum":
+            raise Mismatch(operand, "values that differ between members: it is reduced already")
+    elif not isinstance(given, (PerMember, Shard)):
+        raise Mismatch(operand, "a whole value of each member, or terms of one")
+
+
+def all_reduce(call: Conversion, operand: Operand) -> Placement:
+    """Each member's own, or terms -> replicated."""
+    _reducible(call, operand)
+    return REPLICATED
+
+
+def reduce(call: Conversion, operand: Operand) -> Placement:
+    """The same -> on the root alone."""
+    _reducible(call, operand)
+    return OnMember(int(call.attributes["root"])) if call.alone else PER_MEMBER
+
+
+def reduce_scatter(call: Conversion, operand: Operand) -> Placement:
+    """The same -> sharded."""
+    _reducible(call, operand)
+    if not call.alone:
+        return PER_MEMBER
+    if "cuts" in call.attributes:
+        return FlatShard.whole(tuple(call.attributes["cuts"]))
+    return Shard(int(call.attributes["axis"]), tuple(call.attributes["sizes"]))
+
+
+def all_gather(call: Conversion, operand: Operand) -> Placement:
+    """Sharded -> replicated, where the shards lie as the call says; members' own values, joined, are replicated too."""
+    given = operand.placement
+    if isinstance(given, FlatShard):
+        if not call.alone or given != FlatShard.whole(tuple(call.attributes.get("cuts", (0,)))):
+            raise Mismatch(operand, f"shards that lie as its cuts say, {list(call.attributes.get('cuts', ()))}")
+    elif isinstance(given, Shard):
+        here = Shard(int(call.attributes.get("axis", -1)), tuple(call.attributes.get("sizes", ())))
+        if call.own and given != here:
+            raise Mismatch(operand, f"a value {here}")
+    elif isinstance(given, (Partial, OnMember)) or (call.own and not isinstance(given, PerMember)):
+        raise Mismatch(operand, "shards, or each member's own value")
+    return REPLICATED
+
+
+def broadcast(call: Conversion, operand: Operand) -> Placement:
+    """On the root -> replicated. One member's own data stay that: to hand them to all reduces nothing."""
+    given = operand.placement
+    if isinstance(given, Replicated):
+        return REPLICATED
+    if call.alone and holder(given) == call.attributes["root"]:
+        return REPLICATED
+    if call.own or not isinstance(given, PerMember):
+        raise Mismatch(operand, f"a value on member {call.attributes['root']}")
+    return PER_MEMBER
+
+
+def all_to_all(call: Conversion, operand: Operand) -> Placement:
+    """Sharded along one dimension -> along another; of members' own values, each has something of its own."""
+    given = operand.placement
+    at = call.attributes
+    if call.alone and given == Shard(int(at["concat_axis"]), tuple(at["concat_sizes"])):
+        return Shard(int(at["split_axis"]), tuple(at["split_sizes"]))
+    if not isinstance(given, (Replicated, PerMember, Shard)):
+        raise Mismatch(operand, "a value sharded along a dimension")
+    return PER_MEMBER
+
+
+CONVERSIONS: dict[str, Rule] = {
+    "AllReduce": all_reduce,
+    "Reduce": reduce,
+    "ReduceScatter": reduce_scatter,
+    "AllGather": all_gather,
+    "Broadcast": broadcast,
+    "AllToAll": all_to_all,
+}
+"""Collective -> what it converts."""

@@ -1,0 +1,144 @@
+"""Placements: what each member of one mesh axis holds of a value, and which members run a node.
+
+A value has one placement per mesh axis; that tuple is its sharding. Along different axes placements are independent.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """Every member has the same value."""
+
+    def covers(self, member: int) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return "replicated"
+
+
+@dataclass(frozen=True, slots=True)
+class PerMember:
+    """Every member has a value of its own: its batch, its gradient, its random numbers."""
+
+    def covers(self, member: int) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return "each member's own"
+
+
+@dataclass(frozen=True, slots=True)
+class OnMember:
+    """One member has the whole value; no other has it."""
+
+    member: int
+
+    def covers(self, member: int) -> bool:
+        return member == self.member
+
+    def __str__(self) -> str:
+        return f"on member {self.member} alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Member i has ``sizes[i]`` of dimension ``dim``, one behind the other; a size may be zero."""
+
+    dim: int
+    sizes: tuple[int, ...]
+
+    def covers(self, member: int) -> bool:
+        return True
+
+    def part(self, member: int) -> tuple[int, int]:
+        """The member's range of the dimension."""
+        start = sum(self.sizes[:member])
+        return start, start + self.sizes[member]
+
+    def __str__(self) -> str:
+        return f"sharded along dimension {self.dim} in {list(self.sizes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class FlatShard:
+    """Elements ``[start, stop)`` of a flat bucket, of which member i has those in ``[cuts[i], cuts[i+1])``: 1-D."""
+
+    cuts: tuple[int, ...]
+    start: int
+    stop: int
+
+    def part(self, member: int) -> tuple[int, int]:
+        """The member's elements, in bucket offsets; empty when start >= stop."""
+        return max(self.start, self.cuts[member]), min(self.stop, self.cuts[member + 1])
+
+    def covers(self, member: int) -> bool:
+        start, stop = self.part(member)
+        return start < stop
+
+    def length(self, member: int) -> int:
+        """Elements that the member has."""
+        start, stop = self.part(member)
+        return max(stop - start, 0)
+
+    @property
+    def holder(self) -> int | None:
+        """The one member that has all elements; None where several have some, or there are none."""
+        if self.start >= self.stop:
+            return None
+        member = bisect_right(self.cuts, self.start) - 1
+        return member if self.stop <= self.cuts[member + 1] else None
+
+    @classmethod
+    def whole(cls, cuts: tuple[int, ...]) -> FlatShard:
+        """All of a bucket."""
+        return cls(cuts, 0, cuts[-1])
+
+    @classmethod
+    def joined(cls, members: tuple[int, ...], sizes: tuple[int, ...], count: int) -> FlatShard | None:
+        """Whole tensors one behind the other, each on a member of ``count``; None where members are out of order."""
+        if any(first > second for first, second in pairwise(members)):
+            return None
+        held = [0] * count
+        for member, size in zip(members, sizes):
+            held[member] += size
+        return cls.whole((0, *accumulate(held)))
+
+    def __str__(self) -> str:
+        return f"elements {self.start} to {self.stop} of a bucket cut at {list(self.cuts)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The value is ``op`` (sum, max, min, mean, any, all) over what the members have. ``on``: only members that it
+    covers have a term."""
+
+    op: str
+    on: FlatShard | OnMember | None = None
+
+    def covers(self, member: int) -> bool:
+        return self.on is None or self.on.covers(member)
+
+    def __str__(self) -> str:
+        return f"a partial {self.op}"
+
+
+Placement: TypeAlias = Replicated | PerMember | OnMember | Shard | FlatShard | Partial
+Place: TypeAlias = Replicated | OnMember | FlatShard
+"""Where a node runs: on every member, on one, or on those that have elements of a part of a bucket."""
+Sharding: TypeAlias = tuple[Placement, ...]
+"""One placement per axis of the mesh that has several members, in mesh order."""
+REPLICATED = Replicated()
+PER_MEMBER = PerMember()
+
+
+def holder(placement: Placement) -> int | None:
+    """The one member that has all of a value; None where several have some of it."""
+    if isinstance(placement, OnMember):
+        return placement.member
+    return placement.holder if isinstance(placement, FlatShard) else None

@@ -1,0 +1,192 @@
+"""What a node makes of operands with given placements, along one axis: one rule per operator family.
+
+A rule sees one axis of the mesh at a time. It gives the placement of all results, or raises Mismatch for the first
+operand that the operator cannot take so. An operator without a rule of its own takes operands that are equal on all
+members, or the members' own, and passes that on. To support a placement in another family is to add a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gopt.analysis.operators import ELEMENTWISE
+from gopt.sharding.placements import (
+    PER_MEMBER,
+    REPLICATED,
+    FlatShard,
+    OnMember,
+    Partial,
+    PerMember,
+    Place,
+    Placement,
+    Replicated,
+    Shard,
+    holder,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A value that a node reads: its placement along the axis, and what rules ask of its type."""
+
+    name: str
+    placement: Placement
+    single: bool = False
+    """It has one element, so that it broadcasts into a shard of any length."""
+    flag: bool = False
+    """It is boolean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One node as a rule sees it. ``single``: all its results have one element."""
+
+    op_type: str
+    operands: tuple[Operand, ...]
+    place: Place = REPLICATED
+    single: bool = False
+    standard: bool = True
+    """Whether the operator is one of ONNX's own."""
+
+
+class Mismatch(Exception):
+    """An operand that an operator cannot take: which, and what it takes."""
+
+    def __init__(self, operand: Operand, expected: str) -> None:
+        super().__init__(operand, expected)
+        self.operand, self.expected = operand, expected
+
+
+Rule = Callable[[Use], Placement]
+
+
+def result(use: Use) -> Placement:
+    """The placement of a node's results along one axis; raises Mismatch."""
+    if isinstance(use.place, OnMember):
+        return on_member(use, use.place.member)
+    placements = [operand.placement for operand in use.operands]
+    sole = holder(use.place)
+    if sole is not None and all(holder(each) == sole or isinstance(each, Replicated) for each in placements):
+        return _alone(use, sole)
+    if any(isinstance(each, Partial) for each in placements):
+        return partial(use)
+    if use.standard and use.op_type in FULL_REDUCTIONS and any(isinstance(each, FlatShard) for each in placements):
+        return reduction(use)
+    rule = RULES.get(use.op_type, whole) if use.standard else whole
+    return rule(use)
+
+
+# --- families ---------------------------------------------------------------------------------------------------------
+
+
+def whole(use: Use) -> Placement:
+    """Any operator: it runs on what each member has, which must be all of it."""
+    found: Placement = REPLICATED
+    for operand in use.operands:
+        if isinstance(operand.placement, (PerMember, Shard)):
+            found = PER_MEMBER
+        elif not isinstance(operand.placement, Replicated):
+            raise Mismatch(operand, "operands that are equal on all members, or each member's own")
+    return found
+
+
+def elementwise(use: Use) -> Placement:
+    """Element by element: shards that lie alike, with values of one element that are equal on all members."""
+    flat = next((each.placement for each in use.operands if isinstance(each.placement, FlatShard)), None)
+    if flat is None:
+        return whole(use)
+    for operand in use.operands:
+        if operand.placement != flat and not (isinstance(operand.placement, Replicated) and operand.single):
+            raise Mismatch(operand, f"the shard that it reads beside it, {flat}, or one element equal on all members")
+    return flat
+
+
+def reduction(use: Use) -> Placement:
+    """A full reduction of a shard: each member's term of the reduction of the whole."""
+    operand = next(each for each in use.operands if isinstance(each.placement, FlatShard))
+    flat = operand.placement
+    assert isinstance(flat, FlatShard)
+    if not use.single:
+        raise Mismatch(operand, "a whole tensor, to reduce it along some of its axes")
+    for other in use.operands:
+        if other is not operand and not isinstance(other.placement, Replicated):
+            raise Mismatch(other, "axes that are equal on all members")
+    op = FULL_REDUCTIONS[use.op_type]
+    if not op:
+        raise Mismatch(operand, f"a whole tensor: what members make of shards is no term of {use.op_type}")
+    if op == "mean" and len({flat.length(member) for member in range(len(flat.cuts) - 1)}) > 1:
+        raise Mismatch(operand, "shards of one length: the mean of unequal shards' means is not the mean")
+    if operand.flag:
+        op = {"max": "any", "min": "all"}.get(op, op)
+    return Partial(op, use.place if isinstance(use.place, FlatShard) else None)
+
+
+def partial(use: Use) -> Placement:
+    """Terms of a value still to be reduced: only operators that the reduction passes through."""
+    terms = [operand for operand in use.operands if isinstance(operand.placement, Partial)]
+    placement = terms[0].placement
+    assert isinstance(placement, Partial)
+    for operand in terms:
+        if operand.placement != placement:
+            raise Mismatch(operand, f"{placement}, as the others are")
+    others = [operand for operand in use.operands if not isinstance(operand.placement, Partial)]
+    for operand in others:
+        if not isinstance(operand.placement, Replicated):
+            raise Mismatch(operand, f"a value equal on all members beside {placement}")
+    made = _through(use, placement, terms, others) if use.standard else None
+    if made is None:
+        raise Mismatch(terms[0], f"the value itself: {use.op_type} of terms is no term of its result")
+    return made
+
+
+def _through(use: Use, placement: Partial, terms: Sequence[Operand], others: Sequence[Operand]) -> Partial | None:
+    """What an operator makes of terms; None where the reduction does not pass through it."""
+    op, on, kind = placement.op, placement.on, use.op_type
+    if kind in _MOVES and use.operands[0] in terms:
+        return placement
+    if kind == "Cast":
+        return Partial("sum", on) if op == "any" else None if op == "all" else placement  # a flag becomes a count
+    if kind == "Not" and op in ("any", "all"):
+        return Partial("all" if op == "any" else "any", on)
+    if kind in _COMBINES.get(op, ()):
+        return placement if not others or op not in ("sum", "mean") else None
+    if op in ("sum", "mean"):
+        if kind == "Neg" or (kind == "Concat" and not others):
+            return placement
+        if kind == "Mul" and len(terms) == 1:
+            return placement
+        if kind == "Div" and len(terms) == 1 and use.operands[0] is terms[0]:
+            return placement
+    return None
+
+
+def on_member(use: Use, member: int) -> Placement:
+    """A node that one member runs, on what that member has."""
+    for operand in use.operands:
+        if not isinstance(operand.placement, Replicated) and holder(operand.placement) != member:
+            raise Mismatch(operand, f"what member {member} has, or a value equal on all members")
+    return OnMember(member)
+
+
+def _alone(use: Use, member: int) -> Placement:
+    """A node on a part of a bucket that lies on one member: any operator, on whole values."""
+    there = [operand for operand in use.operands if operand.placement == use.place]
+    rest = [operand for operand in use.operands if operand.placement != use.place]
+    alike = bool(there) and all(operand.single for operand in rest)
+    return use.place if alike and use.standard and use.op_type in ELEMENTWISE else OnMember(member)
+
+
+_MOVES = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Transpose"})
+_COMBINES = {
+    "sum": ("Add", "Sub", "Sum"), "mean": ("Add", "Sub", "Sum"), "max": ("Max",), "min": ("Min",), "any": ("Or",),
+    "all": ("And",),
+}  # fmt: skip
+"""How partial values are joined into one of the same kind."""
+FULL_REDUCTIONS = {
+    "ReduceSum": "sum", "ReduceSumSquare": "sum", "ReduceL1": "sum", "ReduceMean": "mean", "ReduceMax": "max",
+    "ReduceMin": "min", "ReduceL2": "", "ReduceProd": "", "ReduceLogSum": "", "ReduceLogSumExp": "",
+}  # fmt: skip
+"""Operator -> how its results over shards are reduced to that of the whole; empty: they are not."""
+RULES: dict[str, Rule] = dict.fromkeys(ELEMENTWISE, elementwise)
+"""Operator of ONNX -> its rule for operands without terms; ``whole`` for all others."""

@@ -1,0 +1,237 @@
+"""How every value of the rank-independent graph is sharded: one sweep in order of the nodes, no rank is made.
+
+Each node is held against the rule of its operator, axis by axis; the first that breaks one is named. What must hold
+of states at the end is in ``gopt.agree``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gopt.analysis.operators import draws, reads_shape_only
+from gopt.analysis.spmd import Accumulator, Holding, Step
+from gopt.errors import InvariantError
+from gopt.graph.model import COMM, SPMD, Node
+from gopt.graph.types import TensorType
+from gopt.sharding.calls import Conversion, convert
+from gopt.sharding.layouts import Layout, lay
+from gopt.sharding.placements import (
+    PER_MEMBER,
+    REPLICATED,
+    FlatShard,
+    PerMember,
+    Place,
+    Placement,
+    Replicated,
+    Sharding,
+    holder,
+)
+from gopt.sharding.rules import Mismatch, Operand, Use, result
+from gopt.sources.kept import Kept
+
+
+@dataclass(slots=True)
+class Shardings:
+    """The sharding of every value that is not replicated along all axes. ``axes``: those with several members."""
+
+    step: Step
+    axes: tuple[str, ...] = field(init=False)
+    known: dict[str, Sharding] = field(default_factory=dict)
+    _equal: Sharding = field(init=False)
+    _own: Sharding = field(init=False)
+    _shard: int = field(init=False)
+    """The place of the axis that shards states, -1 where it has one member."""
+
+    def __post_init__(self) -> None:
+        mesh = self.step.mesh
+        self.axes = tuple(name for name, size in mesh.axes if size > 1)
+        self._equal = tuple(REPLICATED for _ in self.axes)
+        self._own = tuple(PER_MEMBER if name in mesh.data_axes else REPLICATED for name in self.axes)
+        self._shard = self.axes.index(self.step.group) if self.step.group in self.axes else -1
+
+    def of(self, name: str) -> Sharding:
+        """The sharding of a value."""
+        return self.known.get(name, self._equal)
+
+    def state(self, holding: Holding) -> Sharding:
+        """How a state must be sharded, before the step and behind it."""
+        return self._own if holding.local else self._placed(self._equal, holding.place)
+
+    def accumulator(self, held: Accumulator) -> Sharding:
+        """How an accumulator must be: each rank's own sums, or shards of sums over the group that shards."""
+        if held.reduced:
+            return self._equal
+        if held.cuts is not None:
+            return self._placed(self._own, FlatShard.whole(held.cuts))
+        return self._placed(self._own, held.place)
+
+    def infer(self) -> Shardings:
+        """Fill the table; raises InvariantError for the first node that breaks a rule. Returns itself."""
+        if not self.axes:
+            return self
+        step = self.step
+        self.known.update(dict.fromkeys(step.training.batch, self._own))
+        for holding in step.holdings:
+            self._note(holding.input, self._own if holding.input in step.carried else self.state(holding))
+        for held in step.accumulators:
+            self._note(held.input, self.accumulator(held))
+        everywhere = tuple(PER_MEMBER for _ in self.axes)
+        for node in step.graph.nodes:
+            if node.domain == COMM:
+                self._call(node)
+            elif node.domain == SPMD:
+                self._layout(node)
+            elif draws(node):
+                self._give(node, everywhere)
+            else:
+                self._node(node)
+        return self
+
+    # --- kinds of nodes ---------------------------------------------------------------------------------------------
+
+    def _node(self, node: Node) -> None:
+        known = self.known
+        found = [known[name] for name in node.inputs if name in known]
+        if node.captures:
+            found += [known[name] for name in node.captures if name in known]
+        if node.place == REPLICATED:
+            if not found or reads_shape_only(node):
+                return
+            if all(each is self._own for each in found):  # nearly all of forward and backward
+                self._give(node, self._own)
+                return
+        operands = node.inputs[:1] if node.op_type == "CastLike" else node.reads  # the other gives its type
+        uses = [self._use(node, operands, axis) for axis in range(len(self.axes))]
+        self._give(node, tuple(self._checked(node, axis, use) for axis, use in enumerate(uses)))
+
+    def _use(self, node: Node, names: Sequence[str], axis: int) -> Use:
+        place: Place = node.place if axis == self._shard else REPLICATED
+        types = self.step.graph.types
+        made = [types.get(name) for name in node.outputs if name]
+        single = all(type is not None and type.elements == 1 for type in made)
+        standard = node.domain in ("", "ai.onnx")
+        return Use(node.op_type, self._operands(names, axis), place, single, standard)
+
+    def _checked(self, node: Node, axis: int, use: Use) -> Placement:
+        try:
+            return result(use)
+        except Mismatch as wrong:
+            raise self._offence(node, axis, wrong) from None
+
+    def _layout(self, node: Node) -> None:
+        if isinstance(node.origin, Kept):
+            self._kept(node, node.origin)
+            return
+        made: list[Placement] = []
+        for axis in range(len(self.axes)):
+            operands = self._operands(node.inputs, axis)
+            if axis != self._shard:
+                made.append(self._checked(node, axis, Use(node.op_type, operands, standard=False)))
+                continue
+            try:
+                made.append(lay(Layout(node.op_type, node.attributes, node.place, self.step.members), operands))
+            except Mismatch as wrong:
+                raise self._offence(node, axis, wrong) from None
+        self._give(node, tuple(made))
+
+    def _kept(self, node: Node, kept: Kept) -> None:
+        """An opaque operator acts on the elements of each member's weights, with scalars that all have."""
+        scalars = list(kept.scalars.values())
+        for axis in range(len(self.axes)):
+            for name in kept.results.values():
+                given = self._checked(node, axis, Use(node.op_type, self._operands(scalars, axis), standard=False))
+                self._set(name, axis, given)
+            for member in kept.members:
+                place: Place = member.place if axis == self._shard else REPLICATED
+                operands = self._operands([*member.inputs.values(), *scalars], axis)
+                placement = self._acts_on(node, axis, place, operands)
+                for name in member.outputs.values():
+                    self._set(name, axis, placement)
+
+    def _acts_on(self, node: Node, axis: int, place: Place, operands: tuple[Operand, ...]) -> Placement:
+        if isinstance(place, Replicated):
+            return self._checked(node, axis, Use(node.op_type, operands, standard=False))
+        one = holder(place)
+        for operand in operands:
+            same = operand.placement == place or (one is not None and holder(operand.placement) == one)
+            if not same and not isinstance(operand.placement, Replicated):
+                raise self._offence(node, axis, Mismatch(operand, f"{place}, or a value equal on all members"))
+        return place
+
+    def _call(self, node: Node) -> None:
+        group = self.step.mesh.live(str(node.attributes["group"]))
+        packed = node.op_type in ("AllReduce", "Reduce", "Broadcast")  # result by result; else one value for all
+        outputs = dict(zip(node.inputs, node.outputs)) if packed else {}
+        rows: dict[str, list[Placement]] = {name: [] for name in node.inputs}
+        call = Conversion(node.op_type, node.attributes, len(group) == 1, bool(node.made_by))
+        for axis, axis_name in enumerate(self.axes):
+            place: Place = node.place if axis == self._shard else REPLICATED
+            for operand in self._operands(node.inputs, axis):
+                if axis_name in group:
+                    try:
+                        placement = convert(call, operand)
+                    except Mismatch as wrong:
+                        raise self._offence(node, axis, wrong) from None
+                else:
+                    placement = operand.placement
+                    if not place.covers(0) or not isinstance(place, Replicated):
+                        placement = self._checked(node, axis, Use("Identity", (operand,), place))
+                rows[operand.name].append(placement)
+        if packed:
+            for name, output in outputs.items():
+                self._note(output, tuple(rows[name]))
+            return
+        first = tuple(rows[node.inputs[0]]) if node.inputs else tuple(PER_MEMBER for _ in self.axes)
+        for operand_name, row in rows.items():
+            if tuple(row) != first:
+                first = self._mixed(node, operand_name, first, tuple(row))
+        self._give(node, first)
+
+    def _mixed(self, node: Node, name: str, one: Sharding, other: Sharding) -> Sharding:
+        """What a call makes of operands that do not lie alike along axes beside its own."""
+        made: list[Placement] = []
+        for axis, (a, b) in enumerate(zip(one, other)):
+            if a != b and not {type(a), type(b)} <= {Replicated, PerMember}:
+                raise self._offence(node, axis, Mismatch(Operand(name, b), f"{a}, as the others are"))
+            made.append(a if a == b else PER_MEMBER)
+        return tuple(made)
+
+    # --- the table --------------------------------------------------------------------------------------------------
+
+    def _operands(self, names: Sequence[str], axis: int) -> tuple[Operand, ...]:
+        types = self.step.graph.types
+        return tuple(_operand(name, self.of(name)[axis], types.get(name)) for name in names if name)
+
+    def _set(self, name: str, axis: int, placement: Placement) -> None:
+        row = list(self.of(name))
+        row[axis] = placement
+        self._note(name, tuple(row))
+
+    def _note(self, name: str, sharding: Sharding) -> None:
+        if name and sharding != self._equal:
+            self.known[name] = sharding
+
+    def _give(self, node: Node, sharding: Sharding) -> None:
+        if sharding is not self._equal and sharding != self._equal:
+            sharding = self._own if sharding == self._own else sharding
+            self.known.update(dict.fromkeys(node.outputs, sharding))
+            self.known.pop("", None)  # an absent result is no value
+
+    def _placed(self, sharding: Sharding, place: Place) -> Sharding:
+        if self._shard < 0 or isinstance(place, Replicated):
+            return sharding
+        return (*sharding[: self._shard], place, *sharding[self._shard + 1 :])
+
+    def _offence(self, node: Node, axis: int, wrong: Mismatch) -> InvariantError:
+        name, given = wrong.operand.name, wrong.operand.placement
+        return InvariantError(
+            f"{node.op_type} {node.label!r} reads {name!r}, which is {given} along {self.axes[axis]}",
+            f"it takes {wrong.expected}",
+        )
+
+
+def _operand(name: str, placement: Placement, type: TensorType | None) -> Operand:
+    if type is None or isinstance(placement, PerMember):
+        return Operand(name, placement)
+    return Operand(name, placement, type.elements <= 1, type.dtype == "bool")
