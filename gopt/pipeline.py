@@ -13,6 +13,7 @@ from gopt.graph.check import check_graph
 from gopt.passes import DEFAULT, find
 from gopt.passes.base import Pass, build_options, show_options
 from gopt.report import Change, PassRecord
+from gopt.sharding.verifier import Shardings
 
 _ITEM = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\{([^{}]*)\})?\s*(,|$)")
 
@@ -61,6 +62,8 @@ class Pipeline:
                 change = stage.spec.apply(step, stage.options)
                 if self.verify_each or stage is self.stages[-1]:
                     check_graph(step.graph)
+                if self.verify_each:
+                    Shardings(step).infer()
             except InvariantError as error:
                 before = ", ".join(step.applied) or "none"
                 raise InvariantError(f"pass {name}: {error.message}", f"passes already run: {before}") from error

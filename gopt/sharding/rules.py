@@ -69,12 +69,24 @@ def result(use: Use) -> Placement:
     sole = holder(use.place)
     if sole is not None and all(holder(each) == sole or isinstance(each, Replicated) for each in placements):
         return _alone(use, sole)
+    _check_presence(use)
     if any(isinstance(each, Partial) for each in placements):
         return partial(use)
     if use.standard and use.op_type in FULL_REDUCTIONS and any(isinstance(each, FlatShard) for each in placements):
         return reduction(use)
     rule = RULES.get(use.op_type, whole) if use.standard else whole
     return rule(use)
+
+
+def _check_presence(use: Use) -> None:
+    """Refuse shards and terms that other members have than those that run the node: some would be lost."""
+    there = use.place if isinstance(use.place, FlatShard) else None
+    for operand in use.operands:
+        given = operand.placement
+        if isinstance(given, Partial) and given.on != there:
+            raise Mismatch(operand, f"terms on the members that run it, {use.place}")
+        if isinstance(given, FlatShard) and there not in (None, given):
+            raise Mismatch(operand, f"{there}, on which it runs")
 
 
 # --- families ---------------------------------------------------------------------------------------------------------
@@ -171,10 +183,13 @@ def on_member(use: Use, member: int) -> Placement:
 
 def _alone(use: Use, member: int) -> Placement:
     """A node on a part of a bucket that lies on one member: any operator, on whole values."""
-    there = [operand for operand in use.operands if operand.placement == use.place]
+    if not use.standard or use.op_type not in ELEMENTWISE:
+        return OnMember(member)
     rest = [operand for operand in use.operands if operand.placement != use.place]
-    alike = bool(there) and all(operand.single for operand in rest)
-    return use.place if alike and use.standard and use.op_type in ELEMENTWISE else OnMember(member)
+    for operand in rest:
+        if isinstance(operand.placement, FlatShard):
+            raise Mismatch(operand, f"{use.place}, element by element")
+    return use.place if len(rest) < len(use.operands) and all(each.single for each in rest) else OnMember(member)
 
 
 _MOVES = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Transpose"})

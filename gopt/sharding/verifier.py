@@ -234,4 +234,4 @@ class Shardings:
 def _operand(name: str, placement: Placement, type: TensorType | None) -> Operand:
     if type is None or isinstance(placement, PerMember):
         return Operand(name, placement)
-    return Operand(name, placement, type.elements <= 1, type.dtype == "bool")
+    return Operand(name, placement, type.elements == 1, type.dtype == "bool")

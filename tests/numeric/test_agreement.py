@@ -194,6 +194,23 @@ def lone_share(step: Step) -> None:
         node.inputs = [given.outputs[0] if name == whole else name for name in node.inputs]
 
 
+def reduced_twice(step: Step) -> None:
+    """What a call made goes through another one."""
+    for node in [each for each in calls(step, "AllReduce", "shard") if each.attributes["reduce"] == "sum"]:
+        once = [f"{name}.once" for name in node.outputs]
+        step.graph.types.update({new: step.graph.types[name] for new, name in zip(once, node.outputs)})
+        again = Node("AllReduce", once, node.outputs, domain=COMM, attributes=dict(node.attributes), made_by="plant")
+        node.outputs = once
+        substitute(step, node, [node, again])
+
+
+def mean_of_shards(step: Step) -> None:
+    """Members take the mean of their shards for a term of the whole's."""
+    for node in step.graph.nodes:
+        if node.is_a("ReduceSum", "ReduceSumSquare") and isinstance(node.place, FlatShard):
+            node.op_type, node.proto = "ReduceMean", None
+
+
 @dataclass(frozen=True)
 class Case:
     """An error, where it is planted, what the refusal must say, and whether ranks can run with it."""
@@ -239,6 +256,9 @@ CASES = [
     Case(shifted_parts, "mlp_torchoptim_adamw", "shard=2", 2, r" is elements \d+ to \d+ of a bucket", runs=False),
     Case(no_reduce, "mlp_muon", "shard=2", 2, r"Add .* is each member's own along shard"),
     Case(another_root, "mlp_muon", "shard=2", 2, r"Add .* is on member 1 alone along shard", runs=False),
+    Case(reduced_twice, "mlp_mom_clip_sched", "shard=2", 2, r"AllReduce .* is replicated along shard"),
+    Case(reduced_twice, "gpt_adamw_clip_sched_fp16", "shard=3", 3, r"AllReduce .* is replicated along shard"),
+    Case(mean_of_shards, "mlp_mom_clip_sched", "shard=3", 2, r"ReduceMean .* reads .* of a bucket .* along shard"),
     Case(lone_share, "mlp_mom_clip_sched", "shard=2", 2, r"Sqrt .* is a partial sum along shard"),
 ]
 

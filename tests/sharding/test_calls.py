@@ -1,0 +1,118 @@
+"""Each conversion by numbers: the reference of a collective, on values taken apart, gives what its row says."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from chunks import Array, Chunks, agrees, take_apart
+
+from gopt.collectives.call import Call
+from gopt.collectives.table import COLLECTIVES
+from gopt.sharding.calls import CONVERSIONS, Conversion, convert
+from gopt.sharding.placements import (
+    PER_MEMBER,
+    REPLICATED,
+    FlatShard,
+    OnMember,
+    Partial,
+    PerMember,
+    Placement,
+    Replicated,
+    Shard,
+)
+from gopt.sharding.rules import Mismatch, Operand
+
+MEMBERS = 4
+CUTS = (0, 5, 5, 8, 12)
+ROWS = (3, 0, 1, 2)
+COLUMNS = (1, 0, 0, 1)
+FLAT = FlatShard.whole(CUTS)
+PLACEMENTS: list[Placement] = [
+    REPLICATED, PER_MEMBER, OnMember(1), FLAT, FlatShard.whole((0, 3, 6, 9, 12)), FlatShard(CUTS, 0, 8),
+    Shard(0, ROWS), Shard(1, COLUMNS), Partial("sum"), Partial("mean"), Partial("max"), Partial("min"),
+    Partial("sum", FLAT),
+]  # fmt: skip
+USES: list[tuple[str, dict[str, object]]] = [
+    *(("AllReduce", {"reduce": reduce}) for reduce in ("sum", "mean", "max", "min")),
+    *(("Reduce", {"reduce": reduce, "root": 1}) for reduce in ("sum", "mean")),
+    *(("ReduceScatter", {"reduce": reduce, "cuts": list(CUTS)}) for reduce in ("sum", "mean")),
+    ("ReduceScatter", {"reduce": "mean", "axis": 0, "sizes": list(ROWS)}),
+    ("AllGather", {"cuts": list(CUTS), "shapes": ["6,2"]}),
+    ("AllGather", {"axis": 0, "sizes": list(ROWS)}),
+    ("Broadcast", {"root": 1, "dtype": "float64", "shapes": ["6,2"]}),
+    ("AllToAll", {"split_axis": 1, "concat_axis": 0, "split_sizes": list(COLUMNS), "concat_sizes": list(ROWS)}),
+]  # fmt: skip
+
+
+def execute(op_type: str, attributes: dict[str, object], chunks: Chunks, whole: Array) -> Chunks | None:
+    """All members make the call; None where what they have does not go together."""
+    record = COLLECTIVES[op_type]
+    given: list[list[Array]] = [[] if chunk is None else [chunk] for chunk in chunks]
+    if op_type == "Broadcast":
+        given = [each if member == attributes["root"] else [] for member, each in enumerate(given)]
+    elif not all(given):
+        return None
+    known = record.resolve({"group": "shard", **attributes})
+    types = tuple((str(each[0].dtype), each[0].shape) for each in given if each)[:1]
+    made = record.reference(Call(op_type, known, types, MEMBERS, 0), given)
+    return [None if each is None else each[0] for each in made]
+
+
+@pytest.mark.parametrize(("op_type", "attributes"), USES, ids=str)
+def test_what_is_accepted_is_right(op_type, attributes):
+    generator = np.random.default_rng(0)
+    accepted = 0
+    for placement in PLACEMENTS:
+        whole = generator.standard_normal((6, 2))
+        try:
+            made = convert(Conversion(op_type, attributes), Operand("x", placement))
+        except Mismatch:
+            continue
+        accepted += 1
+        if isinstance(made, PerMember) or isinstance(placement, PerMember):
+            continue  # of members' own values there is no whole to compare with
+        if isinstance(placement, (Shard, Replicated)) and op_type in ("AllReduce", "Reduce", "ReduceScatter"):
+            continue  # what is made of them is another value: members' own, reduced
+        chunks = execute(op_type, attributes, take_apart(whole, placement, MEMBERS, generator), whole)
+        assert chunks is not None, placement
+        assert agrees(chunks, made, whole), f"{placement} -> {made}"
+    assert 0 < accepted < len(PLACEMENTS)
+
+
+def test_every_collective_of_a_group_has_a_row():
+    assert CONVERSIONS.keys() == {name for name, record in COLLECTIVES.items() if not record.pairwise}
+
+
+WRONG = [
+    ("AllReduce", {"reduce": "sum"}, REPLICATED, "it is reduced already"),
+    ("ReduceScatter", {"reduce": "sum", "cuts": list(CUTS)}, REPLICATED, "it is reduced already"),
+    ("AllReduce", {"reduce": "mean"}, Partial("sum"), "terms of a mean"),
+    ("AllReduce", {"reduce": "sum"}, Partial("max"), "terms of a sum"),
+    ("AllReduce", {"reduce": "sum"}, Partial("sum", FLAT), "terms that all members have"),
+    ("AllReduce", {"reduce": "mean"}, FLAT, "a whole value of each member"),
+    ("AllGather", {"cuts": list(CUTS), "shapes": ["6,2"]}, FlatShard.whole((0, 3, 6, 9, 12)), "as its cuts say"),
+    ("AllGather", {"cuts": list(CUTS), "shapes": ["6,2"]}, REPLICATED, "shards, or each member's own"),
+    ("AllGather", {"axis": 0, "sizes": list(ROWS)}, Shard(0, (2, 2, 1, 1)), "sharded along dimension 0"),
+    ("Broadcast", {"root": 1}, PER_MEMBER, "a value on member 1"),
+    ("Broadcast", {"root": 0}, OnMember(1), "a value on member 0"),
+]
+
+
+@pytest.mark.parametrize(("op_type", "attributes", "placement", "expected"), WRONG, ids=str)
+def test_what_is_wrong_is_refused(op_type, attributes, placement, expected):
+    with pytest.raises(Mismatch) as caught:
+        convert(Conversion(op_type, attributes), Operand("x", placement))
+    assert expected in caught.value.expected
+
+
+@pytest.mark.parametrize(("op_type", "placement"), product(("AllReduce", "AllGather"), (REPLICATED,)))
+def test_a_call_of_the_source_is_taken_at_its_word(op_type, placement):
+    attributes: dict[str, object] = {"reduce": "sum", "axis": 0, "sizes": [1, 1, 1, 1]}
+    assert convert(Conversion(op_type, attributes, own=False), Operand("x", placement)) == REPLICATED
+
+
+def test_over_several_axes_places_in_the_group_are_no_places_along_one():
+    call = Conversion("ReduceScatter", {"reduce": "mean", "cuts": list(CUTS)}, alone=False)
+    assert convert(call, Operand("x", PER_MEMBER)) == PER_MEMBER

@@ -1,0 +1,80 @@
+"""The layout operators by numbers: what ``specialise`` writes for them makes what their rules say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gopt.sharding.layouts import LAYOUTS, Layout, identity, lay
+from gopt.sharding.placements import PER_MEMBER, REPLICATED, FlatShard, OnMember, Partial, Placement
+from gopt.sharding.rules import Mismatch, Operand
+
+CUTS = (0, 4, 4, 9, 12)
+WHOLE = FlatShard.whole(CUTS)
+
+
+def made(op_type: str, *placements: Placement, place: FlatShard = WHOLE, **attributes: object) -> Placement:
+    operands = [Operand(f"x{number}", each) for number, each in enumerate(placements)]
+    return lay(Layout(op_type, attributes, place, 4), operands)
+
+
+def refused(expected: str, op_type: str, *placements: Placement, place: FlatShard = WHOLE, **attributes: object):
+    with pytest.raises(Mismatch) as caught:
+        made(op_type, *placements, place=place, **attributes)
+    assert expected in caught.value.expected
+
+
+def test_local_cuts_what_all_members_have():
+    assert made("Local", REPLICATED, REPLICATED) == WHOLE
+    refused("equal on all members, to cut it", "Local", REPLICATED, PER_MEMBER)
+    refused("equal on all members, to cut it", "Local", WHOLE)
+
+
+def test_a_segment_lies_inside():
+    inside = FlatShard(CUTS, 3, 10)
+    assert made("Segment", WHOLE, place=inside) == inside
+    refused("a shard that holds", "Segment", inside, place=WHOLE)
+    refused("a shard that holds", "Segment", FlatShard.whole((0, 3, 6, 9, 12)), place=inside)
+    refused("a shard that holds", "Segment", REPLICATED, place=inside)
+
+
+def test_neighbours_join():
+    assert made("Join", FlatShard(CUTS, 0, 3), FlatShard(CUTS, 3, 12)) == WHOLE
+    refused("the part of the bucket behind", "Join", FlatShard(CUTS, 0, 3), FlatShard(CUTS, 4, 12))
+    refused("the part of the bucket behind", "Join", FlatShard(CUTS, 3, 12), FlatShard(CUTS, 0, 3))
+
+
+def test_whole_tensors_join_in_the_order_of_their_members():
+    owned = (OnMember(0), OnMember(2), OnMember(2), OnMember(3))
+    assert made("Join", *owned, sizes=[4, 3, 2, 3]) == WHOLE
+    refused("in the order of their members", "Join", OnMember(1), OnMember(0), sizes=[1, 1])
+    refused("each lie on one member", "Join", OnMember(0), REPLICATED, sizes=[1, 1])
+    refused("each lie on one member", "Join", OnMember(0), FlatShard(CUTS, 4, 12), sizes=[4, 8])
+
+
+def test_a_guard_makes_terms_that_all_have():
+    assert made("Guard", Partial("sum", WHOLE), reduce="sum") == Partial("sum")
+    assert made("Guard", OnMember(2), reduce="max") == Partial("max")
+    refused("terms of a reduction by max", "Guard", Partial("sum", WHOLE), reduce="max")
+    refused("on one member", "Guard", REPLICATED, reduce="sum")  # it would count once for every member
+    refused("on one member", "Guard", WHOLE, reduce="sum")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64"])
+def test_the_identity_changes_no_reduction(dtype):
+    values = np.array([-3, 0, 5]).astype(dtype)
+    for op, reduce in (("sum", np.add.reduce), ("max", np.maximum.reduce), ("min", np.minimum.reduce)):
+        none = np.array(identity(op, dtype), dtype)
+        assert reduce(np.append(values, none)) == reduce(values)
+        assert reduce(np.append(values[:1], none)) == values[0]
+
+
+def test_the_identity_of_flags():
+    for flag in (True, False):
+        assert (flag or bool(identity("any", "bool"))) == flag and (flag and bool(identity("all", "bool"))) == flag
+
+
+def test_every_operator_has_a_rule():
+    from gopt.specialise import _Specialiser
+
+    assert {name.lower() for name in LAYOUTS} <= {name.strip("_") for name in vars(_Specialiser)}

@@ -1,0 +1,208 @@
+"""Each rule by numbers and without ranks: an operator on what members hold makes what its rule says they then hold.
+
+All operators of the table meet operands of all placements, uneven and empty shards among them. What a rule accepts is
+run per member and compared with the operator on the whole; what must be accepted is listed.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from chunks import Array, Chunks, agrees, run, take_apart
+
+from gopt.sharding.placements import (
+    PER_MEMBER,
+    REPLICATED,
+    FlatShard,
+    OnMember,
+    Partial,
+    PerMember,
+    Place,
+    Placement,
+    Replicated,
+)
+from gopt.sharding.rules import FULL_REDUCTIONS, RULES, Mismatch, Operand, Use, result
+
+MEMBERS = 4
+FLAT = FlatShard.whole((0, 3, 3, 5, 7))
+"""Uneven, and one member has nothing."""
+OTHER = FlatShard.whole((0, 1, 4, 6, 7))
+EVEN = FlatShard.whole((0, 2, 4, 6, 8))
+SOLE = FlatShard((0, 3, 3, 10, 12), 3, 10)
+"""A part of a bucket that one member has all of."""
+ALONE = OnMember(2)
+NUMBERS: list[Placement] = [
+    REPLICATED, PER_MEMBER, ALONE, FLAT, OTHER, SOLE, Partial("sum"), Partial("mean"), Partial("max"), Partial("min"),
+    Partial("sum", FLAT),
+]  # fmt: skip
+FLAGS: list[Placement] = [REPLICATED, PER_MEMBER, ALONE, FLAT, Partial("any"), Partial("all")]
+PLACES: list[Place] = [REPLICATED, ALONE, FLAT, SOLE]
+BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Sum", "Greater", "Equal")
+FLAGGED = ("And", "Or", "Xor")
+NULLARY: dict[str, dict[str, object]] = {"Cast": {"to": 11}, "Not": {}}
+SKIPPED = frozenset({
+    "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "CastLike", "Clip", "GreaterOrEqual", "IsInf",
+    "IsNaN", "Less", "LessOrEqual", "Mean", "Mod", "PRelu", "Where", "Swish", "Mish", "Shrink", "Acosh", "Softsign",
+})  # fmt: skip
+"""Elementwise as those that are tried: of other types, of more operands, or not in onnx's reference as ONNX has it."""
+UNARY = sorted(set(RULES) - set(BINARY) - set(FLAGGED) - {"Not"} - SKIPPED)
+OTHERS = ("Softmax", "CumSum", "Reshape", "Unsqueeze", "Transpose", "Flatten", "Expand", "Concat")
+
+
+def value(generator: np.random.Generator, count: int, *, single: bool, flags: bool) -> Array:
+    shape = () if single else (count,)
+    made = generator.uniform(0.2, 0.9, shape)
+    return np.asarray(made > 0.5) if flags else np.asarray(made)
+
+
+def attempt(
+    op_type: str,
+    placements: tuple[Placement, ...],
+    place: Place,
+    singles: tuple[bool, ...],
+    *,
+    flags: bool = False,
+    more: tuple[Array, ...] = (),
+    seed: int = 0,
+) -> bool | None:
+    """Whether the rule accepts and the numbers agree: None where it refuses, False where it is wrong."""  # fmt: skip
+    generator = np.random.default_rng(seed)
+    attributes = dict(NULLARY.get(op_type, {})) if op_type in NULLARY else _attributes(op_type)
+    count = 8 if EVEN in placements else 7
+    wholes = [value(generator, count, single=single, flags=flags) for single in singles]
+    operands = [
+        Operand(f"x{number}", placement, single, flags)
+        for number, (placement, single) in enumerate(zip(placements, singles))
+    ] + [Operand(f"c{number}", REPLICATED, each.size == 1) for number, each in enumerate(more)]
+    expected = run(op_type, [*wholes, *more], attributes)
+    try:
+        made = result(Use(op_type, tuple(operands), place, expected.size == 1))
+    except Mismatch:
+        return None
+    if op_type == "Cast" and flags and isinstance(placements[0], Partial):
+        return made == Partial("sum", placements[0].on)  # a count, of which the flag is made behind the call
+    parts = [take_apart(whole, each, MEMBERS, generator) for whole, each in zip(wholes, placements)]
+    parts += [[each] * MEMBERS for each in more]
+    chunks: Chunks = []
+    for member in range(MEMBERS):
+        given = [part[member] for part in parts]
+        here = place.covers(member) and all(each is not None for each in given)
+        chunks.append(run(op_type, [each for each in given if each is not None], attributes) if here else None)
+    if isinstance(made, (Replicated, PerMember)):  # who reads it elsewhere is refused by gopt.check
+        chunks = [chunk for member, chunk in enumerate(chunks) if place.covers(member)]
+    return agrees(chunks, made, expected)
+
+
+def _attributes(op_type: str) -> dict[str, object]:
+    if op_type in FULL_REDUCTIONS:
+        return {"keepdims": 0}
+    return {"Softmax": {"axis": 0}, "Concat": {"axis": 0}, "Flatten": {"axis": 0}}.get(op_type, {})
+
+
+def more(op_type: str) -> tuple[Array, ...]:
+    """Operands that say where to."""
+    ints = {"Reshape": [-1, 1], "Unsqueeze": [0], "Expand": [2, 7]}
+    if op_type == "CumSum":
+        return (np.array(0),)
+    return (np.array(ints[op_type]),) if op_type in ints else ()
+
+
+def swept(op_type: str, count: int, kinds: list[Placement], *, flags: bool = False) -> dict[str, int]:
+    """Every combination of placements, sizes and places; the numbers of what was accepted and refused."""
+    seen = {"right": 0, "refused": 0}
+    for placements in product(kinds, repeat=count):
+        for singles in product((False, True), repeat=count):
+            if any(isinstance(each, FlatShard) and one for each, one in zip(placements, singles)):
+                continue
+            if op_type in ("CumSum", "Softmax", "Expand", "Concat") and any(singles):
+                continue
+            for place in PLACES:
+                right = attempt(op_type, placements, place, singles, flags=flags, more=more(op_type))
+                assert right is not False, f"{op_type} of {list(map(str, placements))} {singles} on {place}"
+                seen["refused" if right is None else "right"] += 1
+    return seen
+
+
+@pytest.mark.parametrize("op_type", UNARY)
+def test_one_operand(op_type):
+    seen = swept(op_type, 1, NUMBERS)
+    assert seen["right"] > 4 and seen["refused"] > 4
+
+
+@pytest.mark.parametrize("op_type", BINARY)
+def test_two_operands(op_type):
+    seen = swept(op_type, 2, NUMBERS)
+    assert seen["right"] > 30 and seen["refused"] > 30
+
+
+@pytest.mark.parametrize("op_type", [*FLAGGED, "Not", "Cast"])
+def test_flags(op_type):
+    seen = swept(op_type, 1 if op_type in NULLARY else 2, FLAGS, flags=True)
+    assert seen["right"] > 4 and seen["refused"] > 4
+
+
+@pytest.mark.parametrize("op_type", sorted(set(FULL_REDUCTIONS) - {"ReduceLogSumExp"}))
+def test_full_reductions(op_type):
+    seen = swept(op_type, 1, [*NUMBERS, EVEN])
+    assert seen["right"] > 4 and seen["refused"] > 4
+
+
+@pytest.mark.parametrize("op_type", OTHERS)
+def test_operators_that_mix_or_move(op_type):
+    seen = swept(op_type, 2 if op_type == "Concat" else 1, NUMBERS)
+    assert seen["right"] > 4 and seen["refused"] > 4
+
+
+ACCEPTED = [
+    ("Add", (FLAT, FLAT), (False, False), FLAT, FLAT),
+    ("Mul", (FLAT, REPLICATED), (False, True), FLAT, FLAT),
+    ("Sqrt", (FLAT,), (False,), REPLICATED, FLAT),
+    ("ReduceSumSquare", (FLAT,), (False,), FLAT, Partial("sum", FLAT)),
+    ("ReduceMax", (FLAT,), (False,), FLAT, Partial("max", FLAT)),
+    ("ReduceMean", (EVEN,), (False,), REPLICATED, Partial("mean")),
+    ("Add", (Partial("sum"), Partial("sum")), (True, True), REPLICATED, Partial("sum")),
+    ("Div", (Partial("sum", FLAT), REPLICATED), (True, True), FLAT, Partial("sum", FLAT)),
+    ("Max", (Partial("max"), Partial("max")), (True, True), REPLICATED, Partial("max")),
+    ("Softmax", (SOLE,), (False,), SOLE, ALONE),
+    ("MatMul", (ALONE, REPLICATED), (False, False), ALONE, ALONE),
+    ("MatMul", (PER_MEMBER, REPLICATED), (False, False), REPLICATED, PER_MEMBER),
+]
+
+
+@pytest.mark.parametrize(("op_type", "placements", "singles", "place", "made"), ACCEPTED, ids=lambda each: str(each))
+def test_what_passes_write_is_accepted(op_type, placements, singles, place, made):
+    operands = tuple(Operand("x", each, single) for each, single in zip(placements, singles))
+    reduces = op_type in FULL_REDUCTIONS
+    assert result(Use(op_type, operands, place, reduces or all(singles))) == made
+
+
+REFUSED = [
+    ("Sqrt", (Partial("sum"),), "Sqrt of terms is no term of its result"),
+    ("Mul", (Partial("sum"), Partial("sum")), "Mul of terms"),
+    ("Add", (Partial("sum"), REPLICATED), "Add of terms"),
+    ("Add", (Partial("sum"), PER_MEMBER), "a value equal on all members"),
+    ("Add", (FLAT, OTHER), "the shard that it reads beside it"),
+    ("Add", (FLAT, PER_MEMBER), "the shard that it reads beside it"),
+    ("ReduceMean", (FLAT,), "the mean of unequal shards' means is not the mean"),
+    ("ReduceL2", (FLAT,), "no term of ReduceL2"),
+    ("MatMul", (FLAT, REPLICATED), "equal on all members, or each member's own"),
+    ("Add", (ALONE, REPLICATED), "equal on all members, or each member's own"),
+]
+
+
+@pytest.mark.parametrize(("op_type", "placements", "expected"), REFUSED, ids=lambda each: str(each))
+def test_what_is_wrong_is_refused(op_type, placements, expected):
+    operands = tuple(Operand("x", each, True) for each in placements)
+    with pytest.raises(Mismatch) as caught:
+        result(Use(op_type, operands, REPLICATED, True))
+    assert expected in caught.value.expected
+
+
+def test_an_operator_of_another_domain_takes_no_shard():
+    for placement in (FLAT, Partial("sum"), ALONE):
+        with pytest.raises(Mismatch):
+            result(Use("Add", (Operand("x", placement),), REPLICATED, standard=False))
+    assert isinstance(result(Use("Add", (Operand("x", PER_MEMBER),), REPLICATED, standard=False)), PerMember)
+    assert isinstance(result(Use("Add", (), REPLICATED, standard=False)), Replicated)

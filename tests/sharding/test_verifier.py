@@ -1,0 +1,111 @@
+"""The verifier names the first node that breaks a rule: node, operand, placement, and what was expected."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+from helpers import FIXTURES
+
+import gopt
+from gopt.analysis.spmd import Step
+from gopt.errors import InvariantError
+from gopt.graph.model import Node
+from gopt.mesh import Mesh
+from gopt.passes.base import Pass
+from gopt.pipeline import Pipeline, Stage, build_pipeline
+from gopt.report import Change
+from gopt.sharding.placements import PER_MEMBER, REPLICATED, FlatShard
+from gopt.sharding.verifier import Shardings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Nothing to choose."""
+
+
+def sharded(name: str, mesh: str, stage: int, *, accumulate: int = 1) -> Step:
+    source = gopt.load(FIXTURES / f"{name}.onnx")
+    pipeline = build_pipeline(defaults={"shard": {"stage": stage}})
+    return gopt.shard(source, Mesh.parse(mesh), accumulate=accumulate, pipeline=pipeline).step
+
+
+def test_values_of_a_step():
+    step = sharded("mlp_adamw", "dp=2,shard=3", 2)
+    known = Shardings(step).infer()
+    assert known.axes == ("dp", "shard")
+    assert known.of("x") == (PER_MEMBER, PER_MEMBER) == known.of(step.training.loss)
+    scattered = next(node for node in step.graph.nodes if node.op_type == "ReduceScatter")
+    cuts = FlatShard.whole(tuple(scattered.attributes["cuts"]))
+    assert known.of(scattered.inputs[0]) == (PER_MEMBER, PER_MEMBER)
+    assert known.of(scattered.outputs[0]) == (PER_MEMBER, cuts)
+    outer = next(node for node in step.graph.nodes if node.op_type == "AllReduce")
+    assert known.of(outer.outputs[0]) == (REPLICATED, cuts)
+    assert known.of("fc1.weight_out") == (REPLICATED, REPLICATED)
+
+
+def test_an_axis_of_one_member_is_none():
+    step = sharded("mlp_adamw", "dp=1,shard=2", 2)
+    assert Shardings(step).infer().axes == ("shard",)
+
+
+def planted(step: Step, edit: Node, at: int) -> InvariantError:
+    step.graph.nodes.insert(at, edit)
+    with pytest.raises(InvariantError) as caught:
+        Shardings(step).infer()
+    return caught.value
+
+
+def test_the_refusal_says_what_was_expected():
+    step = sharded("mlp_mom_clip_sched", "shard=2", 2)
+    place = next(place for place, node in enumerate(step.graph.nodes) if node.op_type == "Guard")
+    term = step.graph.nodes[place].outputs[0]
+    error = planted(step, Node("Exp", [term], ["planted"], made_by="plant"), place + 1)
+    assert error.message == f"Exp 'planted' reads {term!r}, which is a partial sum along shard"
+    assert error.hints == ("it takes the value itself: Exp of terms is no term of its result",)
+
+
+def test_the_first_offender_is_named():
+    step = sharded("mlp_mom_clip_sched", "shard=2", 2)
+    place = next(place for place, node in enumerate(step.graph.nodes) if node.op_type == "Guard")
+    term = step.graph.nodes[place].outputs[0]
+    step.graph.nodes.insert(place + 1, Node("Exp", [term], ["second"], made_by="plant"))
+    error = planted(step, Node("Sqrt", [term], ["first"], made_by="plant"), place + 1)
+    assert error.message.startswith("Sqrt 'first'")
+
+
+def test_every_pass_is_held_to_the_rules_when_asked():
+    """With ``--verify-each`` the pass that broke a rule is named, though a later one would have hidden it."""
+
+    def breaks(step: Step, _: Options) -> Change:
+        """Plant."""
+        term = next(node.outputs[0] for node in step.graph.nodes if node.op_type == "Guard")
+        types = step.graph.types
+        types["planted"] = types[term]
+        step.graph.nodes.append(Node("Sqrt", [term], ["planted"], made_by="plant"))
+        return Change()
+
+    def mends(step: Step, _: Options) -> Change:
+        """Take it away."""
+        step.graph.nodes.pop()
+        return Change()
+
+    source = gopt.load(FIXTURES / "mlp_mom_clip_sched.onnx")
+    whole = build_pipeline(defaults={"shard": {"stage": 2}})
+    stages = (*whole.stages, Stage(Pass("breaks", Options, breaks), Options()),
+              Stage(Pass("mends", Options, mends), Options()))  # fmt: skip
+    gopt.shard(source, 2, pipeline=Pipeline(stages))
+    with pytest.raises(InvariantError, match="pass breaks: Sqrt 'planted' reads"):
+        gopt.shard(source, 2, pipeline=Pipeline(stages, verify_each=True))
+
+
+NAMES = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_pass_leaves_a_fixture_against_the_rules(name):
+    source = gopt.load(FIXTURES / f"{name}.onnx")
+    for mesh, stage in itertools.product(("shard=3", "dp=2,shard=2"), (0, 1, 2, 3)):
+        pipeline = build_pipeline(defaults={"shard": {"stage": stage}}, verify_each=True)
+        gopt.shard(source, Mesh.parse(mesh), pipeline=pipeline)
