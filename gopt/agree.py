@@ -115,7 +115,7 @@ class _Blame:
         gradient, or the value at which it began."""
         training, makers = self.step.training, self.step.graph.producers()
         local = {
-            each for node, phase in zip(training.graph.nodes, training.phases) if phase is not Phase.UPDATE
+            each for node in training.graph.nodes if node.phase is not Phase.UPDATE
             for each in node.outputs
         }  # fmt: skip
         reader: Node | None = None

@@ -102,12 +102,7 @@ def _renamed(nodes: Iterable[Node], named: Mapping[str, str]) -> Iterable[Node]:
 def _refuse_kept_gradients(step: Step) -> None:
     """A state that keeps what a backward makes would keep that of the last micro-step alone."""
     training = step.training
-    made = {
-        name
-        for node, stage in zip(training.graph.nodes, training.phases)
-        if stage is Stage.BACKWARD
-        for name in node.outputs
-    }
+    made = {name for node in training.graph.nodes if node.phase is Stage.BACKWARD for name in node.outputs}
     for state in training.states:
         if state.kind is Kind.STATISTIC and state.updated in made:
             raise UnsupportedError(

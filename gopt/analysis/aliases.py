@@ -37,22 +37,22 @@ class View:
         """The same roles over the source, of which only the update loses its aliases."""
         viewed = dict(zip(self.origin, self.graph.nodes))
         graph = self.source
-        phases = self._phases(dict(zip(self.origin, training.phases)))
+        phases = self._phases(dict(zip(self.origin, training.graph.nodes)))
         nodes: list[Node] = []
-        found: list[Phase] = []
         dropped: list[Node] = []
         for place, node in enumerate(graph.nodes):
             phase = phases.get(place)
             if phase is None:
                 dropped += [node] if node.made_by != MOVED else []  # the file has no moved one
                 continue
-            nodes.append(viewed[place] if phase is Phase.UPDATE and place in viewed else node)
-            found.append(phase)
+            kept = viewed[place] if phase is Phase.UPDATE and place in viewed else node
+            kept.phase = phase
+            nodes.append(kept)
         if dropped or not all(new is old or _same(new, old) for new, old in zip(nodes, graph.nodes)):
             graph = replace(graph, nodes=nodes, written=graph.written or graph.nodes)
-        return replace(training, graph=graph, phases=found, looked_through=dropped)
+        return replace(training, graph=graph, looked_through=dropped)
 
-    def _phases(self, viewed: dict[int, Phase]) -> dict[int, Phase]:
+    def _phases(self, viewed: dict[int, Node]) -> dict[int, Phase]:
         """The phase of every node that stays, by place: the view's, or an earlier one in which it is read.
 
         Forward and backward read what the file says, aliases included; the update reads roots.
@@ -63,8 +63,9 @@ class View:
         for place in range(len(self.source.nodes) - 1, -1, -1):
             node = self.source.nodes[place]
             read = [due[name] for name in node.outputs if name in due]
-            if place in viewed:
-                read.append(viewed[place])
+            seen = viewed[place].phase if place in viewed else None
+            if seen is not None:
+                read.append(seen)
             if not read:
                 continue
             phase = phases[place] = min(read, key=order)

@@ -25,10 +25,7 @@ class _Numbers:
         self.graph = training.graph
         self.updates = updates
         self.producer = {
-            name: node
-            for node, phase in zip(training.graph.nodes, training.phases)
-            if phase is Phase.UPDATE
-            for name in node.outputs
+            name: node for node in training.graph.nodes if node.phase is Phase.UPDATE for name in node.outputs
         }
         self._numbers: dict[Hashable, int] = {}
         self._values: dict[str, int] = {}

@@ -49,7 +49,7 @@ class _Finder:
         self.training = training
         self.graph = training.graph
         self.index = Index(training.graph)
-        self.nodes = [n for n, phase in zip(training.graph.nodes, training.phases) if phase is Phase.UPDATE]
+        self.nodes = [node for node in training.graph.nodes if node.phase is Phase.UPDATE]
         self.reachable = {name for state in training.states for name in (state.tensor, state.updated)}
         updated = (s.updated for s in training.states if not {s.tensor, s.of} & training.gradients.keys())
         self.held_by_all = {name for name in updated if not self.index.one_element(name)}

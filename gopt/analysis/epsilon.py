@@ -22,8 +22,8 @@ def bare_roots(training: Training) -> list[str]:
     index = Index(training.graph)
     states = {name: state.tensor for state in training.states for name in (state.tensor, state.updated)}
     found: list[tuple[str, str]] = []
-    for node, phase in zip(training.graph.nodes, training.phases):
-        if phase is not Phase.UPDATE:
+    for node in training.graph.nodes:
+        if node.phase is not Phase.UPDATE:
             continue
         divisor = _divisor(node)
         if divisor and not index.one_element(divisor):

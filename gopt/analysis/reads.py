@@ -14,8 +14,8 @@ def parameter_readers(training: Training) -> dict[str, list[Node]]:
     """Parameter -> its readers in forward and backward, in order."""
     names = {state.tensor for state in training.parameters}
     found: dict[str, list[Node]] = {}
-    for node, phase in zip(training.graph.nodes, training.phases):
-        if phase is not Phase.UPDATE:
+    for node in training.graph.nodes:
+        if node.phase is not Phase.UPDATE:
             for name in dict.fromkeys(node.reads):
                 if name in names:
                     found.setdefault(name, []).append(node)

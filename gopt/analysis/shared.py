@@ -39,11 +39,11 @@ def recover_shared(graph: Graph, values: Sequence[str], recover: Callable[[Graph
         initializers={**apart.initializers, **held},
     )  # fmt: skip
     training = recover(view)
-    for node, phase in zip(training.graph.nodes, training.phases):
+    for node in training.graph.nodes:
         name = next((names[each] for each in node.reads if each in names), None)
-        if name is not None and phase is not Phase.UPDATE:
+        if name is not None and node.phase not in (None, Phase.UPDATE):
             raise UnsupportedError(
-                f"--shared {name}: the {phase.value} reads it too, at {node.label!r}",
+                f"--shared {name}: the {node.phase.value} reads it too, at {node.label!r}",
                 "the update alone may read it, as a mean over the ranks",
             )
     _check_reach(training, names)
@@ -94,14 +94,12 @@ def _restored(training: Training, names: dict[str, str]) -> Training:
     graph = training.graph
     olds = {old: new for new, old in names.items()}
     nodes: list[Node] = []
-    phases: list[Phase] = []
-    for node, phase in zip(graph.nodes, training.phases):
+    for node in graph.nodes:
         nodes.append(node)
-        phases.append(phase)
         for name in node.outputs:
             if name in olds:
                 nodes.append(Node("Identity", [name], [olds[name]]))
-                phases.append(Phase.UPDATE)
+                nodes[-1].phase = Phase.UPDATE
     kept = {name: tensor for name, tensor in graph.initializers.items() if name not in names}
     graph = replace(graph, nodes=nodes, initializers=kept)
-    return replace(training, graph=graph, phases=phases, shared=names)
+    return replace(training, graph=graph, shared=names)

@@ -28,13 +28,12 @@ def assemble(step: Outline, found: Found) -> Training:
     _own(step, states, found)
     hyper = [name for name in graph.inputs if name not in step.updated and name not in step.batch]
     hyper = [name for name in hyper if name not in graph.initializers]
-    phases = [
-        Phase.FORWARD if id(node) in step.forward else Phase.BACKWARD if id(node) in found.backward else Phase.UPDATE
-        for node in graph.nodes
-    ]
+    for node in graph.nodes:
+        backward = Phase.BACKWARD if id(node) in found.backward else Phase.UPDATE
+        node.phase = Phase.FORWARD if id(node) in step.forward else backward
     paired = set(step.updated.values())
     metrics = [name for name in graph.outputs if name not in paired and name != step.loss]
-    training = Training(graph, step.loss, states, found.gradients, step.batch, hyper, metrics, phases, step.random)
+    training = Training(graph, step.loss, states, found.gradients, step.batch, hyper, metrics, step.random)
     _refuse_dropped_states(step, training, found, check.reduced)
     training.notes = _notes(step, training) + bare_roots(training)
     if not found.gradients:

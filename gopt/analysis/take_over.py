@@ -64,14 +64,12 @@ class _Finder:
     mesh: Mesh
     data: set[str] = field(init=False)
     index: Index = field(init=False)
-    phase: dict[int, Phase] = field(init=False)
     tainted: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
         training = self.training
         self.data = set(self.mesh.live(self.mesh.data_group)) if self.mesh.data_group is not None else set()
         self.index = Index(training.graph)
-        self.phase = {id(node): phase for node, phase in zip(training.graph.nodes, training.phases)}
         drawn = (name for node in training.random for name in node.outputs)
         self.tainted = descendants(self.index, [*training.batch, *drawn])
 
@@ -116,11 +114,10 @@ class _Finder:
     def _check(self, node: Node, *, pair: bool) -> None:
         """Refuse a call over data axes that cannot be the reduction of a gradient."""
         what = f"{node.op_type} {node.label!r} over {node.attributes['group']}"
-        phase = self.phase[id(node)]
         if self.live(node) != self.data:
             raise UnsupportedError(f"{what} reaches a part of the ranks that see different data, {self.mesh}", HINT)
-        if phase is not Phase.UPDATE:
-            raise UnsupportedError(f"{what} stands in the {phase.value}", HINT)
+        if node.phase is not None and node.phase is not Phase.UPDATE:
+            raise UnsupportedError(f"{what} stands in the {node.phase.value}", HINT)
         if node.op_type not in SAME or (node.op_type == "Broadcast" and not pair):
             raise UnsupportedError(f"{what} stands in the update: the source is sharded already", HINT)
         if node.attributes.get("reduce", "sum") not in ("sum", "mean"):
@@ -179,7 +176,7 @@ class _Finder:
         """The update may see a gradient through its call alone."""
         for value, allowed in followed.items():
             for reader in self.index.readers.get(value, ()):
-                if self.phase[id(reader)] is Phase.UPDATE and id(reader) not in allowed:
+                if reader.phase is Phase.UPDATE and id(reader) not in allowed:
                     raise UnsupportedError(
                         f"{reader.op_type} {reader.label!r} reads {value!r} before the source reduces it",
                         "let the update read the reduced gradient alone",

@@ -54,17 +54,17 @@ class Through:
     def restore(self, training: Training, graph: Graph) -> Training:
         """The same roles over the graph with its collectives."""
         found: dict[int, set[Phase]] = {}
-        for place, phase in zip(self.origin, training.phases):
-            found.setdefault(place, set()).add(phase)
-        phases = []
+        for place, stand_in in zip(self.origin, training.graph.nodes):
+            assert stand_in.phase is not None
+            found.setdefault(place, set()).add(stand_in.phase)
         for place, node in enumerate(graph.nodes):
             if Phase.UPDATE in found[place] and len(found[place]) > 1:
                 raise UnsupportedError(
                     f"{node.op_type} {node.label!r} carries values of the update together with others",
                     "make them two calls",
                 )
-            phases.append(min(found[place], key=list(Phase).index))
-        return replace(training, graph=graph, phases=phases)
+            node.phase = min(found[place], key=list(Phase).index)
+        return replace(training, graph=graph)
 
 
 def look_through(graph: Graph) -> Through | None:

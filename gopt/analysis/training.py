@@ -8,7 +8,9 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from gopt.graph.model import Graph, Node
+from gopt.graph.phase import Phase
 
+__all__ = ["Kind", "Phase", "State", "Training"]
 T = TypeVar("T")
 
 
@@ -20,14 +22,6 @@ class Kind(str, Enum):
     STATISTIC = "statistic"
     SCALAR = "scalar"
     ACCUMULATOR = "accumulator"
-
-
-class Phase(str, Enum):
-    """Where in the step a node stands."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    UPDATE = "update"
 
 
 @dataclass(slots=True)
@@ -44,8 +38,8 @@ class State:
 class Training:
     """A source graph with its roles.
 
-    ``gradients`` maps a parameter's input name to the value that is its gradient; ``phases`` is parallel to
-    ``graph.nodes``. ``batch`` and ``hyper`` are the inputs that are no states; ``metrics`` the other outputs.
+    ``gradients`` maps a parameter's input name to the value that is its gradient; nodes carry their phase.
+    ``batch`` and ``hyper`` are the inputs that are no states; ``metrics`` the other outputs.
     """
 
     graph: Graph
@@ -55,7 +49,6 @@ class Training:
     batch: list[str]
     hyper: list[str]
     metrics: list[str]
-    phases: list[Phase]
     random: list[Node]
     notes: list[str] = field(default_factory=list)
     looked_through: list[Node] = field(default_factory=list)

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto
 
+from gopt.graph.phase import Phase
 from gopt.graph.types import TensorType, dtype_code, dtype_name, nbytes, numpy_dtype
 from gopt.sharding.placements import REPLICATED, Place
 
@@ -38,6 +39,7 @@ class Node:
         "op_type",
         "origin",
         "outputs",
+        "phase",
         "place",
         "proto",
     )
@@ -67,6 +69,8 @@ class Node:
         """Values of the outer graph that bodies of control flow read."""
         self.origin: Any = None
         """The opaque operator this node was written for (``gopt.sources.origin``), or None."""
+        self.phase: Phase | None = None
+        """Forward, backward or update, once the roles of the source are recovered."""
         self._attributes = attributes
 
     @property
@@ -237,7 +241,7 @@ def clone(node: Node) -> Node:
         node.op_type, node.inputs, node.outputs, domain=node.domain, name=node.name,
         attributes=node._attributes, made_by=node.made_by, proto=node.proto, place=node.place,
     )  # fmt: skip
-    copy.captures, copy.origin = node.captures, node.origin
+    copy.captures, copy.origin, copy.phase = node.captures, node.origin, node.phase
     return copy
 
 

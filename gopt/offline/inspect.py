@@ -174,8 +174,9 @@ def _named(training: Training, names: Sequence[str]) -> tuple[Named, ...]:
 
 def _phases(training: Training) -> tuple[PhaseCount, ...]:
     counts: dict[Phase, dict[str, int]] = {phase: {} for phase in Phase}
-    for node, phase in zip(training.graph.nodes, training.phases):
-        operators = counts[phase]
+    for node in training.graph.nodes:
+        assert node.phase is not None
+        operators = counts[node.phase]
         operators[node.op_type] = operators.get(node.op_type, 0) + 1
     return tuple(
         PhaseCount(phase.value, sum(ops.values()), dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))))

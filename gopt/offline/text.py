@@ -34,9 +34,9 @@ def canonical_text(graph: Graph, training: Training | None = None) -> str:
     lines += ["", "initializers"]
     lines += [f"  {ref(name)} = {tensor_text(graph.initializers[name])}" for name in sorted(graph.initializers)]
     lines += ["", "nodes"]
-    for place, node in enumerate(graph.nodes):
+    for node in graph.nodes:
         types = ", ".join(str(graph.type_of(name)) for name in node.outputs)
-        notes = [training.phases[place].value] if training is not None and graph is training.graph else []
+        notes = [node.phase.value] if training is not None and graph is training.graph and node.phase else []
         notes += [roles.values[name] for name in node.outputs if name in roles.values]
         notes += [f"by {node.made_by}"] if node.made_by else []
         notes += _place(node.place)

@@ -122,7 +122,7 @@ def record(training: Training, table: dict[str, str] | None = None) -> dict[str,
         "hyper": [*map(name, training.hyper)],
         "states": [(name(s.tensor), name(s.updated), s.kind, name(s.of)) for s in training.states],
         "gradients": {name(key): name(value) for key, value in training.gradients.items()},
-        "phases": [phase.value for phase in training.phases],
+        "phases": [node.phase.value for node in training.graph.nodes],
     }
 
 
@@ -194,7 +194,7 @@ def test_a_gradient_that_the_backward_reads(tmp_path):
     """Correction 2: BatchNorm's bias gradient feeds the input gradient; its readers there keep the local one."""
     training = gopt.load(FIXTURES / "cnn_sgd.onnx").training
     readers = training.graph.readers()
-    phase = {id(node): phase.value for node, phase in zip(training.graph.nodes, training.phases)}
+    phase = {id(node): node.phase.value for node in training.graph.nodes}
     read = [{phase[id(node)] for node in readers.get(gradient, ())} for gradient in training.gradients.values()]
     assert {"backward", "update"} in read
     step = gopt.shard(gopt.load(FIXTURES / "cnn_sgd.onnx"), 2, stage=0).step

@@ -286,7 +286,7 @@ def test_a_reduced_gradient_in_the_backward(tmp_path):
     out = sharded(tmp_path, "cnn_sgd", 2, stage=0)
     source = gopt.load(FIXTURES / "cnn_sgd.onnx").training
     readers = source.graph.readers()
-    backward = {id(n) for n, phase in zip(source.graph.nodes, source.phases) if phase.value == "backward"}
+    backward = {id(n) for n in source.graph.nodes if n.phase.value == "backward"}
     shared = [g for g in source.gradients.values() if any(id(n) in backward for n in readers.get(g, ()))]
     assert shared, "the fixture has such a gradient"
 

@@ -32,9 +32,7 @@ def edited(model: ModelProto, step: Training, kind: str) -> Edited:
 
 def update_readers(model: ModelProto, step: Training) -> set[str]:
     """The nodes that stand in the update, by name."""
-    inside = {
-        name for node, phase in zip(step.graph.nodes, step.phases) if phase is not Phase.UPDATE for name in node.outputs
-    }
+    inside = {name for node in step.graph.nodes if node.phase is not Phase.UPDATE for name in node.outputs}
     return {node.name for node in model.graph.node if not inside.intersection(node.output)}
 
 

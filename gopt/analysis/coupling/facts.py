@@ -34,7 +34,7 @@ def read_couplings(training: Training) -> Reading:
 
     def find() -> Reading:
         graph = training.graph
-        forward = [node for node, phase in zip(graph.nodes, training.phases) if phase is Phase.FORWARD]
+        forward = [node for node in graph.nodes if node.phase is Phase.FORWARD]
         sight = start(graph, training.batch)
         read = {name for node in forward for name in node.reads}
         sight.found = [fact for fact in sight.found if fact.value in read]
@@ -150,7 +150,6 @@ def _sum(sight: Sight, loss: str, node: Node) -> None:
 
 def _driven(sight: Sight, training: Training) -> None:
     """What the update reads of a rank's own batch beside gradients: the loss above all."""
-    phases = {id(node): phase for node, phase in zip(training.graph.nodes, training.phases)}
     gradients = set(training.gradients.values())
     stack = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
     seen: set[int] = set()
@@ -161,7 +160,7 @@ def _driven(sight: Sight, training: Training) -> None:
         seen.add(id(node))
         for name in node.reads:
             maker = sight.index.producer.get(name)
-            own = name in training.batch or (maker is not None and phases[id(maker)] is Phase.FORWARD)
+            own = name in training.batch or (maker is not None and maker.phase is Phase.FORWARD)
             if own and name in sight.marks and not reads_shape_only(node):
                 sight.couple(
                     Coupled.LOSS_DRIVEN, node,

@@ -109,9 +109,8 @@ def _refuse(sight: Sight, kinds: tuple[Coupled, ...]) -> None:
 
 def _sound(training: Training, sight: Sight, nodes: list[Node], wanted: dict[str, Node]) -> None:
     """Refuse what grows with the batch where the forward, the statistics or the loss read it."""
-    phase = {id(node): each for node, each in zip(training.graph.nodes, training.phases)}
     read = {
-        name for node in nodes if phase[id(node)] is Phase.FORWARD and _single(sight, node)
+        name for node in nodes if node.phase is Phase.FORWARD and _single(sight, node)
         for name in node.inputs if name in sight.fed
     }  # fmt: skip
     for name in sorted({*read, training.loss, *(wanted.keys() - sight.fed.keys())}):
@@ -153,8 +152,8 @@ def _points(sight: Sight, names: Iterable[str]) -> list[str]:
 
 def _corrected(training: Training, sight: Sight, ranks: int) -> Iterable[Corrected]:
     """Factors n / (n - 1) of unbiased variances, n being the number of elements that were reduced."""
-    for node, phase in zip(training.graph.nodes, training.phases):
-        if phase is Phase.FORWARD or not node.is_a("Mul"):
+    for node in training.graph.nodes:
+        if node.phase is Phase.FORWARD or not node.is_a("Mul"):
             continue
         for name, constant in (node.inputs, node.inputs[::-1]):
             mark, value = sight.marks.get(name), sight.scalar(constant)

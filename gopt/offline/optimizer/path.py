@@ -45,7 +45,7 @@ class Paths:
         self._carries = self._carriers()
         self._readers = training.graph.readers()
         self._in_backward = {
-            name for node, phase in zip(training.graph.nodes, training.phases) if phase is not Phase.UPDATE
+            name for node in training.graph.nodes if node.phase is not Phase.UPDATE
             for name in node.reads if name in trial.inputs
         }  # fmt: skip
         self.unscaled: dict[str, None] = {}
@@ -181,10 +181,10 @@ class Paths:
         """Floating full-shaped values that reach a new parameter or optimizer state, reductions aside."""
         training, trial = self.training, self.trial
         targets = {s.updated for s in training.states if s.kind in (Kind.PARAMETER, Kind.OPTIMIZER_STATE)}
-        for node, phase in zip(reversed(training.graph.nodes), reversed(training.phases)):
+        for node in reversed(training.graph.nodes):
             one = all(trial.single(name) for name in node.outputs if name)
             if one and not all(trial.single(name) for name in node.reads):
                 continue
-            if phase is Phase.UPDATE and any(name in targets for name in node.outputs):
+            if node.phase is Phase.UPDATE and any(name in targets for name in node.outputs):
                 targets.update(name for name in node.inputs if training.graph.type_of(name).dtype in FLOATS)
         return targets

@@ -85,9 +85,9 @@ class Trial:
         self.producer: dict[str, Node] = {}
         self.position = {id(node): place for place, node in enumerate(graph.nodes)}
         known = {*self.inputs, ""}
-        for node, phase in zip(graph.nodes, training.phases):
+        for node in graph.nodes:
             self._note_constant(node)
-            if phase is Phase.UPDATE:
+            if node.phase is Phase.UPDATE:
                 self.producer.update((name, node) for name in node.outputs)
                 full_shaped = (
                     not _of_a_type(node)

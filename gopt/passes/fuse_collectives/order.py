@@ -42,15 +42,11 @@ def _update(step: Step) -> set[int]:
 
     Nothing else reads their values, so the rest of the graph can stand before them.
     """
-    graph = step.training.graph
-    known = {
-        id(node.proto) for node, phase in zip(graph.nodes, step.training.phases)
-        if phase is Phase.UPDATE and node.domain != COMM and node.proto is not None
-    }  # fmt: skip
     values: set[str] = set()
     found = set()
     for place, node in enumerate(step.graph.nodes):
-        if (node.proto is not None and id(node.proto) in known) or any(name in values for name in node.reads):
+        own = node.phase is Phase.UPDATE and node.domain != COMM
+        if own or any(name in values for name in node.reads):
             found.add(place)
             values.update(node.outputs)
     return found

@@ -94,8 +94,8 @@ def _hold(step: Step, emitted: list[Emitted], dropped: set[str], reduced: Mappin
 
 def _read_reduced(step: Step, draft: Draft, reduction: Reduction) -> None:
     """Only readers in the update see the reduced gradient: the backward keeps the local one."""
-    for node, phase in zip(step.training.graph.nodes, step.training.phases):
-        if phase is Phase.UPDATE and (kept := draft.kept(node)) is not None:
+    for node in step.training.graph.nodes:
+        if node.phase is Phase.UPDATE and (kept := draft.kept(node)) is not None:
             kept.inputs = [reduction.reduced.get(name, name) for name in kept.inputs]
             if kept.is_a("Cast"):  # a cast need not start from what was rounded to the gradient's type
                 kept.inputs = [reduction.exact.get(name, name) for name in kept.inputs]

@@ -74,12 +74,12 @@ class Delivery:
             return
         names = {state.tensor for state in self.step.training.parameters}
         names |= {copy.input for copy in self.copies.values()}
-        for place, (node, phase) in enumerate(zip(self.step.training.graph.nodes, self.step.training.phases)):
-            for name in dict.fromkeys(node.reads) if phase is not Phase.UPDATE else ():
+        for place, node in enumerate(self.step.training.graph.nodes):
+            for name in dict.fromkeys(node.reads) if node.phase is not Phase.UPDATE else ():
                 kept = self.draft.kept(node) if name in names else None
                 if kept is not None:
                     readers = self._readers.setdefault(name, _Readers([], []))
-                    (readers.backward if phase is Phase.BACKWARD else readers.forward).append(kept)
+                    (readers.backward if node.phase is Phase.BACKWARD else readers.forward).append(kept)
                     self._place[id(kept)] = place
 
     def narrow(self, cone: Cone) -> str:

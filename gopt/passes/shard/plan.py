@@ -179,8 +179,8 @@ def _first_uses(training: Training) -> dict[str, int]:
     """Parameter -> place of its first reader in the forward, or in the backward where it has none."""
     names = {state.tensor for state in training.parameters}
     found: dict[str, int] = {}
-    for place, (node, phase) in enumerate(zip(training.graph.nodes, training.phases)):
-        for name in node.reads if phase is not Phase.UPDATE else ():
+    for place, node in enumerate(training.graph.nodes):
+        for name in node.reads if node.phase is not Phase.UPDATE else ():
             if name in names:
                 found.setdefault(name, place)
     return found

@@ -115,15 +115,14 @@ def feed_training(training: Training, randoms: Randoms) -> Training:
     """The same step with what it draws as inputs of its batch."""
     if not randoms.fed:
         return training
-    phases = dict(zip(map(id, training.graph.nodes), training.phases))
     writer = _Writer(training.graph.types)
-    nodes, kept = [], []
+    nodes = []
     for node in training.graph.nodes:
         for new in writer.nodes(node):
             nodes.append(new)
-            kept.append(phases[id(node)])
+            new.phase = node.phase
     graph = _with_inputs(training.graph, nodes, writer, randoms)
-    return replace(training, graph=graph, phases=kept, batch=[*training.batch, *randoms.fed], random=[])
+    return replace(training, graph=graph, batch=[*training.batch, *randoms.fed], random=[])
 
 
 def feed_graph(graph: Graph, randoms: Randoms, types: Mapping[str, TensorType]) -> Graph:

@@ -34,8 +34,8 @@ def update_graph(training: Training, watched: Iterable[str] = ()) -> Graph:
     wanted = [state.updated for state in training.states if state.kind is not Kind.STATISTIC] + list(watched)
     stops = {*training.gradients.values(), *training.shared}
     nodes = [
-        node for node, phase in zip(training.graph.nodes, training.phases)
-        if phase is Phase.UPDATE or not stops.intersection(node.outputs)
+        node for node in training.graph.nodes
+        if node.phase is Phase.UPDATE or not stops.intersection(node.outputs)
     ]  # fmt: skip
     return part_of(training.graph, nodes, dict.fromkeys(wanted), stops)
 

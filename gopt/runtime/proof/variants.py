@@ -79,8 +79,8 @@ def has_finite_check(training: Training) -> bool:
     gradient_values = set(training.gradients.values())
     behind = set(gradient_values)
     found = False
-    for node, phase in zip(training.graph.nodes, training.phases):
-        if phase is not Phase.UPDATE or not any(name in behind for name in node.reads):
+    for node in training.graph.nodes:
+        if node.phase is not Phase.UPDATE or not any(name in behind for name in node.reads):
             continue
         behind.update(node.outputs)
         infinite = any(_is_infinity(training.graph, name) for name in node.inputs)

@@ -1,0 +1,13 @@
+"""Where in a training step a node stands."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Phase(str, Enum):
+    """Set on the nodes of a source when its roles are recovered; nodes that passes add have none."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
