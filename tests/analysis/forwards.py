@@ -42,8 +42,9 @@ def reading(graph: Graph) -> Reading:
     """What is told of a graph that is a forward alone: inputs without a value are the batch."""
     batch = [name for name in graph.inputs if name not in graph.initializers]
     states = [State(name, name, StateKind.PARAMETER) for name in graph.inputs if name in graph.initializers]
-    phases = [Phase.FORWARD] * len(graph.nodes)
-    return read_couplings(Training(graph, "loss", states, {}, batch, [], [], phases, []))
+    for node in graph.nodes:
+        node.phase = Phase.FORWARD
+    return read_couplings(Training(graph, "loss", states, {}, batch, [], [], []))
 
 
 def draw(graph: Graph, generator: np.random.Generator) -> dict[str, np.ndarray]:

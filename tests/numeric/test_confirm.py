@@ -67,7 +67,7 @@ def training_of(
     onnx.save(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(HEAD + text)), path)
     graph = load(path, own=True)
     states = [State(name, name, Kind.PARAMETER) for name in graph.inputs if name not in batch]
-    return Training(graph, loss, states, dict(gradients), list(batch), [], [], [], [])
+    return Training(graph, loss, states, dict(gradients), list(batch), [], [], [])
 
 
 def confirm(training: Training, *, seed: int = 0, points: int = 2, **fixed: np.ndarray) -> dict[str, Confirmation]:

@@ -78,8 +78,9 @@ class Calls:
         header.opset_import.append(onnx.helper.make_opsetid(COMM, 1))
         table = {name: self.types[name] for name in shown}
         graph = Graph("calls", self.nodes, dict(self.inputs), table, {}, dict(self.types), header)
-        phases = [Phase.UPDATE if id(node) in self.late else Phase.FORWARD for node in self.nodes]
-        training = Training(graph, shown[0], [], {}, list(self.inputs), [], shown[1:], phases, [])
+        for node in self.nodes:
+            node.phase = Phase.UPDATE if id(node) in self.late else Phase.FORWARD
+        training = Training(graph, shown[0], [], {}, list(self.inputs), [], shown[1:], [])
         return Step.start(training, mesh or Mesh((("shard", self.members),)))
 
 
