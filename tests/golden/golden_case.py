@@ -163,8 +163,7 @@ def _text(step: Step) -> str:
 def _holding(held: Holding) -> str:
     parts = ", ".join(_part(held, part) for part in held.parts)
     notes = [*_place(held.place), *(["copy"] if held.copy else []), *(["local"] if held.local else [])]
-    said = f"  ; {', '.join(notes)}" if notes else ""
-    return f"  {ref(held.input)} -> {ref(held.output)} : {held.dtype}, {parts}{said}"
+    return f"  {ref(held.input)} -> {ref(held.output)} : {held.dtype}, {parts}{_noted(notes)}"
 
 
 def _part(held: Holding, part: Part) -> str:
@@ -176,8 +175,12 @@ def _part(held: Holding, part: Part) -> str:
 def _accumulator(held: Accumulator) -> str:
     lies = f"cuts {list(held.cuts)}" if held.cuts is not None else f"shape {list(held.shape)}"
     notes = [*_place(held.place), *(["reduced"] if held.reduced else [])]
-    said = f"  ; {', '.join(notes)}" if notes else ""
-    return f"  {ref(held.input)} + gradient = {ref(held.added)}, zeroed as {ref(held.output)} : {held.dtype}, {lies}{said}"
+    sums = f"{ref(held.input)} + gradient = {ref(held.added)}, zeroed as {ref(held.output)}"
+    return f"  {sums} : {held.dtype}, {lies}{_noted(notes)}"
+
+
+def _noted(notes: list[str]) -> str:
+    return f"  ; {', '.join(notes)}" if notes else ""
 
 
 def _place(place: Place) -> list[str]:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from golden_case import AFTER, DIFF, HOME, NOTHING, REFUSED, Case, check, outcome, paths, read, write
+from golden_case import AFTER, DIFF, HOME, NOTHING, REFUSED, Case, check, paths, read, write
 
 from gopt.passes import PASSES
 from gopt.pipeline import parse_pipeline
@@ -22,8 +22,8 @@ def case_path(name: str) -> Path:
 
 
 def kind(case: Case) -> str:
-    """Which section holds what the case expects."""
-    return case.expected.splitlines()[0].removeprefix("=== ")
+    """Which section holds what the case expects; empty for a case that was never written out."""
+    return case.expected.partition("\n")[0].removeprefix("=== ")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -94,9 +94,3 @@ def test_a_new_case_is_written_out(tmp_path: Path) -> None:
         check(copy, tmp_path)
     write(copy, tmp_path)
     assert copy.read_text(encoding="utf-8") == case.given + case.expected
-
-
-def test_two_runs_give_the_same(tmp_path: Path) -> None:
-    for path in paths()[::7]:
-        case = read(path)
-        assert outcome(case, tmp_path) == outcome(case, tmp_path)
