@@ -29,12 +29,12 @@ import onnx.parser
 from gopt import api
 from gopt.analysis.spmd import Accumulator, Holding, Part, Step
 from gopt.errors import GoptError
-from gopt.graph.place import Owner, Place, Span
 from gopt.mesh import Mesh
 from gopt.needs import check_passes
 from gopt.offline.text import canonical_text, ref
 from gopt.pipeline import build_pipeline, parse_pipeline
 from gopt.report import Change
+from gopt.sharding.placements import FlatShard, OnMember, Place
 
 HOME = Path(__file__).parent
 OPSETS = '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -167,7 +167,7 @@ def _holding(held: Holding) -> str:
 
 
 def _part(held: Holding, part: Part) -> str:
-    if not isinstance(held.place, Span):
+    if not isinstance(held.place, FlatShard):
         return f"all of {ref(part.tensor)}"
     return f"{ref(part.tensor)} at {part.offset}"
 
@@ -184,9 +184,9 @@ def _noted(notes: list[str]) -> str:
 
 
 def _place(place: Place) -> list[str]:
-    if isinstance(place, Owner):
+    if isinstance(place, OnMember):
         return [f"on member {place.member}"]
-    if isinstance(place, Span):
+    if isinstance(place, FlatShard):
         return [f"on [{place.start}, {place.stop}) of cuts {list(place.cuts)}"]
     return []
 
