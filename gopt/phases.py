@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind
-from gopt.analysis.training import Phase as Stage
 from gopt.errors import UnsupportedError
 from gopt.graph.model import Graph, Node, clone
 
@@ -33,7 +32,6 @@ def phases(step: Step) -> list[Phase]:
     """
     if step.micro_steps == 1:
         return [Phase(STEP, 1, step.graph)]
-    _refuse_kept_gradients(step)
     summed = _behind(step, {held.input for held in step.accumulators})
     shown = [step.training.loss, *step.training.metrics]
     micro = {held.output: held.added for held in step.accumulators}
@@ -97,19 +95,6 @@ def _renamed(nodes: Iterable[Node], named: Mapping[str, str]) -> Iterable[Node]:
             node.inputs = [named.get(value, value) for value in node.inputs]
             node.outputs = [named.get(value, value) for value in node.outputs]
         yield node
-
-
-def _refuse_kept_gradients(step: Step) -> None:
-    """A state that keeps what a backward makes would keep that of the last micro-step alone."""
-    training = step.training
-    made = {name for node in training.graph.nodes if node.phase is Stage.BACKWARD for name in node.outputs}
-    for state in training.states:
-        if state.kind is Kind.STATISTIC and state.updated in made:
-            raise UnsupportedError(
-                f"--accumulate: state {state.tensor!r} keeps {state.updated!r}, a value of one backward: "
-                "every micro-step makes another",
-                "let its new value be computed from the gradient in the update, or leave --accumulate out",
-            )
 
 
 def _refuse_batch(step: Step, needed: set[str], nodes: Iterable[Node]) -> None:
