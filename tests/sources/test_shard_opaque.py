@@ -24,6 +24,9 @@ MODELS = functools.cache(steps.models)
 NAMES = sorted(MODELS())
 OPAQUE = {key[1] for key in OPERATORS} | {"step"}
 CHOICES = [(0, "flat"), (1, "flat"), (2, "flat"), (3, "flat"), (2, "whole"), (3, "whole"), (2, "rows")]
+RANKS = [1, 2, 3]
+SHOWN = [(*choice, RANKS[-1 - place % 2]) for place, choice in enumerate(CHOICES)] + [(2, "flat", 1)]
+"""Every choice with two ranks or three; all of them with all numbers of ranks: ``-m slow``."""
 
 
 def save(model: onnx.ModelProto, folder: Path) -> Path:
@@ -49,10 +52,21 @@ def record(made: Sharded) -> list[dict[str, Any]]:
     return [each for each in made.report()["removed_ops"] if each["pass"] == "keep-optimizers"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize(("stage", "partition"), CHOICES)
+@pytest.mark.parametrize(("stage", "partition", "ranks"), SHOWN)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_ranks_are_equal(name, stage, partition, ranks, tmp_path):
+    is_equal(name, stage, partition, ranks, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(("stage", "partition"), CHOICES)
+@pytest.mark.parametrize("name", NAMES)
+def test_all_ranks_are_equal(name, stage, partition, ranks, tmp_path):
+    is_equal(name, stage, partition, ranks, tmp_path)
+
+
+def is_equal(name: str, stage: int, partition: str, ranks: int, tmp_path: Path) -> None:
     out, _ = sharded(name, tmp_path, ranks, stage=stage, partition=partition)
     result = Verifier(out).run(steps=2, confirm=False)
     assert result.equal, result.to_json()
