@@ -97,7 +97,8 @@ def report(
     removed_ops = removed_operators(step, ran, [rank.rank for rank in ranks]) + removed_ops
     added_ops, added_vars = _added(step, common, ranks)
     reducible = _reducible(step)
-    rows = [_rank_row(step, common, parts, reducible) for parts in _by_rank(ranks).values()]
+    kinds = {state.tensor: state.kind for state in step.training.states}
+    rows = [_rank_row(step, kinds, common, parts, reducible) for parts in _by_rank(ranks).values()]
     couplings = open_couplings(step)
     return {
         "format": REPORT,
@@ -257,10 +258,13 @@ def _purpose(node: Node) -> str:
 
 
 def _rank_row(
-    step: Step, common: Sequence[RankState], parts: Sequence[RankGraph], reducible: set[str]
+    step: Step,
+    kinds: Mapping[str, Kind],
+    common: Sequence[RankState],
+    parts: Sequence[RankGraph],
+    reducible: set[str],
 ) -> dict[str, Any]:
     """What one rank holds, and what it sends in one update: all its micro-steps included."""
-    kinds = {state.tensor: state.kind for state in step.training.states}
     held = {"parameters": 0, "optimizer_states": 0, "gradients": 0}
     for state in (*common, *parts[0].states):
         kind = kinds[state.pieces[0].tensor] if state.pieces else None

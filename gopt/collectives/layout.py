@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -31,6 +32,7 @@ def parse_shapes(strings: Iterable[str]) -> list[tuple[int, ...]]:
     return [_parse_shape(text) for text in strings]
 
 
+@functools.lru_cache(maxsize=1024)
 def _parse_shape(text: str) -> tuple[int, ...]:
     parts = text.split(",") if text else []
     # isdigit alone takes digits of other scripts, and int() takes signs, blanks and underscores.
