@@ -121,6 +121,45 @@ def test_reshard_in_place():
 # --- where outputs lie ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def beside():
+    """``link/..`` is ``else``, and not the folder in which the link lies."""
+    Path("else/dir").mkdir(parents=True)
+    Path("link").symlink_to("else/dir")
+
+
+def test_a_path_through_a_link_is_the_systems(beside):
+    kept = content(Path("out"))
+    for name in ("out", "again"):
+        assert main(["shard", MODEL, "--ranks", "3", "-o", f"link/../{name}"]) == 0
+        assert content(Path("out")) == kept and Path("else", name, "manifest.json").is_file()
+    assert main(["reshard", "out", "--ranks", "3", "-o", "link/../out", "--force"]) == 0
+    assert main(["reshard", "out", "--ranks", "3", "-o", "link/../new"]) == 0
+    Path("m.onnx").write_text("mine")
+    assert main(["merge", "out", "-o", "link/../m.onnx"]) == 0
+    assert Path("m.onnx").read_text() == "mine"
+    assert content(Path("out")) == kept
+    assert sorted(os.listdir("else")) == ["again", "dir", "m.onnx", "new", "out"]
+
+
+def test_what_stands_there_is_looked_for_where_it_is_written(beside, capsys):
+    assert main(["reshard", "out", "--ranks", "3", "-o", "else/out"]) == 0
+    Path("else/m.onnx").write_text("mine")
+    refused(main(["shard", MODEL, "--ranks", "2", "-o", "link/../out"]), capsys, "link/../out", "exists already")
+    refused(main(["reshard", "out", "--ranks", "2", "-o", "link/../out"]), capsys, "link/../out", "exists already")
+    refused(main(["merge", "out", "-o", "link/../m.onnx"]), capsys, "link/../m.onnx", "exists already")
+    refused(main(["merge", "out", "-o", "link/../out/m.onnx"]), capsys, "an output folder")
+    for command in (["shard", MODEL, "--ranks", "2"], ["reshard", "out", "--ranks", "2"], ["merge", "out"]):
+        assert main([*command, "-o", "missing/../out"]) == 5
+        assert "cannot write missing/../out: No such file or directory" in capsys.readouterr().err
+
+
+def test_the_last_name_is_not_followed(beside, capsys):
+    Path("else/l").symlink_to("dir")
+    refused(main(["shard", MODEL, "--ranks", "2", "-o", "link/../l", "--force"]), capsys, "link/../l is a link")
+    refused(main(["shard", MODEL, "--ranks", "2", "-o", "link", "--force"]), capsys, "link is a link")
+
+
 def test_no_output_lies_inside_of_another(capsys):
     refused(main(["reshard", "out", "--ranks", "3", "-o", "out/new"]), capsys, "out", "an output folder")
     refused(main(["shard", MODEL, "--ranks", "3", "-o", "out/a/b"]), capsys, "an output folder")
