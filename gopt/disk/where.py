@@ -1,4 +1,4 @@
-"""Where a path leads, as the system has it: ``link/../NAME`` lies beside what the link leads to, not beside the link."""
+"""Where a path leads, as the system has it: ``link/../NAME`` lies beside what the link leads to, not the link."""
 
 from __future__ import annotations
 

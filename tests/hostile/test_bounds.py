@@ -72,6 +72,46 @@ def test_millions_of_empty_nodes(tmp_path, body):
     refused(run("inspect", "m.onnx", folder=tmp_path), 3, "m.onnx", "more than 2000000 nodes", "PARTS")
 
 
+# --- documents --------------------------------------------------------------------------------------------------------
+
+START = b'{"format": "gopt-manifest/1", "a": ['
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b'"\\' * 100_000, "is not JSON"),
+        (START + b",".join([b'{"a":' * 27 + b"1" + b"}" * 27] * 36_000), "is not JSON"),
+        (START + b",".join([b'{"a":' * 27 + b"1" + b"}" * 27] * 36_000) + b"]}", "is a required property"),
+        (START + b",".join(b'{"aaaaaaaaaa%d":1.%d}' % (n, n) for n in range(900_000)) + b"]}", "is a required"),
+    ],
+    ids=["quotes", "open", "tables", "keys"],
+)
+def test_a_manifest_that_would_grow(tmp_path, text, said):
+    (tmp_path / "manifest.json").write_bytes(text)
+    refused(run("inspect", ".", folder=tmp_path), 3, "manifest.json", said)
+
+
+def test_a_manifest_above_the_output_that_would_grow(tmp_path):
+    """It is looked at for what it is, and is nothing of gopt's."""
+    (tmp_path / "manifest.json").write_bytes(b'"\\' * 400_000)
+    ended = run("shard", MODEL, "--ranks", "2", "-o", "out", folder=tmp_path)
+    assert ended.code == 0, ended.said
+    assert ended.seconds < SECONDS
+
+
+def test_a_header_of_values_that_does_not_end(tmp_path):
+    text = b'{"' + b'"\\' * 500_000
+    (tmp_path / "s.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    ended = run("shard", MODEL, "--ranks", "2", "--state", "s.safetensors", folder=tmp_path)
+    refused(ended, 3, "s.safetensors", "is not JSON")
+
+
+def test_a_key_of_many_parts(tmp_path):
+    (tmp_path / "gopt.toml").write_bytes(b".".join([b"a"] * 20_000) + b"=1")
+    refused(run("inspect", MODEL, "--config", "gopt.toml", folder=tmp_path), 3, "gopt.toml", "CONFIG_DOTS")
+
+
 # --- archives ---------------------------------------------------------------------------------------------------------
 
 
