@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from gopt.errors import GoptError, OptionError, RunError, StoppedError
+from gopt.errors import OptionError, RunError, StoppedError
 
 from .options import arguments_of, deadline
-from .say import say_error, say_note
+from .say import say_error, say_json_text, say_note
 from .strict import strict_json
 
 
@@ -175,7 +175,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
     from gopt.runtime.training.stop import asked
     from gopt.runtime.training.train import Trainer
 
-    from .main import explain_error
+    from .main import exit_code, explain_error
 
     where = {"step": 0, "call": -1}
 
@@ -217,7 +217,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
         if beat is not None:
             beat.at(trainer.step, -1, ENDED)
     except Exception as error:  # a defect too: a rank that only left would let the others wait
-        if beat is None or beat.first(getattr(error, "exit_code", GoptError.exit_code)):
+        if beat is None or beat.first(exit_code(error)):
             explain_error(error, debug)
         else:
             time.sleep(SAYING)  # another rank is saying why, and ends this one
@@ -270,7 +270,7 @@ def _telling(
         "checkpoint": None if job.checkpoint is None else str(job.checkpoint),
     }  # fmt: skip
     if given["as_json"]:
-        click.echo(strict_json(record, 1))
+        say_json_text(strict_json(record, 1))
     else:
         render_run(record, [each.loss for each in steps])
 
@@ -301,14 +301,18 @@ def _log(path: str | None) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     try:
-        file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it is closed below; only opening it is refused here
+        file = open(path, "ab", buffering=0)  # noqa: SIM115 - it is closed below; only opening it is refused here
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}") from error
     with file:
 
         def write(line: str) -> None:
-            file.write(line + "\n")
-            file.flush()
+            left = line.encode() + b"\n"
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError as error:
+                raise RunError(f"cannot write {path}: {error.strerror}") from error
 
         yield write
 

@@ -15,10 +15,10 @@ def real_place(path: str | os.PathLike[str]) -> Path:
     """
     parts = Path(path).parts
     fixed = len(parts) - parts[::-1].index("..") if ".." in parts else 0
-    head = os.path.realpath(os.path.join("", *parts[:fixed]) or os.curdir, strict=fixed > 0)
+    head = os.path.realpath(os.path.join(*parts[:fixed]), strict=True) if fixed else ""
     if fixed == len(parts):  # ``..`` and ``.`` have no name to stand beside
-        return Path(head)
-    whole = Path(os.path.realpath(os.path.join(head, *parts[fixed:-1])), parts[-1])
+        return Path(head or os.path.realpath(os.curdir))
+    whole = Path(os.path.realpath(os.path.join(head, *parts[fixed:-1]) or os.curdir), parts[-1])
     with suppress(FileNotFoundError, NotADirectoryError):
         os.lstat(whole)
     return whole

@@ -7,7 +7,6 @@ the sum of what is taken is bounded. Nothing is unpickled.
 from __future__ import annotations
 
 import io
-import os
 import struct
 import zipfile
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import onnx
 
 from gopt import limits
 from gopt.errors import InputError
-from gopt.graph.external import naming, reason, show
+from gopt.graph.external import absolute, naming, reason, show
 from gopt.graph.model import Tensor
 from gopt.graph.types import TensorType, dtype_name
 
@@ -32,7 +31,7 @@ def read_npz(path: str, size: int) -> dict[str, Tensor]:
 
     Raises InputError, now or when a value is read, for a damaged file, a type that ONNX has not, or a limit.
     """
-    where = os.path.join(os.getcwd(), path)
+    where = absolute(path)
     purse = _Purse(size)
     result: dict[str, Tensor] = {}
     name = ""

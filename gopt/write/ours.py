@@ -14,6 +14,7 @@ from gopt.disk.where import real_place
 from gopt.documents import check_outline, read_bytes
 from gopt.errors import InputError, OptionError, RunError
 from gopt.limits import DOCUMENT_BYTES
+from gopt.manifest import read_manifest
 from gopt.seal import FORMAT, INDEX, LOCK, whole_steps
 from gopt.write.models import SOURCE
 from gopt.write.values import VALUES
@@ -92,6 +93,14 @@ def check_replaceable(target: Path, folder: Path) -> None:
     manifest = _read(folder / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST:
         raise OptionError(f"{target} is nothing that gopt wrote: --force does not replace it", _HINT)
+    try:
+        read_manifest(folder)
+    except InputError as error:  # such a one anybody can write: it vouches for nothing
+        fault = error.message.removeprefix(f"{folder}{os.sep}")
+        raise OptionError(
+            f"{target} is not as gopt writes it: --force does not replace it: {fault}",
+            f"look at it, and remove it by hand: rm -r {target}",
+        ) from error
     known = _ALWAYS | _rank_files(manifest)
     for name in entries:
         if name not in known or not is_plain(folder / name):

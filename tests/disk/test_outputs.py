@@ -60,6 +60,29 @@ def test_a_folder_whose_manifest_says_nothing_stays(damage, capsys):
     refused(shard("--force"), capsys, "nothing that gopt wrote")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda record: record.clear(), '"mesh" is a required property'),
+        (lambda record: record.pop("states"), '"states" is a required property'),
+        (lambda record: record["ranks"].append(record["ranks"][0]), "ranks[2].rank"),
+        (lambda record: record["ranks"][0].update(files={"step": "../rank_0000.onnx"}), "files.step"),
+    ],
+)
+def test_a_manifest_that_gopt_would_not_read_vouches_for_nothing(change, said, capsys):
+    record = json.loads(Path("out/manifest.json").read_text())
+    change(record)
+    Path("out/manifest.json").write_text(json.dumps(record | {"format": "gopt-manifest/1"}))
+    Path("out/source.onnx").write_text("my thesis")
+    kept = content(Path("out"))
+    for command in (["shard", MODEL], ["reshard", "other"]):
+        main(["shard", MODEL, "--ranks", "2", "-o", "other"])
+        capsys.readouterr()
+        code = main([*command, "--ranks", "3", "-o", "out", "--force"])
+        refused(code, capsys, "out is not as gopt writes it", "manifest.json", said)
+    assert content(Path("out")) == kept
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "rank_0007.onnx", "model.onnx", "e\x1b[31m"])
 def test_an_unknown_entry_is_named(name, capsys):
     Path("out", name).write_text("mine")
