@@ -56,6 +56,8 @@ PARTS = 2_000_000
 """Nodes, values, tensors and attributes of a file: protobuf takes 160 bytes for an empty one."""
 PART_BYTES = 1024
 """Bytes from which a part is looked into for more of them."""
+LIST_ELEMENTS = 1_000_000
+"""Numbers in one list of an attribute: each becomes an object of Python's. Values by the million are tensors."""
 FUNCTION_NODES = 200_000
 """Nodes of a graph once the model's own functions are written out."""
 FUNCTION_DEPTH = 100

@@ -72,6 +72,38 @@ def test_millions_of_empty_nodes(tmp_path, body):
     refused(run("inspect", "m.onnx", folder=tmp_path), 3, "m.onnx", "more than 2000000 nodes", "PARTS")
 
 
+NUMBERS = b"\x01" * 60_000_000
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (inside(1, inside(5, inside(1, b"a") + inside(8, NUMBERS) + b"\xa0\x01\x07") + inside(4, b"Foo")), "LIST_ELEM"),
+        (inside(1, inside(5, inside(1, b"a") + inside(7, NUMBERS) + b"\xa0\x01\x06") + inside(4, b"Foo")), "LIST_ELEM"),
+        (inside(1, inside(5, inside(1, b"a") + b"\x40\x01" * 9_000_000 + b"\xa0\x01\x07") + inside(4, b"F")), "PARTS"),
+        (inside(5, inside(1, NUMBERS) + b"\x10\x07" + inside(8, b"t")), "LIST_ELEMENTS"),
+        (inside(5, b"\x08\x01" * 9_000_000 + b"\x10\x07" + inside(8, b"t")), "PARTS"),
+        (
+            inside(11, inside(1, b"x") + inside(2, inside(1, b"\x08\x01" + inside(2, inside(1, b"") * 20_000_000)))),
+            "PARTS",
+        ),
+        (inside(1, inside(5, inside(1, b"a") + b"\x18\x01" * 9_000_000)), "PARTS"),
+    ],
+    ids=["ints", "floats", "unpacked", "dims", "dims unpacked", "shape", "numbers"],
+)
+def test_lists_without_an_end(tmp_path, body, said):
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x0a" + inside(7, body + inside(2, b"g")) + inside(8, b"\x10\x14"))
+    refused(run("inspect", "m.onnx", folder=tmp_path), 3, "m.onnx", said)
+
+
+def test_a_file_of_zeros(tmp_path):
+    with (tmp_path / "m.onnx").open("wb") as file:
+        file.truncate(1900 << 20)
+    ended = run("inspect", "m.onnx", folder=tmp_path)
+    refused(ended, 3, "m.onnx", "not an ONNX model")
+    assert ended.seconds < 5
+
+
 # --- documents --------------------------------------------------------------------------------------------------------
 
 START = b'{"format": "gopt-manifest/1", "a": ['
