@@ -145,7 +145,7 @@ def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
 
     def live(engine: Any) -> tuple[int, int]:
         trainer = Trainer(job, engine, _nowhere, asked=stop)
-        trainer.run(tell)
+        trainer.run(tell, _going_on(job, trainer))
         return trainer.step, trainer.stopped
 
     with asked(job.checkpoint is not None, _whisper) as stop, _telling(job, mesh, given, "threads") as tell:
@@ -209,7 +209,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
             trainer = told_once(lambda: Trainer(job, engine, position, *place, asked=stop))
             if engine.rank == 0:
                 with _telling(job, mesh, given, kind, lambda: host.shared) as tell:
-                    trainer.run(tell)
+                    trainer.run(tell, _going_on(job, trainer))
             else:
                 trainer.run(lambda _: None)
         if trainer.stopped and engine.rank == 0 and (beat is None or beat.first(128 + trainer.stopped)):
@@ -276,18 +276,30 @@ def _telling(
 
 
 def _resumed(job: Any) -> int | None:
-    """The step that a run goes on from; None: from the beginning. Says which on stderr, before the first step."""
+    """The step that a run goes on from; None: from the beginning."""
     if not job.resume or job.checkpoint is None:
         return None
-    from gopt.seal import step_name, whole_steps
+    from gopt.seal import whole_steps
 
-    if found := whole_steps(job.checkpoint):
-        if found[-1] < job.steps:
-            _note(f"goes on from step {found[-1]}, {job.checkpoint / step_name(found[-1])}")
-        return found[-1]
-    lack = "holds no whole checkpoint" if job.checkpoint.exists() else "does not exist"
-    _note(f"{job.checkpoint} {lack}: training starts from the beginning")
-    return None
+    return max(whole_steps(job.checkpoint), default=None)
+
+
+def _going_on(job: Any, trainer: Any) -> Callable[[], None]:
+    """What says on stderr which step a run goes on from, when all that could refuse it has passed."""
+    there = job.checkpoint is not None and job.checkpoint.exists()
+
+    def say() -> None:
+        from gopt.seal import step_name
+
+        if not job.resume or job.checkpoint is None or trainer.step >= job.steps:
+            return
+        if trainer.step:
+            _note(f"goes on from step {trainer.step}, {job.checkpoint / step_name(trainer.step)}")
+        else:
+            lack = "holds no whole checkpoint" if there else "does not exist"
+            _note(f"{job.checkpoint} {lack}: training starts from the beginning")
+
+    return say
 
 
 def _note(text: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -162,11 +162,12 @@ class DataFolder:
         return path, size
 
 
-def load_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+def load_state(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
     """State values by name, from a ``.safetensors`` file (mapped) or an ``.npz`` file (an array is read when it is
     asked for; nothing is unpickled).
 
-    Raises InputError if the file is missing, damaged, of another kind, or holds a type that ONNX has not.
+    Raises InputError if the file is missing, damaged, of another kind, or holds a type that ONNX has not: of an archive
+    when the array is asked for.
     """
     name = os.fspath(path)
     with naming(name):
@@ -174,9 +175,9 @@ def load_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         if name.endswith(".safetensors"):
             return _safetensors(name, size)
         if name.endswith(".npz"):
-            from gopt.graph.archives import read_npz
+            from gopt.graph.archives import Archive
 
-            return read_npz(name, size)
+            return Archive(name, size)
         raise InputError("state values come from a .safetensors or an .npz file")
 
 

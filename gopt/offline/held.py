@@ -170,7 +170,9 @@ def _written(folder: Path, rank: Mapping[str, Any]) -> dict[str, Tensor]:
     return found
 
 
-def _checkpointed(folder: Path, rank: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+def _checkpointed(
+    folder: Path, rank: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Tensor]:
     path = folder / rank_name(rank["rank"])
     check_file(path, files.get(path.name))
     return load_state(path)
