@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", (), 130)
     except SystemExit:
-        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # how click ends where nobody reads any more
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # how click ends where nobody reads any more
             return 0
         raise
     except BrokenPipeError:
