@@ -11,7 +11,8 @@ from typing import Any
 
 from gopt.disk.files import is_plain, reason
 from gopt.disk.where import real_place
-from gopt.documents import check_outline, read_bytes
+from gopt.documents import read_bytes
+from gopt.documents.outline import check_outline
 from gopt.errors import InputError, OptionError, RunError
 from gopt.limits import DOCUMENT_BYTES
 from gopt.manifest import read_manifest

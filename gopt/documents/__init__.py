@@ -17,11 +17,11 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
-from itertools import islice
 from typing import Any
 
 from gopt import limits
+from gopt.documents.outline import check_outline
+from gopt.documents.schema import VALUE, first_error
 from gopt.errors import InputError, RunError
 from gopt.shown import show
 
@@ -43,15 +43,9 @@ CONFIG = Kind("a configuration", "config", limits.CONFIG_BYTES)
 HEADER = Kind("a header of values", "header", limits.HEADER_BYTES)
 TOLD = Kind("what a rank tells", "told", limits.LINE_BYTES)
 
-_BLOCK = 1 << 20
-_LONG = re.compile(rb"(?<![0-9.])[0-9]{%d}" % (limits.NUMBER_DIGITS + 1))
-_DIGITS = bytes(ord("0") if chr(each).isdigit() and each < 128 else each for each in range(256))
-_TWENTY = b"0" * (limits.NUMBER_DIGITS + 1)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _WIDE = re.compile(rb"[\xf0-\xf4]")
 _FORMATS = re.compile(r"^gopt-[a-z]+/\d+$")
-_BRACKETS = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def read_json(path: str | os.PathLike[str], kind: Kind) -> dict[str, Any]:
@@ -159,9 +153,9 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
 
 def _check_schema(found: Any, kind: Kind, name: str, floats: bool) -> None:
     """Refuse a value that is not as its kind's schema says; ``floats``: whether it has any."""
-    wrong = _first_error(kind.schema, found)
+    wrong = first_error(kind.schema, found)
     if wrong is None and floats:
-        wrong = _first_error(kind.schema, _split(found))
+        wrong = first_error(kind.schema, _split(found))
     if wrong is None:
         return
     place, message = wrong
@@ -170,68 +164,7 @@ def _check_schema(found: Any, kind: Kind, name: str, floats: bool) -> None:
         where = where[key]
     if place in ([], ["format"]) and isinstance(found, dict) and "format" in found:
         _check_format(found["format"], kind, name)
-    raise InputError(f"{name}: {_told(place)}{message.replace(_VALUE, show(where))}")
-
-
-def _first_error(schema: str, found: Any) -> tuple[list[str | int], str] | None:
-    """The place and message of the first violation, or None. The yes-or-no is asked first: it copies nothing."""
-    validator = _validator(schema)
-    if validator.is_valid(found):
-        return None
-    if (wrong := _violation(validator, _slim(found))) is not None or not isinstance(found, dict):
-        return wrong
-    for key, value in found.items():
-        if isinstance(value, list) and not validator.is_valid({**_slim(found), key: value}):
-            return _in_list(validator, found, key)
-    return [], "it is not as its schema says"
-
-
-def _in_list(validator: Any, found: dict[str, Any], key: str) -> tuple[list[str | int], str]:
-    """As ``_first_error``, where the fault lies in a long list."""
-    rest, value = _slim(found), found[key]
-    good, bad = 0, len(value)  # the first ``good`` ones are as they should be, the first ``bad`` ones are not
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if validator.is_valid({**rest, key: value[good:middle]}):
-            good = middle
-        else:
-            bad = middle
-    wrong = _violation(validator, {**rest, key: [_slim(value[good])]})
-    if wrong is None or wrong[0][:2] != [key, 0]:
-        return [key, good], "it is not as its schema says"
-    return [key, good, *wrong[0][2:]], wrong[1]
-
-
-def _violation(validator: Any, found: Any) -> tuple[list[str | int], str] | None:
-    """Place and message of the first violation, or None. It costs two copies of all that is given."""
-    from jsonschema_rs import ValidationError
-
-    try:
-        validator.validate(found)
-    except ValidationError as error:
-        return list(error.instance_path), error.message
-    return None
-
-
-def _slim(found: Any) -> Any:
-    """The beginning of every list and of every long table, and few enough of them for a copy."""
-    left = _SLIM
-
-    def cut(value: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if isinstance(value, list):
-            return [cut(each) for each in value[: _FEW if left > 0 else 0]]
-        if isinstance(value, dict):
-            most = _MANY if left > 0 else _FEW if left > -_SLIM else 0
-            return {key: cut(each) for key, each in islice(value.items(), most)}
-        return value
-
-    return cut(found)
-
-
-_FEW, _MANY, _SLIM = 64, 1000, 50_000
-"""How much of a list, of a table, and of all values the beginning is."""
+    raise InputError(f"{name}: {_told(place)}{message.replace(VALUE, show(where))}")
 
 
 def key_path(place: Sequence[str | int]) -> str:
@@ -247,9 +180,6 @@ def as_run(error: InputError) -> RunError:
     return RunError(error.message, *error.hints)
 
 
-_VALUE = "\0value\0"
-
-
 def _told(place: Sequence[str | int]) -> str:
     """A place as the beginning of a message."""
     shown = [key if isinstance(key, int) or key.isidentifier() else show(key) for key in place]
@@ -261,68 +191,6 @@ def _check_format(given: Any, kind: Kind, name: str) -> None:
     if isinstance(given, str) and given != wanted and _FORMATS.match(given):
         other = "another version of gopt wrote it" if given.startswith(f"gopt-{kind.schema}/") else "it is another file"
         raise InputError(f"{name} is not {kind.what} (format {wanted}): its format is {show(given)}", other)
-
-
-@functools.cache
-def _validator(schema: str) -> Any:
-    import jsonschema_rs
-
-    text = resources.files("gopt").joinpath("schemas", f"{schema}.schema.json").read_text(encoding="utf-8")
-    return jsonschema_rs.validator_for(json.loads(text), mask=_VALUE)
-
-
-def check_outline(data: bytes, name: str) -> None:
-    """What can be seen before anything is parsed, in time and memory of the size of the text: depth, number of values
-    and of tables, lengths of texts, digits of numbers."""
-    bare = b"".join(_outside(data, name))
-    containers = bare.count(b"[") + bare.count(b"{")
-    if bare.count(b",") + containers > limits.DOCUMENT_VALUES:
-        raise InputError(f"{name} has more than {limits.DOCUMENT_VALUES} values (DOCUMENT_VALUES)")
-    brackets = bare.translate(_BRACKETS, _NO_BRACKETS)
-    left = brackets if 2 * brackets.count(b"[") == len(brackets) else b"?"
-    for _ in range(limits.DOCUMENT_DEPTH):
-        left = left.replace(b"[]", b"")
-    if left and _is_deep(brackets):
-        raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep")
-    if containers > limits.DOCUMENT_TABLES:
-        raise InputError(f"{name} has more than {limits.DOCUMENT_TABLES} tables and lists (DOCUMENT_TABLES)")
-    if bare.count(b":") > limits.DOCUMENT_KEYS:
-        raise InputError(f"{name} has more than {limits.DOCUMENT_KEYS} keys (DOCUMENT_KEYS)")
-    if _TWENTY in bare.translate(_DIGITS) and _LONG.search(bare):
-        raise InputError(f"{name} has a number of more than {limits.NUMBER_DIGITS} digits")
-
-
-def _outside(data: bytes, name: str) -> Iterator[bytes]:
-    """What stands outside of texts, block by block; one that does not end goes to the end. Raises InputError where a
-    text is too long."""
-    if data.count(b'"') > 4 * limits.DOCUMENT_VALUES:
-        raise InputError(f"{name} has more than {limits.DOCUMENT_VALUES} values (DOCUMENT_VALUES)")
-    if b"\\" in data:  # escapes become letters: the quotes that are left begin and end texts
-        data = data.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-    inside, length = 0, 0
-    for place in range(0, len(data), _BLOCK):
-        parts = data[place : place + _BLOCK].split(b'"')
-        texts = parts[1 - inside :: 2]
-        yield b"".join(parts[inside::2])
-        open_first, ends_inside = inside, (inside + len(parts) - 1) % 2
-        if texts:
-            lengths = [*map(len, texts)]
-            lengths[0] += length if open_first else 0
-            if max(lengths) > limits.DOCUMENT_TEXT:
-                raise InputError(f"{name} has a text of more than {limits.DOCUMENT_TEXT} bytes (DOCUMENT_TEXT)")
-            length = lengths[-1] if ends_inside else 0
-        inside = ends_inside
-
-
-def _is_deep(brackets: bytes) -> bool:
-    depth = 0
-    for each in brackets:
-        depth += 1 if each == ord("[") else -1
-        if depth > limits.DOCUMENT_DEPTH:
-            return True
-        if depth < 0:  # no JSON at all
-            return False
-    return False
 
 
 def _unique(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
