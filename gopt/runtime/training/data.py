@@ -230,7 +230,7 @@ def parse_schedule(text: str) -> Callable[[int], float]:
             return start + (end - start) * (part if kind == "linear" else (1 - math.cos(math.pi * part)) / 2)
 
         return at
-    if kind in ("linear", "cosine") or not rest:
+    if kind in ("linear", "cosine") or len(rest) != 1:  # module:function has one colon
         raise OptionError(
             f"cannot read {text!r} as a schedule", "write 1e-3, linear:START:END:STEPS, cosine:… or module:function"
         )
