@@ -1,4 +1,4 @@
-"""Every key of a format is described, every key that gopt writes is in its schema, and docs/formats.md is up to date."""
+"""Every key of a format is described, every key that gopt writes is in its schema, docs/formats.md is what they say."""
 
 from __future__ import annotations
 
