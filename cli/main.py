@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from contextlib import nullcontext, suppress
@@ -10,7 +11,9 @@ from typing import Any
 
 import click
 
-from .say import quiet_libraries, say_error
+from gopt.shown import show
+
+from .say import flush_stdout, open_streams, quiet_libraries, say_error
 
 COMMANDS = {
     "shard": "Write one runnable graph per rank, with a manifest and a report.",
@@ -80,6 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with quiet_libraries() if not debug else nullcontext():
             result = group.main(arguments, prog_name="gopt", standalone_mode=False)
+        if (error := flush_stdout()) is not None:
+            return _unwritten(error)
         return result if isinstance(result, int) else 0
     except click.exceptions.Abort:
         return _fail("interrupted", (), 130)
@@ -92,10 +97,32 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(error.format_message(), (hint,), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", (), 130)
+    except SystemExit:
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # how click ends where nobody reads any more
+            return 0
+        raise
     except BrokenPipeError:
+        flush_stdout()
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and (broken := flush_stdout()) is not None:
+            return _unwritten(broken)
         return explain_error(error, debug)
+
+
+def _unwritten(error: OSError) -> int:
+    if isinstance(error, BrokenPipeError):
+        return 0
+    return _fail(f"cannot write the output: {error.strerror}", (), 5)
+
+
+def exit_code(error: Exception) -> int:
+    """What a command ends with that fails so."""
+    from gopt.errors import GoptError
+
+    if isinstance(error, OSError) and error.errno is not None:
+        return 3 if error.errno == errno.ENAMETOOLONG else 5
+    return error.exit_code if isinstance(error, GoptError) else 5 if isinstance(error, MemoryError) else 70
 
 
 def explain_error(error: Exception, debug: bool) -> int:
@@ -109,11 +136,24 @@ def explain_error(error: Exception, debug: bool) -> int:
     if isinstance(error, GoptError):
         return _fail(error.message, error.hints, error.exit_code)
     if isinstance(error, MemoryError):
-        return _fail("out of memory", (), 5)
+        return _fail("out of memory", (), exit_code(error))
+    if isinstance(error, OSError) and error.errno is not None:
+        return _fail(_of_system(error), (), exit_code(error))
     return _fail(
         f"a defect of gopt: {type(error).__name__}: {error}",
         ("please report it; run again with --debug for the traceback",), 70,
     )  # fmt: skip
+
+
+def _of_system(error: OSError) -> str:
+    """What the system said, and of which file."""
+    why = error.strerror or str(error)
+    paths = [show(os.fsdecode(each)) for each in (error.filename, error.filename2) if isinstance(each, str | bytes)]
+    if not paths and error.errno == errno.ENOENT:
+        return "the folder that this command runs in is gone"
+    if not paths and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF):
+        return f"cannot write the output: {why}"
+    return f"{' -> '.join(paths)}: {why}" if paths else f"the system refused: {why}"
 
 
 def _fail(message: str, hints: tuple[str, ...], code: int) -> int:
@@ -124,6 +164,7 @@ def _fail(message: str, hints: tuple[str, ...], code: int) -> int:
 
 def entry() -> None:
     """The installed command."""
+    open_streams()
     leave(main())
 
 

@@ -33,6 +33,10 @@ class Clean(Console):
         """As rich's, of texts and tables."""
         super().print(*map(_cleaned, objects), **given)
 
+    def on_broken_pipe(self) -> None:
+        """Nobody reads any more: no failure."""
+        raise BrokenPipeError
+
 
 def _cleaned(each: Any) -> Any:
     if isinstance(each, Text):

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from gopt.errors import GoptError, OptionError, RunError, StoppedError
+from gopt.errors import OptionError, RunError, StoppedError
 
 from .options import arguments_of, deadline
-from .say import say_error, say_note
+from .say import say_error, say_json_text, say_note
 from .strict import strict_json
 
 
@@ -145,7 +145,7 @@ def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
 
     def live(engine: Any) -> tuple[int, int]:
         trainer = Trainer(job, engine, _nowhere, asked=stop)
-        trainer.run(tell)
+        trainer.run(tell, _going_on(job, trainer))
         return trainer.step, trainer.stopped
 
     with asked(job.checkpoint is not None, _whisper) as stop, _telling(job, mesh, given, "threads") as tell:
@@ -175,7 +175,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
     from gopt.runtime.training.stop import asked
     from gopt.runtime.training.train import Trainer
 
-    from .main import explain_error
+    from .main import exit_code, explain_error
 
     where = {"step": 0, "call": -1}
 
@@ -209,7 +209,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
             trainer = told_once(lambda: Trainer(job, engine, position, *place, asked=stop))
             if engine.rank == 0:
                 with _telling(job, mesh, given, kind, lambda: host.shared) as tell:
-                    trainer.run(tell)
+                    trainer.run(tell, _going_on(job, trainer))
             else:
                 trainer.run(lambda _: None)
         if trainer.stopped and engine.rank == 0 and (beat is None or beat.first(128 + trainer.stopped)):
@@ -217,7 +217,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
         if beat is not None:
             beat.at(trainer.step, -1, ENDED)
     except Exception as error:  # a defect too: a rank that only left would let the others wait
-        if beat is None or beat.first(getattr(error, "exit_code", GoptError.exit_code)):
+        if beat is None or beat.first(exit_code(error)):
             explain_error(error, debug)
         else:
             time.sleep(SAYING)  # another rank is saying why, and ends this one
@@ -270,24 +270,36 @@ def _telling(
         "checkpoint": None if job.checkpoint is None else str(job.checkpoint),
     }  # fmt: skip
     if given["as_json"]:
-        click.echo(strict_json(record, 1))
+        say_json_text(strict_json(record, 1))
     else:
         render_run(record, [each.loss for each in steps])
 
 
 def _resumed(job: Any) -> int | None:
-    """The step that a run goes on from; None: from the beginning. Says which on stderr, before the first step."""
+    """The step that a run goes on from; None: from the beginning."""
     if not job.resume or job.checkpoint is None:
         return None
-    from gopt.seal import step_name, whole_steps
+    from gopt.seal import whole_steps
 
-    if found := whole_steps(job.checkpoint):
-        if found[-1] < job.steps:
-            _note(f"goes on from step {found[-1]}, {job.checkpoint / step_name(found[-1])}")
-        return found[-1]
-    lack = "holds no whole checkpoint" if job.checkpoint.exists() else "does not exist"
-    _note(f"{job.checkpoint} {lack}: training starts from the beginning")
-    return None
+    return max(whole_steps(job.checkpoint), default=None)
+
+
+def _going_on(job: Any, trainer: Any) -> Callable[[], None]:
+    """What says on stderr which step a run goes on from, when all that could refuse it has passed."""
+    there = job.checkpoint is not None and job.checkpoint.exists()
+
+    def say() -> None:
+        from gopt.seal import step_name
+
+        if not job.resume or job.checkpoint is None or trainer.step >= job.steps:
+            return
+        if trainer.step:
+            _note(f"goes on from step {trainer.step}, {job.checkpoint / step_name(trainer.step)}")
+        else:
+            lack = "holds no whole checkpoint" if there else "does not exist"
+            _note(f"{job.checkpoint} {lack}: training starts from the beginning")
+
+    return say
 
 
 def _note(text: str) -> None:
@@ -301,14 +313,18 @@ def _log(path: str | None) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     try:
-        file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it is closed below; only opening it is refused here
+        file = open(path, "ab", buffering=0)  # noqa: SIM115 - it is closed below; only opening it is refused here
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}") from error
     with file:
 
         def write(line: str) -> None:
-            file.write(line + "\n")
-            file.flush()
+            left = line.encode() + b"\n"
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError as error:
+                raise RunError(f"cannot write {path}: {error.strerror}") from error
 
         yield write
 

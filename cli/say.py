@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import re
 import sys
 import warnings
@@ -15,6 +18,7 @@ import click
 
 from gopt.shown import clean, line
 
+_WIDE = re.compile(r"[^\x00-\x7f]")
 _ODD = re.compile(r"[^\x20-\x7e\n\u00a1-\u024f]")
 
 
@@ -37,7 +41,56 @@ def say_text(text: str, *, newline: bool = True, error: bool = False) -> None:
 
 def say_json(record: Any) -> None:
     """A record as JSON on stdout."""
-    click.echo(safe_json(json.dumps(record, indent=1, ensure_ascii=False)))
+    say_json_text(safe_json(json.dumps(record, indent=1, ensure_ascii=False)))
+
+
+def say_json_text(text: str) -> None:
+    """JSON text on stdout, with JSON's own escapes where the terminal has no such characters."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        text = _WIDE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    click.echo(text)
+
+
+def open_streams() -> None:
+    """Make the three streams of this process such that text can be written to them.
+
+    Characters that a terminal's encoding has not are shown as escapes. A number that was closed is taken by no file;
+    who writes to a closed stdout is told so, as on a full disk.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+    if sys.stdout is None:
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Closed()), "utf-8")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+class _Closed(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        raise OSError(errno.EBADF, "it is closed")
+
+
+def flush_stdout() -> OSError | None:
+    """Write what is left; the error where stdout takes nothing, and then nothing more is tried."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - else the interpreter's end tries again
+        return error
+    except ValueError:  # closed by the caller
+        pass
+    return None
 
 
 def safe_json(text: str) -> str:

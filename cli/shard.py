@@ -112,8 +112,9 @@ def command(model: str, **given: Any) -> None:
     accumulate = given["accumulate"] or config.get("accumulate", 1)
     wanted = parse_ranks(given["only_ranks"])
     output = Path(given["output"] or f"{Path(model).stem}.ranks")
+    whole = output
     if not given["dry_run"]:
-        check_target(output, force=given["force"])
+        whole = check_target(output, force=given["force"])
     roles = role_map(
         given["loss"], given["params"], given["states"], given["batch"], config, given["shared"]
     )  # fmt: skip
@@ -124,7 +125,7 @@ def command(model: str, **given: Any) -> None:
         groups = group_types(given["group_type"])
         source = api.load(model, roles=roles, state=given["state"], group_types=groups, axes=axes)
         if not given["dry_run"]:
-            check_room(source.training, mesh.ranks if wanted is None else len(wanted), output)
+            check_room(source.training, mesh.ranks if wanted is None else len(wanted), whole)
         advance("sharding")
         choice: dict[str, Any] = {}
         if given["auto"]:
@@ -200,7 +201,10 @@ def _printer(name: str | None, folder: str | None, passes: dict[str, Any]) -> An
     if name != "all":
         find(name)
     if folder is not None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"--print-dir {folder} cannot be a folder: {error.strerror}", "choose another") from None
 
     def write(done: str, step: Any) -> None:
         if name not in ("all", done):

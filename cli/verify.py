@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .options import arguments_of, deadline
-from .say import say_error
+from .say import say_error, say_json_text
 from .strict import strict_json
 
 
@@ -79,7 +79,7 @@ def command(
         verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None, deadline)
         result = verifier.run(**options, advance=advance)
     if as_json:
-        click.echo(strict_json(result.to_json(), 1))
+        say_json_text(strict_json(result.to_json(), 1))
     else:
         render_verification(result.to_json())
     return result.exit_code
@@ -108,7 +108,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
         verifier.transport = one_of_many(engine)
         result = verifier.run(**options)
         if engine.rank == 0 and as_json:
-            click.echo(strict_json(result.to_json(), 1))
+            say_json_text(strict_json(result.to_json(), 1))
         elif engine.rank == 0:
             render_verification(result.to_json())
         return result.exit_code

@@ -111,9 +111,11 @@ def read_roles(graph: Graph, roles: RoleMap) -> Training:
 def _supply(training: Training, path: Path) -> None:
     graph = training.graph
     known = training.state_of()
-    for name, tensor in load_state(path).items():
+    given = load_state(path)
+    for name in given:
         if name not in known:
             raise InputError(f"{path}: {name!r} is no state of the model")
+    for name, tensor in given.items():
         if tensor.type != graph.types[name]:
             raise InputError(f"{path}: {name!r} is {tensor.type}, the model says {graph.types[name]}")
         graph.initializers.setdefault(name, tensor)

@@ -10,15 +10,28 @@ INDEX_BYTES = 16 << 20
 """Of the index of a checkpoint."""
 ROLES_BYTES = 32 << 20
 """Of the roles that a kept source carries."""
-CONFIG_BYTES = 1 << 20
+CONFIG_BYTES = 64 << 10
 """Of a gopt.toml."""
+CONFIG_DOTS = 10_000
+"""Dots in a gopt.toml: each may be a table within a table."""
+CONFIG_LINE_DOTS = 500
+"""Dots in one of its lines: TOML's reader takes time and memory of the square of a key's parts."""
 HEADER_BYTES = 32 << 20
 """Of the header of a safetensors file."""
 LINE_BYTES = 8 << 20
 """Of a line that ranks tell their launcher, and of all that is not yet told."""
-DOCUMENT_VALUES = 2_500_000
+DOCUMENT_VALUES = 2_000_000
 """Values in one document: each takes memory of its own, however few bytes it has in the file. A
 manifest of 4096 ranks with a dozen states of three pieces each has 0.9 million."""
+DOCUMENT_TABLES = 1_000_000
+"""Tables and lists in one document: an empty one takes as much memory as five numbers. Said manifest has 0.25 million,
+one of 65,536 ranks with two states each 0.6 million."""
+DOCUMENT_KEYS = 1_500_000
+"""Keys in all tables of one document."""
+DOCUMENT_WIDE = 16 << 20
+"""Of a document with characters beyond U+FFFF: each of its characters takes four bytes in memory."""
+DOCUMENT_TEXT = 1 << 20
+"""Bytes of one text in a document."""
 DOCUMENT_DEPTH = 32
 """Levels of tables and lists inside one another."""
 NUMBER_DIGITS = 19
@@ -43,6 +56,8 @@ PARTS = 2_000_000
 """Nodes, values, tensors and attributes of a file: protobuf takes 160 bytes for an empty one."""
 PART_BYTES = 1024
 """Bytes from which a part is looked into for more of them."""
+LIST_ELEMENTS = 1_000_000
+"""Numbers in one list of an attribute: each becomes an object of Python's. Values by the million are tensors."""
 FUNCTION_NODES = 200_000
 """Nodes of a graph once the model's own functions are written out."""
 FUNCTION_DEPTH = 100

@@ -68,12 +68,12 @@ def check_states(training: Training) -> None:
 
 
 def check_room(training: Training, ranks: int, target: Path) -> None:
-    """Raise RunError where the disk under ``target`` has less room than so many ranks take at least, in bytes: what
-    every rank has of the forward and backward, and all values once."""
+    """Raise RunError where the disk under ``target``, a whole path, has less room than so many ranks take at least, in
+    bytes: what every rank has of the forward and backward, and all values once."""
     graph = training.graph
     each = sum(node.to_proto().ByteSize() for node in graph.nodes if node.phase is not Phase.UPDATE)
     values = sum(tensor.nbytes for tensor in graph.initializers.values())
-    home = next(folder for folder in (target.absolute(), *target.absolute().parents) if folder.is_dir())
+    home = next(folder for folder in (target, *target.parents) if folder.is_dir())
     free, needed = shutil.disk_usage(home).free, ranks * each + values
     if needed > free:
         raise RunError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +62,7 @@ def open_index(folder: Path) -> dict[str, Any]:
     """The index of one step of a checkpoint; raises RunError when it is damaged."""
     try:
         index = documents.read_json(folder / INDEX, documents.INDEX)
-        match = STEP.fullmatch(folder.resolve().name)
+        match = STEP.fullmatch(os.path.basename(os.path.realpath(folder)))
         if match and int(match[1]) != index["step"]:
             raise InputError(f"{folder / INDEX}: step: {index['step']} is not that of its folder")
     except InputError as error:

@@ -7,10 +7,10 @@ the sum of what is taken is bounded. Nothing is unpickled.
 from __future__ import annotations
 
 import io
-import os
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO
 
 import numpy as np
@@ -18,7 +18,7 @@ import onnx
 
 from gopt import limits
 from gopt.errors import InputError
-from gopt.graph.external import naming, reason, show
+from gopt.graph.external import absolute, naming, reason, show
 from gopt.graph.model import Tensor
 from gopt.graph.types import TensorType, dtype_name
 
@@ -27,30 +27,54 @@ _CHUNK = 1 << 20
 _PLAIN = "write it with numpy.savez, or use .safetensors, which is mapped"
 
 
-def read_npz(path: str, size: int) -> dict[str, Tensor]:
-    """Every array of an archive of ``size`` bytes, by name: its type, and how to read its value.
+class Archive(Mapping[str, Tensor]):
+    """The arrays of an archive by name: their names are in its list of members, an array's header is read when it is
+    asked for, and its values when they are.
 
-    Raises InputError, now or when a value is read, for a damaged file, a type that ONNX has not, or a limit.
+    Raises InputError, whenever something is read, for a damaged file, a type that ONNX has not, or a limit.
     """
-    where = os.path.join(os.getcwd(), path)
-    purse = _Purse(size)
-    result: dict[str, Tensor] = {}
-    name = ""
+
+    def __init__(self, path: str, size: int) -> None:
+        self._path, self._where = path, absolute(path)
+        self._purse = _Purse(size)
+        self._made: dict[str, Tensor] = {}
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        with _reading(""):
+            _check_directory(path, size)
+            self._archive = zipfile.ZipFile(path)
+        for entry in self._archive.infolist():
+            name = entry.filename.removesuffix(".npy")
+            if name in self._members:
+                raise InputError(f"{show(name)} stands twice in it")
+            self._members[name] = entry
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._made:
+            entry = self._members[name]
+            with naming(self._path), _reading(name):
+                header = _Header.read(name, self._archive, entry)
+            read = _reader(self._path, self._where, name, entry, header, self._purse)
+            self._made[name] = Tensor(header.type, reader=read)
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._members
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
     try:
-        _check_directory(path, size)
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                name = entry.filename.removesuffix(".npy")
-                if name in result:
-                    raise InputError(f"{show(name)} stands twice in it")
-                header = _Header.read(name, archive, entry)
-                read = _reader(path, where, name, entry, header, purse)
-                result[name] = Tensor(header.type, reader=read)
+        yield
     except InputError:
         raise
     except Exception as error:  # on damaged bytes zipfile, zlib and NumPy raise a dozen types, tokenize's own included
         raise _damaged(name, error) from error
-    return result
 
 
 def _damaged(name: str, error: Exception) -> InputError:
@@ -150,11 +174,8 @@ def _reader(
     def read() -> np.ndarray:
         with naming(path):
             purse.take(name, header.type.nbytes)
-            try:
-                with zipfile.ZipFile(where) as archive, archive.open(entry) as file:
-                    return _values(file, header)
-            except Exception as error:  # as above
-                raise _damaged(name, error) from error
+            with _reading(name), zipfile.ZipFile(where) as archive, archive.open(entry) as file:
+                return _values(file, header)
 
     return read
 

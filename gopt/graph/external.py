@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,12 +90,17 @@ def data_fields(proto: onnx.TensorProto) -> list[str]:
     return [*found, "raw_data"] if proto.HasField("raw_data") else found
 
 
+def absolute(path: str) -> str:
+    """A path that holds wherever this process goes; the folder that it runs in is asked for only where that matters."""
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
 class DataFolder:
     """The folder of a model, in which its external data must lie."""
 
     def __init__(self, model_path: str) -> None:
         # Joined, never normalised: 'link/../m.onnx' is not 'm.onnx' when 'link' is one.
-        self.folder = os.path.join(os.getcwd(), os.path.dirname(model_path))
+        self.folder = absolute(os.path.dirname(model_path))
         self._sizes: dict[str, tuple[str, int]] = {}
 
     def tensor(self, proto: onnx.TensorProto, type: TensorType) -> Tensor:
@@ -157,11 +162,12 @@ class DataFolder:
         return path, size
 
 
-def load_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+def load_state(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
     """State values by name, from a ``.safetensors`` file (mapped) or an ``.npz`` file (an array is read when it is
     asked for; nothing is unpickled).
 
-    Raises InputError if the file is missing, damaged, of another kind, or holds a type that ONNX has not.
+    Raises InputError if the file is missing, damaged, of another kind, or holds a type that ONNX has not: of an archive
+    when the array is asked for.
     """
     name = os.fspath(path)
     with naming(name):
@@ -169,9 +175,9 @@ def load_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         if name.endswith(".safetensors"):
             return _safetensors(name, size)
         if name.endswith(".npz"):
-            from gopt.graph.archives import read_npz
+            from gopt.graph.archives import Archive
 
-            return read_npz(name, size)
+            return Archive(name, size)
         raise InputError("state values come from a .safetensors or an .npz file")
 
 
@@ -203,7 +209,7 @@ def _safetensor(path: str, name: str, entry: Any, start: int, size: int) -> Tens
         raise InputError(f"{show(name)}: {end - begin} bytes, but {kind} takes {kind.nbytes}")
     if begin < 0 or start + end > size:
         raise InputError(f"is truncated: the data of {show(name)} ends at byte {start + end} of {size}")
-    return Tensor(kind, path=os.path.join(os.getcwd(), path), offset=start + begin)
+    return Tensor(kind, path=absolute(path), offset=start + begin)
 
 
 def _number(entries: dict[str, str], key: str, default: int, owner: str) -> int:

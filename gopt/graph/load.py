@@ -72,7 +72,10 @@ def _read(path: str) -> tuple[ModelProto, bytes]:
         raise InputError(f"{size} bytes: a protobuf file ends at 2 GiB", "keep the values in external data")
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            data = file.read(1)
+            if data == b"\0":  # no field of any message begins so
+                raise InputError("is not an ONNX model: it begins with a zero")
+            data += file.read()
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}") from error
     check_parts(data)

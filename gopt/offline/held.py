@@ -78,7 +78,10 @@ def _home(path: str | os.PathLike[str]) -> Path:
     """The folder that has the manifest: of a checkpoint the one it lies in."""
     folder = Path(path)
     check_folder(folder, checkpoints=True)
-    return (folder if folder.name else folder.resolve()).parent if (folder / INDEX).is_file() else folder
+    if not (folder / INDEX).is_file():
+        return folder
+    follow = folder.name in ("", "..") or folder.is_symlink()
+    return (Path(os.path.realpath(folder)) if follow else folder).parent
 
 
 def _check_pipeline(home: Path, report: Mapping[str, Any], manifest: Mapping[str, Any], mesh: Mesh) -> None:
@@ -167,7 +170,9 @@ def _written(folder: Path, rank: Mapping[str, Any]) -> dict[str, Tensor]:
     return found
 
 
-def _checkpointed(folder: Path, rank: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+def _checkpointed(
+    folder: Path, rank: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Tensor]:
     path = folder / rank_name(rank["rank"])
     check_file(path, files.get(path.name))
     return load_state(path)

@@ -20,6 +20,7 @@ from gopt.passes.shard.options import Options, useless
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.sources.expand import expand
 from gopt.write.model_file import check_model, write_model
+from gopt.write.ours import place_of
 from gopt.write.values import INLINE, Values
 
 EMBED = 64 << 20
@@ -49,7 +50,7 @@ def merge(path: str | os.PathLike[str], model: str | os.PathLike[str], *, force:
     States of which no rank has a value stay without one. Raises OptionError when the model exists and ``force`` is not
     given, InputError for ranks that are incomplete, RunError when the model cannot be written.
     """
-    held, target = read_held(path), Path(os.path.abspath(model))
+    held, target = read_held(path), place_of(model)
     check_model(target, shown=Path(model), force=force)
     graph = held.graph
     total = sum(tensor.nbytes for tensor in graph.initializers.values())

@@ -11,7 +11,7 @@ from gopt.disk.draft import Draft, LeftAsideError, draft_folder
 from gopt.disk.files import make_folders, reason
 from gopt.disk.signals import raised
 from gopt.errors import OptionError, RunError
-from gopt.write.ours import check_replaceable, check_target
+from gopt.write.ours import check_replaceable, check_target, check_whole
 
 
 @contextmanager
@@ -21,14 +21,13 @@ def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
     Raises OptionError when the target exists and ``force`` is not given, or holds what gopt did not write; RunError
     when it cannot be written; StoppedError when a signal asks for the end.
     """
-    check_target(target, force=force)
-    whole = Path(os.path.abspath(target))  # ``..`` has no name to stand beside
+    whole = check_target(target, force=force)
     try:
         make_folders(whole.parent)
         with raised(), draft_folder(whole) as draft:
             yield draft.path
             if os.path.lexists(whole):
-                check_target(target, force=force)
+                check_whole(target, whole, force=force)
                 draft.put(lambda old: check_replaceable(target, old))
             else:
                 _put_new(draft, target)

@@ -37,7 +37,7 @@ def check_model(target: Path, *, shown: Path, force: bool) -> None:
         if not is_plain(target):
             what = "a link" if target.is_symlink() else "a folder" if target.is_dir() else "no file"
             raise OptionError(f"{shown} is {what}: --force replaces files alone", "choose another name with -o")
-    check_place(target)
+    check_place(shown, target)
 
 
 def write_model(target: Path, graph: Graph, values: Values, *, force: bool) -> str:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gopt.disk.files import is_plain
-from gopt.documents import check_outline, read_bytes
-from gopt.errors import InputError, OptionError
+from gopt.disk.files import is_plain, reason
+from gopt.disk.where import real_place
+from gopt.documents import read_bytes
+from gopt.documents.outline import check_outline
+from gopt.errors import InputError, OptionError, RunError
 from gopt.limits import DOCUMENT_BYTES
+from gopt.manifest import read_manifest
 from gopt.seal import FORMAT, INDEX, LOCK, whole_steps
 from gopt.write.models import SOURCE
 from gopt.write.values import VALUES
@@ -22,20 +26,45 @@ _RANK = re.compile(r"rank_\d{4,}(\.\w+)?\.onnx")
 _ALWAYS = frozenset({"manifest.json", "report.json", SOURCE, VALUES})
 
 
-def check_target(target: Path, *, force: bool) -> None:
-    """Raise OptionError where an output folder must not be written: what stands there, and where it lies."""
-    if os.path.lexists(target):
+def place_of(target: str | os.PathLike[str]) -> Path:
+    """The path under which an output is looked at and written (``real_place``); raises RunError."""
+    try:
+        return real_place(target)
+    except OSError as error:
+        raise RunError(f"cannot write {os.fspath(target)}: {reason(error)}", _HINT) from error
+
+
+def check_target(target: Path, *, force: bool) -> Path:
+    """Where an output folder is to be written; raises OptionError where it must not be: what stands there, and where
+    it lies, RunError where it cannot be."""
+    whole = place_of(target)
+    check_whole(target, whole, force=force)
+    return whole
+
+
+def check_whole(target: Path, whole: Path, *, force: bool) -> None:
+    """As ``check_target``, of a place that is known already."""
+    if os.path.lexists(whole):
         if not force:
             raise OptionError(f"{target} exists already", "choose another folder with -o, or replace it with --force")
-        if target.resolve() == Path.cwd():
+        if _runs_in(whole):
             raise OptionError(f"{target} is the folder that this command runs in", "run it from another folder")
-        check_replaceable(target, target)
-    check_place(target)
+        check_replaceable(target, whole)
+    check_place(target, whole)
 
 
-def check_place(target: Path, hint: str = _HINT) -> None:
-    """Raise OptionError for a place inside an output folder or a checkpoint: nothing else may lie in one."""
-    for folder in Path(os.path.abspath(target)).resolve().parents:
+def _runs_in(folder: Path) -> bool:
+    with suppress(OSError):
+        return os.path.samefile(folder, os.curdir)
+    return False
+
+
+def check_place(target: Path, whole: Path, hint: str = _HINT) -> None:
+    """Raise OptionError for a place inside an output folder or a checkpoint: nothing else may lie in one.
+
+    ``whole`` is where it really lies, ``target`` how it was given.
+    """
+    for folder in whole.parents:
         if (what := what_is(folder)) is not None:
             raise OptionError(f"{target} lies inside of {folder}, which is {what}", hint)
 
@@ -54,7 +83,7 @@ def what_is(folder: Path) -> str | None:
 def check_replaceable(target: Path, folder: Path) -> None:
     """Raise OptionError unless a folder, ``target`` when it stands in its place, is empty or all gopt's."""
     if folder.is_symlink():
-        raise OptionError(f"{target} is a link: --force does not replace it", f"give {target.resolve()}")
+        raise OptionError(f"{target} is a link: --force does not replace it", f"give {os.path.realpath(folder)}")
     if not folder.is_dir():
         raise OptionError(f"{target} is no folder: --force does not replace it", _HINT)
     if _is_home(folder):
@@ -65,6 +94,14 @@ def check_replaceable(target: Path, folder: Path) -> None:
     manifest = _read(folder / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST:
         raise OptionError(f"{target} is nothing that gopt wrote: --force does not replace it", _HINT)
+    try:
+        read_manifest(folder)
+    except InputError as error:  # such a one anybody can write: it vouches for nothing
+        fault = error.message.removeprefix(f"{folder}{os.sep}")
+        raise OptionError(
+            f"{target} is not as gopt writes it: --force does not replace it: {fault}",
+            f"look at it, and remove it by hand: rm -r {target}",
+        ) from error
     known = _ALWAYS | _rank_files(manifest)
     for name in entries:
         if name not in known or not is_plain(folder / name):

@@ -60,6 +60,29 @@ def test_a_folder_whose_manifest_says_nothing_stays(damage, capsys):
     refused(shard("--force"), capsys, "nothing that gopt wrote")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda record: record.clear(), '"mesh" is a required property'),
+        (lambda record: record.pop("states"), '"states" is a required property'),
+        (lambda record: record["ranks"].append(record["ranks"][0]), "ranks[2].rank"),
+        (lambda record: record["ranks"][0].update(files={"step": "../rank_0000.onnx"}), "files.step"),
+    ],
+)
+def test_a_manifest_that_gopt_would_not_read_vouches_for_nothing(change, said, capsys):
+    record = json.loads(Path("out/manifest.json").read_text())
+    change(record)
+    Path("out/manifest.json").write_text(json.dumps(record | {"format": "gopt-manifest/1"}))
+    Path("out/source.onnx").write_text("my thesis")
+    kept = content(Path("out"))
+    for command in (["shard", MODEL], ["reshard", "other"]):
+        main(["shard", MODEL, "--ranks", "2", "-o", "other"])
+        capsys.readouterr()
+        code = main([*command, "--ranks", "3", "-o", "out", "--force"])
+        refused(code, capsys, "out is not as gopt writes it", "manifest.json", said)
+    assert content(Path("out")) == kept
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "rank_0007.onnx", "model.onnx", "e\x1b[31m"])
 def test_an_unknown_entry_is_named(name, capsys):
     Path("out", name).write_text("mine")
@@ -119,6 +142,45 @@ def test_reshard_in_place():
 
 
 # --- where outputs lie ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside():
+    """``link/..`` is ``else``, and not the folder in which the link lies."""
+    Path("else/dir").mkdir(parents=True)
+    Path("link").symlink_to("else/dir")
+
+
+def test_a_path_through_a_link_is_the_systems(beside):
+    kept = content(Path("out"))
+    for name in ("out", "again"):
+        assert main(["shard", MODEL, "--ranks", "3", "-o", f"link/../{name}"]) == 0
+        assert content(Path("out")) == kept and Path("else", name, "manifest.json").is_file()
+    assert main(["reshard", "out", "--ranks", "3", "-o", "link/../out", "--force"]) == 0
+    assert main(["reshard", "out", "--ranks", "3", "-o", "link/../new"]) == 0
+    Path("m.onnx").write_text("mine")
+    assert main(["merge", "out", "-o", "link/../m.onnx"]) == 0
+    assert Path("m.onnx").read_text() == "mine"
+    assert content(Path("out")) == kept
+    assert sorted(os.listdir("else")) == ["again", "dir", "m.onnx", "new", "out"]
+
+
+def test_what_stands_there_is_looked_for_where_it_is_written(beside, capsys):
+    assert main(["reshard", "out", "--ranks", "3", "-o", "else/out"]) == 0
+    Path("else/m.onnx").write_text("mine")
+    refused(main(["shard", MODEL, "--ranks", "2", "-o", "link/../out"]), capsys, "link/../out", "exists already")
+    refused(main(["reshard", "out", "--ranks", "2", "-o", "link/../out"]), capsys, "link/../out", "exists already")
+    refused(main(["merge", "out", "-o", "link/../m.onnx"]), capsys, "link/../m.onnx", "exists already")
+    refused(main(["merge", "out", "-o", "link/../out/m.onnx"]), capsys, "an output folder")
+    for command in (["shard", MODEL, "--ranks", "2"], ["reshard", "out", "--ranks", "2"], ["merge", "out"]):
+        assert main([*command, "-o", "missing/../out"]) == 5
+        assert "cannot write missing/../out: No such file or directory" in capsys.readouterr().err
+
+
+def test_the_last_name_is_not_followed(beside, capsys):
+    Path("else/l").symlink_to("dir")
+    refused(main(["shard", MODEL, "--ranks", "2", "-o", "link/../l", "--force"]), capsys, "link/../l is a link")
+    refused(main(["shard", MODEL, "--ranks", "2", "-o", "link", "--force"]), capsys, "link is a link")
 
 
 def test_no_output_lies_inside_of_another(capsys):

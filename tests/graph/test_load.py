@@ -736,14 +736,19 @@ def test_bad_state_files(tmp_path: Path) -> None:
     refusal(load_state, save(tmp_path, b"not a zip", "s.npz"), InputError, r"is no \.npz file")
 
 
+def read_state(path: Path) -> dict[str, object]:
+    """Every array of a file: those of an archive are looked at when they are asked for."""
+    return dict(load_state(path))
+
+
 def test_bad_npz(tmp_path: Path) -> None:
     path = tmp_path / "s.npz"
     np.savez(path, o=np.array([{}], dtype=object))
-    refusal(load_state, path, InputError, r"at 'o': Object arrays cannot be loaded")
+    refusal(read_state, path, InputError, r"at 'o': Object arrays cannot be loaded")
     np.savez(path, half=np.ones(2, ml_dtypes.bfloat16))
-    assert "safetensors" in refusal(load_state, path, InputError, "'half' has the NumPy type").hints[0]
+    assert "safetensors" in refusal(read_state, path, InputError, "'half' has the NumPy type").hints[0]
     np.savez(path, text=np.array(["a"]))
-    refusal(load_state, path, InputError, "'text' has the NumPy type")
+    refusal(read_state, path, InputError, "'text' has the NumPy type")
     np.savez_compressed(path, w=np.arange(1000))
     damaged = bytearray(path.read_bytes())
     damaged[200:220] = bytes(20)
@@ -751,7 +756,7 @@ def test_bad_npz(tmp_path: Path) -> None:
     refusal(lambda _: held.numpy(), path, InputError, "damaged at 'w'")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("w.npy", b"\x93NUMPY\x01\x00\x08\x00{'descr'")
-    refusal(load_state, path, InputError, "damaged at 'w'")
+    refusal(read_state, path, InputError, "damaged at 'w'")
 
 
 def test_a_long_row_is_not_followed_element_by_element(tmp_path):

@@ -72,6 +72,80 @@ def test_millions_of_empty_nodes(tmp_path, body):
     refused(run("inspect", "m.onnx", folder=tmp_path), 3, "m.onnx", "more than 2000000 nodes", "PARTS")
 
 
+def attribute(content: bytes) -> bytes:
+    return inside(1, inside(5, inside(1, b"a") + content) + inside(4, b"Foo"))
+
+
+def numbers() -> bytes:
+    return b"\x01" * 60_000_000
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (lambda: attribute(inside(8, numbers()) + b"\xa0\x01\x07"), "LIST_ELEMENTS"),
+        (lambda: attribute(inside(7, numbers()) + b"\xa0\x01\x06"), "LIST_ELEMENTS"),
+        (lambda: attribute(b"\x40\x01" * 9_000_000 + b"\xa0\x01\x07"), "PARTS"),
+        (lambda: attribute(b"\x18\x01" * 9_000_000), "PARTS"),
+        (lambda: inside(5, inside(1, numbers()) + b"\x10\x07" + inside(8, b"t")), "LIST_ELEMENTS"),
+        (lambda: inside(5, b"\x08\x01" * 9_000_000 + b"\x10\x07" + inside(8, b"t")), "PARTS"),
+        (lambda: inside(11, inside(2, inside(1, inside(2, inside(1, b"") * 20_000_000)))), "PARTS"),
+    ],
+    ids=["ints", "floats", "unpacked", "numbers", "dims", "dims unpacked", "shape"],
+)
+def test_lists_without_an_end(tmp_path, body, said):
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x0a" + inside(7, body() + inside(2, b"g")) + inside(8, b"\x10\x14"))
+    refused(run("inspect", "m.onnx", folder=tmp_path), 3, "m.onnx", said)
+
+
+def test_a_file_of_zeros(tmp_path):
+    with (tmp_path / "m.onnx").open("wb") as file:
+        file.truncate(1900 << 20)
+    ended = run("inspect", "m.onnx", folder=tmp_path)
+    refused(ended, 3, "m.onnx", "not an ONNX model")
+    assert ended.seconds < 5
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+START = b'{"format": "gopt-manifest/1", "a": ['
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (lambda: b'"\\' * 100_000, "is not JSON"),
+        (lambda: START + b",".join([b'{"a":' * 27 + b"1" + b"}" * 27] * 36_000), "is not JSON"),
+        (lambda: START + b",".join([b'{"a":' * 27 + b"1" + b"}" * 27] * 36_000) + b"]}", "is a required property"),
+        (lambda: START + b",".join(b'{"aaaaaaaaaa%d":1.%d}' % (n, n) for n in range(900_000)) + b"]}", "is a required"),
+    ],
+    ids=["quotes", "open", "tables", "keys"],
+)
+def test_a_manifest_that_would_grow(tmp_path, text, said):
+    (tmp_path / "manifest.json").write_bytes(text())
+    refused(run("inspect", ".", folder=tmp_path), 3, "manifest.json", said)
+
+
+def test_a_manifest_above_the_output_that_would_grow(tmp_path):
+    """It is looked at for what it is, and is nothing of gopt's."""
+    (tmp_path / "manifest.json").write_bytes(b'"\\' * 400_000)
+    ended = run("shard", MODEL, "--ranks", "2", "-o", "out", folder=tmp_path)
+    assert ended.code == 0, ended.said
+    assert ended.seconds < SECONDS
+
+
+def test_a_header_of_values_that_does_not_end(tmp_path):
+    text = b'{"' + b'"\\' * 500_000
+    (tmp_path / "s.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    ended = run("shard", MODEL, "--ranks", "2", "--state", "s.safetensors", folder=tmp_path)
+    refused(ended, 3, "s.safetensors", "is not JSON")
+
+
+def test_a_key_of_many_parts(tmp_path):
+    (tmp_path / "gopt.toml").write_bytes(b".".join([b"a"] * 20_000) + b"=1")
+    refused(run("inspect", MODEL, "--config", "gopt.toml", folder=tmp_path), 3, "gopt.toml", "CONFIG_DOTS")
+
+
 # --- archives ---------------------------------------------------------------------------------------------------------
 
 
@@ -87,6 +161,21 @@ def test_what_is_not_asked_for_is_not_read(tmp_path, ranks):
     ended = run("run", str(ranks), "--data", "data.npz", "--steps", "1", "--set", "lr=0.1", folder=tmp_path)
     assert ended.code == 0, ended.said
     assert ended.peak < MEMORY
+
+
+def test_headers_of_what_is_not_asked_for_are_not_read(tmp_path, ranks):
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        for number in range(60_000):
+            archive.writestr(f"a{number}.npy", b"no array")
+    ended = run("run", str(ranks), "--data", "data.npz", "--steps", "1", "--set", "lr=0.1", folder=tmp_path)
+    refused(ended, 3, "data.npz has no array", "it has a0, a1, a10", "and 59992 more")
+
+
+def test_rows_are_counted_before_they_are_read(tmp_path, ranks):
+    bomb(tmp_path / "data.npz", {"x": ((1_990_000, 32), "float32"), "y": ((64,), "int64")})
+    ended = run("run", str(ranks), "--data", "data.npz", "--steps", "1", "--set", "lr=0.1", folder=tmp_path)
+    refused(ended, 3, "data.npz", "'x' has 1990000 rows", "'y' has 64 rows", "drift apart")
+    assert ended.peak < 350 << 20
 
 
 def test_a_state_of_another_size_is_not_read(tmp_path):
@@ -123,7 +212,7 @@ HEADER = b"\x93NUMPY\x02\x00"
 )
 def test_members_that_are_no_arrays(tmp_path, content, kind, said):
     with pytest.raises(InputError, match=said):
-        load_state(npz(tmp_path / "s.npz", content, kind))
+        dict(load_state(npz(tmp_path / "s.npz", content, kind)))
 
 
 @pytest.mark.parametrize("shape", ["(2**60,)", "(1000000000000,)", "(3,)", "(-1,)", "(2**70,)"])
@@ -132,14 +221,14 @@ def test_a_header_that_lies_about_its_size(tmp_path, shape):
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(8)
     with pytest.raises(InputError, match=r"takes|overflows|negative|damaged"):
-        load_state(npz(tmp_path / "s.npz", content))
+        dict(load_state(npz(tmp_path / "s.npz", content)))
 
 
 def test_an_array_whose_bytes_end_early(tmp_path):
     text = b"{'descr': '<f4', 'fortran_order': False, 'shape': (9,), }\n"
     content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(16)
     with pytest.raises(InputError, match=r"holds 16 bytes, but float32\[9\] takes 36"):
-        load_state(npz(tmp_path / "s.npz", content))
+        dict(load_state(npz(tmp_path / "s.npz", content)))
 
 
 def test_arrays_come_as_they_were_written(tmp_path):

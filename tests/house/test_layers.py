@@ -45,7 +45,7 @@ ONLY = {
     "mpi4py": lambda module: module == "gopt.runtime.engines.mpi",
     "nccl": lambda module: module == "gopt.runtime.engines.nccl",
     "llvmlite": lambda module: module == "gopt.runtime.loops",
-    "jsonschema_rs": lambda module: module == "gopt.documents",
+    "jsonschema_rs": lambda module: module == "gopt.documents.schema",
     "cuda": lambda module: module == "gopt.runtime.engines.cuda",
 }
 """A package -> the modules that may import it."""

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -36,11 +37,25 @@ def seen(*hows: tuple[int, int, int]) -> list[Seen]:
         ([(WAITING, 7, 1), (GOING, 7, -1), (WAITING, 7, 3)], "rank 1 did not come: it is in step 8"),
         ([(WAITING, 7, 1), (ENDED, 7, -1)], "rank 1 did not come: it has ended"),
         ([(WAITING, 7, 1), (GOING, 7, 0), (GOING, 6, 0), (WAITING, 7, 1)], "ranks 1-2 did not come"),
-        ([(WAITING, 7, 1), (WAITING, 7, 0)], "another rank did not come"),
+        ([(WAITING, 7, 1), (WAITING, 7, 0)], "another rank did not come: rank 1 still waits in step 8, call 0"),
+        ([(WAITING, 7, 1), (WAITING, 7, 1), (WAITING, 8, 0)], "another rank did not come"),
     ],
 )
 def test_who_waits_for_nobody_is_the_one_that_did_not_come(hows, said):
     assert missing(seen(*hows), 0) == said
+
+
+def test_a_process_that_is_stopped_is_named_though_it_waits():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        said = [Seen(0, os.getpid(), 7, 1, WAITING, 0.0), Seen(1, child.pid, 7, 1, WAITING, 0.0)]
+        assert missing(said, 0) == "another rank did not come"
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        assert missing(said, 0) == "rank 1 did not come: its process is stopped, in step 8, call 1"
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_many_are_not_all_listed():

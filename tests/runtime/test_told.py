@@ -13,9 +13,11 @@ import pytest
 from gopt.cli.main import main
 from test_run import command, mpi, run, samples, settings, train, written
 
+from gopt.disk.lock import lock_file
 from gopt.errors import OptionError, RunError
 from gopt.runtime.causes import MOST, failed
 from gopt.runtime.engines import launch
+from gopt.seal import LOCK
 
 
 def ran(folder: Path, data: str, steps: int, *more: str, lr: str = "") -> int:
@@ -59,6 +61,28 @@ def test_nothing_to_resume_is_no_secret(exists, launched, tmp_path):
     what = "holds no whole checkpoint" if exists else "does not exist"
     assert done.stderr == f"gopt: note: {home} {what}: training starts from the beginning\n"
     assert json.loads(done.stdout)["resumed"] is None
+
+
+@pytest.mark.parametrize("what", ["damaged", "other ranks", "busy", "no whole one, and busy"])
+def test_nothing_is_announced_that_does_not_come(what, tmp_path, capsys):
+    folder, data, home = written(tmp_path), samples(tmp_path), tmp_path / "c"
+    held = None
+    if what.startswith("no"):
+        home.mkdir()
+    else:
+        train(folder, data, 4, checkpoint=home)
+    if what == "damaged":
+        (home / "step_00000004" / "rank_0001.safetensors").write_bytes(b"")
+    elif what == "other ranks":
+        index = home / "step_00000004" / "index.json"
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"manifest": "0" * 64}))
+    else:
+        held = lock_file(home / LOCK)
+    assert ran(folder, data, 6, "--checkpoint", str(home), "--resume") == 5
+    said = capsys.readouterr().err
+    assert said.startswith("gopt: error: ") and "goes on" not in said.splitlines()[0] and "note" not in said
+    if held is not None:
+        os.close(held)
 
 
 def test_the_end_of_a_run_names_the_checkpoint_and_the_rate(tmp_path, capsys):

@@ -151,15 +151,37 @@ def follow(watch: Watch, beat: Heartbeat, rank: int) -> None:
 
 
 def missing(seen: Sequence[Seen], rank: int) -> str:
-    """For whom a rank waits: those of all ranks that wait for nobody. Ranks that wait for one that waits are not to
-    blame. ``rank``: the one that asks."""
-    late = [each for each in seen if each.how != WAITING and each.rank != rank]
+    """For whom a rank waits: those of all ranks that wait for nobody, or whose process stands still. Ranks that wait
+    for one that waits are not to blame. ``rank``: the one that asks."""
+    others = [each for each in seen if each.rank != rank]
+    stopped = {each.rank for each in others if is_stopped(each.process)}
+    late = [each for each in others if each.how != WAITING or each.rank in stopped]
     if not late:
-        return "another rank did not come"
+        return _all_wait(seen, rank)
     one = late[0] if len(late) == 1 else None
-    if one is not None:
-        return f"rank {one.rank} did not come: " + ("it has ended" if one.how != GOING else f"it is in {one.where}")
-    return f"ranks {_some([each.rank for each in late])} did not come"
+    if one is None:
+        return f"ranks {_some([each.rank for each in late])} did not come"
+    if one.rank in stopped:
+        return f"rank {one.rank} did not come: its process is stopped, in {one.where}"
+    return f"rank {one.rank} did not come: " + ("it has ended" if one.how != GOING else f"it is in {one.where}")
+
+
+def _all_wait(seen: Sequence[Seen], rank: int) -> str:
+    """Where every rank waits: those that have come least far are named, and not blamed."""
+    mine = [each for each in seen if each.rank == rank]
+    behind = [each for each in seen if mine and (each.step, each.call) < (mine[0].step, mine[0].call)]
+    if not behind:
+        return "another rank did not come"
+    least = min(behind, key=lambda each: (each.step, each.call))
+    return f"another rank did not come: rank {least.rank} still waits in {least.where}"
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process of this host was stopped by a signal or a debugger."""
+    with suppress(OSError):
+        text = Path(f"/proc/{process}/stat").read_bytes()
+        return text.rpartition(b") ")[2][:1] in (b"T", b"t")
+    return False
 
 
 def waiting(seen: Iterable[Seen], dead: int) -> str:

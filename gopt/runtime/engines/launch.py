@@ -227,7 +227,10 @@ class _Watch:
     def _refuse_standstill(self, seen: Sequence[Seen]) -> None:
         limit = 2 * self.deadline + START
         if not seen and time.time() - self._begun > limit:
-            raise RunError(f"after {limit:g} s, mpiexec has started no rank", f"try {mpiexec()} -n 1 hostname")
+            raise RunError(
+                f"after {limit:g} s, no rank has begun: mpiexec has started none, or they are slow to load",
+                f"try {mpiexec()} -n 1 hostname, or a longer --deadline",
+            )
         if seen and time.time() - max(each.when for each in seen) > limit:
             late = min(seen, key=lambda each: (each.how == WAITING, each.step, each.call))
             raise RunError(f"rank {late.rank}, {late.where}: it has not moved for {2 * self.deadline:g} s")

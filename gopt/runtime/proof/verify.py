@@ -20,7 +20,7 @@ from gopt.analysis.roles import recover
 from gopt.analysis.take_over import take_over
 from gopt.analysis.through import declare
 from gopt.analysis.training import Training
-from gopt.errors import InputError, RunError
+from gopt.errors import InputError, OptionError, RunError
 from gopt.given import check_folder
 from gopt.graph.load import load
 from gopt.graph.model import COMM
@@ -163,7 +163,9 @@ class Verifier:
         types = self.training.graph.types
         unknown = set(given) - set(self.training.hyper)
         if unknown:
-            raise InputError(f"{sorted(unknown)[0]!r} is no hyper-parameter of the model")
+            names = self.training.hyper
+            hint = f"the step has {', '.join(names)}" if names else "the step has none"
+            raise OptionError(f"--set: {min(unknown)!r} is no hyper-parameter of the step", hint)
         return {
             name: np.full(types[name].dims, given[name], numpy_dtype(types[name].dtype))
             if name in given

@@ -48,24 +48,6 @@ class Samples:
     """Seed of an order that is new in every pass over the samples; None: as they lie."""
     _orders: dict[tuple[int, int], Array] = field(default_factory=dict)
 
-    def check(self, path: str) -> None:
-        """Raise InputError where inputs would drift apart: arrays that last for unequally many batches, or rows that
-        an order would deal out unalike."""
-        first: tuple[str, int, int] | None = None
-        for name in self.types:
-            if self.arrays[name].shape != self.types[name].dims:  # else it is the same in every step
-                rows, size = len(self.arrays[name]), self._size(name)
-                first = first or (name, rows, size)
-                what = f"{path}: {first[0]!r} has {_rows(*first[1:])}, {name!r} has {_rows(rows, size)}"
-                if first[1] * size != rows * first[2]:
-                    raise InputError(f"{what}: they would drift apart", "give equally many samples of each")
-                if self.shuffle is not None and first[2] != size:
-                    raise InputError(f"{what}: no order shuffles both alike", "leave --shuffle out")
-
-    def _size(self, name: str) -> int:
-        """Rows of the array that a batch takes."""
-        return self.types[name].dims[0] if self._sampled(name) else 1
-
     def batch(self, turn: Turn) -> Batch:
         return {name: self._take(name, turn) for name in self.types}
 
@@ -73,15 +55,10 @@ class Samples:
         array, dims = self.arrays[name], self.types[name].dims
         if array.shape == dims:
             return array
-        size = self._size(name)
+        size = _taken(dims, array.shape)
         place = (turn.number * turn.parts + turn.part) * size
         rows = self._rows(place, size, len(array))
         return np.ascontiguousarray(array[rows]).reshape(dims)
-
-    def _sampled(self, name: str) -> bool:
-        """Whether the array's rows are samples: of which a batch takes several."""
-        array, dims = self.arrays[name], self.types[name].dims
-        return bool(dims) and array.ndim == len(dims) and array.shape[1:] == dims[1:] and len(array) != dims[0]
 
     def _rows(self, place: int, size: int, count: int) -> Array:
         turns, rows = np.divmod(np.arange(place, place + size), count)
@@ -132,13 +109,36 @@ def open_data(text: str, types: Mapping[str, TensorType], shuffle: int | None) -
             raise InputError(f"{text} has no array {missing[0]!r}", f"it has {_listed(held)}")
         for name, type in types.items():
             _check_samples(text, name, type, held[name].type)
+        _check_rows(text, types, {name: held[name].type.dims for name in types}, shuffle is not None)
         fitting = {name: _samples(text, name, type, np.asarray(held[name].numpy())) for name, type in types.items()}
-        found = Samples(types, fitting, shuffle)
-        found.check(text)
-        return found
+        return Samples(types, fitting, shuffle)
     if shuffle is not None:
         raise OptionError("--shuffle orders the samples of a file, and the data is a function")
     return Stream(load_function(text), types)
+
+
+Shape = tuple[int, ...]
+
+
+def _taken(dims: Shape, shape: Shape) -> int:
+    """Rows of an array that a batch takes: several where they are samples."""
+    sampled = bool(dims) and len(shape) == len(dims) and shape[1:] == dims[1:] and shape[0] != dims[0]
+    return dims[0] if sampled else 1
+
+
+def _check_rows(path: str, types: Mapping[str, TensorType], shapes: Mapping[str, Shape], shuffled: bool) -> None:
+    """Raise InputError where inputs would drift apart: arrays that last for unequally many batches, or rows that an
+    order would deal out unalike. Nothing is read."""
+    first: tuple[str, int, int] | None = None
+    for name, type in types.items():
+        if shapes[name] != type.dims:  # else it is the same in every step
+            rows, size = shapes[name][0], _taken(type.dims, shapes[name])
+            first = first or (name, rows, size)
+            what = f"{path}: {first[0]!r} has {_rows(*first[1:])}, {name!r} has {_rows(rows, size)}"
+            if first[1] * size != rows * first[2]:
+                raise InputError(f"{what}: they would drift apart", "give equally many samples of each")
+            if shuffled and first[2] != size:
+                raise InputError(f"{what}: no order shuffles both alike", "leave --shuffle out")
 
 
 def _rows(rows: int, size: int) -> str:
@@ -230,7 +230,7 @@ def parse_schedule(text: str) -> Callable[[int], float]:
             return start + (end - start) * (part if kind == "linear" else (1 - math.cos(math.pi * part)) / 2)
 
         return at
-    if kind in ("linear", "cosine") or not rest:
+    if kind in ("linear", "cosine") or len(rest) != 1:  # module:function has one colon
         raise OptionError(
             f"cannot read {text!r} as a schedule", "write 1e-3, linear:START:END:STEPS, cosine:… or module:function"
         )

@@ -22,7 +22,7 @@ from gopt.errors import InputError, OptionError, RunError
 from gopt.graph.load import load
 from gopt.seal import INDEX, LOCK, STEP, digest, read_index, step_name, whole_steps
 from gopt.write.models import SOURCE, model_bytes
-from gopt.write.ours import check_place
+from gopt.write.ours import check_place, place_of
 from gopt.write.values import INLINE, Values
 
 _HINT = "choose another --checkpoint"
@@ -32,13 +32,14 @@ _BIN = re.compile(r"source(\.[0-9a-f]{8})?\.bin")
 
 def check_home(home: Path, folder: Path) -> None:
     """Raise OptionError where checkpoints of the ranks in ``folder`` must not be kept."""
-    if home.resolve() == folder.resolve():
+    whole = Path(os.path.realpath(place_of(home)))  # a link to the folder will do
+    if whole == Path(os.path.realpath(folder)):
         raise OptionError(f"--checkpoint {home} is the folder that runs", "choose another one")
     if (home / INDEX).is_file():
         raise OptionError(f"--checkpoint {home} is a checkpoint itself", f"give what holds it: {home.parent}")
     if (home / "manifest.json").is_file() and any(home.glob("rank_*.onnx")):
         raise OptionError(f"--checkpoint {home} is an output folder", "choose another one")
-    check_place(home, "choose another --checkpoint, and move there what you want to go on from")
+    check_place(home, whole, "choose another --checkpoint, and move there what you want to go on from")
 
 
 @contextmanager

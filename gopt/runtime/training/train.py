@@ -269,11 +269,14 @@ class Trainer:
 
     # --- the loop ---
 
-    def run(self, tell: Callable[[Progress], None]) -> None:
-        """All steps of the job, or those until a signal comes; ``tell`` hears of each, on the first rank."""
+    def run(self, tell: Callable[[Progress], None], begun: Callable[[], None] = lambda: None) -> None:
+        """All steps of the job, or those until a signal comes; ``tell`` hears of each, on the first rank, and ``begun``
+        is called there once nothing stands in the way of the first."""
         try:
             self.agree()
             with nullcontext() if self.checkpoints is None else self.checkpoints.open(self.engine, self.step):
+                if self.engine.rank == 0:
+                    begun()
                 self._train(tell)
         except GoptError as error:
             raise self._named(error) from error

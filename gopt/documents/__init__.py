@@ -8,17 +8,20 @@ are InputErrors that name the file and the key: ``manifest.json: ranks[3].state[
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import math
 import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from gopt import limits
+from gopt.documents.outline import check_outline
+from gopt.documents.schema import VALUE, first_error
 from gopt.errors import InputError, RunError
 from gopt.shown import show
 
@@ -40,12 +43,9 @@ CONFIG = Kind("a configuration", "config", limits.CONFIG_BYTES)
 HEADER = Kind("a header of values", "header", limits.HEADER_BYTES)
 TOLD = Kind("what a rank tells", "told", limits.LINE_BYTES)
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
-_LONG = re.compile(rb"(?<![0-9.])[0-9]{%d}" % (limits.NUMBER_DIGITS + 1))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_WIDE = re.compile(rb"[\xf0-\xf4]")
 _FORMATS = re.compile(r"^gopt-[a-z]+/\d+$")
-_BRACKETS = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def read_json(path: str | os.PathLike[str], kind: Kind) -> dict[str, Any]:
@@ -59,19 +59,41 @@ def parse_json(data: bytes | str, kind: Kind, name: str) -> dict[str, Any]:
     if len(data) > kind.most:
         raise InputError(f"{name} is too long: {len(data)} bytes, {kind.what} has at most {kind.most}")
     check_outline(data, name)
+    surrogates = _SURROGATE.search(data) is not None
+    if len(data) > limits.DOCUMENT_WIDE and (surrogates or _WIDE.search(data)):
+        raise InputError(
+            f"{name} is too long: {len(data)} bytes; one with characters beyond U+FFFF has at most "
+            f"{limits.DOCUMENT_WIDE} (DOCUMENT_WIDE)"
+        )
     floats: list[float] = []
     number, table = functools.partial(_number, floats), functools.partial(_unique, name)
-    try:
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=table, parse_float=number, parse_constant=_constant)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name} is not JSON: byte {error.start} is no UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is not JSON: {error}") from None
-    if _SURROGATE.search(data):
-        _check_text(found, name)
-    _check_schema(found, kind, name, bool(floats))
+    with _without_collection():
+        try:
+            text = data.decode("utf-8")
+            del data
+            found = json.loads(text, object_pairs_hook=table, parse_float=number, parse_constant=_constant)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{name} is not JSON: byte {error.start} is no UTF-8") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{name} is not JSON: {error}") from None
+        del text
+        if surrogates:
+            _check_text(found, name)
+        _check_schema(found, kind, name, bool(floats))
     record: dict[str, Any] = found
     return record
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No garbage collection while a million objects are made that are all alive."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def read_toml(path: str | os.PathLike[str], kind: Kind) -> dict[str, Any]:
@@ -79,6 +101,7 @@ def read_toml(path: str | os.PathLike[str], kind: Kind) -> dict[str, Any]:
     import tomllib
 
     name, data = os.fspath(path), read_bytes(path, kind.most)
+    _check_dots(data, name)
     try:
         found = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -90,6 +113,15 @@ def read_toml(path: str | os.PathLike[str], kind: Kind) -> dict[str, Any]:
     _check_plain(found, name)
     _check_schema(found, kind, name, True)
     return found
+
+
+def _check_dots(data: bytes, name: str) -> None:
+    """Refuse keys of very many parts, wherever their lines end."""
+    if data.count(b".") > limits.CONFIG_DOTS:
+        raise InputError(f"{name} has more than {limits.CONFIG_DOTS} dots (CONFIG_DOTS)")
+    for number, each in enumerate(data.split(b"\n"), 1):
+        if each.count(b".") > limits.CONFIG_LINE_DOTS:
+            raise InputError(f"{name}: line {number} has more than {limits.CONFIG_LINE_DOTS} dots (CONFIG_LINE_DOTS)")
 
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
@@ -121,31 +153,18 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
 
 def _check_schema(found: Any, kind: Kind, name: str, floats: bool) -> None:
     """Refuse a value that is not as its kind's schema says; ``floats``: whether it has any."""
-    wrong = _first_error(kind.schema, found)
+    wrong = first_error(kind.schema, found)
     if wrong is None and floats:
-        wrong = _first_error(kind.schema, _split(found))
+        wrong = first_error(kind.schema, _split(found))
     if wrong is None:
         return
-    where, place = found, list(wrong.instance_path)
+    place, message = wrong
+    where = found
     for key in place:
         where = where[key]
     if place in ([], ["format"]) and isinstance(found, dict) and "format" in found:
         _check_format(found["format"], kind, name)
-    raise InputError(f"{name}: {_told(place)}{wrong.message.replace(_VALUE, show(where))}")
-
-
-def _first_error(schema: str, found: Any) -> Any:
-    """The first violation, or None. The yes-or-no is asked first: it copies nothing."""
-    validator = _validator(schema)
-    if validator.is_valid(found):
-        return None
-    from jsonschema_rs import ValidationError
-
-    try:
-        validator.validate(found)
-    except ValidationError as error:
-        return error
-    return None
+    raise InputError(f"{name}: {_told(place)}{message.replace(VALUE, show(where))}")
 
 
 def key_path(place: Sequence[str | int]) -> str:
@@ -161,9 +180,6 @@ def as_run(error: InputError) -> RunError:
     return RunError(error.message, *error.hints)
 
 
-_VALUE = "\0value\0"
-
-
 def _told(place: Sequence[str | int]) -> str:
     """A place as the beginning of a message."""
     shown = [key if isinstance(key, int) or key.isidentifier() else show(key) for key in place]
@@ -175,43 +191,6 @@ def _check_format(given: Any, kind: Kind, name: str) -> None:
     if isinstance(given, str) and given != wanted and _FORMATS.match(given):
         other = "another version of gopt wrote it" if given.startswith(f"gopt-{kind.schema}/") else "it is another file"
         raise InputError(f"{name} is not {kind.what} (format {wanted}): its format is {show(given)}", other)
-
-
-@functools.cache
-def _validator(schema: str) -> Any:
-    import jsonschema_rs
-
-    text = resources.files("gopt").joinpath("schemas", f"{schema}.schema.json").read_text(encoding="utf-8")
-    return jsonschema_rs.validator_for(json.loads(text), mask=_VALUE)
-
-
-def check_outline(data: bytes, name: str) -> None:
-    """What can be seen before anything is parsed, in time and memory of the size of the text: depth, number of values,
-    digits of numbers."""
-    if data.count(b'"') > 4 * limits.DOCUMENT_VALUES:
-        raise InputError(f"{name} has more than {limits.DOCUMENT_VALUES} values")
-    bare = _STRING.sub(b"", data) if b"\\" in data else b"".join(data.split(b'"')[::2])
-    if bare.count(b",") + bare.count(b"[") + bare.count(b"{") > limits.DOCUMENT_VALUES:
-        raise InputError(f"{name} has more than {limits.DOCUMENT_VALUES} values")
-    brackets = bare.translate(_BRACKETS, _NO_BRACKETS)
-    left = brackets if 2 * brackets.count(b"[") == len(brackets) else b"?"
-    for _ in range(limits.DOCUMENT_DEPTH):
-        left = left.replace(b"[]", b"")
-    if left and _is_deep(brackets):
-        raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep")
-    if _LONG.search(bare):
-        raise InputError(f"{name} has a number of more than {limits.NUMBER_DIGITS} digits")
-
-
-def _is_deep(brackets: bytes) -> bool:
-    depth = 0
-    for each in brackets:
-        depth += 1 if each == ord("[") else -1
-        if depth > limits.DOCUMENT_DEPTH:
-            return True
-        if depth < 0:  # no JSON at all
-            return False
-    return False
 
 
 def _unique(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""A document held against its schema: whether it fits, and where it first does not."""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib import resources
+from itertools import islice
+from typing import Any
+
+VALUE = "\0value\0"
+"""What stands for a value in a message: it may be long, or have control characters."""
+
+
+def first_error(schema: str, found: Any) -> tuple[list[str | int], str] | None:
+    """The place and message of the first violation, or None. The yes-or-no is asked first: it copies nothing."""
+    validator = _validator(schema)
+    if validator.is_valid(found):
+        return None
+    if (wrong := _violation(validator, _slim(found))) is not None or not isinstance(found, dict):
+        return wrong
+    for key, value in found.items():
+        if isinstance(value, list) and not validator.is_valid({**_slim(found), key: value}):
+            return _in_list(validator, found, key)
+    return [], "it is not as its schema says"
+
+
+def _in_list(validator: Any, found: dict[str, Any], key: str) -> tuple[list[str | int], str]:
+    """As ``first_error``, where the fault lies in a long list."""
+    rest, value = _slim(found), found[key]
+    good, bad = 0, len(value)  # the first ``good`` ones are as they should be, the first ``bad`` ones are not
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if validator.is_valid({**rest, key: value[good:middle]}):
+            good = middle
+        else:
+            bad = middle
+    wrong = _violation(validator, {**rest, key: [_slim(value[good])]})
+    if wrong is None or wrong[0][:2] != [key, 0]:
+        return [key, good], "it is not as its schema says"
+    return [key, good, *wrong[0][2:]], wrong[1]
+
+
+def _violation(validator: Any, found: Any) -> tuple[list[str | int], str] | None:
+    """Place and message of the first violation, or None. It costs two copies of all that is given."""
+    from jsonschema_rs import ValidationError
+
+    try:
+        validator.validate(found)
+    except ValidationError as error:
+        return list(error.instance_path), error.message
+    return None
+
+
+def _slim(found: Any) -> Any:
+    """The beginning of every list and of every long table, and few enough of them for a copy."""
+    left = _SLIM
+
+    def cut(value: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if isinstance(value, list):
+            return [cut(each) for each in value[: _FEW if left > 0 else 0]]
+        if isinstance(value, dict):
+            most = _MANY if left > 0 else _FEW if left > -_SLIM else 0
+            return {key: cut(each) for key, each in islice(value.items(), most)}
+        return value
+
+    return cut(found)
+
+
+_FEW, _MANY, _SLIM = 64, 1000, 50_000
+"""How much of a list, of a table, and of all values the beginning is."""
+
+
+@functools.cache
+def _validator(schema: str) -> Any:
+    import jsonschema_rs
+
+    text = resources.files("gopt").joinpath("schemas", f"{schema}.schema.json").read_text(encoding="utf-8")
+    return jsonschema_rs.validator_for(json.loads(text), mask=VALUE)
