@@ -29,14 +29,13 @@ class Conversion:
     """One use of a collective, along one axis of its group.
 
     ``alone``: no other axis of the group has several members, so that places in the group are places along the axis.
-    ``own``: a pass made the call. ``sizes``: elements of each result.
+    ``own``: a pass made the call.
     """
 
     op_type: str
     attributes: Mapping[str, Any]
     alone: bool = True
     own: bool = True
-    sizes: tuple[int, ...] = ()
 
     @property
     def reduce(self) -> str:

@@ -160,33 +160,31 @@ class Shardings:
         return place
 
     def _call(self, node: Node) -> None:
-        group = self.step.mesh.live(str(node.attributes["group"]))
-        packed = node.op_type in ("AllReduce", "Reduce", "Broadcast")  # result by result; else one value for all
-        outputs = dict(zip(node.inputs, node.outputs)) if packed else {}
-        rows: dict[str, list[Placement]] = {name: [] for name in node.inputs}
-        call = Conversion(node.op_type, node.attributes, len(group) == 1, bool(node.made_by))
-        for axis, axis_name in enumerate(self.axes):
-            place: Place = node.place if axis == self._shard else REPLICATED
-            for operand in self._operands(node.inputs, axis):
-                if axis_name in group:
-                    try:
-                        placement = convert(call, operand)
-                    except Mismatch as wrong:
-                        raise self._offence(node, axis, wrong) from None
-                else:
-                    placement = operand.placement
-                    if not place.covers(0) or not isinstance(place, Replicated):
-                        placement = self._checked(node, axis, Use("Identity", (operand,), place))
-                rows[operand.name].append(placement)
-        if packed:
-            for name, output in outputs.items():
-                self._note(output, tuple(rows[name]))
+        axes = [self._converted(node, axis) for axis in range(len(self.axes))]
+        rows = [tuple(placements) for placements in zip(*axes)]  # operand by operand
+        if node.op_type in ("AllReduce", "Reduce", "Broadcast") and rows:  # result by result; else one for all
+            for name, row in zip(node.outputs, rows):
+                self._note(name, row)
             return
-        first = tuple(rows[node.inputs[0]]) if node.inputs else tuple(PER_MEMBER for _ in self.axes)
-        for operand_name, row in rows.items():
-            if tuple(row) != first:
-                first = self._mixed(node, operand_name, first, tuple(row))
-        self._give(node, first)
+        made = rows[0] if rows else tuple(PER_MEMBER for _ in self.axes)
+        for name, row in zip(node.inputs, rows):
+            made = made if row == made else self._mixed(node, name, made, row)
+        self._give(node, made)
+
+    def _converted(self, node: Node, axis: int) -> list[Placement]:
+        """What a call makes of each operand along an axis, of its group or beside it."""
+        group = self.step.mesh.live(str(node.attributes["group"]))
+        operands = self._operands(node.inputs, axis)
+        if self.axes[axis] not in group:
+            place: Place = node.place if axis == self._shard else REPLICATED
+            if isinstance(place, Replicated):
+                return [operand.placement for operand in operands]
+            return [self._checked(node, axis, Use("Identity", (operand,), place)) for operand in operands]
+        call = Conversion(node.op_type, node.attributes, len(group) == 1, bool(node.made_by))
+        try:
+            return [convert(call, operand) for operand in operands]
+        except Mismatch as wrong:
+            raise self._offence(node, axis, wrong) from None
 
     def _mixed(self, node: Node, name: str, one: Sharding, other: Sharding) -> Sharding:
         """What a call makes of operands that do not lie alike along axes beside its own."""

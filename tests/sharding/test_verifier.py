@@ -109,3 +109,11 @@ def test_no_pass_leaves_a_fixture_against_the_rules(name):
     for mesh, stage in itertools.product(("shard=3", "dp=2,shard=2"), (0, 1, 2, 3)):
         pipeline = build_pipeline(defaults={"shard": {"stage": stage}}, verify_each=True)
         gopt.shard(source, Mesh.parse(mesh), pipeline=pipeline)
+
+
+def test_a_value_that_is_sent_twice_has_two_results():
+    step = sharded("mlp_mom_clip_sched", "dp=2,shard=2", 2)
+    node = next(each for each in step.graph.nodes if each.op_type == "AllReduce" and each.attributes["group"] == "dp")
+    node.inputs, node.outputs = [*node.inputs, node.inputs[0]], [*node.outputs, "twice"]
+    known = Shardings(step).infer()
+    assert known.of("twice") == known.of(node.outputs[0]) != known.of("fc1.weight")
