@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import onnx
+
 from gopt.analysis.spmd import Holding, Step
 from gopt.analysis.training import Kind, Phase
 from gopt.errors import GoptError, InvariantError, UnsupportedError
@@ -59,8 +62,11 @@ def _check_zeros(step: Step) -> None:
 
 
 def _zero(node: Node) -> bool:
+    """Whether a constant is zeros; ConstantOfShape without a value makes them."""
+    if not node.attributes:
+        return node.is_a("ConstantOfShape")
     value = node.attributes.get("value")
-    return value is None or (not any(value.raw_data) and not any((*value.float_data, *value.double_data)))
+    return value is not None and not np.any(onnx.numpy_helper.to_array(value))
 
 
 @dataclass(slots=True)

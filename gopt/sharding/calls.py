@@ -52,7 +52,20 @@ def convert(call: Conversion, operand: Operand) -> Placement:
 
 def _own(call: Conversion, operand: Operand) -> Placement:
     """A call of which nothing more is known: every member has something of its own."""
+    if not isinstance(operand.placement, (Replicated, PerMember, Shard)):
+        raise Mismatch(operand, "a whole value of each member")
     return PER_MEMBER
+
+
+def beside(call: Conversion, operand: Operand, moved: bool) -> Placement:
+    """What becomes of a placement along an axis that is not of the group; ``moved``: the call changes the value along
+    its own axes. A reduction passes through terms only where the two may change places."""
+    given = operand.placement
+    if isinstance(given, Partial) and moved and "Reduce" in call.op_type:
+        linear = {"sum", "mean"}
+        if given.op != call.reduce and not {given.op, call.reduce} <= linear:
+            raise Mismatch(operand, f"terms of a {call.reduce}: a {call.reduce} of terms of a {given.op} is no term")
+    return given
 
 
 def _reducible(call: Conversion, operand: Operand) -> None:
@@ -80,6 +93,8 @@ def all_reduce(call: Conversion, operand: Operand) -> Placement:
 def reduce(call: Conversion, operand: Operand) -> Placement:
     """The same -> on the root alone."""
     _reducible(call, operand)
+    if call.own and not call.alone:
+        raise Mismatch(operand, "a group of one axis: the root of several is no member of one")
     return OnMember(int(call.attributes["root"])) if call.alone else PER_MEMBER
 
 
@@ -94,7 +109,7 @@ def reduce_scatter(call: Conversion, operand: Operand) -> Placement:
 
 
 def all_gather(call: Conversion, operand: Operand) -> Placement:
-    """Sharded -> replicated, where the shards lie as the call says; members' own values, joined, are replicated too."""
+    """Sharded -> replicated, where the shards lie as the call says. In a source, members' own values joined are too."""
     given = operand.placement
     if isinstance(given, FlatShard):
         if not call.alone or given != FlatShard.whole(tuple(call.attributes.get("cuts", (0,)))):
@@ -103,8 +118,8 @@ def all_gather(call: Conversion, operand: Operand) -> Placement:
         here = Shard(int(call.attributes.get("axis", -1)), tuple(call.attributes.get("sizes", ())))
         if call.own and given != here:
             raise Mismatch(operand, f"a value {here}")
-    elif isinstance(given, (Partial, OnMember)) or (call.own and not isinstance(given, PerMember)):
-        raise Mismatch(operand, "shards, or each member's own value")
+    elif isinstance(given, (Partial, OnMember)) or call.own:
+        raise Mismatch(operand, "shards")
     return REPLICATED
 
 

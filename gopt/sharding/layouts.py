@@ -87,6 +87,8 @@ def guard(use: Layout, operands: Sequence[Operand]) -> Placement:
     """What some members have -> a term of a reduction that all have; ``reduce`` says of which."""
     operand, op = operands[0], str(use.attributes["reduce"])
     given = operand.placement
+    if op not in _IDENTITY:
+        raise Mismatch(operand, f"another reduction: nothing changes no {op}")
     if isinstance(given, Partial):
         if given.op != op:
             raise Mismatch(operand, f"terms of a reduction by {op}")

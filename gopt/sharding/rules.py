@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.operators import ELEMENTWISE
+from gopt.graph.types import FLOATS
 from gopt.sharding.placements import (
     PER_MEMBER,
     REPLICATED,
@@ -34,18 +35,18 @@ class Operand:
     placement: Placement
     single: bool = False
     """It has one element, so that it broadcasts into a shard of any length."""
-    flag: bool = False
-    """It is boolean."""
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One node as a rule sees it. ``single``: all its results have one element."""
+    """One node as a rule sees it. ``single``: all its results have one element; ``dtype``: that of the first."""
 
     op_type: str
     operands: tuple[Operand, ...]
     place: Place = REPLICATED
     single: bool = False
+    dtype: str = ""
     standard: bool = True
     """Whether the operator is one of ONNX's own."""
 
@@ -129,7 +130,9 @@ def reduction(use: Use) -> Placement:
         raise Mismatch(operand, f"a whole tensor: what members make of shards is no term of {use.op_type}")
     if op == "mean" and len({flat.length(member) for member in range(len(flat.cuts) - 1)}) > 1:
         raise Mismatch(operand, "shards of one length: the mean of unequal shards' means is not the mean")
-    if operand.flag:
+    if op == "mean" and operand.dtype and operand.dtype not in FLOATS:
+        raise Mismatch(operand, "a floating type: a mean of whole numbers is cut off")
+    if operand.dtype == "bool":
         op = {"max": "any", "min": "all"}.get(op, op)
     return Partial(op, use.place if isinstance(use.place, FlatShard) else None)
 
@@ -158,7 +161,7 @@ def _through(use: Use, placement: Partial, terms: Sequence[Operand], others: Seq
     if kind in _MOVES and use.operands[0] in terms:
         return placement
     if kind == "Cast":
-        return Partial("sum", on) if op == "any" else None if op == "all" else placement  # a flag becomes a count
+        return _cast(placement, terms[0].dtype, use.dtype)
     if kind == "Not" and op in ("any", "all"):
         return Partial("all" if op == "any" else "any", on)
     if kind in _COMBINES.get(op, ()):
@@ -168,9 +171,20 @@ def _through(use: Use, placement: Partial, terms: Sequence[Operand], others: Seq
             return placement
         if kind == "Mul" and len(terms) == 1:
             return placement
-        if kind == "Div" and len(terms) == 1 and use.operands[0] is terms[0]:
+        floating = not terms[0].dtype or terms[0].dtype in FLOATS  # a quotient of whole numbers is cut off
+        if kind == "Div" and len(terms) == 1 and use.operands[0] is terms[0] and floating:
             return placement
     return None
+
+
+def _cast(placement: Partial, old: str, new: str) -> Partial | None:
+    """Terms in another type: rounded, but never cut off or made flags."""
+    if placement.op == "any":
+        return Partial("sum", placement.on) if new != "bool" else placement  # a flag becomes a count
+    if placement.op == "all" or new == "bool":
+        return None
+    exact = placement.op in ("max", "min") or not new or new in FLOATS or old == new
+    return placement if exact else None
 
 
 def on_member(use: Use, member: int) -> Placement:

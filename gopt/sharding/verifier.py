@@ -7,23 +7,25 @@ of states at the end is in ``gopt.agree``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from gopt.analysis.operators import draws, reads_shape_only
+from gopt.analysis.operators import draws
 from gopt.analysis.spmd import Accumulator, Holding, Step
 from gopt.errors import InvariantError
 from gopt.graph.model import COMM, SPMD, Node
 from gopt.graph.types import TensorType
-from gopt.sharding.calls import Conversion, convert
+from gopt.sharding.calls import Conversion, beside, convert
 from gopt.sharding.layouts import Layout, lay
 from gopt.sharding.placements import (
     PER_MEMBER,
     REPLICATED,
     FlatShard,
+    OnMember,
     PerMember,
     Place,
     Placement,
     Replicated,
+    Shard,
     Sharding,
     holder,
 )
@@ -42,6 +44,10 @@ class Shardings:
     _own: Sharding = field(init=False)
     _shard: int = field(init=False)
     """The place of the axis that shards states, -1 where it has one member."""
+    _placed_values: set[str] = field(default_factory=set)
+    """What some members have, as ``specialise`` knows it: sharded states, and what nodes with a place make."""
+    _symbols: set[str] = field(default_factory=set)
+    """Names of dimensions of inputs: all ranks have batches of one shape."""
 
     def __post_init__(self) -> None:
         mesh = self.step.mesh
@@ -77,33 +83,57 @@ class Shardings:
         for held in step.accumulators:
             self._note(held.input, self.accumulator(held))
         everywhere = tuple(PER_MEMBER for _ in self.axes)
+        self._placed_values = {holding.input for holding in step.holdings if holding.sharded}
+        shapes = [type.shape or () for type in step.training.graph.inputs.values()]
+        self._symbols = {size for shape in shapes for size in shape if isinstance(size, str)}
         for node in step.graph.nodes:
+            if node.place != REPLICATED or node.domain == SPMD:
+                self._placed_values.update(node.outputs)
             if node.domain == COMM:
                 self._call(node)
             elif node.domain == SPMD:
                 self._layout(node)
             elif draws(node):
-                self._give(node, everywhere)
+                self._node(node, drawn=True)
+                self.known.update((name, everywhere) for name in node.outputs if name)
             else:
                 self._node(node)
         return self
 
     # --- kinds of nodes ---------------------------------------------------------------------------------------------
 
-    def _node(self, node: Node) -> None:
+    def _node(self, node: Node, *, drawn: bool = False) -> None:
+        if node.is_a("Shape", "Size") and node.place == REPLICATED:
+            self._shape(node)
+            return
         known = self.known
         found = [known[name] for name in node.inputs if name in known]
         if node.captures:
             found += [known[name] for name in node.captures if name in known]
         if node.place == REPLICATED:
-            if not found or reads_shape_only(node):
+            if not found:
                 return
             if all(each is self._own for each in found):  # nearly all of forward and backward
                 self._give(node, self._own)
                 return
-        operands = node.inputs[:1] if node.op_type == "CastLike" else node.reads  # the other gives its type
+        operands = node.inputs[:1] if node.is_a("CastLike") else node.reads  # the other gives its type
         uses = [self._use(node, operands, axis) for axis in range(len(self.axes))]
+        uses = [replace(use, standard=False) for use in uses] if drawn else uses
         self._give(node, tuple(self._checked(node, axis, use) for axis, use in enumerate(uses)))
+
+    def _shape(self, node: Node) -> None:
+        """The shape of a shard is each member's own, and so is one that follows data; no other is."""
+        type = self.step.graph.types.get(node.inputs[0])
+        same = type is not None and all(
+            isinstance(size, int) or size in self._symbols for size in type.shape or (None,)
+        )
+        made: list[Placement] = []
+        for axis, (operand,) in enumerate(self._operands(node.inputs, axis) for axis in range(len(self.axes))):
+            if isinstance(operand.placement, OnMember):
+                raise self._offence(node, axis, Mismatch(operand, "a value that all members have"))
+            whole = isinstance(operand.placement, Replicated) or (same and not isinstance(operand.placement, _SHARDS))
+            made.append(REPLICATED if whole else PER_MEMBER)
+        self._give(node, tuple(made))
 
     def _use(self, node: Node, names: Sequence[str], axis: int) -> Use:
         place: Place = node.place if axis == self._shard else REPLICATED
@@ -111,7 +141,8 @@ class Shardings:
         made = [types.get(name) for name in node.outputs if name]
         single = all(type is not None and type.elements == 1 for type in made)
         standard = node.domain in ("", "ai.onnx")
-        return Use(node.op_type, self._operands(names, axis), place, single, standard)
+        dtype = made[0].dtype if made and made[0] is not None else ""
+        return Use(node.op_type, self._operands(names, axis), place, single, dtype, standard)
 
     def _checked(self, node: Node, axis: int, use: Use) -> Placement:
         try:
@@ -129,11 +160,19 @@ class Shardings:
             if axis != self._shard:
                 made.append(self._checked(node, axis, Use(node.op_type, operands, standard=False)))
                 continue
+            self._check_there(node, axis, operands)
             try:
                 made.append(lay(Layout(node.op_type, node.attributes, node.place, self.step.members), operands))
             except Mismatch as wrong:
                 raise self._offence(node, axis, wrong) from None
         self._give(node, tuple(made))
+
+    def _check_there(self, node: Node, axis: int, operands: Sequence[Operand]) -> None:
+        """A guard and a join ask who has a value: only nodes with a place, and states, say so."""
+        if node.op_type in ("Guard", "Join"):
+            for operand in operands:
+                if operand.name not in self._placed_values:
+                    raise self._offence(node, axis, Mismatch(operand, "a value of nodes that some members run"))
 
     def _kept(self, node: Node, kept: Kept) -> None:
         """An opaque operator acts on the elements of each member's weights, with scalars that all have."""
@@ -177,11 +216,13 @@ class Shardings:
         operands = self._operands(node.inputs, axis)
         if self.axes[axis] not in group:
             place: Place = node.place if axis == self._shard else REPLICATED
-            if isinstance(place, Replicated):
-                return [operand.placement for operand in operands]
-            return [self._checked(node, axis, Use("Identity", (operand,), place)) for operand in operands]
+            if not isinstance(place, Replicated):
+                return [self._checked(node, axis, Use("Identity", (operand,), place)) for operand in operands]
         call = Conversion(node.op_type, node.attributes, len(group) == 1, bool(node.made_by))
         try:
+            if self.axes[axis] not in group:
+                moved = [any(self._differs(each.name, other) for other in group) for each in operands]
+                return [beside(call, operand, each) for operand, each in zip(operands, moved)]
             return [convert(call, operand) for operand in operands]
         except Mismatch as wrong:
             raise self._offence(node, axis, wrong) from None
@@ -194,6 +235,9 @@ class Shardings:
                 raise self._offence(node, axis, Mismatch(Operand(name, b), f"{a}, as the others are"))
             made.append(a if a == b else PER_MEMBER)
         return tuple(made)
+
+    def _differs(self, name: str, axis: str) -> bool:
+        return not isinstance(self.of(name)[self.axes.index(axis)], Replicated)
 
     # --- the table --------------------------------------------------------------------------------------------------
 
@@ -229,7 +273,10 @@ class Shardings:
         )
 
 
+_SHARDS = (Shard, FlatShard)
+
+
 def _operand(name: str, placement: Placement, type: TensorType | None) -> Operand:
     if type is None or isinstance(placement, PerMember):
         return Operand(name, placement)
-    return Operand(name, placement, type.elements == 1, type.dtype == "bool")
+    return Operand(name, placement, type.elements == 1, type.dtype)

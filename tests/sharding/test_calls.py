@@ -10,7 +10,7 @@ from chunks import Array, Chunks, agrees, take_apart
 
 from gopt.collectives.call import Call
 from gopt.collectives.table import COLLECTIVES
-from gopt.sharding.calls import CONVERSIONS, Conversion, convert
+from gopt.sharding.calls import CONVERSIONS, Conversion, beside, convert
 from gopt.sharding.placements import (
     PER_MEMBER,
     REPLICATED,
@@ -93,7 +93,8 @@ WRONG = [
     ("AllReduce", {"reduce": "sum"}, Partial("sum", FLAT), "terms that all members have"),
     ("AllReduce", {"reduce": "mean"}, FLAT, "a whole value of each member"),
     ("AllGather", {"cuts": list(CUTS), "shapes": ["6,2"]}, FlatShard.whole((0, 3, 6, 9, 12)), "as its cuts say"),
-    ("AllGather", {"cuts": list(CUTS), "shapes": ["6,2"]}, REPLICATED, "shards, or each member's own"),
+    ("AllGather", {"cuts": list(CUTS), "shapes": ["6,2"]}, REPLICATED, "shards"),
+    ("AllGather", {"axis": 0, "sizes": list(ROWS)}, PER_MEMBER, "shards"),
     ("AllGather", {"axis": 0, "sizes": list(ROWS)}, Shard(0, (2, 2, 1, 1)), "sharded along dimension 0"),
     ("Broadcast", {"root": 1}, PER_MEMBER, "a value on member 1"),
     ("Broadcast", {"root": 0}, OnMember(1), "a value on member 0"),
@@ -107,10 +108,27 @@ def test_what_is_wrong_is_refused(op_type, attributes, placement, expected):
     assert expected in caught.value.expected
 
 
-@pytest.mark.parametrize(("op_type", "placement"), product(("AllReduce", "AllGather"), (REPLICATED,)))
+@pytest.mark.parametrize(("op_type", "placement"), product(("AllReduce", "AllGather"), (REPLICATED, PER_MEMBER)))
 def test_a_call_of_the_source_is_taken_at_its_word(op_type, placement):
     attributes: dict[str, object] = {"reduce": "sum", "axis": 0, "sizes": [1, 1, 1, 1]}
     assert convert(Conversion(op_type, attributes, own=False), Operand("x", placement)) == REPLICATED
+
+
+def test_a_reduction_passes_only_through_terms_with_which_it_may_change_places():
+    """The maximum over one axis of terms of a sum over another is no term."""
+    for reduce, op, fits in (("max", "sum", False), ("sum", "max", False), ("mean", "sum", True), ("max", "max", True)):
+        call, operand = Conversion("AllReduce", {"reduce": reduce}), Operand("x", Partial(op))
+        assert beside(call, operand, moved=False) == Partial(op)
+        if fits:
+            assert beside(call, operand, moved=True) == Partial(op)
+            continue
+        with pytest.raises(Mismatch):
+            beside(call, operand, moved=True)
+
+
+def test_a_root_of_two_axes_is_refused():
+    with pytest.raises(Mismatch):
+        convert(Conversion("Reduce", {"reduce": "mean", "root": 0}, alone=False), Operand("x", PER_MEMBER))
 
 
 def test_over_several_axes_places_in_the_group_are_no_places_along_one():

@@ -73,7 +73,7 @@ def attempt(
     count = 8 if EVEN in placements else 7
     wholes = [value(generator, count, single=single, flags=flags) for single in singles]
     operands = [
-        Operand(f"x{number}", placement, single, flags)
+        Operand(f"x{number}", placement, single, "bool" if flags else "float64")
         for number, (placement, single) in enumerate(zip(placements, singles))
     ] + [Operand(f"c{number}", REPLICATED, each.size == 1) for number, each in enumerate(more)]
     expected = run(op_type, [*wholes, *more], attributes)
@@ -198,6 +198,20 @@ def test_what_is_wrong_is_refused(op_type, placements, expected):
     with pytest.raises(Mismatch) as caught:
         result(Use(op_type, operands, REPLICATED, True))
     assert expected in caught.value.expected
+
+
+def test_terms_are_not_cut_off():
+    """A cast to whole numbers, to flags, and a quotient of whole numbers are not linear."""
+    term, one = Operand("x", Partial("sum"), True, "float32"), Operand("c", REPLICATED, True, "int32")
+    assert result(Use("Cast", (term,), REPLICATED, True, "float16")) == Partial("sum")
+    whole = Operand("x", Partial("sum"), True, "int32")
+    for use in (
+        Use("Cast", (term,), REPLICATED, True, "int32"), Use("Cast", (term,), REPLICATED, True, "bool"),
+        Use("Div", (whole, one), REPLICATED, True, "int32"),
+        Use("ReduceMean", (Operand("x", EVEN, False, "int32"),), REPLICATED, True, "int32"),
+    ):  # fmt: skip
+        with pytest.raises(Mismatch):
+            result(use)
 
 
 def test_an_operator_of_another_domain_takes_no_shard():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from helpers import FIXTURES
+from onnx import helper
 
 import gopt
 from gopt.analysis.spmd import Step
@@ -117,3 +118,60 @@ def test_a_value_that_is_sent_twice_has_two_results():
     node.inputs, node.outputs = [*node.inputs, node.inputs[0]], [*node.outputs, "twice"]
     known = Shardings(step).infer()
     assert known.of("twice") == known.of(node.outputs[0]) != known.of("fc1.weight")
+
+
+def refused(step: Step) -> str:
+    with pytest.raises(InvariantError) as caught:
+        Shardings(step).infer()
+    return caught.value.message
+
+
+def found(step: Step, op_type: str) -> tuple[int, Node]:
+    return next((place, node) for place, node in enumerate(step.graph.nodes) if node.op_type == op_type)
+
+
+def test_the_shape_of_a_shard_is_each_members_own():
+    step = sharded("mlp_mom_clip_sched", "shard=2", 2)
+    place, node = found(step, "ReduceScatter")
+    step.graph.nodes.insert(place + 1, Node("Size", node.outputs, ["size"], made_by="plant"))
+    step.graph.nodes.insert(place + 2, Node("ConstantOfShape", ["size"], ["filled"], made_by="plant"))
+    known = Shardings(step).infer()
+    assert known.of("size") == known.of("filled") == (PER_MEMBER,)
+    assert known.of("x") == (PER_MEMBER,)
+
+
+def test_a_guard_of_a_node_that_all_members_run_is_refused():
+    """``specialise`` would take it for absent on all of them."""
+    step = sharded("mlp_mom_clip_sched", "shard=2", 2)
+    _, node = found(step, "Guard")
+    maker = next(each for each in step.graph.nodes if node.inputs[0] in each.outputs)
+    maker.place = REPLICATED
+    assert "which is a partial sum" in refused(step) or "Guard" in refused(step)
+
+
+def test_a_random_node_takes_no_terms():
+    step = sharded("mlp_mom_clip_sched", "shard=2", 2)
+    place, node = found(step, "Guard")
+    step.graph.nodes.insert(place + 1, Node("Dropout", node.outputs, ["planted"], made_by="plant"))
+    assert refused(step).startswith("Dropout 'planted' reads")
+
+
+def test_an_operator_of_another_domain_is_no_cast():
+    step = sharded("mlp_mom_clip_sched", "shard=2", 2)
+    place, node = found(step, "Guard")
+    like = Node("CastLike", [step.training.hyper[0], node.outputs[0]], ["planted"], domain="my", made_by="plant")
+    step.graph.nodes.insert(place + 1, like)
+    assert refused(step).startswith("CastLike 'planted' reads")
+
+
+def test_zeros_are_zeros_in_every_form():
+    from gopt.agree import check_agreement
+
+    step = sharded("cnn_mom_fp16", "shard=2", 1, accumulate=2)
+    assert check_agreement(step)
+    held = step.accumulators[0]
+    at, maker = next((at, node) for at, node in enumerate(step.graph.nodes) if held.output in node.outputs)
+    for attributes in ({"value_floats": [1.0] * 4}, {"value": helper.make_tensor("v", 10, [1], [1.0])}, {}):
+        step.graph.nodes[at] = Node("Constant", [], [held.output], attributes=attributes, place=maker.place)
+        with pytest.raises(InvariantError, match="is not zero again"):
+            check_agreement(step)
