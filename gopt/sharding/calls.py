@@ -29,7 +29,7 @@ class Conversion:
     """One use of a collective, along one axis of its group.
 
     ``alone``: no other axis of the group has several members, so that places in the group are places along the axis.
-    ``own``: a pass made the call.
+    ``own``: a pass made the call, and not the source.
     """
 
     op_type: str

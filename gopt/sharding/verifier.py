@@ -86,7 +86,10 @@ class Shardings:
         self._placed_values = {holding.input for holding in step.holdings if holding.sharded}
         shapes = [type.shape or () for type in step.training.graph.inputs.values()]
         self._symbols = {size for shape in shapes for size in shape if isinstance(size, str)}
+        live = self._live()
         for node in step.graph.nodes:
+            if id(node) not in live:
+                continue  # prune takes it, and nothing else sees it
             if node.place != REPLICATED or node.domain == SPMD:
                 self._placed_values.update(node.outputs)
             if node.domain == COMM:
@@ -99,6 +102,15 @@ class Shardings:
             else:
                 self._node(node)
         return self
+
+    def _live(self) -> set[int]:
+        """Nodes on which a result of the step depends, by id."""
+        needed, live = self.step.results(), set()
+        for node in reversed(self.step.graph.nodes):
+            if node.domain == COMM or any(name in needed for name in node.outputs):
+                live.add(id(node))
+                needed.update(node.reads)
+        return live
 
     # --- kinds of nodes ---------------------------------------------------------------------------------------------
 
@@ -218,7 +230,9 @@ class Shardings:
             place: Place = node.place if axis == self._shard else REPLICATED
             if not isinstance(place, Replicated):
                 return [self._checked(node, axis, Use("Identity", (operand,), place)) for operand in operands]
-        call = Conversion(node.op_type, node.attributes, len(group) == 1, bool(node.made_by))
+        # Calls over axes that see other data are gopt's: those of the source were taken over, or refused.
+        own = self.axes[axis] in self.step.mesh.data_axes
+        call = Conversion(node.op_type, node.attributes, len(group) == 1, own)
         try:
             if self.axes[axis] not in group:
                 moved = [any(self._differs(each.name, other) for other in group) for each in operands]

@@ -332,7 +332,7 @@ def test_ranks_that_start_apart_are_told_so(tmp_path):
         (
             "stop",
             5,
-            "over shard): rank 1 did not come: it is in step 8",
+            "over shard): rank 1 did not come: its process is stopped, in step 8",
         ),
         ("sleep", 5, "rank 1 did not come: it is in step 8"),
         ("raise", 5, "rank 1, step 8: ValueError: a bad sample"),

@@ -51,8 +51,14 @@ def test_an_axis_of_one_member_is_none():
     assert Shardings(step).infer().axes == ("shard",)
 
 
+def plant(step: Step, at: int, node: Node) -> None:
+    """Put a node into a step, with a result that is shown: what nothing needs is not looked at."""
+    step.graph.nodes.insert(at, node)
+    step.training.metrics.append(node.outputs[0])
+
+
 def planted(step: Step, edit: Node, at: int) -> InvariantError:
-    step.graph.nodes.insert(at, edit)
+    plant(step, at, edit)
     with pytest.raises(InvariantError) as caught:
         Shardings(step).infer()
     return caught.value
@@ -71,7 +77,7 @@ def test_the_first_offender_is_named():
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
     place = next(place for place, node in enumerate(step.graph.nodes) if node.op_type == "Guard")
     term = step.graph.nodes[place].outputs[0]
-    step.graph.nodes.insert(place + 1, Node("Exp", [term], ["second"], made_by="plant"))
+    plant(step, place + 1, Node("Exp", [term], ["second"], made_by="plant"))
     error = planted(step, Node("Sqrt", [term], ["first"], made_by="plant"), place + 1)
     assert error.message.startswith("Sqrt 'first'")
 
@@ -84,12 +90,13 @@ def test_every_pass_is_held_to_the_rules_when_asked():
         term = next(node.outputs[0] for node in step.graph.nodes if node.op_type == "Guard")
         types = step.graph.types
         types["planted"] = types[term]
-        step.graph.nodes.append(Node("Sqrt", [term], ["planted"], made_by="plant"))
+        plant(step, len(step.graph.nodes), Node("Sqrt", [term], ["planted"], made_by="plant"))
         return Change()
 
     def mends(step: Step, _: Options) -> Change:
         """Take it away."""
         step.graph.nodes.pop()
+        step.training.metrics.pop()
         return Change()
 
     source = gopt.load(FIXTURES / "mlp_mom_clip_sched.onnx")
@@ -133,8 +140,8 @@ def found(step: Step, op_type: str) -> tuple[int, Node]:
 def test_the_shape_of_a_shard_is_each_members_own():
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
     place, node = found(step, "ReduceScatter")
-    step.graph.nodes.insert(place + 1, Node("Size", node.outputs, ["size"], made_by="plant"))
-    step.graph.nodes.insert(place + 2, Node("ConstantOfShape", ["size"], ["filled"], made_by="plant"))
+    plant(step, place + 1, Node("Size", node.outputs, ["size"], made_by="plant"))
+    plant(step, place + 2, Node("ConstantOfShape", ["size"], ["filled"], made_by="plant"))
     known = Shardings(step).infer()
     assert known.of("size") == known.of("filled") == (PER_MEMBER,)
     assert known.of("x") == (PER_MEMBER,)
@@ -152,7 +159,7 @@ def test_a_guard_of_a_node_that_all_members_run_is_refused():
 def test_a_random_node_takes_no_terms():
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
     place, node = found(step, "Guard")
-    step.graph.nodes.insert(place + 1, Node("Dropout", node.outputs, ["planted"], made_by="plant"))
+    plant(step, place + 1, Node("Dropout", node.outputs, ["planted"], made_by="plant"))
     assert refused(step).startswith("Dropout 'planted' reads")
 
 
@@ -160,7 +167,7 @@ def test_an_operator_of_another_domain_is_no_cast():
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
     place, node = found(step, "Guard")
     like = Node("CastLike", [step.training.hyper[0], node.outputs[0]], ["planted"], domain="my", made_by="plant")
-    step.graph.nodes.insert(place + 1, like)
+    plant(step, place + 1, like)
     assert refused(step).startswith("CastLike 'planted' reads")
 
 
@@ -175,3 +182,11 @@ def test_zeros_are_zeros_in_every_form():
         step.graph.nodes[at] = Node("Constant", [], [held.output], attributes=attributes, place=maker.place)
         with pytest.raises(InvariantError, match="is not zero again"):
             check_agreement(step)
+
+
+def test_what_nothing_needs_is_not_looked_at():
+    """Behind a pass, before ``prune``, an update that moved to its owner leaves its old nodes."""
+    step = sharded("mlp_mom_clip_sched", "shard=2", 2)
+    place, node = found(step, "Guard")
+    step.graph.nodes.insert(place + 1, Node("Exp", node.outputs, ["dead"], made_by="plant"))
+    assert Shardings(step).infer().of("dead") == (REPLICATED,)
