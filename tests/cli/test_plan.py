@@ -15,7 +15,8 @@ from gopt.runtime.proof.verify import Verifier
 MODEL = str(FIXTURES / "gpt_adamw.onnx")
 
 
-def test_the_table_is_a_line_a_choice(capsys):
+def test_the_table_is_a_line_a_choice(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert main(["plan", MODEL, "--ranks", "4", "--link", "200GB/s:5us", "--memory", "1GB"]) == 0
     text = capsys.readouterr().out
     assert "least time of those that fit" in text
@@ -100,3 +101,14 @@ def test_auto_refuses(options, tmp_path, monkeypatch, capsys):
     assert main(["shard", MODEL, "--ranks", "4", *options]) == 2
     assert capsys.readouterr().err.count("gopt: error:") == 1
     assert not list(Path().iterdir())
+
+
+def test_eighty_columns_hold_the_table(capsys, monkeypatch):
+    """Reasons stand under it, a line each; no cell is broken."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["plan", MODEL, "--ranks", "4", "--link", "200GB/s:5us"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = next(place for place, line in enumerate(lines) if line.split()[:1] == ["stage"])
+    assert lines[head].split()[-1] == "time" and all(len(line) <= 80 for line in lines)
+    rows = [line for line in lines[head + 1 :] if line.rstrip().endswith(" ms")]
+    assert len(rows) == 10 and all(line.split()[0] == str(number) for number, line in enumerate(rows, 1))
