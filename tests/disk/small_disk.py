@@ -14,9 +14,9 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from cases import CASES, warm
 from faults import Fault
 from sweep import Sweep, scratch_folder, tree
+from swept import CASES, warm
 
 PAGE = 4096
 _LARGE = "size=64m,nr_inodes=100000"

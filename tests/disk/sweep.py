@@ -318,8 +318,8 @@ def planted(name: str, case: Case, fault: Fault, scratch: Path) -> bool:
 
 def main() -> int:
     """Sweep from a shell; ends with 1 when a fault broke the rule."""
-    from cases import CASES, warm
     from planted import PLANTS
+    from swept import CASES, warm
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all where none is named")
