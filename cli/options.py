@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,18 +31,6 @@ def seconds(value: Any) -> float:
 def deadline(help: str) -> Callable[[F], F]:
     """The option ``--deadline``; ``help`` says what is waited for."""
     return click.option("--deadline", type=seconds, default=120.0, show_default=True, metavar="S", help=help)
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """One short run over many small objects, none of which dies in a cycle: collecting finds nothing."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def role_options(function: F) -> F:

@@ -6,6 +6,8 @@ import json
 
 import click
 
+from gopt.collecting import without_collection
+
 from .options import (
     axis_option,
     axis_table,
@@ -15,7 +17,6 @@ from .options import (
     read_config,
     role_map,
     role_options,
-    without_collection,
 )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gopt.collecting import without_collection
 from gopt.errors import OptionError
 
 from .auto import auto_options, check_auto, choose
@@ -21,7 +22,6 @@ from .options import (
     read_config,
     role_map,
     role_options,
-    without_collection,
 )
 from .say import say_json, say_text
 

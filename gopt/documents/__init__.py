@@ -8,18 +8,17 @@ are InputErrors that name the file and the key: ``manifest.json: ranks[3].state[
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import math
 import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from gopt import limits
+from gopt.collecting import without_collection
 from gopt.documents.outline import check_outline
 from gopt.documents.schema import VALUE, first_error
 from gopt.errors import InputError, RunError
@@ -67,7 +66,7 @@ def parse_json(data: bytes | str, kind: Kind, name: str) -> dict[str, Any]:
         )
     floats: list[float] = []
     number, table = functools.partial(_number, floats), functools.partial(_unique, name)
-    with _without_collection():
+    with without_collection():
         try:
             text = data.decode("utf-8")
             del data
@@ -82,18 +81,6 @@ def parse_json(data: bytes | str, kind: Kind, name: str) -> dict[str, Any]:
         _check_schema(found, kind, name, bool(floats))
     record: dict[str, Any] = found
     return record
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """No garbage collection while a million objects are made that are all alive."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def read_toml(path: str | os.PathLike[str], kind: Kind) -> dict[str, Any]:

@@ -6,15 +6,13 @@ stored bytes match their shapes, and external data lies where it may. Values are
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import onnx.defs
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import ModelProto
 
+from gopt.collecting import without_collection
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.border import read_initializers, read_inputs, read_outputs, refuse_sparse
 from gopt.graph.checker import check_legal
@@ -42,7 +40,7 @@ def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
     the Gradient operator, sparse initializers, and inputs or outputs that are not dense tensors.
     """
     name = os.fsdecode(path)
-    with naming(name), _without_collection():
+    with naming(name), without_collection():
         model, data = _read(name)
         check_functions(model)
         try:
@@ -50,19 +48,6 @@ def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
         except UnsupportedError:
             check_legal(model, data)  # what is no ONNX is that first
             raise
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """No garbage collection: a fifth of the time at 100,000 nodes goes into walking objects that are all alive."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _read(path: str) -> tuple[ModelProto, bytes]:

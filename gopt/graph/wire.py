@@ -92,8 +92,6 @@ def _check_list(data: bytes, at: int, end: int, step: int) -> None:
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """The number that begins at ``at``, and where it ends; 0 behind the end of the bytes."""
-    if at < len(data) and data[at] < 128:
-        return data[at], at + 1
     value = shift = 0
     while at < len(data):
         byte = data[at]

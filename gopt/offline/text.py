@@ -39,7 +39,7 @@ def canonical_text(graph: Graph, training: Training | None = None) -> str:
         notes = [node.phase.value] if training is not None and graph is training.graph and node.phase else []
         notes += [roles.values[name] for name in node.outputs if name in roles.values]
         notes += [f"by {node.made_by}"] if node.made_by else []
-        notes += _place(node.place)
+        notes += place_notes(node.place)
         lines.append(_noted(f"  {node_text(node)} : {types}", ", ".join(notes)))
     lines += ["", "outputs"]
     lines += [_noted(f"  {ref(name)} : {type}", roles.outputs.get(name, "")) for name, type in graph.outputs.items()]
@@ -70,7 +70,8 @@ def _noted(line: str, note: str) -> str:
     return f"{line}  ; {note}" if note else line
 
 
-def _place(place: Place) -> list[str]:
+def place_notes(place: Place) -> list[str]:
+    """Where a node runs or a state lies, as a note; none where that is everywhere."""
     if isinstance(place, OnMember):
         return [f"on member {place.member}"]
     if isinstance(place, FlatShard):

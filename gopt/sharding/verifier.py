@@ -226,18 +226,18 @@ class Shardings:
         """What a call makes of each operand along an axis, of its group or beside it."""
         group = self.step.mesh.live(str(node.attributes["group"]))
         operands = self._operands(node.inputs, axis)
-        if self.axes[axis] not in group:
-            place: Place = node.place if axis == self._shard else REPLICATED
-            if not isinstance(place, Replicated):
-                return [self._checked(node, axis, Use("Identity", (operand,), place)) for operand in operands]
+        inside = self.axes[axis] in group
+        place: Place = node.place if axis == self._shard else REPLICATED
+        if not inside and not isinstance(place, Replicated):
+            return [self._checked(node, axis, Use("Identity", (operand,), place)) for operand in operands]
         # Calls over axes that see other data are gopt's: those of the source were taken over, or refused.
         own = self.axes[axis] in self.step.mesh.data_axes
         call = Conversion(node.op_type, node.attributes, len(group) == 1, own)
         try:
-            if self.axes[axis] not in group:
-                moved = [any(self._differs(each.name, other) for other in group) for each in operands]
-                return [beside(call, operand, each) for operand, each in zip(operands, moved)]
-            return [convert(call, operand) for operand in operands]
+            if inside:
+                return [convert(call, operand) for operand in operands]
+            moved = [any(self._differs(each.name, other) for other in group) for each in operands]
+            return [beside(call, operand, each) for operand, each in zip(operands, moved)]
         except Mismatch as wrong:
             raise self._offence(node, axis, wrong) from None
 

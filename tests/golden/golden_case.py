@@ -31,10 +31,10 @@ from gopt.analysis.spmd import Accumulator, Holding, Part, Step
 from gopt.errors import GoptError
 from gopt.mesh import Mesh
 from gopt.needs import check_passes
-from gopt.offline.text import canonical_text, ref
+from gopt.offline.text import canonical_text, place_notes, ref
 from gopt.pipeline import build_pipeline, parse_pipeline
 from gopt.report import Change
-from gopt.sharding.placements import FlatShard, OnMember, Place
+from gopt.sharding.placements import FlatShard
 
 HOME = Path(__file__).parent
 OPSETS = '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -162,7 +162,7 @@ def _text(step: Step) -> str:
 
 def _holding(held: Holding) -> str:
     parts = ", ".join(_part(held, part) for part in held.parts)
-    notes = [*_place(held.place), *(["copy"] if held.copy else []), *(["local"] if held.local else [])]
+    notes = [*place_notes(held.place), *(["copy"] if held.copy else []), *(["local"] if held.local else [])]
     return f"  {ref(held.input)} -> {ref(held.output)} : {held.dtype}, {parts}{_noted(notes)}"
 
 
@@ -174,21 +174,13 @@ def _part(held: Holding, part: Part) -> str:
 
 def _accumulator(held: Accumulator) -> str:
     lies = f"cuts {list(held.cuts)}" if held.cuts is not None else f"shape {list(held.shape)}"
-    notes = [*_place(held.place), *(["reduced"] if held.reduced else [])]
+    notes = [*place_notes(held.place), *(["reduced"] if held.reduced else [])]
     sums = f"{ref(held.input)} + gradient = {ref(held.added)}, zeroed as {ref(held.output)}"
     return f"  {sums} : {held.dtype}, {lies}{_noted(notes)}"
 
 
 def _noted(notes: list[str]) -> str:
     return f"  ; {', '.join(notes)}" if notes else ""
-
-
-def _place(place: Place) -> list[str]:
-    if isinstance(place, OnMember):
-        return [f"on member {place.member}"]
-    if isinstance(place, FlatShard):
-        return [f"on [{place.start}, {place.stop}) of cuts {list(place.cuts)}"]
-    return []
 
 
 # --- what changed ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,15 @@ from pathlib import Path
 from helpers import ROOT
 
 LAYERS = (
-    {"gopt.errors", "gopt.limits", "gopt.shown", "gopt.documents", "gopt.mesh", "gopt.sharding.placements"},
+    {
+        "gopt.collecting",
+        "gopt.errors",
+        "gopt.limits",
+        "gopt.shown",
+        "gopt.documents",
+        "gopt.mesh",
+        "gopt.sharding.placements",
+    },
     {"gopt.report", "gopt.disk"},
     {"gopt.collectives"},
     {"gopt.graph", "gopt.sources"},
