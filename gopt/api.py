@@ -12,32 +12,32 @@ from typing import Any
 from gopt import documents
 from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.roles import recover
-from gopt.analysis.spmd import Step
 from gopt.analysis.take_over import take_over
 from gopt.analysis.through import declare
-from gopt.analysis.training import Training
-from gopt.check import Check, check_ranks
+from gopt.analysis.training import TrainingGraph
 from gopt.disk.files import digest_of, write_new
 from gopt.errors import InputError, OptionError
 from gopt.given import folder_for_model
 from gopt.graph.external import load_state
 from gopt.graph.load import load as load_graph
 from gopt.graph.model import Graph
+from gopt.lower.invariants import Check, check_ranks
+from gopt.lower.phases import phases
+from gopt.lower.specialise import RankGraph, RankState, common_states, specialise
 from gopt.mesh import Mesh, axis_kinds
 from gopt.needs import check_axes, check_mesh, check_passes, check_states
-from gopt.phases import phases
-from gopt.pipeline import Pipeline, Ran, build_pipeline
+from gopt.pipeline import PassRun, Pipeline, build_pipeline
+from gopt.program import SpmdProgram
 from gopt.sources import facts
 from gopt.sources.collectives import recognise
 from gopt.sources.expand import expand
-from gopt.specialise import RankGraph, RankState, common_states, specialise
 
 
 @dataclass(slots=True)
 class Source:
     """A training step as loaded, with its roles."""
 
-    training: Training
+    training: TrainingGraph
     name: str
     sha256: str
     nbytes: int
@@ -100,7 +100,7 @@ def with_schemas(graph: Graph, roles: RoleMap) -> RoleMap:
     return replace(roles, states={**schema, **roles.states})
 
 
-def read_roles(graph: Graph, roles: RoleMap) -> Training:
+def read_roles(graph: Graph, roles: RoleMap) -> TrainingGraph:
     """Roles of an expanded graph: the user's map, then the schemas of its opaque operators, then the data flow."""
     training = recover(graph, with_schemas(graph, roles))
     check_states(training)
@@ -108,7 +108,7 @@ def read_roles(graph: Graph, roles: RoleMap) -> Training:
     return training
 
 
-def _supply(training: Training, path: Path) -> None:
+def _supply(training: TrainingGraph, path: Path) -> None:
     graph = training.graph
     known = training.state_of()
     given = load_state(path)
@@ -126,8 +126,8 @@ class Sharded:
     """A sharded step, checked: the rank-independent graph, and each phase of each rank made from it."""
 
     source: Source
-    step: Step
-    ran: list[Ran]
+    program: SpmdProgram
+    ran: list[PassRun]
     ranks: list[RankGraph]
     common: list[RankState]
     checks: list[Check]
@@ -136,20 +136,20 @@ class Sharded:
 
     def __repr__(self) -> str:
         ranks = len({each.rank for each in self.ranks})
-        return f"<Sharded {self.source.name} on {self.step.mesh}: {ranks} ranks, {len(self.checks)} checks passed>"
+        return f"<Sharded {self.source.name} on {self.program.mesh}: {ranks} ranks, {len(self.checks)} checks passed>"
 
     def report(self) -> dict[str, Any]:
         """The report as it is written."""
         from gopt import summary
 
-        record = summary.report(self.step, self.source.record(), self.ran, self.checks, self.common, self.ranks)
+        record = summary.report(self.program, self.source.record(), self.ran, self.checks, self.common, self.ranks)
         return record | ({"choice": self.choice} if self.choice else {})
 
     def manifest(self) -> dict[str, Any]:
         """The manifest as it is written."""
         from gopt import summary
 
-        return summary.manifest(self.step, self.common, self.ranks)
+        return summary.manifest(self.program, self.common, self.ranks)
 
     def write(self, folder: str | os.PathLike[str], *, force: bool = False) -> dict[str, Any]:
         """Write the output folder, whole or not at all; returns the report."""
@@ -157,18 +157,18 @@ class Sharded:
         from gopt.write.folder import output_folder
 
         report = self.report()
-        stored = values.plan_values(self.step)
+        stored = values.plan_values(self.program)
         with output_folder(Path(folder), force=force) as draft:
             stored.write(draft / values.VALUES)
-            ranks.write_ranks(draft, self.step, stored, self.common, self.ranks)
-            source = models.source_model(self.step, stored, roles_text(self.step.training))
+            ranks.write_ranks(draft, self.program, stored, self.common, self.ranks)
+            source = models.source_model(self.program, stored, roles_text(self.program.training))
             write_new(draft / models.SOURCE, source)
             records.write_json(draft / "report.json", report)
             records.write_json(draft / "manifest.json", self.manifest())
         return report
 
 
-def roles_text(training: Training) -> str:
+def roles_text(training: TrainingGraph) -> str:
     """The roles as metadata: after sharding they cannot be recovered."""
     record = {
         "loss": training.loss,
@@ -195,7 +195,7 @@ def kept_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     return roles
 
 
-def recover_kept(graph: Graph, roles: RoleMap, name: str | os.PathLike[str]) -> Training:
+def recover_kept(graph: Graph, roles: RoleMap, name: str | os.PathLike[str]) -> TrainingGraph:
     """The roles of a source that gopt kept as the file ``name``; raises InputError where they cannot be its own."""
     try:
         return recover(graph, roles)
@@ -203,7 +203,7 @@ def recover_kept(graph: Graph, roles: RoleMap, name: str | os.PathLike[str]) -> 
         raise InputError(f"{name}: gopt.roles: {error.message}", "take the one that gopt shard wrote") from None
 
 
-def on_mesh(source: Source, mesh: Mesh) -> Training:
+def on_mesh(source: Source, mesh: Mesh) -> TrainingGraph:
     """The step that a mesh shards: without calls of the source that gopt makes itself.
 
     Raises OptionError and UnsupportedError for a mesh that does nothing, or that gopt or the step cannot do.
@@ -249,13 +249,13 @@ def shard(
         )
     if accumulate < 1:
         raise OptionError(f"--accumulate cannot be {accumulate}", "it is the number of micro-steps of one update")
-    step = Step.start(training, mesh, accumulate)
-    check_passes(step, [stage.spec.name for stage in pipeline.stages])
-    ran = pipeline.run(step)
+    program = SpmdProgram.start(training, mesh, accumulate)
+    check_passes(program, [stage.spec.name for stage in pipeline.stages])
+    ran = pipeline.run(program)
     wanted = range(mesh.ranks) if only_ranks is None else only_ranks
     if any(not 0 <= rank < mesh.ranks for rank in wanted):
         raise OptionError(f"--only-ranks names rank {max(wanted)}, the mesh has {mesh.ranks} ranks")
-    parts = phases(step)
-    ranks = [specialise(step, phase, rank) for rank in wanted for phase in parts]
-    common = common_states(step)
-    return Sharded(source, step, ran, ranks, common, check_ranks(step, ranks, common))
+    parts = phases(program)
+    ranks = [specialise(program, phase, rank) for rank in wanted for phase in parts]
+    common = common_states(program)
+    return Sharded(source, program, ran, ranks, common, check_ranks(program, ranks, common))

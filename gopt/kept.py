@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gopt.analysis.spmd import Step
-from gopt.pipeline import Ran
+from gopt.pipeline import PassRun
+from gopt.program import SpmdProgram
 from gopt.report import OpRecord, rank_ranges
 from gopt.sources.facts import calls
 from gopt.sources.kept import Covered, Kept, Member
 from gopt.sources.origin import Call
 
-PASS = "keep-optimizers"
+PASS = "refold-optimizers"
 Holder = tuple[Kept, Member, Covered]
 
 
-def removed_operators(step: Step, ran: Sequence[Ran], ranks: Sequence[int]) -> list[OpRecord]:
+def removed_operators(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequence[int]) -> list[OpRecord]:
     """One record per node, reason and set of ranks; ``ranks`` are those that were made."""
-    members = {rank: step.mesh.index(step.group, rank) if step.sharding else 0 for rank in ranks}
-    holders = _holders(step)
+    members = {rank: program.mesh.index(program.group, rank) if program.sharding else 0 for rank in ranks}
+    holders = _holders(program)
     reasons = _reasons(ran)
     records: list[OpRecord] = []
-    for call in calls(step.training.graph):
+    for call in calls(program.training.graph):
         found: dict[tuple[str, str], list[str]] = {}
         for table in call.given.weights:
             title = table.get("weight") or next(iter(table.values()))
@@ -40,24 +40,24 @@ def _shown(titles: Sequence[str]) -> str:
     return ", ".join(titles[:8]) + (", …" if len(titles) > 8 else "")
 
 
-def _holders(step: Step) -> dict[str, Holder]:
+def _holders(program: SpmdProgram) -> dict[str, Holder]:
     """Source tensor -> the kept operator and the member of it that update it."""
     return {
         covered.tensor: (node.origin, member, covered)
-        for node in step.graph.nodes
+        for node in program.graph.nodes
         if isinstance(node.origin, Kept)
         for member in node.origin.members
         for covered in member.covers
     }
 
 
-def _reasons(ran: Sequence[Ran]) -> dict[tuple[str, str], str]:
+def _reasons(ran: Sequence[PassRun]) -> dict[tuple[str, str], str]:
     """(node, weight) -> why its standard operators stay."""
     return {
         (row["name"], title): str(group["why"])
         for each in ran
         if each.record.name == PASS
-        for row in each.change.facts.get("operators", ())
+        for row in each.result.facts.get("operators", ())
         for group in row.get("expanded", ())
         for title in group["weights"]
     }

@@ -7,14 +7,14 @@ from collections.abc import Collection
 from pathlib import Path
 
 from gopt.analysis.operators import draws
-from gopt.analysis.spmd import Step
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import InputError, OptionError, RunError, UnsupportedError
 from gopt.graph.external import show
 from gopt.graph.model import COMM
 from gopt.graph.types import known
 from gopt.mesh import Mesh, Sees
 from gopt.passes import PASSES
+from gopt.program import SpmdProgram
 
 
 def check_mesh(mesh: Mesh) -> None:
@@ -29,7 +29,7 @@ def check_mesh(mesh: Mesh) -> None:
             )
 
 
-def check_axes(mesh: Mesh, training: Training) -> None:
+def check_axes(mesh: Mesh, training: TrainingGraph) -> None:
     """Refuse a mesh whose axes shard, split and replicate nothing, and ranks that must compute the same and cannot.
 
     Axes that see different data share the work out; others do so by calls of the source, or because the user said
@@ -54,7 +54,7 @@ def check_axes(mesh: Mesh, training: Training) -> None:
         )
 
 
-def check_states(training: Training) -> None:
+def check_states(training: TrainingGraph) -> None:
     """Raise InputError for a state whose new value is of another type: the next step could not read it."""
     graph = training.graph
     for state in training.states:
@@ -67,7 +67,7 @@ def check_states(training: Training) -> None:
             )
 
 
-def check_room(training: Training, ranks: int, target: Path) -> None:
+def check_room(training: TrainingGraph, ranks: int, target: Path) -> None:
     """Raise RunError where the disk under ``target``, a whole path, has less room than so many ranks take at least, in
     bytes: what every rank has of the forward and backward, and all values once."""
     graph = training.graph
@@ -82,9 +82,9 @@ def check_room(training: Training, ranks: int, target: Path) -> None:
         )
 
 
-def check_passes(step: Step, names: Collection[str]) -> None:
+def check_passes(program: SpmdProgram, names: Collection[str]) -> None:
     """Raise OptionError where a pass is missing from ``names`` without which the ranks of a step would be wrong."""
     for name, spec in PASSES.items():
-        why = spec.needed(step) if name not in names else ""
+        why = spec.needed(program) if name not in names else ""
         if why:
             raise OptionError(f"the pipeline has no pass {name}: {why}", f"add {name} to it; see gopt passes")

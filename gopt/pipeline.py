@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gopt.analysis.spmd import Step
 from gopt.errors import GoptError, InvariantError, OptionError
 from gopt.graph.check import check_graph
 from gopt.passes import DEFAULT, find
 from gopt.passes.base import Pass, build_options, show_options
-from gopt.report import Change, PassRecord
+from gopt.program import SpmdProgram
+from gopt.report import PassRecord, PassResult
 from gopt.sharding.verifier import Shardings
 
 _ITEM = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\{([^{}]*)\})?\s*(,|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PassInstance:
     """One pass of a pipeline with its options settled."""
 
     spec: Pass
@@ -27,20 +27,20 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class PassRun:
     """A pass that ran: its card, and what it said of removed nodes."""
 
     record: PassRecord
-    change: Change
+    result: PassResult
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """Passes in order. Validated on construction, before any work."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[PassInstance, ...]
     verify_each: bool = False
-    after_each: Callable[[str, Step], None] | None = field(default=None, compare=False)
+    after_each: Callable[[str, SpmdProgram], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         names = [stage.spec.name for stage in self.stages]
@@ -53,26 +53,26 @@ class Pipeline:
             if names.index(stage.spec.name) != place:
                 raise OptionError(f"pass {stage.spec.name} stands twice in the pipeline")
 
-    def run(self, step: Step) -> list[Ran]:
+    def run(self, program: SpmdProgram) -> list[PassRun]:
         """Apply every pass to ``step`` in place; the graph is checked after each."""
-        done: list[Ran] = []
+        done: list[PassRun] = []
         for stage in self.stages:
             name = stage.spec.name
             try:
-                change = stage.spec.apply(step, stage.options)
+                result = stage.spec.apply(program, stage.options)
                 if self.verify_each or stage is self.stages[-1]:
-                    check_graph(step.graph)
+                    check_graph(program.graph)
                 if self.verify_each:
-                    Shardings(step).infer()
+                    Shardings(program).infer()
             except InvariantError as error:
-                before = ", ".join(step.applied) or "none"
+                before = ", ".join(program.applied) or "none"
                 raise InvariantError(f"pass {name}: {error.message}", f"passes already run: {before}") from error
             except GoptError:
                 raise
-            step.applied.append(name)
-            done.append(Ran(PassRecord(name, show_options(stage.options), change.facts, change.note), change))
+            program.applied.append(name)
+            done.append(PassRun(PassRecord(name, show_options(stage.options), result.facts, result.note), result))
             if self.after_each is not None:
-                self.after_each(name, step)
+                self.after_each(name, program)
         return done
 
 
@@ -104,7 +104,7 @@ def build_pipeline(
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     verify_each: bool = False,
-    after_each: Callable[[str, Step], None] | None = None,
+    after_each: Callable[[str, SpmdProgram], None] | None = None,
 ) -> Pipeline:
     """A pipeline from names and options; ``defaults`` holds option values by pass that ``items`` may override.
 
@@ -115,7 +115,7 @@ def build_pipeline(
     stages = []
     for name, given in chosen:
         spec = find(name)
-        stages.append(Stage(spec, build_options(spec, {**defaults.pop(name, {}), **given})))
+        stages.append(PassInstance(spec, build_options(spec, {**defaults.pop(name, {}), **given})))
     for name, left in defaults.items():
         find(name)
         if left:

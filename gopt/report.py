@@ -46,7 +46,7 @@ class VarRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PassResult:
     """What a pass did: reasons by removed node or value label, and its own figures."""
 
     removed: Mapping[str, str] = field(default_factory=dict, repr=False)

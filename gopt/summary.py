@@ -7,18 +7,18 @@ from typing import Any
 
 from gopt.analysis.coupling import notes, open_couplings
 from gopt.analysis.loss_reduction import LossReduction
-from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind
-from gopt.check import Check
 from gopt.collectives.table import COLLECTIVES
 from gopt.figures import report_figures
 from gopt.graph.model import COMM, Node
 from gopt.graph.types import TensorType
 from gopt.kept import removed_operators
-from gopt.pipeline import Ran
+from gopt.lower.invariants import Check
+from gopt.lower.specialise import RankGraph, RankState
+from gopt.pipeline import PassRun
+from gopt.program import SpmdProgram
 from gopt.report import OpRecord, VarRecord, rank_ranges
 from gopt.sharding.placements import REPLICATED
-from gopt.specialise import RankGraph, RankState
 from gopt.write.models import SOURCE
 from gopt.write.ours import MANIFEST
 from gopt.write.ranks import rank_file
@@ -26,25 +26,25 @@ from gopt.write.ranks import rank_file
 REPORT = "gopt-report/1"
 
 
-def manifest(step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> dict[str, Any]:
+def manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> dict[str, Any]:
     """All that a launcher needs."""
-    training = step.training
+    training = program.training
     types = training.graph.types
     inputs = [(name, "batch") for name in training.batch] + [(name, "hyper") for name in training.hyper]
     by_rank = _by_rank(ranks)
     several: dict[str, Any] = {}
-    if step.micro_steps > 1:
+    if program.micro_steps > 1:
         parts = next(iter(by_rank.values()))
-        several["accumulate"] = step.micro_steps
+        several["accumulate"] = program.micro_steps
         several["phases"] = [{"name": part.phase.name, "times": part.phase.times} for part in parts]
-    if step.loss_reduction != LossReduction():
-        several["loss_reduction"] = str(step.loss_reduction)
-    if step.shared:
-        several["synchronised"] = step.shared
+    if program.loss_reduction != LossReduction():
+        several["loss_reduction"] = str(program.loss_reduction)
+    if program.shared:
+        several["synchronised"] = program.shared
     return {
         "format": MANIFEST,
         **several,
-        "mesh": step.mesh.to_json(),
+        "mesh": program.mesh.to_json(),
         "source": SOURCE,
         "loss": training.loss,
         "states": [
@@ -75,8 +75,8 @@ def _rank_record(parts: Sequence[RankGraph]) -> dict[str, Any]:
         "files": {part.phase.name: rank_file(part.rank, part.phase) for part in parts},
         "state": [state.to_json() for state in parts[0].states],
     }
-    sums = [held.to_json() for held in parts[0].sums]
-    return record | ({"accumulators": sums} if sums else {})
+    accumulators = [held.to_json() for held in parts[0].accumulators]
+    return record | ({"accumulators": accumulators} if accumulators else {})
 
 
 def _typed(type: TensorType) -> dict[str, Any]:
@@ -84,28 +84,28 @@ def _typed(type: TensorType) -> dict[str, Any]:
 
 
 def report(
-    step: Step,
+    program: SpmdProgram,
     source: Mapping[str, Any],
-    ran: Sequence[Ran],
+    ran: Sequence[PassRun],
     checks: Sequence[Check],
     common: Sequence[RankState],
     ranks: Sequence[RankGraph],
 ) -> dict[str, Any]:
     """What was removed, added and moved; grows with the graph, not with graph times ranks."""
-    reasons = {key: (each.record.name, why) for each in ran for key, why in each.change.removed.items()}
-    removed_ops, removed_vars = _removed(step, reasons, ranks)
-    removed_ops = removed_operators(step, ran, [rank.rank for rank in ranks]) + removed_ops
-    added_ops, added_vars = _added(step, common, ranks)
-    reducible = _reducible(step)
-    kinds = {state.tensor: state.kind for state in step.training.states}
-    rows = [_rank_row(step, kinds, common, parts, reducible) for parts in _by_rank(ranks).values()]
-    couplings = open_couplings(step)
+    reasons = {key: (each.record.name, why) for each in ran for key, why in each.result.removed.items()}
+    removed_ops, removed_vars = _removed(program, reasons, ranks)
+    removed_ops = removed_operators(program, ran, [rank.rank for rank in ranks]) + removed_ops
+    added_ops, added_vars = _added(program, common, ranks)
+    reducible = _reducible(program)
+    kinds = {state.tensor: state.kind for state in program.training.states}
+    rows = [_rank_row(program, kinds, common, parts, reducible) for parts in _by_rank(ranks).values()]
+    couplings = open_couplings(program)
     return {
         "format": REPORT,
         "source": dict(source),
-        "mesh": step.mesh.to_json(),
+        "mesh": program.mesh.to_json(),
         "pipeline": [each.record.to_json() for each in ran],
-        "notes": list(step.training.notes) + _notes(step) + notes(couplings),
+        "notes": list(program.training.notes) + _notes(program) + notes(couplings),
         "couplings": [each.to_json() for each in couplings],
         "removed_ops": [record.to_json() for record in removed_ops],
         "removed_vars": [record.to_json() for record in removed_vars],
@@ -113,36 +113,36 @@ def report(
         "added_vars": [record.to_json() for record in added_vars],
         "ranks": rows,
         "balance": {kind: _balance([row["bytes"][kind] for row in rows]) for kind in rows[0]["bytes"]} if rows else {},
-        "figures": report_figures(step, ran, common, ranks),
+        "figures": report_figures(program, ran, common, ranks),
         "checks": [check.to_json() for check in checks],
     }
 
 
-def _notes(step: Step) -> list[str]:
-    elements = sum(step.training.graph.types[s.tensor].elements for s in step.training.parameters)
+def _notes(program: SpmdProgram) -> list[str]:
+    elements = sum(program.training.graph.types[s.tensor].elements for s in program.training.parameters)
     notes = []
-    if step.mesh.ranks > elements:
-        notes.append(f"{step.mesh.ranks} ranks share {elements} elements: some own nothing")
-    if step.mesh.data_ranks > 1 and step.members == 1:
-        notes.append(f"no axis of the mesh {step.mesh} shards states: every rank holds all of them, at any stage")
-    used = {axis for group in _groups(step) for axis in step.mesh.live(group)}
-    for name, size in step.mesh.axes:
+    if program.mesh.ranks > elements:
+        notes.append(f"{program.mesh.ranks} ranks share {elements} elements: some own nothing")
+    if program.mesh.data_ranks > 1 and program.members == 1:
+        notes.append(f"no axis of the mesh {program.mesh} shards states: every rank holds all of them, at any stage")
+    used = {axis for group in _groups(program) for axis in program.mesh.live(group)}
+    for name, size in program.mesh.axes:
         if size > 1 and name not in used:
             notes.append(f"no call goes along mesh axis {name}: its ranks hold and compute the same")
     behind: set[str] = set()
-    for node in step.graph.nodes:
+    for node in program.graph.nodes:
         # a gather of parameters, or a reduction that the source had in its forward, is none of gradients
         reduces = node.domain == COMM and node.made_by and COLLECTIVES[node.op_type].reduces
         if reduces or any(name in behind for name in node.reads):
             behind.update(node.outputs)
-    for name in step.training.metrics:
+    for name in program.training.metrics:
         what = "follows the reduced gradients" if name in behind else "is the rank's own"
         notes.append(f"metric {name} {what}")
     return notes
 
 
-def _groups(step: Step) -> set[str]:
-    return {str(node.attributes["group"]) for node in step.graph.nodes if node.domain == COMM}
+def _groups(program: SpmdProgram) -> set[str]:
+    return {str(node.attributes["group"]) for node in program.graph.nodes if node.domain == COMM}
 
 
 def _balance(values: Sequence[int]) -> float:
@@ -152,12 +152,12 @@ def _balance(values: Sequence[int]) -> float:
 
 
 def _removed(
-    step: Step, reasons: Mapping[str, tuple[str, str]], ranks: Sequence[RankGraph]
+    program: SpmdProgram, reasons: Mapping[str, tuple[str, str]], ranks: Sequence[RankGraph]
 ) -> tuple[list[OpRecord], list[VarRecord]]:
-    source = step.training.graph
+    source = program.training.graph
     every = list(_by_rank(ranks))
-    members = {rank.rank: step.mesh.index(step.group, rank.rank) if step.sharding else 0 for rank in ranks}
-    left = {id(node.proto): node for node in step.graph.nodes if node.proto is not None}
+    members = {rank.rank: program.mesh.index(program.group, rank.rank) if program.sharding else 0 for rank in ranks}
+    left = {id(node.proto): node for node in program.graph.nodes if node.proto is not None}
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
     for node in source.nodes:
@@ -174,30 +174,30 @@ def _removed(
         where = rank_ranges(gone)
         ops.append(OpRecord(node.label, node.op_type, owner, why, where))
         for name in node.outputs:
-            if name and name not in source.outputs and name not in step.graph.inputs:
+            if name and name not in source.outputs and name not in program.graph.inputs:
                 type = source.type_of(name)
                 variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, owner, why, where))
-    for node in step.training.looked_through:
+    for node in program.training.looked_through:
         why = "it changes nothing: its readers read what it reads"
         ops.append(OpRecord(node.label, node.op_type, "load", why, rank_ranges(every)))
         for name in node.outputs:
             type = source.type_of(name)
             variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, "load", why, rank_ranges(every)))
-    for holding in step.holdings:
-        if holding.sharded and holding.input not in source.types:
-            why = f"held as runs of {holding.input}"
-            for part in holding.parts:
+    for state in program.states:
+        if state.sharded and state.input not in source.types:
+            why = f"held as runs of {state.input}"
+            for part in state.slices:
                 type = source.types[part.tensor]
                 variables.append(
                     VarRecord(part.tensor, type.dtype, type.shape, type.nbytes, "shard", why, rank_ranges(every))
                 )
-        elif holding.sharded:
-            type = source.types[holding.input]
-            gone = [rank for rank in every if not holding.place.covers(members[rank])]
+        elif state.sharded:
+            type = source.types[state.input]
+            gone = [rank for rank in every if not state.place.covers(members[rank])]
             if gone:
                 variables.append(
                     VarRecord(
-                        holding.input, type.dtype, type.shape, type.nbytes, "shard", "held by its owner",
+                        state.input, type.dtype, type.shape, type.nbytes, "shard", "held by its owner",
                         rank_ranges(gone),
                     )
                 )  # fmt: skip
@@ -205,11 +205,11 @@ def _removed(
 
 
 def _added(
-    step: Step, common: Sequence[RankState], ranks: Sequence[RankGraph]
+    program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     where: dict[tuple[str, str], dict[int, None]] = {}
     nodes: dict[tuple[str, str], Node] = {}
-    shared = [node for node in step.graph.nodes if node.place == REPLICATED and node.made_by and _real(node)]
+    shared = [node for node in program.graph.nodes if node.place == REPLICATED and node.made_by and _real(node)]
     every = list(_by_rank(ranks))
     known = set(map(id, shared))
     for node in shared:
@@ -223,22 +223,22 @@ def _added(
                 where.setdefault(key, {})[rank.rank] = None
                 nodes.setdefault(key, node)
         for state in rank.own:
-            if state.input not in step.training.graph.types:
+            if state.input not in program.training.graph.types:
                 states.setdefault(state.input, {})[rank.rank] = None
-    sums = {held.input for held in step.accumulators}
+    accumulators = {held.input for held in program.accumulators}
     ops, variables = [], []
     for key, held in where.items():
         node, places = nodes[key], rank_ranges(list(held))
         ops.append(OpRecord(key[0], _full_name(node), node.made_by, _purpose(node), places))
         for name in node.outputs:
-            if name and (name not in step.training.graph.types or name.startswith("gopt.")):
-                type = step.graph.type_of(name)
+            if name and (name not in program.training.graph.types or name.startswith("gopt.")):
+                type = program.graph.type_of(name)
                 variables.append(
                     VarRecord(name, type.dtype, type.shape, type.nbytes, node.made_by, _purpose(node), places)
                 )
     for name, held in states.items():
-        type = step.graph.types[name]
-        why = "the rank's sum of gradients" if name in sums else "the rank's run of a bucket's states"
+        type = program.graph.types[name]
+        why = "the rank's sum of gradients" if name in accumulators else "the rank's run of a bucket's states"
         variables.append(VarRecord(name, type.dtype, type.shape, 0, "shard", why, rank_ranges(list(held))))
     return ops, variables
 
@@ -258,7 +258,7 @@ def _purpose(node: Node) -> str:
 
 
 def _rank_row(
-    step: Step,
+    program: SpmdProgram,
     kinds: Mapping[str, Kind],
     common: Sequence[RankState],
     parts: Sequence[RankGraph],
@@ -272,48 +272,48 @@ def _rank_row(
             held["parameters"] += state.type.nbytes
         elif kind in (Kind.OPTIMIZER_STATE, Kind.ACCUMULATOR):
             held["optimizer_states"] += state.type.nbytes
-    held["gradients"] = sum(each.type.nbytes for each in parts[0].sums)
+    held["gradients"] = sum(each.type.nbytes for each in parts[0].accumulators)
     calls: dict[tuple[str, str], dict[str, Any]] = {}
     for part, node in [(each, node) for each in parts for node in each.nodes if node.domain == COMM]:
         group = str(node.attributes["group"])
         row = calls.setdefault((node.op_type, group), {"op": node.op_type, "group": group, "calls": 0, "bytes_sent": 0})
         row["calls"] += part.phase.times
-        row["bytes_sent"] += part.phase.times * call_bytes(step, part, node)
-        if any(name in reducible for name in node.inputs) and _defined(step, part, node):
+        row["bytes_sent"] += part.phase.times * call_bytes(program, part, node)
+        if any(name in reducible for name in node.inputs) and _defined(program, part, node):
             made = node.outputs
             if len(made) == len(node.inputs):  # a fused call may carry statistics and scalars as well
                 made = [new for old, new in zip(node.inputs, made) if old in reducible]
-            held["gradients"] += sum(part.types.get(name, step.graph.type_of(name)).nbytes for name in made)
+            held["gradients"] += sum(part.types.get(name, program.graph.type_of(name)).nbytes for name in made)
     return {"rank": parts[0].rank, "bytes": held, "communication": list(calls.values())}
 
 
-def _reducible(step: Step) -> set[str]:
+def _reducible(program: SpmdProgram) -> set[str]:
     """Local gradients, and what passes make of them on their way into a call."""
-    found = set(step.training.gradients.values())
-    for node in step.graph.nodes:
+    found = set(program.training.gradients.values())
+    for node in program.graph.nodes:
         if node.made_by and node.domain != COMM and node.is_a("Cast") and node.inputs[0] in found:
             found.update(node.outputs)
     return found
 
 
-def _defined(step: Step, part: RankGraph, node: Node) -> bool:
+def _defined(program: SpmdProgram, part: RankGraph, node: Node) -> bool:
     """Whether the rank gets the results of a call."""
     root = node.attributes.get("root")
-    return root is None or root == step.mesh.index(str(node.attributes["group"]), part.rank)
+    return root is None or root == program.mesh.index(str(node.attributes["group"]), part.rank)
 
 
-def call_bytes(step: Step, rank: RankGraph, node: Node) -> int:
+def call_bytes(program: SpmdProgram, rank: RankGraph, node: Node) -> int:
     """Bytes the rank sends in one call, by the call's own record."""
     group = str(node.attributes["group"])
-    size, index = step.mesh.size(group), step.mesh.index(group, rank.rank)
+    size, index = program.mesh.size(group), program.mesh.index(group, rank.rank)
     if node.op_type == "AllGather" and "cuts" in node.attributes:
-        dtype, cuts = step.graph.types[node.outputs[0]].dtype, node.attributes["cuts"]
+        dtype, cuts = program.graph.types[node.outputs[0]].dtype, node.attributes["cuts"]
         types: list[tuple[str, tuple[int, ...]]] = [(dtype, (cuts[index + 1] - cuts[index],))]
     elif node.op_type == "Broadcast":
         # What a member gets: the root's inputs have the same types.
-        held = [step.graph.types[name] for name in node.outputs]
+        held = [program.graph.types[name] for name in node.outputs]
         types = [(type.dtype, type.dims) for type in held] if node.inputs else []
     else:
-        held = [rank.types.get(name, step.graph.types[name]) for name in node.inputs]
+        held = [rank.types.get(name, program.graph.types[name]) for name in node.inputs]
         types = [(type.dtype, type.dims) for type in held]
     return COLLECTIVES[node.op_type].bytes_sent(node.attributes, types, size, index)

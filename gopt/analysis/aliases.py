@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from gopt.analysis.layouts import COPIES, CUTS, OF_ONE, RESHAPES, find_aliases, identity, of_operator
 from gopt.analysis.reshapes import MOVED
 from gopt.analysis.rolemap import RoleMap
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.graph.model import Graph, Node, clone
 from gopt.graph.types import dtype_code, known
 
@@ -33,7 +33,7 @@ class View:
         """The user's map with gradients called by their roots."""
         return replace(roles, params={name: self.aliases.get(value, value) for name, value in roles.params.items()})
 
-    def restore(self, training: Training) -> Training:
+    def restore(self, training: TrainingGraph) -> TrainingGraph:
         """The same roles over the source, of which only the update loses its aliases."""
         viewed = dict(zip(self.origin, self.graph.nodes))
         graph = self.source

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from gopt.analysis.operators import control_flow
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.updates import Cone, Mode, Updates
 from gopt.graph.model import Node
 
 
-def number(training: Training, updates: Updates) -> None:
+def number(training: TrainingGraph, updates: Updates) -> None:
     """Give every split cone its likeness."""
     numbers = _Numbers(training, updates)
     for cone in updates.cones.values():
@@ -21,7 +21,7 @@ def number(training: Training, updates: Updates) -> None:
 class _Numbers:
     """Numbers for values and cones: equal numbers mean equal by structure."""
 
-    def __init__(self, training: Training, updates: Updates) -> None:
+    def __init__(self, training: TrainingGraph, updates: Updates) -> None:
         self.graph = training.graph
         self.updates = updates
         self.producer = {

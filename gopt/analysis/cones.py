@@ -11,7 +11,7 @@ from gopt.analysis import classes
 from gopt.analysis.operators import COMBINERS, REDUCTIONS, control_flow, elementwise
 from gopt.analysis.owners import Owners
 from gopt.analysis.sweeps import Index, ancestors
-from gopt.analysis.training import Kind, Phase, State, Training
+from gopt.analysis.training import Kind, Phase, State, TrainingGraph
 from gopt.analysis.updates import Cone, Mode, Tree, Updates
 from gopt.errors import UnsupportedError
 from gopt.graph.model import COMM, Node
@@ -20,7 +20,7 @@ FLATTENING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 """Layout operators through which a full reduction may look."""
 
 
-def find_updates(training: Training, *, whole_accumulators: bool, uncut: bool = False) -> Updates:
+def find_updates(training: TrainingGraph, *, whole_accumulators: bool, uncut: bool = False) -> Updates:
     """The update of every parameter with a gradient; found once for a training, and not to be changed.
 
     ``whole_accumulators``: gradient accumulators stay whole on every rank (stage 1), what they hold included.
@@ -32,7 +32,7 @@ def find_updates(training: Training, *, whole_accumulators: bool, uncut: bool = 
     return training.once(question, lambda: _find(training, whole_accumulators, uncut))
 
 
-def _find(training: Training, whole_accumulators: bool, uncut: bool) -> Updates:
+def _find(training: TrainingGraph, whole_accumulators: bool, uncut: bool) -> Updates:
     finder = _Finder(training, whole_accumulators)
     finder.collect()
     finder.settle()
@@ -45,7 +45,7 @@ def _find(training: Training, whole_accumulators: bool, uncut: bool) -> Updates:
 
 
 class _Finder:
-    def __init__(self, training: Training, whole_accumulators: bool) -> None:
+    def __init__(self, training: TrainingGraph, whole_accumulators: bool) -> None:
         self.training = training
         self.graph = training.graph
         self.index = Index(training.graph)

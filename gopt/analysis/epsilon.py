@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.sweeps import Index
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.graph.model import Node
 
 NOTE = (
@@ -17,7 +17,7 @@ NOTE = (
 )
 
 
-def bare_roots(training: Training) -> list[str]:
+def bare_roots(training: TrainingGraph) -> list[str]:
     """A note on such divisions of the update, if any. One walk a division, as long as its chain of scalings."""
     index = Index(training.graph)
     states = {name: state.tensor for state in training.states for name in (state.tensor, state.updated)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gopt.analysis.sweeps import Index, ancestors
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
 from gopt.graph.types import FLOATS
 
@@ -46,7 +46,7 @@ class LossReduction:
             f"--loss-reduction cannot be {text!r}", "it is mean, sum, or weighted:VALUE with a value of the forward"
         )
 
-    def check(self, training: Training) -> None:
+    def check(self, training: TrainingGraph) -> None:
         """Raise OptionError where the value cannot be a rank's weight."""
         if self.rule is not Rule.WEIGHTED:
             return
@@ -56,7 +56,7 @@ class LossReduction:
             raise OptionError(f"--loss-reduction weighted:{self.value}: {reason}", *hints)
 
 
-def _unfit(training: Training, name: str) -> tuple[str, ...] | None:
+def _unfit(training: TrainingGraph, name: str) -> tuple[str, ...] | None:
     """Why a value cannot be the weight of a rank, and a hint; None where it can."""
     graph = training.graph
     index = Index(graph)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gopt.analysis.operators import reads_shape_only
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.graph.model import Node
 from gopt.graph.types import HALVES, nbytes
 
 
-def parameter_readers(training: Training) -> dict[str, list[Node]]:
+def parameter_readers(training: TrainingGraph) -> dict[str, list[Node]]:
     """Parameter -> its readers in forward and backward, in order."""
     names = {state.tensor for state in training.parameters}
     found: dict[str, list[Node]] = {}
@@ -22,7 +22,7 @@ def parameter_readers(training: Training) -> dict[str, list[Node]]:
     return found
 
 
-def narrow_reads(training: Training, nodes: Sequence[Node]) -> str:
+def narrow_reads(training: TrainingGraph, nodes: Sequence[Node]) -> str:
     """The narrow type to which all readers of a wide parameter cast it, inside the step; '' when that is not so."""
     types, outputs = training.graph.types, training.graph.outputs
     if not nodes or not all(node.is_a("Cast") and node.outputs[0] not in outputs for node in nodes):
@@ -31,7 +31,7 @@ def narrow_reads(training: Training, nodes: Sequence[Node]) -> str:
     return narrow.pop() if len(narrow) == 1 and narrow <= HALVES and wide not in HALVES else ""
 
 
-def trained_bytes(training: Training) -> tuple[int, int]:
+def trained_bytes(training: TrainingGraph) -> tuple[int, int]:
     """Bytes of all gradients as the backward makes them, and of the trained parameters as forward and backward read
     them: narrow where they are read through casts alone, nothing where only the shape is looked at."""
     types = training.graph.types

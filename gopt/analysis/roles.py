@@ -27,13 +27,13 @@ from gopt.analysis.shared import recover_shared
 from gopt.analysis.states import assemble
 from gopt.analysis.sweeps import Index, depth, descendants
 from gopt.analysis.through import look_through
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.model import Graph
 from gopt.graph.types import FLOATS
 
 
-def recover(graph: Graph, roles: RoleMap = RoleMap()) -> Training:
+def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
     """The training step in ``graph``; collectives, and layout operators that change nothing, are looked through.
 
     Updates in another layout than their parameter's are brought into it.
@@ -51,12 +51,12 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> Training:
     return view.restore(_past_calls(view.graph, view.roles(roles)))
 
 
-def _past_calls(graph: Graph, roles: RoleMap) -> Training:
+def _past_calls(graph: Graph, roles: RoleMap) -> TrainingGraph:
     through = look_through(graph)
     return _recover(graph, roles) if through is None else through.restore(_recover(through.graph, roles), graph)
 
 
-def _recover(graph: Graph, roles: RoleMap) -> Training:
+def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     index = Index(graph)
     pairs = _pair_tensors(index, roles)
     losses = [roles.loss] if roles.loss else _loss_candidates(index, pairs)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from gopt.analysis.sweeps import Index, ancestors
-from gopt.analysis.training import Kind, Phase, Training
+from gopt.analysis.training import Kind, Phase, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.graph.model import Graph, Node, Tensor, clone
 from gopt.graph.types import FLOATS, numpy_dtype
@@ -22,7 +22,7 @@ STAND_IN = 0.7310585786300049
 """What a shared value is while roles are found: a number that is neutral to no operator."""
 
 
-def recover_shared(graph: Graph, values: Sequence[str], recover: Callable[[Graph], Training]) -> Training:
+def recover_shared(graph: Graph, values: Sequence[str], recover: Callable[[Graph], TrainingGraph]) -> TrainingGraph:
     """The roles of a step whose update reads ``values`` as means over the ranks; ``recover`` finds the roles.
 
     Raises OptionError for a value that is no floating scalar of the step, or that nothing reads; UnsupportedError where
@@ -76,7 +76,7 @@ def _apart(graph: Graph, values: Sequence[str]) -> Graph:
     return replace(graph, nodes=nodes, types=types)
 
 
-def _check_reach(training: Training, names: dict[str, str]) -> None:
+def _check_reach(training: TrainingGraph, names: dict[str, str]) -> None:
     """A shared value must be the forward's: behind a gradient there is nothing to average."""
     index = Index(training.graph)
     for name in names.values():
@@ -89,7 +89,7 @@ def _check_reach(training: Training, names: dict[str, str]) -> None:
             raise OptionError(f"--shared {name}: it depends on the statistic {kept!r}")
 
 
-def _restored(training: Training, names: dict[str, str]) -> Training:
+def _restored(training: TrainingGraph, names: dict[str, str]) -> TrainingGraph:
     """The roles with the Identities in place of the constants."""
     graph = training.graph
     olds = {old: new for new, old in names.items()}

@@ -12,13 +12,13 @@ from gopt.analysis.gradients import Rawness, rawness
 from gopt.analysis.outline import Outline
 from gopt.analysis.rounds import Found
 from gopt.analysis.sweeps import Index, descendants
-from gopt.analysis.training import Kind, Phase, State, Training
+from gopt.analysis.training import Kind, Phase, State, TrainingGraph
 from gopt.errors import InputError, UnsupportedError
 from gopt.graph.model import Node
 from gopt.graph.types import FLOATS, TensorType
 
 
-def assemble(step: Outline, found: Found) -> Training:
+def assemble(step: Outline, found: Found) -> TrainingGraph:
     """The training step; raises InputError without a parameter, UnsupportedError for a state of no kind we know."""
     graph = step.index.graph
     gradients = frozenset(found.gradients.values())
@@ -33,7 +33,7 @@ def assemble(step: Outline, found: Found) -> Training:
         node.phase = Phase.FORWARD if id(node) in step.forward else backward
     paired = set(step.updated.values())
     metrics = [name for name in graph.outputs if name not in paired and name != step.loss]
-    training = Training(graph, step.loss, states, found.gradients, step.batch, hyper, metrics, step.random)
+    training = TrainingGraph(graph, step.loss, states, found.gradients, step.batch, hyper, metrics, step.random)
     _refuse_dropped_states(step, training, found, check.reduced)
     training.notes = _notes(step, training) + bare_roots(training)
     if not found.gradients:
@@ -44,7 +44,7 @@ def assemble(step: Outline, found: Found) -> Training:
     return training
 
 
-def _refuse_dropped_states(step: Outline, training: Training, found: Found, reduced: set[str]) -> None:
+def _refuse_dropped_states(step: Outline, training: TrainingGraph, found: Found, reduced: set[str]) -> None:
     """An output that may be a state whose old value its update does not read must not pass as a metric."""
     types, batch = step.index.graph.types, set(training.batch)
     free: dict[tuple[TensorType, bool], str] = {}
@@ -190,7 +190,7 @@ def _spread(step: Outline, nodes: list[Node], owner: dict[str, str]) -> None:
                 owner.setdefault(name, of)
 
 
-def _notes(step: Outline, training: Training) -> list[str]:
+def _notes(step: Outline, training: TrainingGraph) -> list[str]:
     graph, notes = step.index.graph, []
     for node in training.random:
         notes.append(f"{node.label} ({node.op_type}) draws random numbers: each rank draws its own")

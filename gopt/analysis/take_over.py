@@ -17,7 +17,7 @@ from gopt.analysis.rolemap import RoleMap
 from gopt.analysis.roles import recover
 from gopt.analysis.sweeps import Index, descendants
 from gopt.analysis.through import SAME, data_axes
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.graph.model import COMM, Graph, Node, Tensor, clone
 from gopt.graph.types import FLOATS, TensorType, numpy_dtype
@@ -26,7 +26,7 @@ from gopt.mesh import Mesh
 HINT = "gopt reduces over axes that see different data itself: leave only the calls that reduce gradients"
 
 
-def take_over(training: Training, roles: RoleMap, mesh: Mesh) -> Training:
+def take_over(training: TrainingGraph, roles: RoleMap, mesh: Mesh) -> TrainingGraph:
     """The step without its calls over data axes, and without those over groups of one rank; roles found anew.
 
     Returns ``training`` itself when there are none. Raises OptionError for a group that the mesh has not,
@@ -60,7 +60,7 @@ def take_over(training: Training, roles: RoleMap, mesh: Mesh) -> Training:
 class _Finder:
     """What each call of a source is, on a mesh."""
 
-    training: Training
+    training: TrainingGraph
     mesh: Mesh
     data: set[str] = field(init=False)
     index: Index = field(init=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.graph.model import COMM, Graph, Node
 from gopt.mesh import AXES, Sees, axis_kinds
@@ -51,7 +51,7 @@ class Through:
     graph: Graph
     origin: tuple[int, ...]
 
-    def restore(self, training: Training, graph: Graph) -> Training:
+    def restore(self, training: TrainingGraph, graph: Graph) -> TrainingGraph:
         """The same roles over the graph with its collectives."""
         found: dict[int, set[Phase]] = {}
         for place, stand_in in zip(self.origin, training.graph.nodes):

@@ -8,11 +8,11 @@ from enum import Enum
 from itertools import accumulate
 
 from gopt.analysis.operators import heavy
-from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind
 from gopt.collectives.layout import parse_shapes, total_elements
 from gopt.graph.model import COMM, Node
 from gopt.graph.types import nbytes
+from gopt.program import SpmdProgram
 
 GATHERS = frozenset({"AllGather", "Broadcast"})
 """Calls that hand a member's elements to all others."""
@@ -73,13 +73,13 @@ class Overlap:
         }
 
 
-def find_calls(step: Step) -> list[Call]:
+def find_calls(program: SpmdProgram) -> list[Call]:
     """Every call of the step's graph in order. Two sweeps; linear."""
-    nodes = step.graph.nodes
+    nodes = program.graph.nodes
     ready = ready_at(nodes)
     first, last = _uses(nodes)
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
-    end, known = len(nodes), _Kinds(step)
+    end, known = len(nodes), _Kinds(program)
     sizes: dict[str, float] = {}
     found = []
     for place, node in enumerate(nodes):
@@ -87,12 +87,12 @@ def find_calls(step: Step) -> list[Call]:
             continue
         starts = min((first.get(name, end) for name in node.outputs), default=end)
         ends = max((last.get(name, place) for name in node.outputs), default=place)
-        payload = _payload(step, node, sizes)
+        payload = _payload(program, node, sizes)
         found.append(
             Call(
                 node, known.of(node), place, ready[place], starts,
                 ends,
-                payload, _sent(step, node, payload), work[starts] > work[place + 1],
+                payload, _sent(program, node, payload), work[starts] > work[place + 1],
                 node.op_type in GATHERS and ready[place] < 0 and starts <= ends,
                 known.beside(node),
             )
@@ -156,10 +156,10 @@ def _uses(nodes: Sequence[Node]) -> tuple[dict[str, int], dict[str, int]]:
 class _Kinds:
     """Tells what a call carries, by data flow."""
 
-    def __init__(self, step: Step) -> None:
-        self.types = step.graph.types
-        self.gradients = set(step.training.gradients.values())
-        self.statistics = {s.updated for s in step.training.states if s.kind is Kind.STATISTIC}
+    def __init__(self, program: SpmdProgram) -> None:
+        self.types = program.graph.types
+        self.gradients = set(program.training.gradients.values())
+        self.statistics = {s.updated for s in program.training.states if s.kind is Kind.STATISTIC}
 
     def of(self, node: Node) -> Carries:
         if node.op_type in GATHERS:
@@ -183,14 +183,14 @@ class _Kinds:
         return name in self.types and self.types[name].elements == 1
 
 
-def _payload(step: Step, node: Node, sizes: dict[str, float]) -> float:
+def _payload(program: SpmdProgram, node: Node, sizes: dict[str, float]) -> float:
     """Bytes of the tensors a call moves; ``sizes`` remembers the mean length of what is a rank's own."""
-    types = step.graph.types
+    types = program.graph.types
     if "shapes" in node.attributes:
         dtype = types[node.outputs[0]].dtype
         return nbytes(dtype, total_elements(parse_shapes(node.attributes["shapes"])))
     held = [sizes.get(name, types[name].nbytes if name in types else 0) for name in node.inputs]
-    shares = step.mesh.size(str(node.attributes["group"])) if node.op_type == "ReduceScatter" else 1
+    shares = program.mesh.size(str(node.attributes["group"])) if node.op_type == "ReduceScatter" else 1
     if node.op_type == "ReduceScatter":
         sizes[node.outputs[0]] = sum(held) / shares
     else:
@@ -198,9 +198,9 @@ def _payload(step: Step, node: Node, sizes: dict[str, float]) -> float:
     return sum(held)
 
 
-def _sent(step: Step, node: Node, payload: float) -> float:
+def _sent(program: SpmdProgram, node: Node, payload: float) -> float:
     """The mean over the group's members of a bandwidth-optimal ring: (n-1)/n·B a round, two for an all-reduce."""
-    size = step.mesh.size(str(node.attributes["group"]))
+    size = program.mesh.size(str(node.attributes["group"]))
     return (2 if node.op_type == "AllReduce" else 1) * (size - 1) / size * payload
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from gopt.graph.model import Graph, Node
 from gopt.graph.phase import Phase
 
-__all__ = ["Kind", "Phase", "State", "Training"]
+__all__ = ["Kind", "Phase", "State", "TrainingGraph"]
 T = TypeVar("T")
 
 
@@ -35,7 +35,7 @@ class State:
 
 
 @dataclass(slots=True)
-class Training:
+class TrainingGraph:
     """A source graph with its roles.
 
     ``gradients`` maps a parameter's input name to the value that is its gradient; nodes carry their phase.

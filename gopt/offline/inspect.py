@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gopt.analysis.cones import find_updates
 from gopt.analysis.coupling import Coupling, find_couplings
 from gopt.analysis.coupling import notes as coupling_notes
-from gopt.analysis.training import Kind, Phase, Training
+from gopt.analysis.training import Kind, Phase, TrainingGraph
 from gopt.analysis.updates import Cone
 from gopt.errors import UnsupportedError
 from gopt.given import check_folder
@@ -168,11 +168,11 @@ def _typed(type: TensorType) -> tuple[str, tuple[int | str | None, ...] | None, 
     return type.dtype, type.shape, type.nbytes
 
 
-def _named(training: Training, names: Sequence[str]) -> tuple[Named, ...]:
+def _named(training: TrainingGraph, names: Sequence[str]) -> tuple[Named, ...]:
     return tuple(Named(name, *_typed(training.graph.type_of(name))) for name in names)
 
 
-def _phases(training: Training) -> tuple[PhaseCount, ...]:
+def _phases(training: TrainingGraph) -> tuple[PhaseCount, ...]:
     counts: dict[Phase, dict[str, int]] = {phase: {} for phase in Phase}
     for node in training.graph.nodes:
         assert node.phase is not None
@@ -184,7 +184,7 @@ def _phases(training: Training) -> tuple[PhaseCount, ...]:
     )
 
 
-def _parameters(training: Training, cones: Mapping[str, Cone], rules: Mapping[str, Rule]) -> tuple[Parameter, ...]:
+def _parameters(training: TrainingGraph, cones: Mapping[str, Cone], rules: Mapping[str, Rule]) -> tuple[Parameter, ...]:
     types = training.graph.types
     owned: dict[str, list[tuple[str, Kind]]] = {}
     for state in training.states:
@@ -240,7 +240,7 @@ def _optimizers(rules: Mapping[str, Rule]) -> tuple[Optimizer, ...]:
     )
 
 
-def _casts(training: Training) -> Casts:
+def _casts(training: TrainingGraph) -> Casts:
     graph = training.graph
     parameters = {state.tensor for state in training.parameters}
     gradients = set(training.gradients.values())
@@ -257,7 +257,7 @@ def _casts(training: Training) -> Casts:
     return Casts(len(down), len(up), tuple(sorted({*down.values(), *up.values()})))
 
 
-def _bytes(training: Training) -> dict[str, int]:
+def _bytes(training: TrainingGraph) -> dict[str, int]:
     graph = training.graph
     total = {kind.value: 0 for kind in Kind}
     for state in training.states:

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gopt.analysis.spmd import Holding, Step
 from gopt.analysis.traffic import Call, Carries
 from gopt.analysis.training import Kind
 from gopt.collectives.layout import ITEM_BYTES
 from gopt.graph.model import Node
 from gopt.graph.types import nbytes
+from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import FlatShard
 
-VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Guard"})
+VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Select"})
 """Operators whose result can share its operand's memory."""
 
 
@@ -31,13 +31,13 @@ class Live:
     gathered: int
 
 
-def held(step: Step) -> dict[str, list[int]]:
+def held(program: SpmdProgram) -> dict[str, list[int]]:
     """Bytes of parameters (narrow copies included) and optimizer states that each member of the group holds."""
-    kinds = {state.tensor: state.kind for state in step.training.states}
-    members = range(step.members)
-    result = {"parameters": [0] * step.members, "optimizer_states": [0] * step.members}
-    for holding in step.holdings:
-        kind = kinds[holding.parts[0].tensor]
+    kinds = {state.tensor: state.kind for state in program.training.states}
+    members = range(program.members)
+    result = {"parameters": [0] * program.members, "optimizer_states": [0] * program.members}
+    for state in program.states:
+        kind = kinds[state.slices[0].tensor]
         if kind is Kind.PARAMETER:
             row = result["parameters"]
         elif kind in (Kind.OPTIMIZER_STATE, Kind.ACCUMULATOR):
@@ -45,26 +45,26 @@ def held(step: Step) -> dict[str, list[int]]:
         else:
             continue
         for member in members:
-            row[member] += _holding_bytes(holding, member)
+            row[member] += _holding_bytes(state, member)
     return result
 
 
-def _holding_bytes(holding: Holding, member: int) -> int:
-    if isinstance(holding.place, FlatShard):
-        start, stop = holding.place.part(member)
-        return nbytes(holding.dtype, max(stop - start, 0))
-    return nbytes(holding.dtype, holding.parts[0].elements) if holding.place.covers(member) else 0
+def _holding_bytes(state: ShardedState, member: int) -> int:
+    if isinstance(state.place, FlatShard):
+        start, stop = state.place.part(member)
+        return nbytes(state.dtype, max(stop - start, 0))
+    return nbytes(state.dtype, state.slices[0].elements) if state.place.covers(member) else 0
 
 
-def reduced(step: Step, calls: Sequence[Call]) -> list[int]:
+def reduced(program: SpmdProgram, calls: Sequence[Call]) -> list[int]:
     """Bytes of reduced gradients of each member."""
-    local = set(step.training.gradients.values())
-    result = [0] * step.members
+    local = set(program.training.gradients.values())
+    result = [0] * program.members
     for call in calls:
         if call.carries is Carries.GRADIENTS and any(name in local for name in call.node.inputs):
             cuts = call.node.attributes.get("cuts")
-            item = ITEM_BYTES[step.graph.types[call.node.outputs[0]].dtype]
-            for member in range(step.members):
+            item = ITEM_BYTES[program.graph.types[call.node.outputs[0]].dtype]
+            for member in range(program.members):
                 own = (cuts[member + 1] - cuts[member]) * item if cuts else call.payload * (1 - call.beside)
                 result[member] += round(own)
     return result
@@ -75,13 +75,13 @@ def balance(rows: Mapping[str, Sequence[int]]) -> float:
     return max((round(max(row) * len(row) / sum(row), 6) for row in rows.values() if sum(row)), default=1.0)
 
 
-def live(step: Step, calls: Sequence[Call], member: int) -> Live:
+def live(program: SpmdProgram, calls: Sequence[Call], member: int) -> Live:
     """Peaks of what is alive on a member beside states, inputs and constants, in the order of the nodes.
 
     A new state takes its old one's place. One sweep to see last readers, one to count.
     """
-    nodes = [node for node in step.graph.nodes if node.place.covers(member)]
-    sizer = _Sizer(step, member)
+    nodes = [node for node in program.graph.nodes if node.place.covers(member)]
+    sizer = _Sizer(program, member)
     last: dict[str, int] = {}
     for place, node in enumerate(nodes):
         sizer.note(node)
@@ -90,7 +90,7 @@ def live(step: Step, calls: Sequence[Call], member: int) -> Live:
     ends: dict[int, list[str]] = {}
     for name, place in last.items():
         ends.setdefault(place, []).append(name)
-    kinds = _kinds(step, calls)
+    kinds = _kinds(program, calls)
     now = {"": 0, "gradients": 0, "gathered": 0, "activations": 0}
     peak = dict(now)
     for place, node in enumerate(nodes):
@@ -108,8 +108,8 @@ def _count(now: dict[str, int], kind: str, change: int) -> None:
     now[""] += change
 
 
-def _kinds(step: Step, calls: Sequence[Call]) -> dict[str, str]:
-    kinds = dict.fromkeys(step.training.gradients.values(), "gradients")
+def _kinds(program: SpmdProgram, calls: Sequence[Call]) -> dict[str, str]:
+    kinds = dict.fromkeys(program.training.gradients.values(), "gradients")
     for call in calls:
         if call.before_use or call.carries is Carries.GRADIENTS:
             kinds.update(dict.fromkeys(call.node.outputs, "gathered" if call.before_use else "gradients"))
@@ -119,9 +119,9 @@ def _kinds(step: Step, calls: Sequence[Call]) -> dict[str, str]:
 class _Sizer:
     """Bytes of every value on one member; views cost nothing and keep alive what they look at."""
 
-    def __init__(self, step: Step, member: int) -> None:
-        self.types, self.member = step.graph.types, member
-        self.kept = {holding.output for holding in step.holdings}
+    def __init__(self, program: SpmdProgram, member: int) -> None:
+        self.types, self.member = program.graph.types, member
+        self.kept = {state.output for state in program.states}
         self.size: dict[str, int] = {}
         self.root: dict[str, str] = {}
 
@@ -145,6 +145,6 @@ class _Sizer:
             lengths = [stop - start for start, stop in pairwise(node.attributes["cuts"])]
             return nbytes(dtype, lengths[self.member])
         given = [self.size.get(self.root.get(name, name), 0) for name in node.inputs]
-        if node.op_type == "Join":
+        if node.op_type == "LocalConcat":
             return sum(given)
         return given[slot] if len(given) == len(node.outputs) else max(given, default=0)

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gopt.analysis.partition import Item, default_cap, plan_buckets
-from gopt.analysis.spmd import Step
 from gopt.analysis.sweeps import Index
 from gopt.analysis.traffic import find_calls
-from gopt.analysis.training import Kind, Training
+from gopt.analysis.training import Kind, TrainingGraph
 from gopt.errors import OptionError
 from gopt.figures import Figures, figures
 from gopt.mesh import Mesh
@@ -18,6 +17,7 @@ from gopt.needs import check_mesh
 from gopt.offline.links import Links, Times, times
 from gopt.offline.memory import Live, balance, held, live, reduced
 from gopt.pipeline import Pipeline, build_pipeline
+from gopt.program import SpmdProgram
 from gopt.report import size
 
 MIB = 1 << 20
@@ -80,7 +80,7 @@ class Choice:
 
 
 def choices(
-    training: Training,
+    training: TrainingGraph,
     mesh: Mesh,
     *,
     caps: Sequence[float | None] | None = None,
@@ -111,7 +111,7 @@ def choices(
                 yield found
 
 
-def bucket_choices(training: Training) -> list[float | None]:
+def bucket_choices(training: TrainingGraph) -> list[float | None]:
     """Caps in MiB worth trying: the default (None), a quarter of it, four times; one of those with equal buckets."""
     types, index = training.graph.types, Index(training.graph)
     ready = {name: index.made_at(name) for name in training.gradients.values()}
@@ -127,9 +127,9 @@ def bucket_choices(training: Training) -> list[float | None]:
     return list(found.values())
 
 
-def weigh(training: Training, mesh: Mesh, knobs: Knobs, links: Links | None) -> Choice:
+def weigh(training: TrainingGraph, mesh: Mesh, knobs: Knobs, links: Links | None) -> Choice:
     """The cost of one choice."""
-    step = Step.start(training, mesh)
+    step = SpmdProgram.start(training, mesh)
     ran = knobs.pipeline().run(step)
     calls = find_calls(step)
     rows = held(step)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.graph.model import Graph, Node, Tensor, attribute_value, read_type
 from gopt.graph.types import TensorType, dtype_name
 from gopt.sharding.placements import FlatShard, OnMember, Place
@@ -25,7 +25,7 @@ _PLAIN = re.compile(r"[^\s,()\[\]{}=%\"';]+")
 _CHUNK = 1 << 24
 
 
-def canonical_text(graph: Graph, training: Training | None = None) -> str:
+def canonical_text(graph: Graph, training: TrainingGraph | None = None) -> str:
     """The text of a graph; with ``training``, inputs, outputs and nodes carry their role as a trailing comment."""
     roles = _Roles(training)
     lines = ["gopt text 1", *_header(graph)]
@@ -49,7 +49,7 @@ def canonical_text(graph: Graph, training: Training | None = None) -> str:
 class _Roles:
     """What to remark about inputs, inner values and outputs."""
 
-    def __init__(self, training: Training | None) -> None:
+    def __init__(self, training: TrainingGraph | None) -> None:
         self.inputs: dict[str, str] = {}
         self.outputs: dict[str, str] = {}
         self.values: dict[str, str] = {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from gopt.errors import OptionError
-from gopt.passes import fuse_collectives, hoist_casts, keep_optimizers, overlap, prune, shard, statistics
+from gopt.passes import fuse_collectives, hoist_casts, overlap, prune, refold_optimizers, shard, statistics
 from gopt.passes.base import Pass
 
-_ALL = (hoist_casts, shard, keep_optimizers, statistics, fuse_collectives, overlap, prune)
+_ALL = (hoist_casts, shard, refold_optimizers, statistics, fuse_collectives, overlap, prune)
 PASSES: dict[str, Pass] = {each.PASS.name: each.PASS for each in _ALL}
-DEFAULT = ("hoist-casts", "shard", "keep-optimizers", "statistics", "fuse-collectives", "overlap", "prune")
+DEFAULT = ("hoist-casts", "shard", "refold-optimizers", "statistics", "fuse-collectives", "overlap", "prune")
 """The pipeline when the user says nothing."""
 
 

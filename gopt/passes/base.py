@@ -10,15 +10,15 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
-from gopt.analysis.spmd import Step
 from gopt.errors import OptionError
-from gopt.report import Change
+from gopt.program import SpmdProgram
+from gopt.report import PassResult
 
 _MOST = 1 << 63
 """What a number of an option stays below: a report can hold it."""
 
 
-def _never(step: Step) -> str:
+def _never(program: SpmdProgram) -> str:
     return ""
 
 
@@ -29,9 +29,9 @@ class Pass:
 
     name: str
     options: type
-    apply: Callable[[Step, Any], Change]
+    apply: Callable[[SpmdProgram, Any], PassResult]
     after: tuple[str, ...] = ()
-    needed: Callable[[Step], str] = _never
+    needed: Callable[[SpmdProgram], str] = _never
 
     @property
     def summary(self) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gopt.analysis.reads import narrow_reads, parameter_readers
-from gopt.analysis.spmd import Holding, Part, Step
 from gopt.analysis.training import State
 from gopt.graph.edit import Draft
 from gopt.graph.model import Node
 from gopt.graph.types import dtype_code
 from gopt.passes.base import Pass
-from gopt.report import Change
+from gopt.program import BucketSlice, ShardedState, SpmdProgram
+from gopt.report import PassResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Options:
     """Nothing to choose."""
 
 
-def hoist_casts(step: Step, options: Options) -> Change:
+def hoist_casts(program: SpmdProgram, options: Options) -> PassResult:
     """Cast each parameter once behind its update, and carry the narrow copy from step to step.
 
     Requires: to run before shard, which then leaves the wide master with its owner and gathers the narrow copy.
@@ -27,26 +27,26 @@ def hoist_casts(step: Step, options: Options) -> Change:
     the wide state's cast. A parameter that is read wide as well is left alone. On the wire: nothing by itself; behind
     shard the gathered bytes shrink to the narrow type's.
     """
-    data = step.mesh.data_group
-    if (data is None or step.mesh.size(data) == 1) and step.micro_steps == 1:
-        return Change(note="one rank: the cast stays where it is")
-    reads, readers = parameter_readers(step.training), step.graph.readers()
-    draft = Draft(step.graph, "hoist-casts")
-    copies: list[Holding] = []
+    data = program.mesh.data_group
+    if (data is None or program.mesh.size(data) == 1) and program.micro_steps == 1:
+        return PassResult(note="one rank: the cast stays where it is")
+    reads, readers = parameter_readers(program.training), program.graph.readers()
+    draft = Draft(program.graph, "hoist-casts")
+    copies: list[ShardedState] = []
     removed = 0
-    for state in step.training.parameters:
+    for state in program.training.parameters:
         casts = reads.get(state.tensor, [])
-        if state.tensor in step.training.gradients and narrow_reads(step.training, casts):
+        if state.tensor in program.training.gradients and narrow_reads(program.training, casts):
             copies.append(_hoist(draft, readers, state, casts, len(copies)))
             removed += len(casts)
     if not copies:
-        return Change(note="no parameter is read through casts alone")
+        return PassResult(note="no parameter is read through casts alone")
     draft.finish()
-    step.hold([*step.holdings, *copies])
-    return Change(removed=draft.reasons, facts={"parameters": len(copies), "casts_removed": removed})
+    program.set_states([*program.states, *copies])
+    return PassResult(removed=draft.reasons, facts={"parameters": len(copies), "casts_removed": removed})
 
 
-def _hoist(draft: Draft, readers: dict[str, list[Node]], state: State, casts: list[Node], number: int) -> Holding:
+def _hoist(draft: Draft, readers: dict[str, list[Node]], state: State, casts: list[Node], number: int) -> ShardedState:
     """Turn the first cast's result into a state; every other cast's readers read that one."""
     name = casts[0].outputs[0]
     for cast in casts:
@@ -56,7 +56,7 @@ def _hoist(draft: Draft, readers: dict[str, list[Node]], state: State, casts: li
     type = draft.graph.types[name]
     output = f"gopt.hoist-casts.{number}.copy_out"
     draft.add("Cast", [state.updated], {output: type}, attributes={"to": dtype_code(type.dtype)})
-    return Holding(name, output, type.dtype, (Part(state.tensor, 0, type.elements),), copy=True)
+    return ShardedState(name, output, type.dtype, (BucketSlice(state.tensor, 0, type.elements),), copy=True)
 
 
 PASS = Pass("hoist-casts", Options, hoist_casts)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from gopt.analysis.operators import heavy
-from gopt.analysis.spmd import Step
 from gopt.analysis.traffic import Call, find_calls, measure
 from gopt.errors import OptionError
 from gopt.graph.edit import Draft
 from gopt.graph.model import COMM, Node
 from gopt.passes.base import Pass
-from gopt.report import Change
+from gopt.program import SpmdProgram
+from gopt.report import PassResult
 
 MIB = 1 << 20
 
@@ -47,7 +47,7 @@ class Issue:
     why: str = ""
 
 
-def overlap(step: Step, options: Options) -> Change:
+def overlap(program: SpmdProgram, options: Options) -> PassResult:
     """Issue calls where their inputs are ready, and gathers of parameters ahead of their use.
 
     Requires: to run behind all passes that add calls. Guarantees: a call that reduces stands right behind the node
@@ -61,20 +61,20 @@ def overlap(step: Step, options: Options) -> Change:
         raise OptionError(f"prefetch cannot be {options.prefetch}", "0 gathers just before use")
     if options.limit_mb is not None and not options.limit_mb >= 0:
         raise OptionError(f"limit-mb cannot be {options.limit_mb}", "0 gathers just before use")
-    calls = find_calls(step)
+    calls = find_calls(program)
     if not calls:
-        return Change(note="the step makes no calls")
-    nodes = step.graph.nodes
+        return PassResult(note="the step makes no calls")
+    nodes = program.graph.nodes
     gathers = sorted((call for call in calls if call.before_use), key=lambda call: (call.first, call.place))
     limit = None if options.limit_mb is None else options.limit_mb * MIB
     issues = issue(_windows(gathers), options.prefetch, limit)
     early, moved = _early(nodes, calls)
     if due := early | _ahead(nodes, gathers, issues):
-        _move(step, due)
-        calls = find_calls(step)
+        _move(program, due)
+        calls = find_calls(program)
     found = measure(calls)
     over = limit is not None and found.peak_gathered_bytes > limit
-    return Change(
+    return PassResult(
         facts=found.to_json()
         | {
             "gathers": len(gathers),
@@ -206,11 +206,11 @@ def _ahead(nodes: Sequence[Node], gathers: Sequence[Call], issues: Sequence[Issu
     return due
 
 
-def _move(step: Step, due: Mapping[int, float]) -> None:
+def _move(program: SpmdProgram, due: Mapping[int, float]) -> None:
     """Bring the graph's nodes in their new order."""
-    draft = Draft(step.graph, "overlap")
+    draft = Draft(program.graph, "overlap")
     for place, when in due.items():
-        draft.move(step.graph.nodes[place], when)
+        draft.move(program.graph.nodes[place], when)
     draft.finish()
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gopt.analysis.spmd import Step
 from gopt.graph.edit import Draft
 from gopt.passes.base import Pass
-from gopt.report import Change
+from gopt.program import SpmdProgram
+from gopt.report import PassResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,13 +15,13 @@ class Options:
     """Nothing to choose."""
 
 
-def prune(step: Step, options: Options) -> Change:
+def prune(program: SpmdProgram, options: Options) -> PassResult:
     """Remove nodes whose results nobody reads; outputs, states and calls are always kept.
 
     Guarantees: every value that is left is an output or has a reader. On the wire: nothing.
     """
-    graph = step.graph
-    needed = step.results()
+    graph = program.graph
+    needed = program.results()
     draft = Draft(graph, "prune")
     count = 0
     for node in reversed(graph.nodes):
@@ -31,8 +31,8 @@ def prune(step: Step, options: Options) -> Change:
             draft.remove(node, "nothing reads it any more")
             count += 1
     draft.finish()
-    return Change(removed=draft.reasons, facts={"nodes": count})
+    return PassResult(removed=draft.reasons, facts={"nodes": count})
 
 
-_AFTER = ("shard", "keep-optimizers", "statistics", "fuse-collectives", "overlap")
+_AFTER = ("shard", "refold-optimizers", "statistics", "fuse-collectives", "overlap")
 PASS = Pass("prune", Options, prune, after=_AFTER)

@@ -10,14 +10,14 @@ import onnx
 
 from gopt.analysis.coupling.synchronise import Shared, synchronise
 from gopt.analysis.loss_reduction import Rule
-from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind, State
 from gopt.errors import OptionError
 from gopt.graph.edit import Draft
 from gopt.graph.model import COMM, Node
 from gopt.graph.types import TensorType, numpy_dtype
 from gopt.passes.base import Pass
-from gopt.report import Change
+from gopt.program import SpmdProgram
+from gopt.report import PassResult
 
 
 class Keep(str, Enum):
@@ -36,7 +36,7 @@ class Options:
     statistics: Keep = Keep.MEAN
 
 
-def statistics(step: Step, options: Options) -> Change:
+def statistics(program: SpmdProgram, options: Options) -> PassResult:
     """Average the new statistics over the ranks that see different data, in one packed call per dtype.
 
     Guarantees: replicated statistics are equal after every step, or marked local in the manifest. On the wire:
@@ -44,27 +44,27 @@ def statistics(step: Step, options: Options) -> Change:
     the step is that of one large batch: 2(N-1)/N of the bytes of those values, as many calls behind one another as
     normalisations stand behind one another, forward and backward. Refused where that would not be exact.
     """
-    group = step.mesh.data_group
-    states = [state for state in step.training.states if state.kind is Kind.STATISTIC]
-    if group is None or step.mesh.size(group) == 1:
-        return Change(note="one rank" if states else "no statistics")
+    group = program.mesh.data_group
+    states = [state for state in program.training.states if state.kind is Kind.STATISTIC]
+    if group is None or program.mesh.size(group) == 1:
+        return PassResult(note="one rank" if states else "no statistics")
     if options.statistics is Keep.SYNC:
-        return _synchronised(step, group)
+        return _synchronised(program, group)
     if not states:
-        return Change(note="no statistics")
+        return PassResult(note="no statistics")
     if options.statistics is Keep.LOCAL:
         names = {state.tensor for state in states}
-        step.hold([replace(h, local=True) if h.input in names else h for h in step.holdings])
-        return Change(facts={"local": len(states)})
-    return _averaged(step, group, states)
+        program.set_states([replace(h, local=True) if h.input in names else h for h in program.states])
+        return PassResult(facts={"local": len(states)})
+    return _averaged(program, group, states)
 
 
-def _averaged(step: Step, group: str, states: list[State]) -> Change:
-    draft = Draft(step.graph, "statistics")
+def _averaged(program: SpmdProgram, group: str, states: list[State]) -> PassResult:
+    draft = Draft(program.graph, "statistics")
     by_dtype: dict[str, list[State]] = {}
     for state in states:
-        by_dtype.setdefault(step.graph.types[state.updated].dtype, []).append(state)
-    makers, readers = step.graph.producers(), step.graph.readers()
+        by_dtype.setdefault(program.graph.types[state.updated].dtype, []).append(state)
+    makers, readers = program.graph.producers(), program.graph.readers()
     for number, held in enumerate(by_dtype.values()):
         inputs = []
         for place, state in enumerate(held):
@@ -72,44 +72,44 @@ def _averaged(step: Step, group: str, states: list[State]) -> Change:
             draft.rename_output(makers[name], name, local)
             for reader in readers.get(name, ()):
                 draft.rewire(reader, name, local)
-            if step.micro_steps > 1:
-                step.carried[state.tensor] = local  # the mean is taken of what the last micro-step left
-            inputs.append(state.tensor if step.micro_steps > 1 else local)
-        types = {state.updated: step.graph.types[state.updated] for state in held}
+            if program.micro_steps > 1:
+                program.loop_carried[state.tensor] = local  # the mean is taken of what the last micro-step left
+            inputs.append(state.tensor if program.micro_steps > 1 else local)
+        types = {state.updated: program.graph.types[state.updated] for state in held}
         draft.add("AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": "mean"})
     draft.finish()
-    return Change(facts={"averaged": len(states), "calls": len(by_dtype)})
+    return PassResult(facts={"averaged": len(states), "calls": len(by_dtype)})
 
 
-def _synchronised(step: Step, group: str) -> Change:
-    if step.micro_steps > 1:
+def _synchronised(program: SpmdProgram, group: str) -> PassResult:
+    if program.micro_steps > 1:
         raise OptionError(
             "--statistics sync with --accumulate: samples of different micro-steps never meet",
             "leave one of them out",
         )
-    if step.loss_reduction.rule is not Rule.MEAN:
+    if program.loss_reduction.rule is not Rule.MEAN:
         raise OptionError(
-            f"--statistics sync with --loss-reduction {step.loss_reduction}: it takes counts over all ranks itself",
+            f"--statistics sync with --loss-reduction {program.loss_reduction}: it takes counts over all ranks itself",
             "leave --loss-reduction out",
         )
-    shared = synchronise(step.training, step.mesh.size(group))
-    draft = Draft(step.graph, "statistics")
-    makers, readers = step.graph.producers(), step.graph.readers()
+    shared = synchronise(program.training, program.mesh.size(group))
+    draft = Draft(program.graph, "statistics")
+    makers, readers = program.graph.producers(), program.graph.readers()
     for number, name in enumerate(shared.points):
-        _share(step, draft, group, number, name, makers, readers)
+        _share(program, draft, group, number, name, makers, readers)
     for number, each in enumerate(shared.corrected):
-        type = step.graph.types[each.constant]
+        type = program.graph.types[each.constant]
         fixed = f"gopt.statistics.sync.constant{number}"
         value = onnx.numpy_helper.from_array(np.full(type.dims, each.value, numpy_dtype(type.dtype)))
         draft.add("Constant", [], {fixed: TensorType(type.dtype, type.shape)}, attributes={"value": value})
         draft.rewire(makers[each.output], each.constant, fixed)
     draft.finish()
-    step.shared = shared.to_json() if shared != Shared() else {}
-    return Change(facts={"synchronised": len(shared.points)})
+    program.shared = shared.to_json() if shared != Shared() else {}
+    return PassResult(facts={"synchronised": len(shared.points)})
 
 
 def _share(
-    step: Step,
+    program: SpmdProgram,
     draft: Draft,
     group: str,
     number: int,
@@ -121,7 +121,7 @@ def _share(
 
     A new state that is such a value is the mean as well.
     """
-    maker, type = makers[name], step.graph.types[name]
+    maker, type = makers[name], program.graph.types[name]
     own, mean = f"gopt.statistics.sync{number}.local", f"gopt.statistics.sync{number}.mean"
     draft.rename_output(maker, name, own)
     draft.add("Identity", [own], {name: type}, after=maker)
@@ -131,10 +131,10 @@ def _share(
             draft.rewire(reader, name, mean)
 
 
-def needed(step: Step) -> str:
+def needed(program: SpmdProgram) -> str:
     """Why a step cannot do without this pass."""
-    held = next((state.tensor for state in step.training.states if state.kind is Kind.STATISTIC), None)
-    if held is None or step.mesh.data_ranks == 1:
+    held = next((state.tensor for state in program.training.states if state.kind is Kind.STATISTIC), None)
+    if held is None or program.mesh.data_ranks == 1:
         return ""
     return f"statistic {held!r} follows each rank's own data, and nothing else averages it or marks it local"
 

@@ -40,7 +40,7 @@ def lay(use: Layout, operands: Sequence[Operand]) -> Placement:
     return LAYOUTS[use.op_type](use, operands)
 
 
-def local(use: Layout, operands: Sequence[Operand]) -> Placement:
+def local_slice(use: Layout, operands: Sequence[Operand]) -> Placement:
     """Whole tensors, equal on all members -> each member's part of them as a bucket."""
     for operand in operands:
         if not isinstance(operand.placement, Replicated):
@@ -48,7 +48,7 @@ def local(use: Layout, operands: Sequence[Operand]) -> Placement:
     return use.place
 
 
-def segment(use: Layout, operands: Sequence[Operand]) -> Placement:
+def shard_slice(use: Layout, operands: Sequence[Operand]) -> Placement:
     """A part of a bucket -> a part of that."""
     given, place = operands[0].placement, use.place
     inside = (
@@ -63,7 +63,7 @@ def segment(use: Layout, operands: Sequence[Operand]) -> Placement:
     return place
 
 
-def join(use: Layout, operands: Sequence[Operand]) -> Placement:
+def local_concat(use: Layout, operands: Sequence[Operand]) -> Placement:
     """Neighbouring parts of a bucket, or whole tensors of members in their order -> one part of a bucket."""
     flats = [operand.placement for operand in operands if isinstance(operand.placement, FlatShard)]
     if len(flats) == len(operands):
@@ -83,7 +83,7 @@ def join(use: Layout, operands: Sequence[Operand]) -> Placement:
     return joined
 
 
-def guard(use: Layout, operands: Sequence[Operand]) -> Placement:
+def select(use: Layout, operands: Sequence[Operand]) -> Placement:
     """What some members have -> a term of a reduction that all have; ``reduce`` says of which."""
     operand, op = operands[0], str(use.attributes["reduce"])
     given = operand.placement
@@ -98,9 +98,9 @@ def guard(use: Layout, operands: Sequence[Operand]) -> Placement:
 
 
 LAYOUTS: dict[str, Callable[[Layout, Sequence[Operand]], Placement]] = {
-    "Local": local,
-    "Segment": segment,
-    "Join": join,
-    "Guard": guard,
+    "LocalSlice": local_slice,
+    "ShardSlice": shard_slice,
+    "LocalConcat": local_concat,
+    "Select": select,
 }
 """Operator of ``gopt.spmd`` -> its rule."""

@@ -1,7 +1,7 @@
 """How every value of the rank-independent graph is sharded: one sweep in order of the nodes, no rank is made.
 
 Each node is held against the rule of its operator, axis by axis; the first that breaks one is named. What must hold
-of states at the end is in ``gopt.agree``.
+of states at the end is in ``gopt.lower.agreement``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.operators import draws
-from gopt.analysis.spmd import Accumulator, Holding, Step
 from gopt.errors import InvariantError
 from gopt.graph.model import COMM, SPMD, Node
 from gopt.graph.types import TensorType
+from gopt.program import Accumulator, ShardedState, SpmdProgram
 from gopt.sharding.calls import Conversion, beside, convert
 from gopt.sharding.layouts import Layout, lay
 from gopt.sharding.placements import (
@@ -37,7 +37,7 @@ from gopt.sources.kept import Kept
 class Shardings:
     """The sharding of every value that is not replicated along all axes. ``axes``: those with several members."""
 
-    step: Step
+    program: SpmdProgram
     axes: tuple[str, ...] = field(init=False)
     known: dict[str, Sharding] = field(default_factory=dict)
     _equal: Sharding = field(init=False)
@@ -50,17 +50,17 @@ class Shardings:
     """Names of dimensions of inputs: all ranks have batches of one shape."""
 
     def __post_init__(self) -> None:
-        mesh = self.step.mesh
+        mesh = self.program.mesh
         self.axes = tuple(name for name, size in mesh.axes if size > 1)
         self._equal = tuple(REPLICATED for _ in self.axes)
         self._own = tuple(PER_MEMBER if name in mesh.data_axes else REPLICATED for name in self.axes)
-        self._shard = self.axes.index(self.step.group) if self.step.group in self.axes else -1
+        self._shard = self.axes.index(self.program.group) if self.program.group in self.axes else -1
 
     def of(self, name: str) -> Sharding:
         """The sharding of a value."""
         return self.known.get(name, self._equal)
 
-    def state(self, holding: Holding) -> Sharding:
+    def state(self, holding: ShardedState) -> Sharding:
         """How a state must be sharded, before the step and behind it."""
         return self._own if holding.local else self._placed(self._equal, holding.place)
 
@@ -76,18 +76,18 @@ class Shardings:
         """Fill the table; raises InvariantError for the first node that breaks a rule. Returns itself."""
         if not self.axes:
             return self
-        step = self.step
-        self.known.update(dict.fromkeys(step.training.batch, self._own))
-        for holding in step.holdings:
-            self._note(holding.input, self._own if holding.input in step.carried else self.state(holding))
-        for held in step.accumulators:
+        program = self.program
+        self.known.update(dict.fromkeys(program.training.batch, self._own))
+        for holding in program.states:
+            self._note(holding.input, self._own if holding.input in program.loop_carried else self.state(holding))
+        for held in program.accumulators:
             self._note(held.input, self.accumulator(held))
         everywhere = tuple(PER_MEMBER for _ in self.axes)
-        self._placed_values = {holding.input for holding in step.holdings if holding.sharded}
-        shapes = [type.shape or () for type in step.training.graph.inputs.values()]
+        self._placed_values = {holding.input for holding in program.states if holding.sharded}
+        shapes = [type.shape or () for type in program.training.graph.inputs.values()]
         self._symbols = {size for shape in shapes for size in shape if isinstance(size, str)}
         live = self._live()
-        for node in step.graph.nodes:
+        for node in program.graph.nodes:
             if id(node) not in live:
                 continue  # prune takes it, and nothing else sees it
             if node.place != REPLICATED or node.domain == SPMD:
@@ -105,8 +105,8 @@ class Shardings:
 
     def _live(self) -> set[int]:
         """Nodes on which a result of the step depends, by id."""
-        needed, live = self.step.results(), set()
-        for node in reversed(self.step.graph.nodes):
+        needed, live = self.program.results(), set()
+        for node in reversed(self.program.graph.nodes):
             if node.domain == COMM or any(name in needed for name in node.outputs):
                 live.add(id(node))
                 needed.update(node.reads)
@@ -135,7 +135,7 @@ class Shardings:
 
     def _shape(self, node: Node) -> None:
         """The shape of a shard is each member's own, and so is one that follows data; no other is."""
-        type = self.step.graph.types.get(node.inputs[0])
+        type = self.program.graph.types.get(node.inputs[0])
         same = type is not None and all(
             isinstance(size, int) or size in self._symbols for size in type.shape or (None,)
         )
@@ -149,7 +149,7 @@ class Shardings:
 
     def _use(self, node: Node, names: Sequence[str], axis: int) -> Use:
         place: Place = node.place if axis == self._shard else REPLICATED
-        types = self.step.graph.types
+        types = self.program.graph.types
         made = [types.get(name) for name in node.outputs if name]
         single = all(type is not None and type.elements == 1 for type in made)
         standard = node.domain in ("", "ai.onnx")
@@ -174,14 +174,14 @@ class Shardings:
                 continue
             self._check_there(node, axis, operands)
             try:
-                made.append(lay(Layout(node.op_type, node.attributes, node.place, self.step.members), operands))
+                made.append(lay(Layout(node.op_type, node.attributes, node.place, self.program.members), operands))
             except Mismatch as wrong:
                 raise self._offence(node, axis, wrong) from None
         self._give(node, tuple(made))
 
     def _check_there(self, node: Node, axis: int, operands: Sequence[Operand]) -> None:
         """A guard and a join ask who has a value: only nodes with a place, and states, say so."""
-        if node.op_type in ("Guard", "Join"):
+        if node.op_type in ("Select", "LocalConcat"):
             for operand in operands:
                 if operand.name not in self._placed_values:
                     raise self._offence(node, axis, Mismatch(operand, "a value of nodes that some members run"))
@@ -224,14 +224,14 @@ class Shardings:
 
     def _converted(self, node: Node, axis: int) -> list[Placement]:
         """What a call makes of each operand along an axis, of its group or beside it."""
-        group = self.step.mesh.live(str(node.attributes["group"]))
+        group = self.program.mesh.live(str(node.attributes["group"]))
         operands = self._operands(node.inputs, axis)
         inside = self.axes[axis] in group
         place: Place = node.place if axis == self._shard else REPLICATED
         if not inside and not isinstance(place, Replicated):
             return [self._checked(node, axis, Use("Identity", (operand,), place)) for operand in operands]
         # Calls over axes that see other data are gopt's: those of the source were taken over, or refused.
-        own = self.axes[axis] in self.step.mesh.data_axes
+        own = self.axes[axis] in self.program.mesh.data_axes
         call = Conversion(node.op_type, node.attributes, len(group) == 1, own)
         try:
             if inside:
@@ -256,7 +256,7 @@ class Shardings:
     # --- the table --------------------------------------------------------------------------------------------------
 
     def _operands(self, names: Sequence[str], axis: int) -> tuple[Operand, ...]:
-        types = self.step.graph.types
+        types = self.program.graph.types
         return tuple(_operand(name, self.of(name)[axis], types.get(name)) for name in names if name)
 
     def _set(self, name: str, axis: int, placement: Placement) -> None:

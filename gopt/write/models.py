@@ -10,10 +10,10 @@ import onnx
 from onnx import TensorProto
 
 from gopt.analysis.reshapes import MOVED
-from gopt.analysis.spmd import Step
 from gopt.graph.model import Graph, Tensor, value_info
 from gopt.graph.scope import OWN
 from gopt.graph.types import TensorType, dtype_code
+from gopt.program import SpmdProgram
 from gopt.sources.written import prepare, source_nodes
 from gopt.write.values import VALUES, Values
 
@@ -41,10 +41,10 @@ def named_tensor(name: str, tensor: Tensor) -> TensorProto:
     return proto
 
 
-def source_model(step: Step, values: Values, roles: str) -> bytes:
+def source_model(program: SpmdProgram, values: Values, roles: str) -> bytes:
     """The source graph without state values: what merge, reshard and verify start from. Roles travel as metadata."""
-    source: Graph = step.training.graph
-    states = {state.tensor for state in step.training.states}
+    source: Graph = program.training.graph
+    states = {state.tensor for state in program.training.states}
     inputs = {**source.inputs, **{name: source.types[name] for name in sorted(states) if name not in source.inputs}}
     own = {name for name in source.initializers if name.startswith(f"{OWN}{MOVED}.")}  # the file does not have them
     kept = {name: tensor for name, tensor in source.initializers.items() if name not in states | own}

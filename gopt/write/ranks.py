@@ -8,26 +8,26 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, ValueInfoProto
 
-from gopt.analysis.spmd import Step
 from gopt.disk.files import write_new
 from gopt.graph.model import COMM, Node, Tensor, value_info
 from gopt.graph.types import nbytes
-from gopt.phases import STEP, Phase
+from gopt.lower.phases import STEP, Phase
+from gopt.lower.specialise import RankGraph, RankState
+from gopt.program import SpmdProgram
 from gopt.sources.written import prepare
-from gopt.specialise import RankGraph, RankState
 from gopt.write.models import external, named_tensor
 from gopt.write.values import Values
 
 
 def write_ranks(
-    folder: Path, step: Step, values: Values, common: Sequence[RankState], ranks: Iterable[RankGraph]
+    folder: Path, program: SpmdProgram, values: Values, common: Sequence[RankState], ranks: Iterable[RankGraph]
 ) -> dict[str, int]:
     """Write one file per rank and phase; returns bytes by file. What all ranks share is turned into bytes once."""
     writers: dict[str, _RankWriter] = {}
     sizes = {}
     for rank in ranks:
         if rank.phase.name not in writers:
-            writers[rank.phase.name] = _RankWriter(step, rank.phase, values, common)
+            writers[rank.phase.name] = _RankWriter(program, rank.phase, values, common)
         data = writers[rank.phase.name].model(rank)
         name = rank_file(rank.rank, rank.phase)
         write_new(folder / name, data)
@@ -42,10 +42,10 @@ def rank_file(rank: int, phase: Phase) -> str:
 class _RankWriter:
     """Builds rank files from parts that are serialised once: a protobuf message is the sum of its fields."""
 
-    def __init__(self, step: Step, phase: Phase, values: Values, common: Sequence[RankState]) -> None:
-        self.step, self.values, self.graph = step, values, phase.graph
+    def __init__(self, program: SpmdProgram, phase: Phase, values: Values, common: Sequence[RankState]) -> None:
+        self.program, self.values, self.graph = program, values, phase.graph
         self._nodes: dict[int, bytes] = {}
-        graph, types = phase.graph, step.training.graph.types
+        graph, types = phase.graph, program.training.graph.types
         self._spmd = {id(node) for node in graph.nodes}
         header = onnx.ModelProto()
         header.CopyFrom(graph.header)
@@ -55,15 +55,15 @@ class _RankWriter:
         self._header = header
         body = onnx.GraphProto(name=graph.name)
         held = {state.input: state.type for state in common if state.input in graph.inputs}
-        given = [name for name in (*step.training.batch, *step.training.hyper) if name in graph.inputs]
-        frozen = [name for name in step.training.graph.inputs if name in graph.initializers]
+        given = [name for name in (*program.training.batch, *program.training.hyper) if name in graph.inputs]
+        frozen = [name for name in program.training.graph.inputs if name in graph.initializers]
         inputs = {name: types[name] for name in (*given, *frozen)} | held
-        shown = [name for name in (step.training.loss, *step.training.metrics) if name in graph.outputs]
+        shown = [name for name in (program.training.loss, *program.training.metrics) if name in graph.outputs]
         outputs = {name: types[name] for name in shown}
         outputs |= {state.output: state.type for state in common if state.output in graph.outputs}
         for names, table, border in (
-            (step.training.graph.inputs, inputs, body.input),
-            (step.training.graph.outputs, outputs, body.output),
+            (program.training.graph.inputs, inputs, body.input),
+            (program.training.graph.outputs, outputs, body.output),
         ):
             # What the source has keeps the source's order; what a pass made comes behind it.
             order = {name: place for place, name in enumerate(names)}
@@ -119,7 +119,7 @@ class _RankWriter:
                 own.initializer.append(self._initial(held))
         for name in sorted(rank.constants):
             own.initializer.append(onnx.numpy_helper.from_array(rank.constants[name], name))
-        borders = {name for each in rank.sums for name in (each.input, each.output)}
+        borders = {name for each in rank.accumulators for name in (each.input, each.output)}
         for name in sorted(rank.types):
             if name not in rank.constants and name not in borders:
                 own.value_info.append(value_info(name, rank.types[name]))
@@ -127,7 +127,7 @@ class _RankWriter:
         graph = nodes + self._body + own.SerializeToString(deterministic=True)
         header = onnx.ModelProto()
         header.CopyFrom(self._header)
-        entries = {"gopt.format": "gopt-rank/1", "gopt.mesh": str(self.step.mesh), "gopt.rank": str(rank.rank)}
+        entries = {"gopt.format": "gopt-rank/1", "gopt.mesh": str(self.program.mesh), "gopt.rank": str(rank.rank)}
         for key, value in entries.items():
             entry = header.metadata_props.add()
             entry.key, entry.value = key, value

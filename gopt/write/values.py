@@ -9,11 +9,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from gopt.analysis.spmd import Step
 from gopt.disk.files import create
 from gopt.errors import InputError, RunError
 from gopt.graph.model import Tensor
 from gopt.graph.types import TensorType
+from gopt.program import SpmdProgram
 
 VALUES = "states.bin"
 INLINE = 1024
@@ -83,12 +83,12 @@ def _chunks(tensor: Tensor) -> Iterator[bytes | memoryview]:
         yield np.ascontiguousarray(tensor.numpy()).tobytes()
 
 
-def plan_values(step: Step) -> Values:
+def plan_values(program: SpmdProgram) -> Values:
     """Where every stored value goes: the buckets' states in bucket order, then the others whole."""
-    source = step.training.graph
+    source = program.training.graph
     values = Values()
     placed: set[str] = set()
-    for names in step.layout:
+    for names in program.layout:
         held = [(name, source.initializers[name]) for name in names if name in source.initializers]
         if held and len(held) < len(names):
             missing = next(name for name in names if name not in source.initializers)
@@ -98,11 +98,11 @@ def plan_values(step: Step) -> Values:
             )
         values.add(held)
         placed.update(name for name, _ in held)
-    states = {state.tensor for state in step.training.states}
+    states = {state.tensor for state in program.training.states}
     for name, tensor in source.initializers.items():
         if name not in placed and (name in states or tensor.nbytes > INLINE):
             values.add([(name, tensor)])
-    for parameter, copy in step.copies().items():
+    for parameter, copy in program.copies().items():
         if parameter in source.initializers:
             type = TensorType(copy.dtype, source.types[parameter].shape)
             values.add([(copy.input, Tensor(type, wide=source.initializers[parameter]))])

@@ -11,7 +11,7 @@ from helpers import Builder
 
 from gopt.analysis.coupling.facts import Reading, read_couplings
 from gopt.analysis.training import Kind as StateKind
-from gopt.analysis.training import Phase, State, Training
+from gopt.analysis.training import Phase, State, TrainingGraph
 from gopt.graph.load import load
 from gopt.graph.model import Graph
 from gopt.runtime.whole import run_graph
@@ -44,7 +44,7 @@ def reading(graph: Graph) -> Reading:
     states = [State(name, name, StateKind.PARAMETER) for name in graph.inputs if name in graph.initializers]
     for node in graph.nodes:
         node.phase = Phase.FORWARD
-    return read_couplings(Training(graph, "loss", states, {}, batch, [], [], []))
+    return read_couplings(TrainingGraph(graph, "loss", states, {}, batch, [], [], []))
 
 
 def draw(graph: Graph, generator: np.random.Generator) -> dict[str, np.ndarray]:

@@ -114,7 +114,7 @@ def test_the_mean_is_taken_of_that_value(what, tmp_path):
     programs = [Program(load(tmp_path / "out" / f"rank_{r:04d}.onnx", own=True), SessionCache()) for r in range(2)]
     given = [{**{k: v for k, v in feeds.items() if k in program.graph.inputs}, **batch}
              for program, batch in zip(programs, batches)]  # fmt: skip
-    for outputs in run_ranks(programs, given, sharded.step.mesh):
+    for outputs in run_ranks(programs, given, sharded.program.mesh):
         np.testing.assert_allclose(outputs["w0_out"], wanted, atol=1e-5)
 
 

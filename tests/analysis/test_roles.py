@@ -16,7 +16,7 @@ from onnx import helper
 
 import gopt
 from gopt.analysis.roles import RoleMap
-from gopt.analysis.training import Kind, Training
+from gopt.analysis.training import Kind, TrainingGraph
 from gopt.api import Source
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.pipeline import build_pipeline
@@ -39,7 +39,7 @@ def expected(name: str) -> tuple[str, str | None]:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def fixture(request) -> tuple[str, Training]:
+def fixture(request) -> tuple[str, TrainingGraph]:
     return request.param, gopt.load(FIXTURES / f"{request.param}.onnx").training
 
 
@@ -110,7 +110,7 @@ def same_ranks(plain: Source, other: Source, table: dict[str, str], folder: Path
             assert op_counts(one) == op_counts(two)
 
 
-def record(training: Training, table: dict[str, str] | None = None) -> dict[str, Any]:
+def record(training: TrainingGraph, table: dict[str, str] | None = None) -> dict[str, Any]:
     """Roles as plain data, in the names of another graph."""
 
     def name(text: str | None) -> str | None:
@@ -141,7 +141,7 @@ def pieces(folder: Path, table: dict[str, str] | None = None) -> list[Any]:
 # --- small graphs ---------------------------------------------------------------------------------------------------
 
 
-def load(b: Builder, folder: Path, roles: RoleMap = RoleMap()) -> Training:
+def load(b: Builder, folder: Path, roles: RoleMap = RoleMap()) -> TrainingGraph:
     return gopt.load(b.save(folder / "step.onnx"), roles=roles).training
 
 
@@ -150,7 +150,7 @@ def step(*widths: int, **options: Any) -> tuple[Builder, Network]:
     return b, perceptron(b, widths or (3, 5, 2), **options)
 
 
-def gradients(training: Training, net: Network) -> None:
+def gradients(training: TrainingGraph, net: Network) -> None:
     """Every gradient found is the one that was written."""
     renamed = net.builder.renamed
     assert training.gradients == {name: renamed.get(value, value) for name, value in net.gradients.items()}
@@ -197,7 +197,7 @@ def test_a_gradient_that_the_backward_reads(tmp_path):
     phase = {id(node): node.phase.value for node in training.graph.nodes}
     read = [{phase[id(node)] for node in readers.get(gradient, ())} for gradient in training.gradients.values()]
     assert {"backward", "update"} in read
-    step = gopt.shard(gopt.load(FIXTURES / "cnn_sgd.onnx"), 2, stage=0).step
+    step = gopt.shard(gopt.load(FIXTURES / "cnn_sgd.onnx"), 2, stage=0).program
     for gradient in training.gradients.values():
         for node in readers[gradient]:
             if phase[id(node)] == "backward":

@@ -33,10 +33,11 @@ def objects(folder: Path) -> Iterator[tuple[str, Any]]:
     sharded.write(folder)
     yield from {
         "source": source, "training": source.training, "graph": source.training.graph,
-        "tensor": next(iter(source.training.graph.initializers.values())), "sharded": sharded, "step": sharded.step,
+        "tensor": next(iter(source.training.graph.initializers.values())), "sharded": sharded,
+        "program": sharded.program,
         "rank": sharded.ranks[0], "plan": Plan((), 4), "folder": inspect_folder(folder),
         "verification": gopt.verify(folder, steps=1), "inspection": inspect_model(source),
-        "verifier": Verifier(folder), "mesh": sharded.step.mesh,
+        "verifier": Verifier(folder), "mesh": sharded.program.mesh,
         "diff": diff(FIXTURES / "mlp_sgd.onnx", FIXTURES / "gpt_adamw.onnx"),
         "ran": next(each for each in sharded.ran if each.record.name == "prune"),
     }.items()  # fmt: skip

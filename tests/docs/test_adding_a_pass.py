@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import gopt
-from gopt.pipeline import Pipeline, Stage, build_pipeline
+from gopt.pipeline import PassInstance, Pipeline, build_pipeline
 from gopt.runtime.proof.verify import Verifier
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ def example() -> dict:
 def with_example(most: int = 1000) -> Pipeline:
     scope = example()
     stages = list(build_pipeline().stages)
-    stages.insert(2, Stage(scope["PASS"], scope["Options"](most=most)))
+    stages.insert(2, PassInstance(scope["PASS"], scope["Options"](most=most)))
     return Pipeline(tuple(stages), verify_each=True)
 
 
@@ -31,7 +31,8 @@ def test_it_removes_identities_and_the_ranks_stay_equal(tmp_path):
     record = next(ran.record for ran in sharded.ran if ran.record.name == "drop-identities")
     assert record.facts["identities"] >= 1
     assert not any(
-        node.is_a("Identity") and node.outputs[0] not in sharded.step.graph.outputs for node in sharded.step.graph.nodes
+        node.is_a("Identity") and node.outputs[0] not in sharded.program.graph.outputs
+        for node in sharded.program.graph.nodes
     )
     sharded.write(tmp_path / "out")
     assert Verifier(tmp_path / "out").run(confirm=False).equal

@@ -28,7 +28,7 @@ def source(name: str) -> Source:
 
 
 def figures(result: Sharded) -> Any:
-    return report_figures(result.step, result.ran, result.common, result.ranks)
+    return report_figures(result.program, result.ran, result.common, result.ranks)
 
 
 @pytest.mark.parametrize("mesh", [FLAT, HYBRID], ids=str)

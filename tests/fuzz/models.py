@@ -20,7 +20,8 @@ _TEXTS = (
 _OPERATORS = (
     "Add", "Mul", "MatMul", "Reshape", "If", "Loop", "Scan", "Constant", "ConstantOfShape", "Range", "Tile", "Expand",
     "Split", "Concat", "Gather", "Slice", "Identity", "Cast", "Shape", "Where", "ReduceSum", "RandomNormal", "Nope",
-    "Local", "Segment", "Join", "Guard", "AllReduce", "AllGather", "ReduceScatter", "SequenceAt", "Optional", "Dropout",
+    "LocalSlice", "ShardSlice", "LocalConcat", "Select", "AllReduce", "AllGather", "ReduceScatter", "SequenceAt",
+    "Optional", "Dropout",
 )  # fmt: skip
 
 

@@ -27,13 +27,13 @@ from typing import Any
 import onnx.parser
 
 from gopt import api
-from gopt.analysis.spmd import Accumulator, Holding, Part, Step
 from gopt.errors import GoptError
 from gopt.mesh import Mesh
 from gopt.needs import check_passes
 from gopt.offline.text import canonical_text, place_notes, ref
 from gopt.pipeline import build_pipeline, parse_pipeline
-from gopt.report import Change
+from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
+from gopt.report import PassResult
 from gopt.sharding.placements import FlatShard
 
 HOME = Path(__file__).parent
@@ -73,7 +73,7 @@ class Ran:
 
     before: str
     after: str
-    change: Change
+    result: PassResult
 
 
 def paths() -> list[Path]:
@@ -99,13 +99,13 @@ def outcome(case: Case, folder: Path) -> str:
         lines = [f"exit {error.exit_code}", error.message, *(f"hint: {hint}" for hint in error.hints)]
         return _section(REFUSED, "\n".join(lines))
     if ran.before == ran.after:
-        text = _section(NOTHING, ran.change.note or "(no note)")
+        text = _section(NOTHING, ran.result.note or "(no note)")
     elif case.header.show == DIFF:
         text = _section(DIFF, "\n".join(_diff(ran)))
     else:
         text = _section(AFTER, ran.after)
-    facts = dict(ran.change.facts) | _removed(ran.change)
-    facts |= {"note": ran.change.note} if ran.change.note and ran.before != ran.after else {}
+    facts = dict(ran.result.facts) | _removed(ran.result)
+    facts |= {"note": ran.result.note} if ran.result.note and ran.before != ran.after else {}
     return text + ("\n" + _section("facts", "\n".join(_facts(facts))) if facts else "")
 
 
@@ -128,15 +128,17 @@ def _section(title: str, body: str) -> str:
 def _run(case: Case, folder: Path) -> Ran:
     """Raises GoptError, as ``gopt shard`` would end."""
     mesh = Mesh.parse(case.header.mesh)
-    step = Step.start(api.on_mesh(_load(case.source, folder), mesh), mesh, case.header.accumulate)
-    texts = [_text(step)]
+    program = SpmdProgram.start(api.on_mesh(_load(case.source, folder), mesh), mesh, case.header.accumulate)
+    texts = [_text(program)]
     pipeline = build_pipeline(
-        parse_pipeline(case.header.pipeline), verify_each=True, after_each=lambda _, step: texts.append(_text(step))
+        parse_pipeline(case.header.pipeline),
+        verify_each=True,
+        after_each=lambda _, program: texts.append(_text(program)),
     )
     if case.header.complete:
-        check_passes(step, [stage.spec.name for stage in pipeline.stages])
-    ran = pipeline.run(step)
-    return Ran(texts[-2], texts[-1], ran[-1].change)
+        check_passes(program, [stage.spec.name for stage in pipeline.stages])
+    ran = pipeline.run(program)
+    return Ran(texts[-2], texts[-1], ran[-1].result)
 
 
 def _load(source: str, folder: Path) -> api.Source:
@@ -150,23 +152,27 @@ def _load(source: str, folder: Path) -> api.Source:
 # --- what ranks hold ------------------------------------------------------------------------------------------------
 
 
-def _text(step: Step) -> str:
+def _text(program: SpmdProgram) -> str:
     """The canonical text, and what it leaves out: how the ranks hold the states."""
-    lines = ["", "states", *map(_holding, step.holdings)]
-    if step.accumulators:
-        lines += ["", "accumulators", *map(_accumulator, step.accumulators)]
-    if step.carried:
-        lines += ["", "carried", *(f"  {ref(name)} is {ref(step.carried[name])}" for name in sorted(step.carried))]
-    return canonical_text(step.graph) + "\n".join(lines) + "\n"
+    lines = ["", "states", *map(_state, program.states)]
+    if program.accumulators:
+        lines += ["", "accumulators", *map(_accumulator, program.accumulators)]
+    if program.loop_carried:
+        lines += [
+            "",
+            "carried",
+            *(f"  {ref(name)} is {ref(program.loop_carried[name])}" for name in sorted(program.loop_carried)),
+        ]
+    return canonical_text(program.graph) + "\n".join(lines) + "\n"
 
 
-def _holding(held: Holding) -> str:
-    parts = ", ".join(_part(held, part) for part in held.parts)
+def _state(held: ShardedState) -> str:
+    parts = ", ".join(_part(held, part) for part in held.slices)
     notes = [*place_notes(held.place), *(["copy"] if held.copy else []), *(["local"] if held.local else [])]
     return f"  {ref(held.input)} -> {ref(held.output)} : {held.dtype}, {parts}{_noted(notes)}"
 
 
-def _part(held: Holding, part: Part) -> str:
+def _part(held: ShardedState, part: BucketSlice) -> str:
     if not isinstance(held.place, FlatShard):
         return f"all of {ref(part.tensor)}"
     return f"{ref(part.tensor)} at {part.offset}"
@@ -193,10 +199,10 @@ def _diff(ran: Ran) -> Iterator[str]:
         yield "@@" if line.startswith("@@") else line.rstrip()
 
 
-def _removed(change: Change) -> dict[str, dict[str, list[str]]]:
+def _removed(result: PassResult) -> dict[str, dict[str, list[str]]]:
     """The removed nodes by reason."""
     reasons: dict[str, list[str]] = {}
-    for label, why in change.removed.items():
+    for label, why in result.removed.items():
         reasons.setdefault(why, []).append(label)
     return {"removed": {why: sorted(labels) for why, labels in reasons.items()}} if reasons else {}
 

@@ -93,13 +93,13 @@ def no_name(model: ModelProto) -> None:
 
 def own(model: ModelProto) -> None:
     found = node(model, "Transpose")
-    found.domain, found.op_type = "gopt.spmd", "Local"
+    found.domain, found.op_type = "gopt.spmd", "LocalSlice"
     model.opset_import.add(domain="gopt.spmd", version=1)
 
 
 def own_in_a_function(model: ModelProto) -> None:
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("gopt.spmd", 1)]
-    inner = helper.make_node("Join", ["a"], ["z"], domain="gopt.spmd", name="inside")
+    inner = helper.make_node("LocalConcat", ["a"], ["z"], domain="gopt.spmd", name="inside")
     model.functions.append(helper.make_function("user", "F", ["a"], ["z"], [inner], opsets))
 
 

@@ -14,17 +14,17 @@ from helpers import FIXTURES, Builder, perceptron, sgd
 import gopt
 from gopt import api
 from gopt.analysis.rolemap import RoleMap
-from gopt.analysis.spmd import Step
 from gopt.errors import InvariantError, UnsupportedError
 from gopt.graph.model import COMM, SPMD, Node
 from gopt.mesh import Mesh, axis_kinds
 from gopt.passes.base import Pass
-from gopt.pipeline import Pipeline, Stage, build_pipeline
-from gopt.report import Change
+from gopt.pipeline import PassInstance, Pipeline, build_pipeline
+from gopt.program import SpmdProgram
+from gopt.report import PassResult
 from gopt.runtime.proof.verify import Verifier
 from gopt.sharding.placements import FlatShard
 
-Plant = Callable[[Step], None]
+Plant = Callable[[SpmdProgram], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +35,16 @@ class Options:
 def planted(plant: Plant, stage: int, **options: object) -> Pipeline:
     """The default pipeline, and a pass behind it that does one thing wrong."""
 
-    def apply(step: Step, _: Options) -> Change:
+    def apply(step: SpmdProgram, _: Options) -> PassResult:
         """Plant an error."""
         plant(step)
-        return Change()
+        return PassResult()
 
     whole = build_pipeline(defaults={"shard": {"stage": stage, **options}})
-    return Pipeline((*whole.stages, Stage(Pass("plant", Options, apply), Options())))
+    return Pipeline((*whole.stages, PassInstance(Pass("plant", Options, apply), Options())))
 
 
-def calls(step: Step, op_type: str, *groups: str) -> Iterator[Node]:
+def calls(step: SpmdProgram, op_type: str, *groups: str) -> Iterator[Node]:
     found = [
         node for node in step.graph.nodes
         if node.domain == COMM and node.op_type == op_type and (not groups or node.attributes["group"] in groups)
@@ -53,12 +53,12 @@ def calls(step: Step, op_type: str, *groups: str) -> Iterator[Node]:
     yield from found
 
 
-def substitute(step: Step, old: Node, new: list[Node]) -> None:
+def substitute(step: SpmdProgram, old: Node, new: list[Node]) -> None:
     place = next(place for place, node in enumerate(step.graph.nodes) if node is old)
     step.graph.nodes[place : place + 1] = new
 
 
-def hand_on(step: Step, node: Node) -> None:
+def hand_on(step: SpmdProgram, node: Node) -> None:
     """Let a call give what it was given."""
     pairs = zip(node.inputs, node.outputs)
     substitute(step, node, [Node("Identity", [old], [new], place=node.place, made_by="plant") for old, new in pairs])
@@ -71,27 +71,27 @@ def said(node: Node, **attributes: object) -> None:
 # --- what is planted ------------------------------------------------------------------------------------------------
 
 
-def no_all_reduce(step: Step) -> None:
+def no_all_reduce(step: SpmdProgram) -> None:
     for node in list(calls(step, "AllReduce")):
         hand_on(step, node)
 
 
-def one_axis_of_two(step: Step) -> None:
+def one_axis_of_two(step: SpmdProgram) -> None:
     for node in calls(step, "AllReduce", "dp+shard"):
         said(node, group="shard")
 
 
-def no_outer_reduction(step: Step) -> None:
+def no_outer_reduction(step: SpmdProgram) -> None:
     for node in list(calls(step, "AllReduce", "dp")):
         hand_on(step, node)
 
 
-def no_scalar_call(step: Step) -> None:
+def no_scalar_call(step: SpmdProgram) -> None:
     for node in list(calls(step, "AllReduce", "shard")):
         hand_on(step, node)
 
 
-def own_part(step: Step) -> None:
+def own_part(step: SpmdProgram) -> None:
     """A rank cuts its part out of its own gradients."""
     for number, node in enumerate(list(calls(step, "ReduceScatter"))):
         cuts = tuple(node.attributes["cuts"])
@@ -104,13 +104,15 @@ def own_part(step: Step) -> None:
         substitute(
             step, node,
             [
-                Node("Local", node.inputs, [local], domain=SPMD, attributes=attributes, place=span, made_by="plant"),
-                Node("Join", [local], [joined], domain=SPMD, attributes={}, made_by="plant"),
+                Node(
+                    "LocalSlice", node.inputs, [local], domain=SPMD, attributes=attributes, place=span, made_by="plant"
+                ),
+                Node("LocalConcat", [local], [joined], domain=SPMD, attributes={}, made_by="plant"),
             ],
         )  # fmt: skip
 
 
-def one_rank_for_all(step: Step) -> None:
+def one_rank_for_all(step: SpmdProgram) -> None:
     """All take the gradient of one."""
     for node in list(calls(step, "AllReduce", "shard")):
         types = [step.graph.types[name] for name in node.outputs]
@@ -122,7 +124,7 @@ def one_rank_for_all(step: Step) -> None:
         substitute(step, node, [sent])
 
 
-def local_gradient(step: Step) -> None:
+def local_gradient(step: SpmdProgram) -> None:
     """One node of the update reads the gradient before it is reduced."""
     reduced = {
         new: old for node in calls(step, "AllReduce") for old, new in zip(node.inputs, node.outputs)
@@ -134,7 +136,7 @@ def local_gradient(step: Step) -> None:
     raise AssertionError("no node reads a reduced gradient")
 
 
-def loss_in_the_update(step: Step) -> None:
+def loss_in_the_update(step: SpmdProgram) -> None:
     """A rank's own scalar is added to what becomes a parameter."""
     loss, updated = step.training.loss, step.training.parameters[0].updated
     maker = next(node for node in step.graph.nodes if updated in node.outputs)
@@ -145,7 +147,7 @@ def loss_in_the_update(step: Step) -> None:
     step.graph.nodes.append(Node("Add", [whole, loss], [updated], made_by="plant"))
 
 
-def no_statistics_call(step: Step) -> None:
+def no_statistics_call(step: SpmdProgram) -> None:
     names = {state.updated for state in step.training.states if state.kind.value == "statistic"}
     for node in list(calls(step, "AllReduce")):
         if names.intersection(node.outputs):
@@ -158,43 +160,43 @@ def no_statistics_call(step: Step) -> None:
             substitute(step, node, made)
 
 
-def accumulator_is_kept(step: Step) -> None:
+def accumulator_is_kept(step: SpmdProgram) -> None:
     """The update hands the sums on instead of zeros."""
     held = step.accumulators[0]
     maker = next(node for node in step.graph.nodes if held.output in node.outputs)
     substitute(step, maker, [Node("Identity", [held.input], [held.output], place=maker.place, made_by="plant")])
 
 
-def shifted_parts(step: Step) -> None:
+def shifted_parts(step: SpmdProgram) -> None:
     """A class of a bucket takes its gradient from another place of it."""
-    node = next(node for node in step.graph.nodes if node.domain == SPMD and node.op_type == "Segment")
+    node = next(node for node in step.graph.nodes if node.domain == SPMD and node.op_type == "ShardSlice")
     span = node.place
     assert isinstance(span, FlatShard)
     node.place = FlatShard(span.cuts, span.start + 16, span.stop + 16)
 
 
-def no_reduce(step: Step) -> None:
+def no_reduce(step: SpmdProgram) -> None:
     """An owner takes its own gradient for the mean."""
     for node in list(calls(step, "Reduce")):
         hand_on(step, node)
 
 
-def another_root(step: Step) -> None:
+def another_root(step: SpmdProgram) -> None:
     """The mean of a gradient ends where nobody updates with it."""
     node = next(calls(step, "Reduce"))
     said(node, root=1 - int(node.attributes["root"]))
 
 
-def lone_share(step: Step) -> None:
+def lone_share(step: SpmdProgram) -> None:
     """A member reads its share of a norm where the whole norm belongs."""
-    given = next(node for node in step.graph.nodes if node.domain == SPMD and node.op_type == "Guard")
+    given = next(node for node in step.graph.nodes if node.domain == SPMD and node.op_type == "Select")
     made = next(node for node in calls(step, "AllReduce", "shard") if given.outputs[0] in node.inputs)
     whole = made.outputs[made.inputs.index(given.outputs[0])]
     for node in step.graph.nodes:
         node.inputs = [given.outputs[0] if name == whole else name for name in node.inputs]
 
 
-def reduced_twice(step: Step) -> None:
+def reduced_twice(step: SpmdProgram) -> None:
     """What a call made goes through another one."""
     for node in [each for each in calls(step, "AllReduce", "shard") if each.attributes["reduce"] == "sum"]:
         once = [f"{name}.once" for name in node.outputs]
@@ -204,7 +206,7 @@ def reduced_twice(step: Step) -> None:
         substitute(step, node, [node, again])
 
 
-def mean_of_shards(step: Step) -> None:
+def mean_of_shards(step: SpmdProgram) -> None:
     """Members take the mean of their shards for a term of the whole's."""
     for node in step.graph.nodes:
         if node.is_a("ReduceSum", "ReduceSumSquare") and isinstance(node.place, FlatShard):
@@ -241,9 +243,9 @@ CASES = [
     Case(no_scalar_call, "mlp_mom_clip_sched", "shard=2", 2, r"Sqrt .* is a partial sum along shard"),
     Case(no_scalar_call, "mlp_mom_clip_sched", "shard=3", 3, r"Sqrt .* is a partial sum along shard"),
     Case(no_scalar_call, "gpt_adamw_clip_sched_fp16", "shard=2", 1, r"along shard"),
-    Case(own_part, "mlp_adamw", "shard=3", 2, r"Local .* is each member's own along shard"),
-    Case(own_part, "mlp_sgd", "shard=2", 1, r"Local .* is each member's own along shard"),
-    Case(own_part, "gpt_adamw_clip_sched_fp16", "shard=2", 3, r"Local .* is each member's own along shard"),
+    Case(own_part, "mlp_adamw", "shard=3", 2, r"LocalSlice .* is each member's own along shard"),
+    Case(own_part, "mlp_sgd", "shard=2", 1, r"LocalSlice .* is each member's own along shard"),
+    Case(own_part, "gpt_adamw_clip_sched_fp16", "shard=2", 3, r"LocalSlice .* is each member's own along shard"),
     Case(one_rank_for_all, "mlp_sgd", "shard=2", 0, r"Broadcast .* is each member's own along shard"),
     Case(local_gradient, "mlp_adamw", "shard=2", 0, r"state 'fc.*along shard"),
     Case(local_gradient, "mlp_mom_clip_sched", "dp=3", 2, r"along dp"),
@@ -275,8 +277,8 @@ def shard(case: Case) -> api.Sharded:
 
 
 def test_only_statistics_may_stay_apart():
-    def plant(step: Step) -> None:
-        step.holdings[0] = replace(step.holdings[0], local=True)
+    def plant(step: SpmdProgram) -> None:
+        step.states[0] = replace(step.states[0], local=True)
 
     with pytest.raises(InvariantError, match=r"state 'fc1.weight' is held as each rank's own"):
         gopt.shard(gopt.load(FIXTURES / "mlp_sgd.onnx"), 2, pipeline=planted(plant, 0))
@@ -285,7 +287,7 @@ def test_only_statistics_may_stay_apart():
 def test_an_axis_that_the_user_named():
     """What ranks along it see decides whether a reduction over it is missing."""
 
-    def plant(step: Step) -> None:
+    def plant(step: SpmdProgram) -> None:
         for node in calls(step, "AllReduce"):
             said(node, group="shard")
 
@@ -347,6 +349,6 @@ def test_it_is_refused(case):
 @pytest.mark.parametrize("case", [case for case in CASES if case.runs], ids=_name)
 def test_it_is_an_error(case, tmp_path, monkeypatch):
     """What the check refuses would have trained ranks apart, or on less than all data."""
-    monkeypatch.setattr("gopt.check.check_agreement", lambda step: 0)
+    monkeypatch.setattr("gopt.lower.invariants.check_placements", lambda step: 0)
     shard(case).write(tmp_path / "out")
     assert not Verifier(tmp_path / "out").run(steps=2, confirm=False).equal

@@ -12,7 +12,7 @@ import pytest
 from helpers import FIXTURES, NAMES
 
 import gopt
-from gopt.analysis.training import Kind, State, Training
+from gopt.analysis.training import Kind, State, TrainingGraph
 from gopt.graph.load import load
 from gopt.runtime.proof import draws
 from gopt.runtime.proof.confirm import Confirmation, Verdict, confirm_gradients
@@ -61,16 +61,16 @@ WRONG = {
 
 def training_of(
     text: str, folder: Path, gradients: Mapping[str, str], batch: tuple[str, ...] = ("x", "y"), loss: str = "loss"
-) -> Training:
+) -> TrainingGraph:
     """A graph with roles as given: nothing is recovered."""
     path = folder / "step.onnx"
     onnx.save(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(HEAD + text)), path)
     graph = load(path, own=True)
     states = [State(name, name, Kind.PARAMETER) for name in graph.inputs if name not in batch]
-    return Training(graph, loss, states, dict(gradients), list(batch), [], [], [])
+    return TrainingGraph(graph, loss, states, dict(gradients), list(batch), [], [], [])
 
 
-def confirm(training: Training, *, seed: int = 0, points: int = 2, **fixed: np.ndarray) -> dict[str, Confirmation]:
+def confirm(training: TrainingGraph, *, seed: int = 0, points: int = 2, **fixed: np.ndarray) -> dict[str, Confirmation]:
     generator = np.random.default_rng(seed)
     types = training.graph.inputs
     drawn = {name: 0.5 * generator.standard_normal(type.dims) for name, type in types.items()}
@@ -330,7 +330,7 @@ def test_rates_of_looked_up_rows_that_the_backward_multiplies_in_are_confirmed(t
     assert "a sum over samples" in found.why
 
 
-def confirm_lookups(training: Training) -> dict[str, Confirmation]:
+def confirm_lookups(training: TrainingGraph) -> dict[str, Confirmation]:
     generator = np.random.default_rng(4)
     w = generator.standard_normal(training.graph.inputs["w"].dims).astype(np.float32)
     batches = [

@@ -79,7 +79,7 @@ def test_ranks_that_read_their_own_loss_are_unequal(tmp_path):
     """What the option prevents is seen: a rank's own loss in the place of the mean."""
     (tmp_path / "step.onnx").write_bytes(step("factor", 4).SerializeToString())
     sharded = gopt.shard(gopt.load(tmp_path / "step.onnx", roles=SHARED), 2)
-    calls = [node for node in sharded.step.graph.nodes if node.op_type == "AllReduce" and "loss" in node.inputs]
+    calls = [node for node in sharded.program.graph.nodes if node.op_type == "AllReduce" and "loss" in node.inputs]
     assert calls
     for rank in sharded.ranks:
         for node in rank.nodes:

@@ -10,7 +10,6 @@ import pytest
 from helpers import FIXTURES, NAMES, Builder, perceptron, sgd
 
 import gopt
-from gopt.analysis.spmd import Step
 from gopt.analysis.traffic import find_calls
 from gopt.api import Source
 from gopt.errors import OptionError, UnsupportedError
@@ -18,6 +17,7 @@ from gopt.mesh import Mesh
 from gopt.offline.links import Link, Links, Times, parse_bytes, times
 from gopt.offline.memory import balance, held, live, reduced
 from gopt.offline.plan import Choice, Knobs, best, bucket_choices, choices, ranked, weigh
+from gopt.program import SpmdProgram
 
 MESH = Mesh((("dp", 2), ("shard", 4)))
 FAST, SLOW = Link(200e9, 5e-6), Link(25e9, 10e-6)
@@ -48,8 +48,8 @@ def test_bytes_are_those_of_the_ranks(name, stage, partition):
         pytest.skip("nothing is cut at stage 0")
     result = gopt.shard(source(name), MESH, stage=stage, partition=partition, bucket_mb=0.005)
     report = result.report()
-    rows: dict[str, Any] = held(result.step)
-    rows["gradients"] = reduced(result.step, find_calls(result.step))
+    rows: dict[str, Any] = held(result.program)
+    rows["gradients"] = reduced(result.program, find_calls(result.program))
     for kind, row in rows.items():
         assert row == [each["bytes"][kind] for each in report["ranks"][:4]], kind
     assert balance(rows) == max(report["balance"].values())
@@ -59,7 +59,7 @@ def test_live_bytes_of_a_chain(tmp_path):
     b = Builder()
     sgd(b, perceptron(b, (8, 8, 8), batch=4, bias=False))
     training = gopt.load(b.save(tmp_path / "step.onnx")).training
-    step = Step.start(training, Mesh((("shard", 1),)))
+    step = SpmdProgram.start(training, Mesh((("shard", 1),)))
     found = live(step, find_calls(step), 0)
     assert found.gathered == 0
     # Both gradients (8·8·4 bytes each) are alive when the second update's product is made.
@@ -199,7 +199,7 @@ def test_a_group_inside_a_node_goes_at_the_first_tier():
 
 
 def test_time_is_that_of_a_ring():
-    step = gopt.shard(source("mlp_adamw"), 4, stage=0).step
+    step = gopt.shard(source("mlp_adamw"), 4, stage=0).program
     calls = find_calls(step)
     elements = sum(step.graph.types[state.tensor].elements for state in step.training.parameters)
     found = times(calls, one_link(4))
@@ -213,6 +213,6 @@ def test_time_is_that_of_a_ring():
 def test_uneven_shares_take_longer():
     by_cut = {}
     for partition in ("flat", "whole"):
-        calls = find_calls(gopt.shard(source("gpt_adamw"), 4, partition=partition, bucket_mb=0.005).step)
+        calls = find_calls(gopt.shard(source("gpt_adamw"), 4, partition=partition, bucket_mb=0.005).program)
         by_cut[partition] = times(calls, one_link(4)).total
     assert by_cut["whole"] > by_cut["flat"]

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from gopt.analysis.spmd import Step
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.graph.check import check_graph
 from gopt.graph.model import COMM, Graph, Node
 from gopt.graph.types import TensorType
+from gopt.lower.phases import phases
+from gopt.lower.specialise import specialise
 from gopt.mesh import Mesh
-from gopt.phases import phases
+from gopt.program import SpmdProgram
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.program import Program
 from gopt.runtime.session import SessionCache
-from gopt.specialise import specialise
 
 CACHE = SessionCache()
 
@@ -70,7 +70,7 @@ class Calls:
         dims[axis] *= self.members
         return self.call("AllGather", value, shape=dims, group=group, axis=axis, sizes=sizes)
 
-    def step(self, outputs: Sequence[str] = (), mesh: Mesh | None = None) -> Step:
+    def step(self, outputs: Sequence[str] = (), mesh: Mesh | None = None) -> SpmdProgram:
         """The graph as a step without states; what nobody reads is an output, the first of all the loss."""
         read = {name for node in self.nodes for name in node.inputs}
         shown = [*outputs, *(n for node in self.nodes for n in node.outputs if n not in read and n not in outputs)]
@@ -80,11 +80,11 @@ class Calls:
         graph = Graph("calls", self.nodes, dict(self.inputs), table, {}, dict(self.types), header)
         for node in self.nodes:
             node.phase = Phase.UPDATE if id(node) in self.late else Phase.FORWARD
-        training = Training(graph, shown[0], [], {}, list(self.inputs), [], shown[1:], [])
-        return Step.start(training, mesh or Mesh((("shard", self.members),)))
+        training = TrainingGraph(graph, shown[0], [], {}, list(self.inputs), [], shown[1:], [])
+        return SpmdProgram.start(training, mesh or Mesh((("shard", self.members),)))
 
 
-def run(step: Step, seed: int = 0) -> list[dict[str, np.ndarray]]:
+def run(step: SpmdProgram, seed: int = 0) -> list[dict[str, np.ndarray]]:
     """Outputs of every rank, each with inputs of its own."""
     check_graph(step.graph)
     programs, feeds = [], []
@@ -113,5 +113,5 @@ def same(left: Sequence[dict[str, np.ndarray]], right: Sequence[dict[str, np.nda
             np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
-def calls(step: Step) -> list[Node]:
+def calls(step: SpmdProgram) -> list[Node]:
     return [node for node in step.graph.nodes if node.domain == COMM]

@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 import gopt
 from gopt.analysis.partition import choose_cap, default_cap, next_fit, packing_bound
-from gopt.analysis.spmd import Step
 from gopt.errors import OptionError
 from gopt.graph.model import SPMD
 from gopt.graph.types import TensorType
 from gopt.mesh import Mesh
 from gopt.passes.fuse_collectives import Options, fuse_collectives
 from gopt.pipeline import build_pipeline
+from gopt.program import SpmdProgram
 from gopt.runtime.proof.verify import Verifier
 from gopt.sharding.placements import FlatShard
 
 MIB = 1 << 20
 
 
-def fused(step: Step, **options) -> tuple[Step, dict]:
+def fused(step: SpmdProgram, **options) -> tuple[SpmdProgram, dict]:
     """The step after the pass, its ranks run before and after, and the facts."""
     before = run(step)
     change = fuse_collectives(step, Options(**options))
@@ -208,7 +208,7 @@ def test_a_broadcast_from_another_root_is_none():
     assert facts["reduce_broadcast"] == 0 and len(calls(step)) == 2
 
 
-def locals_of(b: Calls, step: Step, groups, cuts: tuple[int, ...]) -> None:
+def locals_of(b: Calls, step: SpmdProgram, groups, cuts: tuple[int, ...]) -> None:
     """The rank's part of all-reduced values, one layout operator a group, and an elementwise reader of each."""
     from gopt.graph.model import Node
 
@@ -224,12 +224,12 @@ def locals_of(b: Calls, step: Step, groups, cuts: tuple[int, ...]) -> None:
         step.graph.types[part] = step.graph.types[f"{part}.neg"] = TensorType("float32", (None,))
         given = {"starts": starts, "sizes": sizes}
         step.graph.nodes += [
-            Node("Local", names, [part], domain=SPMD, attributes=given, place=span),
+            Node("LocalSlice", names, [part], domain=SPMD, attributes=given, place=span),
             Node("Neg", [part], [f"{part}.neg"], place=span),
         ]
     joined = [f"part{number}.neg" for number in range(len(groups))]
     step.graph.types["shown"] = TensorType("float32", (None,))
-    step.graph.nodes.append(Node("Join", joined, ["shown"], domain=SPMD))
+    step.graph.nodes.append(Node("LocalConcat", joined, ["shown"], domain=SPMD))
     step.graph.outputs = {"shown": step.graph.types["shown"]}
 
 

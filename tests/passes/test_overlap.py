@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 import gopt
 from gopt.analysis.operators import heavy
-from gopt.analysis.spmd import Step
 from gopt.analysis.traffic import Carries, find_calls, measure, peak_gathered
 from gopt.api import Sharded, Source
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
 from gopt.passes.overlap import Issue, Window, issue
 from gopt.pipeline import build_pipeline
+from gopt.program import SpmdProgram
 from gopt.runtime.proof.verify import Verifier
 from gopt.summary import call_bytes
 
@@ -105,7 +105,7 @@ def test_a_plan_keeps_its_promises(drawn, prefetch, limit):
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", ["gpt_adamw", "gpt_adamw_clip_sched_fp16", "cnn_mom_fp16", "mlp_muon"])
 def test_calls_that_reduce_stand_behind_what_completes_their_inputs(name, stage, mesh):
-    step = sharded(name, mesh, stage=stage).step
+    step = sharded(name, mesh, stage=stage).program
     nodes, calls = step.graph.nodes, find_calls(step)
     early = [call for call in calls if call.carries is Carries.GRADIENTS]
     assert early
@@ -116,8 +116,8 @@ def test_calls_that_reduce_stand_behind_what_completes_their_inputs(name, stage,
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_no_update_waits_before_the_backward_is_done(stage):
-    without = measure(find_calls(sharded("gpt_adamw_clip_sched_fp16", passes=PLAIN, stage=stage).step))
-    with_it = measure(find_calls(sharded("gpt_adamw_clip_sched_fp16", stage=stage).step))
+    without = measure(find_calls(sharded("gpt_adamw_clip_sched_fp16", passes=PLAIN, stage=stage).program))
+    with_it = measure(find_calls(sharded("gpt_adamw_clip_sched_fp16", stage=stage).program))
     assert with_it.by_kind["gradients"] > 0.4
     assert with_it.by_kind["gradients"] >= without.by_kind["gradients"]
 
@@ -158,8 +158,8 @@ def test_a_limit_below_what_is_in_use_is_reported():
 def test_only_the_order_changes(name):
     for stage in (1, 2, 3):
         plain, placed = (sharded(name, passes=p, stage=stage) for p in (PLAIN, (*PLAIN[:-1], "overlap", "prune")))
-        assert sorted(map(repr, plain.step.graph.nodes)) == sorted(map(repr, placed.step.graph.nodes))
-        both = [measure(find_calls(each.step)).hidden_share for each in (plain, placed)]
+        assert sorted(map(repr, plain.program.graph.nodes)) == sorted(map(repr, placed.program.graph.nodes))
+        both = [measure(find_calls(each.program)).hidden_share for each in (plain, placed)]
         assert both[1] >= both[0]
 
 
@@ -168,8 +168,8 @@ def test_only_the_order_changes(name):
 @pytest.mark.parametrize("name", ["gpt_adamw_clip_sched_fp16", "cnn_mom_fp16", "mlp_lamb", "mlp_adamw_accum"])
 def test_bytes_sent_are_the_mean_of_the_ranks(name, stage, mesh):
     result = sharded(name, mesh, stage=stage)
-    for call in find_calls(result.step):
-        each = [call_bytes(result.step, rank, call.node) for rank in result.ranks]
+    for call in find_calls(result.program):
+        each = [call_bytes(result.program, rank, call.node) for rank in result.ranks]
         assert call.sent == pytest.approx(sum(each) / len(each), abs=1)
 
 
@@ -177,7 +177,7 @@ def test_one_rank_and_an_empty_graph_are_nothing_to_do():
     result = gopt.shard(source("mlp_adamw"), 1)
     record = next(each.record for each in result.ran if each.record.name == "overlap")
     assert record.note == "the step makes no calls"
-    assert find_calls(Step.start(source("mlp_adamw").training, FLAT)) == []
+    assert find_calls(SpmdProgram.start(source("mlp_adamw").training, FLAT)) == []
     assert peak_gathered([]) == 0
 
 
@@ -188,7 +188,7 @@ def test_options_out_of_range_are_refused(options):
 
 
 def test_a_second_run_changes_nothing():
-    step = sharded("gpt_adamw", stage=3).step
+    step = sharded("gpt_adamw", stage=3).program
     before = [id(node) for node in step.graph.nodes]
     build_pipeline([("overlap", {})]).run(step)
     assert [id(node) for node in step.graph.nodes] == before

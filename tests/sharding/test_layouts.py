@@ -25,39 +25,39 @@ def refused(expected: str, op_type: str, *placements: Placement, place: FlatShar
 
 
 def test_local_cuts_what_all_members_have():
-    assert made("Local", REPLICATED, REPLICATED) == WHOLE
-    refused("equal on all members, to cut it", "Local", REPLICATED, PER_MEMBER)
-    refused("equal on all members, to cut it", "Local", WHOLE)
+    assert made("LocalSlice", REPLICATED, REPLICATED) == WHOLE
+    refused("equal on all members, to cut it", "LocalSlice", REPLICATED, PER_MEMBER)
+    refused("equal on all members, to cut it", "LocalSlice", WHOLE)
 
 
 def test_a_segment_lies_inside():
     inside = FlatShard(CUTS, 3, 10)
-    assert made("Segment", WHOLE, place=inside) == inside
-    refused("a shard that holds", "Segment", inside, place=WHOLE)
-    refused("a shard that holds", "Segment", FlatShard.whole((0, 3, 6, 9, 12)), place=inside)
-    refused("a shard that holds", "Segment", REPLICATED, place=inside)
+    assert made("ShardSlice", WHOLE, place=inside) == inside
+    refused("a shard that holds", "ShardSlice", inside, place=WHOLE)
+    refused("a shard that holds", "ShardSlice", FlatShard.whole((0, 3, 6, 9, 12)), place=inside)
+    refused("a shard that holds", "ShardSlice", REPLICATED, place=inside)
 
 
 def test_neighbours_join():
-    assert made("Join", FlatShard(CUTS, 0, 3), FlatShard(CUTS, 3, 12)) == WHOLE
-    refused("the part of the bucket behind", "Join", FlatShard(CUTS, 0, 3), FlatShard(CUTS, 4, 12))
-    refused("the part of the bucket behind", "Join", FlatShard(CUTS, 3, 12), FlatShard(CUTS, 0, 3))
+    assert made("LocalConcat", FlatShard(CUTS, 0, 3), FlatShard(CUTS, 3, 12)) == WHOLE
+    refused("the part of the bucket behind", "LocalConcat", FlatShard(CUTS, 0, 3), FlatShard(CUTS, 4, 12))
+    refused("the part of the bucket behind", "LocalConcat", FlatShard(CUTS, 3, 12), FlatShard(CUTS, 0, 3))
 
 
 def test_whole_tensors_join_in_the_order_of_their_members():
     owned = (OnMember(0), OnMember(2), OnMember(2), OnMember(3))
-    assert made("Join", *owned, sizes=[4, 3, 2, 3]) == WHOLE
-    refused("in the order of their members", "Join", OnMember(1), OnMember(0), sizes=[1, 1])
-    refused("each lie on one member", "Join", OnMember(0), REPLICATED, sizes=[1, 1])
-    refused("each lie on one member", "Join", OnMember(0), FlatShard(CUTS, 4, 12), sizes=[4, 8])
+    assert made("LocalConcat", *owned, sizes=[4, 3, 2, 3]) == WHOLE
+    refused("in the order of their members", "LocalConcat", OnMember(1), OnMember(0), sizes=[1, 1])
+    refused("each lie on one member", "LocalConcat", OnMember(0), REPLICATED, sizes=[1, 1])
+    refused("each lie on one member", "LocalConcat", OnMember(0), FlatShard(CUTS, 4, 12), sizes=[4, 8])
 
 
 def test_a_guard_makes_terms_that_all_have():
-    assert made("Guard", Partial("sum", WHOLE), reduce="sum") == Partial("sum")
-    assert made("Guard", OnMember(2), reduce="max") == Partial("max")
-    refused("terms of a reduction by max", "Guard", Partial("sum", WHOLE), reduce="max")
-    refused("on one member", "Guard", REPLICATED, reduce="sum")  # it would count once for every member
-    refused("on one member", "Guard", WHOLE, reduce="sum")
+    assert made("Select", Partial("sum", WHOLE), reduce="sum") == Partial("sum")
+    assert made("Select", OnMember(2), reduce="max") == Partial("max")
+    refused("terms of a reduction by max", "Select", Partial("sum", WHOLE), reduce="max")
+    refused("on one member", "Select", REPLICATED, reduce="sum")  # it would count once for every member
+    refused("on one member", "Select", WHOLE, reduce="sum")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64"])
@@ -75,6 +75,6 @@ def test_the_identity_of_flags():
 
 
 def test_every_operator_has_a_rule():
-    from gopt.specialise import _Specialiser
+    from gopt.lower.specialise import LOWERED
 
-    assert {name.lower() for name in LAYOUTS} <= {name.strip("_") for name in vars(_Specialiser)}
+    assert set(LAYOUTS) == set(LOWERED)

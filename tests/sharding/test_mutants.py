@@ -15,17 +15,17 @@ import pytest
 from helpers import FIXTURES
 
 import gopt
-from gopt.analysis.spmd import Step
 from gopt.errors import GoptError
 from gopt.graph.model import COMM, SPMD, Node
 from gopt.mesh import Mesh
 from gopt.passes.base import Pass
-from gopt.pipeline import Pipeline, Stage, build_pipeline
-from gopt.report import Change
+from gopt.pipeline import PassInstance, Pipeline, build_pipeline
+from gopt.program import SpmdProgram
+from gopt.report import PassResult
 from gopt.runtime.proof.verify import Verifier
 
 Random = np.random.Generator
-Mutation = Callable[[Step, Random], bool]
+Mutation = Callable[[SpmdProgram, Random], bool]
 """Changes a step; says whether it could."""
 
 
@@ -38,12 +38,12 @@ def one(nodes: list[Node], random: Random) -> Node | None:
     return nodes[int(random.integers(len(nodes)))] if nodes else None
 
 
-def replaced(step: Step, node: Node, new: list[Node]) -> None:
+def replaced(step: SpmdProgram, node: Node, new: list[Node]) -> None:
     place = next(place for place, each in enumerate(step.graph.nodes) if each is node)
     step.graph.nodes[place : place + 1] = new
 
 
-def lost_call(step: Step, random: Random) -> bool:
+def lost_call(step: SpmdProgram, random: Random) -> bool:
     """A reduction or a broadcast hands on what it is given."""
     kinds = ("AllReduce", "Reduce", "Broadcast")
     node = one([each for each in step.graph.nodes if each.domain == COMM and each.op_type in kinds], random)
@@ -54,7 +54,7 @@ def lost_call(step: Step, random: Random) -> bool:
     return True
 
 
-def other_axes(step: Step, random: Random) -> bool:
+def other_axes(step: SpmdProgram, random: Random) -> bool:
     """A call runs over other axes of the mesh."""
     axes = [name for name, size in step.mesh.axes if size > 1]
     groups = [*axes, "+".join(axes)]
@@ -66,7 +66,7 @@ def other_axes(step: Step, random: Random) -> bool:
     return True
 
 
-def other_operand(step: Step, random: Random) -> bool:
+def other_operand(step: SpmdProgram, random: Random) -> bool:
     """A node behind the first call reads another value of the same type that was there before."""
     types, seen, choices = step.graph.types, [], []
     behind = False
@@ -84,7 +84,7 @@ def other_operand(step: Step, random: Random) -> bool:
     return True
 
 
-def other_reduction(step: Step, random: Random) -> bool:
+def other_reduction(step: SpmdProgram, random: Random) -> bool:
     """A call sums where it took the maximum, or the other way round."""
     node = one([each for each in step.graph.nodes if "reduce" in each.attributes and each.domain == COMM], random)
     if node is None:
@@ -112,13 +112,13 @@ def judged(seed: int, mutations: list[Mutation], folder: Path) -> str:
     mutation = mutations[int(random.integers(len(mutations)))]
     changed = []
 
-    def apply(step: Step, _: Options) -> Change:
+    def apply(step: SpmdProgram, _: Options) -> PassResult:
         """Change one thing."""
         changed.append(mutation(step, random))
-        return Change()
+        return PassResult()
 
     whole = build_pipeline(defaults={"shard": {"stage": stage}})
-    pipeline = Pipeline((*whole.stages, Stage(Pass("mutant", Options, apply), Options())))
+    pipeline = Pipeline((*whole.stages, PassInstance(Pass("mutant", Options, apply), Options())))
     source = gopt.load(FIXTURES / f"{name}.onnx")
     try:
         made = gopt.shard(source, Mesh.parse(mesh), accumulate=accumulate, pipeline=pipeline)

@@ -90,7 +90,7 @@ def attempt(
         given = [part[member] for part in parts]
         here = place.covers(member) and all(each is not None for each in given)
         chunks.append(run(op_type, [each for each in given if each is not None], attributes) if here else None)
-    if isinstance(made, (Replicated, PerMember)):  # who reads it elsewhere is refused by gopt.check
+    if isinstance(made, (Replicated, PerMember)):  # who reads it elsewhere is refused by gopt.lower.invariants
         chunks = [chunk for member, chunk in enumerate(chunks) if place.covers(member)]
     return agrees(chunks, made, expected)
 

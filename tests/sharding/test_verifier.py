@@ -10,13 +10,13 @@ from helpers import FIXTURES
 from onnx import helper
 
 import gopt
-from gopt.analysis.spmd import Step
 from gopt.errors import InvariantError
 from gopt.graph.model import Node
 from gopt.mesh import Mesh
 from gopt.passes.base import Pass
-from gopt.pipeline import Pipeline, Stage, build_pipeline
-from gopt.report import Change
+from gopt.pipeline import PassInstance, Pipeline, build_pipeline
+from gopt.program import SpmdProgram
+from gopt.report import PassResult
 from gopt.sharding.placements import PER_MEMBER, REPLICATED, FlatShard
 from gopt.sharding.verifier import Shardings
 
@@ -26,10 +26,10 @@ class Options:
     """Nothing to choose."""
 
 
-def sharded(name: str, mesh: str, stage: int, *, accumulate: int = 1) -> Step:
+def sharded(name: str, mesh: str, stage: int, *, accumulate: int = 1) -> SpmdProgram:
     source = gopt.load(FIXTURES / f"{name}.onnx")
     pipeline = build_pipeline(defaults={"shard": {"stage": stage}})
-    return gopt.shard(source, Mesh.parse(mesh), accumulate=accumulate, pipeline=pipeline).step
+    return gopt.shard(source, Mesh.parse(mesh), accumulate=accumulate, pipeline=pipeline).program
 
 
 def test_values_of_a_step():
@@ -51,13 +51,13 @@ def test_an_axis_of_one_member_is_none():
     assert Shardings(step).infer().axes == ("shard",)
 
 
-def plant(step: Step, at: int, node: Node) -> None:
+def plant(step: SpmdProgram, at: int, node: Node) -> None:
     """Put a node into a step, with a result that is shown: what nothing needs is not looked at."""
     step.graph.nodes.insert(at, node)
     step.training.metrics.append(node.outputs[0])
 
 
-def planted(step: Step, edit: Node, at: int) -> InvariantError:
+def planted(step: SpmdProgram, edit: Node, at: int) -> InvariantError:
     plant(step, at, edit)
     with pytest.raises(InvariantError) as caught:
         Shardings(step).infer()
@@ -66,7 +66,7 @@ def planted(step: Step, edit: Node, at: int) -> InvariantError:
 
 def test_the_refusal_says_what_was_expected():
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
-    place = next(place for place, node in enumerate(step.graph.nodes) if node.op_type == "Guard")
+    place = next(place for place, node in enumerate(step.graph.nodes) if node.op_type == "Select")
     term = step.graph.nodes[place].outputs[0]
     error = planted(step, Node("Exp", [term], ["planted"], made_by="plant"), place + 1)
     assert error.message == f"Exp 'planted' reads {term!r}, which is a partial sum along shard"
@@ -75,7 +75,7 @@ def test_the_refusal_says_what_was_expected():
 
 def test_the_first_offender_is_named():
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
-    place = next(place for place, node in enumerate(step.graph.nodes) if node.op_type == "Guard")
+    place = next(place for place, node in enumerate(step.graph.nodes) if node.op_type == "Select")
     term = step.graph.nodes[place].outputs[0]
     plant(step, place + 1, Node("Exp", [term], ["second"], made_by="plant"))
     error = planted(step, Node("Sqrt", [term], ["first"], made_by="plant"), place + 1)
@@ -85,24 +85,24 @@ def test_the_first_offender_is_named():
 def test_every_pass_is_held_to_the_rules_when_asked():
     """With ``--verify-each`` the pass that broke a rule is named, though a later one would have hidden it."""
 
-    def breaks(step: Step, _: Options) -> Change:
+    def breaks(step: SpmdProgram, _: Options) -> PassResult:
         """Plant."""
-        term = next(node.outputs[0] for node in step.graph.nodes if node.op_type == "Guard")
+        term = next(node.outputs[0] for node in step.graph.nodes if node.op_type == "Select")
         types = step.graph.types
         types["planted"] = types[term]
         plant(step, len(step.graph.nodes), Node("Sqrt", [term], ["planted"], made_by="plant"))
-        return Change()
+        return PassResult()
 
-    def mends(step: Step, _: Options) -> Change:
+    def mends(step: SpmdProgram, _: Options) -> PassResult:
         """Take it away."""
         step.graph.nodes.pop()
         step.training.metrics.pop()
-        return Change()
+        return PassResult()
 
     source = gopt.load(FIXTURES / "mlp_mom_clip_sched.onnx")
     whole = build_pipeline(defaults={"shard": {"stage": 2}})
-    stages = (*whole.stages, Stage(Pass("breaks", Options, breaks), Options()),
-              Stage(Pass("mends", Options, mends), Options()))  # fmt: skip
+    stages = (*whole.stages, PassInstance(Pass("breaks", Options, breaks), Options()),
+              PassInstance(Pass("mends", Options, mends), Options()))  # fmt: skip
     gopt.shard(source, 2, pipeline=Pipeline(stages))
     with pytest.raises(InvariantError, match="pass breaks: Sqrt 'planted' reads"):
         gopt.shard(source, 2, pipeline=Pipeline(stages, verify_each=True))
@@ -127,13 +127,13 @@ def test_a_value_that_is_sent_twice_has_two_results():
     assert known.of("twice") == known.of(node.outputs[0]) != known.of("fc1.weight")
 
 
-def refused(step: Step) -> str:
+def refused(step: SpmdProgram) -> str:
     with pytest.raises(InvariantError) as caught:
         Shardings(step).infer()
     return caught.value.message
 
 
-def found(step: Step, op_type: str) -> tuple[int, Node]:
+def found(step: SpmdProgram, op_type: str) -> tuple[int, Node]:
     return next((place, node) for place, node in enumerate(step.graph.nodes) if node.op_type == op_type)
 
 
@@ -150,43 +150,43 @@ def test_the_shape_of_a_shard_is_each_members_own():
 def test_a_guard_of_a_node_that_all_members_run_is_refused():
     """``specialise`` would take it for absent on all of them."""
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
-    _, node = found(step, "Guard")
+    _, node = found(step, "Select")
     maker = next(each for each in step.graph.nodes if node.inputs[0] in each.outputs)
     maker.place = REPLICATED
-    assert "which is a partial sum" in refused(step) or "Guard" in refused(step)
+    assert "which is a partial sum" in refused(step) or "Select" in refused(step)
 
 
 def test_a_random_node_takes_no_terms():
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
-    place, node = found(step, "Guard")
+    place, node = found(step, "Select")
     plant(step, place + 1, Node("Dropout", node.outputs, ["planted"], made_by="plant"))
     assert refused(step).startswith("Dropout 'planted' reads")
 
 
 def test_an_operator_of_another_domain_is_no_cast():
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
-    place, node = found(step, "Guard")
+    place, node = found(step, "Select")
     like = Node("CastLike", [step.training.hyper[0], node.outputs[0]], ["planted"], domain="my", made_by="plant")
     plant(step, place + 1, like)
     assert refused(step).startswith("CastLike 'planted' reads")
 
 
 def test_zeros_are_zeros_in_every_form():
-    from gopt.agree import check_agreement
+    from gopt.lower.agreement import check_placements
 
     step = sharded("cnn_mom_fp16", "shard=2", 1, accumulate=2)
-    assert check_agreement(step)
+    assert check_placements(step)
     held = step.accumulators[0]
     at, maker = next((at, node) for at, node in enumerate(step.graph.nodes) if held.output in node.outputs)
     for attributes in ({"value_floats": [1.0] * 4}, {"value": helper.make_tensor("v", 10, [1], [1.0])}, {}):
         step.graph.nodes[at] = Node("Constant", [], [held.output], attributes=attributes, place=maker.place)
         with pytest.raises(InvariantError, match="is not zero again"):
-            check_agreement(step)
+            check_placements(step)
 
 
 def test_what_nothing_needs_is_not_looked_at():
     """Behind a pass, before ``prune``, an update that moved to its owner leaves its old nodes."""
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
-    place, node = found(step, "Guard")
+    place, node = found(step, "Select")
     step.graph.nodes.insert(place + 1, Node("Exp", node.outputs, ["dead"], made_by="plant"))
     assert Shardings(step).infer().of("dead") == (REPLICATED,)

@@ -49,7 +49,7 @@ def held(folder: Path, rank: int) -> list[onnx.NodeProto]:
 
 
 def record(made: Sharded) -> list[dict[str, Any]]:
-    return [each for each in made.report()["removed_ops"] if each["pass"] == "keep-optimizers"]
+    return [each for each in made.report()["removed_ops"] if each["pass"] == "refold-optimizers"]
 
 
 @pytest.mark.parametrize(("stage", "partition", "ranks"), SHOWN)

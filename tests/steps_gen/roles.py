@@ -8,19 +8,19 @@ import onnx
 from onnx import ModelProto
 
 import gopt
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from steps_gen.edits import KINDS, WHOLE, Edited, before_outputs, behind, products_merged
 
 EDITS = (*(f"{where} {kind}" for where in ("before", "behind") for kind in KINDS), *WHOLE, "merged")
 
 
-def training(model: ModelProto, path: Path) -> Training:
+def training(model: ModelProto, path: Path) -> TrainingGraph:
     """The roles that gopt finds; ``path``: a place for the file."""
     onnx.save(model, path)
     return gopt.load(path).training
 
 
-def edited(model: ModelProto, step: Training, kind: str) -> Edited:
+def edited(model: ModelProto, step: TrainingGraph, kind: str) -> Edited:
     """The edit of that name: ``before KIND`` of an output, ``behind KIND`` of a gradient, or one of the whole model."""
     where, _, what = kind.partition(" ")
     if where == "before":
@@ -30,13 +30,13 @@ def edited(model: ModelProto, step: Training, kind: str) -> Edited:
     return products_merged(model, step.gradients.values()) if kind == "merged" else WHOLE[kind](model)
 
 
-def update_readers(model: ModelProto, step: Training) -> set[str]:
+def update_readers(model: ModelProto, step: TrainingGraph) -> set[str]:
     """The nodes that stand in the update, by name."""
     inside = {name for node in step.graph.nodes if node.phase is not Phase.UPDATE for name in node.outputs}
     return {node.name for node in model.graph.node if not inside.intersection(node.output)}
 
 
-def told(step: Training, edit: Edited) -> dict[str, object]:
+def told(step: TrainingGraph, edit: Edited) -> dict[str, object]:
     """Kinds, owners, pairs, gradients and the rest by their first names; what stands for a value is called as it is."""
     old = {new: name for name, new in edit.names.items()}
 

@@ -10,11 +10,11 @@ from gopt.analysis.coupling.marks import Coupled, Coupling, Kind, division
 from gopt.analysis.coupling.sight import Sight
 from gopt.analysis.loss_reduction import Rule
 from gopt.analysis.operators import reads_shape_only
-from gopt.analysis.spmd import Step
 from gopt.analysis.sweeps import ancestors
 from gopt.analysis.training import Kind as StateKind
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.graph.model import Node
+from gopt.program import SpmdProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Reading:
     by: str = ""
 
 
-def read_couplings(training: Training) -> Reading:
+def read_couplings(training: TrainingGraph) -> Reading:
     """Every place where the step is not that of one large batch, or may not be; one sweep, kept with the step."""
 
     def find() -> Reading:
@@ -49,12 +49,12 @@ def read_couplings(training: Training) -> Reading:
     return training.once("couplings", find)
 
 
-def find_couplings(training: Training) -> tuple[Coupling, ...]:
+def find_couplings(training: TrainingGraph) -> tuple[Coupling, ...]:
     """Every place where the step is not that of one large batch, or may not be."""
     return read_couplings(training).couplings
 
 
-def open_couplings(step: Step) -> tuple[Coupling, ...]:
+def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
     """The couplings that a sharded step still has; none where one micro-step of one rank sees all the data."""
     group = step.mesh.data_group
     if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
@@ -75,7 +75,7 @@ def open_couplings(step: Step) -> tuple[Coupling, ...]:
     return tuple(found)
 
 
-def _contrary(step: Step, reading: Reading) -> Coupling:
+def _contrary(step: SpmdProgram, reading: Reading) -> Coupling:
     """The user asked for a reduction that the loss does not have."""
     assert reading.loss is not None
     kinds = {Kind.MEAN: "a mean over the samples", Kind.SUM: "a sum over the samples"}
@@ -83,7 +83,7 @@ def _contrary(step: Step, reading: Reading) -> Coupling:
     return _of_loss(step, f"--loss-reduction is {step.loss_reduction}, and the loss is {what}", "")
 
 
-def _of_loss(step: Step, what: str, exact: str) -> Coupling:
+def _of_loss(step: SpmdProgram, what: str, exact: str) -> Coupling:
     training = step.training
     maker = next((node.op_type for node in training.graph.nodes if training.loss in node.outputs), "")
     return Coupling(Coupled.REDUCTION, training.loss, maker, what, exact)
@@ -98,7 +98,7 @@ def notes(couplings: Sequence[Coupling]) -> list[str]:
     return [facts[0].note + more[kind] for kind, facts in by_kind.items()]
 
 
-def _loss(sight: Sight, training: Training) -> None:
+def _loss(sight: Sight, training: TrainingGraph) -> None:
     """Whether the loss is a mean over samples."""
     loss = training.loss
     mark, node = sight.marks.get(loss), sight.index.producer.get(loss)
@@ -148,7 +148,7 @@ def _sum(sight: Sight, loss: str, node: Node) -> None:
         )  # fmt: skip
 
 
-def _driven(sight: Sight, training: Training) -> None:
+def _driven(sight: Sight, training: TrainingGraph) -> None:
     """What the update reads of a rank's own batch beside gradients: the loss above all."""
     gradients = set(training.gradients.values())
     stack = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
@@ -171,6 +171,6 @@ def _driven(sight: Sight, training: Training) -> None:
                 stack.append(name)
 
 
-def _trained(sight: Sight, training: Training, value: str) -> bool:
+def _trained(sight: Sight, training: TrainingGraph, value: str) -> bool:
     """Whether a value depends on a parameter."""
     return not ancestors(sight.index, [value])[1].isdisjoint(state.tensor for state in training.parameters)

@@ -19,7 +19,7 @@ from gopt.analysis.coupling.marks import REDUCED, Coupled, Kind
 from gopt.analysis.coupling.sight import Sight
 from gopt.analysis.sweeps import Index, ancestors
 from gopt.analysis.training import Kind as StateKind
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.graph.model import Node
 from gopt.graph.types import FLOATS
@@ -55,7 +55,7 @@ class Shared:
         return cls(tuple(record["values"]), tuple(Corrected(**each) for each in record["constants"]))
 
 
-def synchronise(training: Training, ranks: int) -> Shared:
+def synchronise(training: TrainingGraph, ranks: int) -> Shared:
     """What to average; raises UnsupportedError where that would not give the step of one large batch."""
     nodes = _nodes(training)
     first = start(training.graph, training.batch)
@@ -82,7 +82,7 @@ def synchronise(training: Training, ranks: int) -> Shared:
     return Shared(tuple(points), tuple(_corrected(training, first, ranks)))
 
 
-def _nodes(training: Training) -> list[Node]:
+def _nodes(training: TrainingGraph) -> list[Node]:
     """What makes loss, gradients and statistics, in order."""
     kept = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
     stops = set(training.gradients.values())
@@ -95,7 +95,7 @@ def _kind(sight: Sight, name: str) -> Kind | None:
     return None if mark is None else mark.kind
 
 
-def _statistics(training: Training, sight: Sight) -> dict[str, Node]:
+def _statistics(training: TrainingGraph, sight: Sight) -> dict[str, Node]:
     """New statistics that are made of reduced values, with the nodes that make them."""
     names = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
     return {name: sight.index.producer[name] for name in names if _kind(sight, name) in REDUCED}
@@ -107,7 +107,7 @@ def _refuse(sight: Sight, kinds: tuple[Coupled, ...]) -> None:
         raise UnsupportedError(f"--statistics sync cannot give the step of one large batch: {fact.what}")
 
 
-def _sound(training: Training, sight: Sight, nodes: list[Node], wanted: dict[str, Node]) -> None:
+def _sound(training: TrainingGraph, sight: Sight, nodes: list[Node], wanted: dict[str, Node]) -> None:
     """Refuse what grows with the batch where the forward, the statistics or the loss read it."""
     read = {
         name for node in nodes if node.phase is Phase.FORWARD and _single(sight, node)
@@ -150,7 +150,7 @@ def _points(sight: Sight, names: Iterable[str]) -> list[str]:
     return [name for node in sight.index.graph.nodes for name in node.outputs if name in found]
 
 
-def _corrected(training: Training, sight: Sight, ranks: int) -> Iterable[Corrected]:
+def _corrected(training: TrainingGraph, sight: Sight, ranks: int) -> Iterable[Corrected]:
     """Factors n / (n - 1) of unbiased variances, n being the number of elements that were reduced."""
     for node in training.graph.nodes:
         if node.phase is Phase.FORWARD or not node.is_a("Mul"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gopt.analysis.rolemap import RoleMap
-from gopt.analysis.training import State, Training
+from gopt.analysis.training import State, TrainingGraph
 from gopt.api import kept_roles, read_roles
 from gopt.errors import GoptError
 from gopt.graph.load import load
@@ -31,7 +31,7 @@ def diff_graphs(
 ) -> Diff:
     """Compare two graphs; ``states``: recover their roles and compare these too; ``roles``: what is known of them."""
     notes: list[str] = []
-    trainings: list[Training | None] = [None, None]
+    trainings: list[TrainingGraph | None] = [None, None]
     if states:
         known = roles or (_kept_roles(a, name_a), _kept_roles(b, name_b))
         trainings = [_training(a, name_a, notes, known[0]), _training(b, name_b, notes, known[1])]
@@ -40,7 +40,7 @@ def diff_graphs(
     return Diff(name_a, name_b, tuple(lines), pairing.renamed(), tuple(notes))
 
 
-def _training(graph: Graph, name: str, notes: list[str], roles: RoleMap) -> Training | None:
+def _training(graph: Graph, name: str, notes: list[str], roles: RoleMap) -> TrainingGraph | None:
     if "gopt.rank" in graph.metadata:
         return None
     try:
@@ -74,7 +74,7 @@ def _model_lines(a: Graph, b: Graph) -> Iterator[Line]:
             yield Line("model", f"function {key[0]}.{key[1]} {word}")
 
 
-def _interface_lines(a: Graph, b: Graph, first: Training | None, second: Training | None) -> Iterator[Line]:
+def _interface_lines(a: Graph, b: Graph, first: TrainingGraph | None, second: TrainingGraph | None) -> Iterator[Line]:
     told_inputs: set[str] = set()
     told_outputs: set[str] = set()
     if first is not None and second is not None:
@@ -123,7 +123,7 @@ def _state_lines(name: str, state: State | None, other: State | None, a: Graph, 
         yield Line("state", f"{ref(name)}: replaced by {ref(state.updated)} -> {ref(other.updated)}")
 
 
-def _byte_lines(first: Training, second: Training) -> Iterator[Line]:
+def _byte_lines(first: TrainingGraph, second: TrainingGraph) -> Iterator[Line]:
     sums: list[dict[str, int]] = [{}, {}]
     for training, total in zip((first, second), sums):
         for state in training.states:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gopt.analysis.training import Kind, State, Training
+from gopt.analysis.training import Kind, State, TrainingGraph
 from gopt.offline.optimizer.trial import Trial
 
 
@@ -32,7 +32,7 @@ def ungated(trial: Trial, state: State) -> tuple[str, list[Gate]]:
     return name, gates
 
 
-def find_gates(training: Training, trial: Trial) -> dict[str, list[tuple[State, bool]]]:
+def find_gates(training: TrainingGraph, trial: Trial) -> dict[str, list[tuple[State, bool]]]:
     """Condition -> the states it gates, and the value for which they advance."""
     found: dict[str, list[tuple[State, bool]]] = {}
     for state in training.states:

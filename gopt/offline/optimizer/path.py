@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.analysis.training import Kind, Phase, Training
+from gopt.analysis.training import Kind, Phase, TrainingGraph
 from gopt.graph.model import Node
 from gopt.graph.types import FLOATS
 from gopt.offline.optimizer.arithmetic import Array
@@ -39,7 +39,7 @@ class Path:
 class Paths:
     """The ways from the gradients of one step into its rules."""
 
-    def __init__(self, training: Training, trial: Trial, runs: Sequence[Scalars]) -> None:
+    def __init__(self, training: TrainingGraph, trial: Trial, runs: Sequence[Scalars]) -> None:
         self.training, self.trial, self.runs = training, trial, runs
         self._accumulators = {s.tensor for s in training.states if s.kind is Kind.ACCUMULATOR}
         self._carries = self._carriers()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gopt.analysis.training import Kind, Training
+from gopt.analysis.training import Kind, TrainingGraph
 from gopt.analysis.updates import Cone, Mode
 from gopt.graph.types import FLOATS
 from gopt.offline.optimizer.cell import Cell
@@ -22,7 +22,7 @@ _MOST_STATES = 4
 class Recogniser:
     """Recognises the rules of one step, cone by cone; what the cones share is tried once."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: TrainingGraph) -> None:
         self.training = training
         self.trial = Trial(training)
         self.trials = self.trial.runs()

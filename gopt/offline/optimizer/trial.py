@@ -9,7 +9,7 @@ import onnx
 
 from gopt.analysis.operators import control_flow
 from gopt.analysis.owners import Owners
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.graph.model import Node, Tensor
 from gopt.graph.types import FLOATS, TensorType, dtype_name
 from gopt.offline.optimizer.arithmetic import Array, run
@@ -66,7 +66,7 @@ class Scalars:
 class Trial:
     """What can be tried in a step's update: its small values, and the cones one at a time."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: TrainingGraph) -> None:
         self.graph = graph = training.graph
         self._constants: Values = {}
         self._tensors = {name: tensor for name, tensor in graph.initializers.items() if name not in graph.inputs}
@@ -104,7 +104,7 @@ class Trial:
         self.counters = self._find_counters(training)
         """Scalar inputs that count steps."""
 
-    def _find_counters(self, training: Training) -> tuple[str, ...]:
+    def _find_counters(self, training: TrainingGraph) -> tuple[str, ...]:
         """States that grow by one, and what stands in the exponent of a constant, as in 1 - beta^t."""
         known = Scalars(self, spread(self.inputs, 1))
         found: dict[str, None] = {}

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.partition import MIB
-from gopt.analysis.spmd import Step
 from gopt.errors import OptionError
 from gopt.graph.edit import Draft
 from gopt.graph.model import COMM
 from gopt.passes.base import Pass
+from gopt.passes.fuse_collectives.diagnose import Place, neighbours
 from gopt.passes.fuse_collectives.emit import NAME, fuse
 from gopt.passes.fuse_collectives.order import Order, orders
 from gopt.passes.fuse_collectives.pack import Packing, bound_by, item, pack
 from gopt.passes.fuse_collectives.rules import combine
-from gopt.passes.fuse_collectives.why import Place, neighbours
-from gopt.report import Change
+from gopt.program import SpmdProgram
+from gopt.report import PassResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Options:
     first_mb: float | None = None
 
 
-def fuse_collectives(step: Step, options: Options) -> Change:
+def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
     """Join calls of one kind, group, root, dtype and reduction into packed ones; simplify pairs of calls.
 
     Requires: to run after shard and statistics, whose cut buckets it leaves alone. Guarantees: no call waits for what
@@ -37,13 +37,13 @@ def fuse_collectives(step: Step, options: Options) -> Change:
     fewer calls; less where a reduce and a broadcast, or an all-reduce and a slice, become one call.
     """
     _check(options)
-    draft = Draft(step.graph, NAME)
-    combined = combine(step, draft)
+    draft = Draft(program.graph, NAME)
+    combined = combine(program, draft)
     draft.finish()
-    found = [_plan(step, order, options) for order in orders(step)]
+    found = [_plan(program, order, options) for order in orders(program)]
     packings = min(found, key=lambda plan: sum(len(packing.buckets) for packing in plan))
     removed = dict(draft.reasons)
-    draft = Draft(step.graph, NAME)
+    draft = Draft(program.graph, NAME)
     placed: dict[int, Place] = {}
     number = 0
     for packing in packings:
@@ -55,18 +55,18 @@ def fuse_collectives(step: Step, options: Options) -> Change:
             placed[id(call)] = place, bucket
     draft.finish()
     facts = {"fused_calls": number, **combined, "keys": [packing.to_json() for packing in packings]}
-    calls = any(node.domain == COMM for node in step.graph.nodes)
-    return Change(
+    calls = any(node.domain == COMM for node in program.graph.nodes)
+    return PassResult(
         removed={**removed, **draft.reasons},
-        facts={**facts, "neighbours": neighbours(step.graph, placed)},
+        facts={**facts, "neighbours": neighbours(program.graph, placed)},
         note="" if calls else "there are no calls",
     )
 
 
-def _plan(step: Step, order: Order, options: Options) -> Sequence[Packing]:
-    free = [node for node in step.graph.nodes if node.domain == COMM and not bound_by(step.graph, node)]
+def _plan(program: SpmdProgram, order: Order, options: Options) -> Sequence[Packing]:
+    free = [node for node in program.graph.nodes if node.domain == COMM and not bound_by(program.graph, node)]
     cap, first = (None if size is None else int(size * MIB) for size in (options.cap_mb, options.first_mb))
-    return pack([item(step.graph, node, order) for node in free], cap, first, options.max_tensors)
+    return pack([item(program.graph, node, order) for node in free], cap, first, options.max_tensors)
 
 
 def _check(options: Options) -> None:

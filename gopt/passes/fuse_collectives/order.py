@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gopt.analysis.spmd import Step
 from gopt.analysis.training import Phase
 from gopt.graph.model import COMM, Graph, Node
+from gopt.program import SpmdProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +24,27 @@ class Order:
     """Of a call: the place of the first reader, and the value it reads; the number of nodes and '' for none."""
 
 
-def orders(step: Step) -> list[Order]:
+def orders(program: SpmdProgram) -> list[Order]:
     """Two orders to choose from: the file's, and one in which parallel chains of calls advance side by side.
 
     In both the update comes last, so that a gradient's reader does not stand before the next gradient.
     """
-    late = _update(step)
-    nodes = step.graph.nodes
+    late = _update(program)
+    nodes = program.graph.nodes
     by_file = sorted(range(len(nodes)), key=lambda at: at in late)
-    depth = _depths(step.graph)
+    depth = _depths(program.graph)
     by_depth = sorted(range(len(nodes)), key=lambda at: (at in late, depth[at], at))
-    return [_order(step.graph, [nodes[at] for at in order]) for order in (by_file, by_depth)]
+    return [_order(program.graph, [nodes[at] for at in order]) for order in (by_file, by_depth)]
 
 
-def _update(step: Step) -> set[int]:
+def _update(program: SpmdProgram) -> set[int]:
     """Places of the nodes of the update: the source's, and all that reads what an update node makes.
 
     Nothing else reads their values, so the rest of the graph can stand before them.
     """
     values: set[str] = set()
     found = set()
-    for place, node in enumerate(step.graph.nodes):
+    for place, node in enumerate(program.graph.nodes):
         own = node.phase is Phase.UPDATE and node.domain != COMM
         if own or any(name in values for name in node.reads):
             found.add(place)

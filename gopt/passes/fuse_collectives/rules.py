@@ -6,26 +6,26 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from gopt.analysis.spmd import Step
 from gopt.graph.edit import Draft
 from gopt.graph.model import COMM, SPMD, Graph, Node
 from gopt.graph.types import TensorType
+from gopt.program import SpmdProgram
 from gopt.sharding.placements import FlatShard
 
 
-def combine(step: Step, draft: Draft) -> dict[str, int]:
+def combine(program: SpmdProgram, draft: Draft) -> dict[str, int]:
     """Apply both rules; how often each did. Linear in the graph."""
-    readers = step.graph.readers()
-    reduces = {name: node for node in step.graph.nodes if _is(node, "Reduce") for name in node.outputs}
-    sent = [node for node in step.graph.nodes if _is(node, "Broadcast") and node.inputs]
+    readers = program.graph.readers()
+    reduces = {name: node for node in program.graph.nodes if _is(node, "Reduce") for name in node.outputs}
+    sent = [node for node in program.graph.nodes if _is(node, "Broadcast") and node.inputs]
     pairs = [(reduces[node.inputs[0]], node) for node in sent if node.inputs[0] in reduces]
-    pairs = [(above, below) for above, below in pairs if _one(step.graph, readers, above, below)]
+    pairs = [(above, below) for above, below in pairs if _one(program.graph, readers, above, below)]
     for reduce, broadcast in pairs:
         _all_reduce(draft, reduce, broadcast)
     taken = {id(node) for pair in pairs for node in pair}
-    tiles = _tiles(step, readers, taken)
+    tiles = _tiles(program, readers, taken)
     for number, tile in enumerate(tiles):
-        _reduce_scatter(draft, step.group, tile, f"gopt.{draft.pass_name}.s{number}.shard")
+        _reduce_scatter(draft, program.group, tile, f"gopt.{draft.pass_name}.s{number}.shard")
     return {"reduce_broadcast": len(pairs), "reduce_slice": sum(len(tile.calls) for tile in tiles)}
 
 
@@ -81,18 +81,18 @@ class _Tile:
     calls: tuple[Node, ...]
 
 
-def _tiles(step: Step, readers: dict[str, list[Node]], taken: set[int]) -> list[_Tile]:
+def _tiles(program: SpmdProgram, readers: dict[str, list[Node]], taken: set[int]) -> list[_Tile]:
     """Buckets of which every rank reads its own part alone, of all-reduces over the sharding group."""
     maker = {
-        name: node for node in step.graph.nodes for name in node.outputs
-        if _is(node, "AllReduce") and node.attributes["group"] == step.group and id(node) not in taken
+        name: node for node in program.graph.nodes for name in node.outputs
+        if _is(node, "AllReduce") and node.attributes["group"] == program.group and id(node) not in taken
     }  # fmt: skip
-    if not maker or not step.sharding:
+    if not maker or not program.sharding:
         return []
     waiting: dict[Hashable, dict[int, list[_View]]] = {}
-    for view in _views(step.graph, readers, maker):
+    for view in _views(program.graph, readers, maker):
         call = maker[view.sources[0]]
-        dtype = step.graph.types[view.sources[0]].dtype
+        dtype = program.graph.types[view.sources[0]].dtype
         key = (view.span.cuts, dtype, call.attributes.get("reduce", "sum"))
         waiting.setdefault(key, {}).setdefault(view.span.start, []).append(view)
     found = []
@@ -109,7 +109,7 @@ def _views(graph: Graph, readers: dict[str, list[Node]], maker: dict[str, Node])
     """Local parts of all-reduced tensors that nothing but equal local parts reads."""
     alike: dict[Hashable, list[Node]] = {}
     for node in graph.nodes:
-        if node.domain == SPMD and node.op_type == "Local" and all(name in maker for name in node.inputs):
+        if node.domain == SPMD and node.op_type == "LocalSlice" and all(name in maker for name in node.inputs):
             key = (node.place, tuple(node.inputs), tuple(node.attributes["starts"]))
             alike.setdefault(key, []).append(node)
     found = []
@@ -154,4 +154,4 @@ def _reduce_scatter(draft: Draft, group: str, tile: _Tile, shard: str) -> None:
             output = node.outputs[0]
             draft.discard(output)
             made = {output: draft.graph.types[output]}
-            draft.add("Segment", [shard], made, domain=SPMD, place=view.span, before=node)
+            draft.add("ShardSlice", [shard], made, domain=SPMD, place=view.span, before=node)

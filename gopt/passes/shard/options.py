@@ -8,10 +8,10 @@ from enum import Enum, IntEnum
 from fnmatch import fnmatchcase
 
 from gopt.analysis.partition import Owners, Partition, Rule
-from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind
 from gopt.errors import OptionError
 from gopt.passes.shard.plan import Layout, Style
+from gopt.program import SpmdProgram
 
 
 class Stage(IntEnum):
@@ -56,7 +56,7 @@ MOST_MB = 1 << 30
 """MiB of a bucket: more than any machine has."""
 
 
-def check(step: Step, options: Options) -> None:
+def check(program: SpmdProgram, options: Options) -> None:
     """Refuse options that have no use beside the others: none is dropped silently."""
     if options.bucket_mb is not None and not 0 <= options.bucket_mb <= MOST_MB:
         raise OptionError(
@@ -67,8 +67,8 @@ def check(step: Step, options: Options) -> None:
         raise OptionError("persist and min-piece are numbers of elements, at least 0 and 1")
     for why, *hints in useless(options).values():
         raise OptionError(f"shard: {why}", *hints)
-    if step.micro_steps > 1 and any(state.kind is Kind.ACCUMULATOR for state in step.training.states):
-        held = next(s.tensor for s in step.training.states if s.kind is Kind.ACCUMULATOR)
+    if program.micro_steps > 1 and any(state.kind is Kind.ACCUMULATOR for state in program.training.states):
+        held = next(s.tensor for s in program.training.states if s.kind is Kind.ACCUMULATOR)
         raise OptionError(f"--accumulate: the model accumulates gradients itself, in {held}", "leave --accumulate out")
 
 
@@ -91,17 +91,17 @@ def useless(options: Options) -> dict[str, tuple[str, ...]]:
     return {name: why for name, why in found.items() if getattr(options, name) != getattr(Options(), name)}
 
 
-def layout_of(step: Step, options: Options) -> Layout:
+def layout_of(program: SpmdProgram, options: Options) -> Layout:
     """How the options place tensors; raises OptionError for an override that fits no parameter."""
     overrides = _parse_overrides(options.override)
-    names = [state.tensor for state in step.training.parameters if state.tensor in step.training.gradients]
+    names = [state.tensor for state in program.training.parameters if state.tensor in program.training.gradients]
     for pattern, kind in overrides:
         if not any(fnmatchcase(name, pattern) for name in names):
             close = get_close_matches(pattern, names, 1)
             hint = f"did you mean {close[0]!r}?" if close else "see the parameters with gopt inspect"
             raise OptionError(f"shard: override {pattern}:{kind.value} fits no parameter", hint)
     return Layout(
-        step.members, options.partition, options.owners, options.rule, options.min_piece, overrides,
+        program.members, options.partition, options.owners, options.rule, options.min_piece, overrides,
         None if options.bucket_mb is None else int(options.bucket_mb * (1 << 20)),
         options.stage is Stage.PARAMETERS, options.persist,
     )  # fmt: skip

@@ -26,12 +26,12 @@ from gopt.analysis.partition import (
     row_cuts,
     window_cuts,
 )
-from gopt.analysis.spmd import Holding
 from gopt.analysis.sweeps import Index
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.updates import Cone, Mode, Updates
 from gopt.collectives.layout import flat_cuts
 from gopt.graph.types import TensorType
+from gopt.program import ShardedState
 from gopt.sharding.placements import FlatShard
 
 
@@ -43,7 +43,7 @@ class Style(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ParameterGroup:
     """Neighbouring tensors of one class inside a bucket, from element ``start`` to ``stop`` of it."""
 
     cones: tuple[Cone, ...]
@@ -59,7 +59,7 @@ class SplitBucket:
     cones: tuple[Cone, ...]
     offsets: tuple[int, ...]
     cuts: tuple[int, ...]
-    segments: tuple[Segment, ...]
+    groups: tuple[ParameterGroup, ...]
     whole_gradient: bool
     why: str
 
@@ -122,7 +122,7 @@ class Layout:
         return self.least if self.least is not None else LEAST_PIECE if self.rule is Rule.CEIL else 1
 
 
-def make_plan(training: Training, updates: Updates, layout: Layout, copies: Mapping[str, Holding]) -> Plan:
+def make_plan(training: TrainingGraph, updates: Updates, layout: Layout, copies: Mapping[str, ShardedState]) -> Plan:
     """Place every parameter of a step."""
     types = training.graph.types
     total = sum(types[gradient].nbytes for gradient in set(training.gradients.values()))
@@ -153,7 +153,7 @@ def _fitting(items: Sequence[Item], base: int) -> int:
 
 
 def _items(
-    training: Training, updates: Updates, layout: Layout, placer: _Placer, copies: Mapping[str, Holding]
+    training: TrainingGraph, updates: Updates, layout: Layout, placer: _Placer, copies: Mapping[str, ShardedState]
 ) -> list[Item]:
     index, types = Index(training.graph), training.graph.types
     used = _first_uses(training) if layout.by_use else {}
@@ -175,7 +175,7 @@ def _items(
     return items
 
 
-def _first_uses(training: Training) -> dict[str, int]:
+def _first_uses(training: TrainingGraph) -> dict[str, int]:
     """Parameter -> place of its first reader in the forward, or in the backward where it has none."""
     names = {state.tensor for state in training.parameters}
     found: dict[str, int] = {}
@@ -250,13 +250,13 @@ def _split(name: str, members: list[Cone], placer: _Placer, why: str) -> SplitBu
     ordered = placer.order([cone for group in by_class.values() for cone in group])
     starts = offsets([placer.types[cone.parameter.tensor].elements for cone in ordered])
     cuts = tuple(placer.cuts(ordered))
-    segments, place = [], 0
+    groups, place = [], 0
     for _, run in groupby(ordered, key=lambda cone: cone.likeness):
         group = tuple(run)
         stop = place + len(group)
-        segments.append(Segment(group, tuple(starts[place:stop]), FlatShard(cuts, starts[place], starts[stop])))
+        groups.append(ParameterGroup(group, tuple(starts[place:stop]), FlatShard(cuts, starts[place], starts[stop])))
         place = stop
-    return SplitBucket(name, tuple(ordered), tuple(starts), cuts, tuple(segments), members[0].whole_gradient, why)
+    return SplitBucket(name, tuple(ordered), tuple(starts), cuts, tuple(groups), members[0].whole_gradient, why)
 
 
 def _whole(name: str, bucket: Bucket, members: list[Cone], placer: _Placer) -> WholeBucket:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError
 from gopt.runtime.proof import draws
 from gopt.runtime.proof.compare import Values
@@ -26,7 +26,7 @@ class Batches(Protocol):
 class Drawn:
     """Batches drawn from ``seed``; ``parts``: how many data ranks there are."""
 
-    training: Training
+    training: TrainingGraph
     randoms: Randoms
     seed: int
     ranges: dict[str, draws.Range]
@@ -50,7 +50,7 @@ class Drawn:
 class Given:
     """The user's own batches, as ``gopt run`` deals them out to ``parts`` data ranks; each is asked for once."""
 
-    training: Training
+    training: TrainingGraph
     randoms: Randoms
     seed: int
     parts: int

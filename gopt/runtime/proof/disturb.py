@@ -15,7 +15,7 @@ import numpy as np
 
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.sweeps import Index
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.graph.types import FLOATS, HALVES, dtype_name
 from gopt.runtime.proof.compare import Values, floating
 from gopt.runtime.proof.expected import Batches, Expected, Local, Step, mean_of
@@ -49,7 +49,7 @@ class Sensitivity:
         return [name for name, size in sizes.items() if size > 0 and size * NOISE <= self.means[name]]
 
 
-def units(training: Training) -> dict[str, float]:
+def units(training: TrainingGraph) -> dict[str, float]:
     """By how much of its value each floating state is disturbed: a unit of the narrowest type it is cast to first."""
     index = Index(training.graph)
     found = {}

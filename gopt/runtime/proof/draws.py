@@ -10,7 +10,7 @@ import onnx
 
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.sweeps import Index
-from gopt.analysis.training import Kind, State, Training
+from gopt.analysis.training import Kind, State, TrainingGraph
 from gopt.graph.types import FLOATS, TensorType, numpy_dtype
 
 DEFAULT_BOUND = 2
@@ -47,14 +47,14 @@ class Range:
         return np.asarray(values)
 
 
-def integer_ranges(training: Training) -> dict[str, Range]:
+def integer_ranges(training: TrainingGraph) -> dict[str, Range]:
     """For each integer batch input what it may be: as much as the shortest axis that it indexes."""
     index = Index(training.graph)
     types = training.graph.types
     return {name: _range(index, name) for name in training.batch if types[name].dtype in INTEGERS}
 
 
-def index_bounds(training: Training) -> dict[str, int]:
+def index_bounds(training: TrainingGraph) -> dict[str, int]:
     """For each integer batch input the number of things it can point at: the shortest axis it indexes."""
     return {name: each.bound for name, each in integer_ranges(training).items()}
 
@@ -127,13 +127,15 @@ def draw(type: TensorType, generator: np.random.Generator, range: Range | None =
     return (range or Range()).draw(dims, generator).astype(numpy_dtype(type.dtype))
 
 
-def draw_batch(training: Training, generator: np.random.Generator, bounds: dict[str, int]) -> dict[str, np.ndarray]:
+def draw_batch(
+    training: TrainingGraph, generator: np.random.Generator, bounds: dict[str, int]
+) -> dict[str, np.ndarray]:
     """One rank's batch; ``bounds``: see ``index_bounds``."""
     types = training.graph.types
     return {name: draw(types[name], generator, Range(bounds.get(name, DEFAULT_BOUND))) for name in training.batch}
 
 
-def initial_state(training: Training, state: State, generator: np.random.Generator) -> np.ndarray:
+def initial_state(training: TrainingGraph, state: State, generator: np.random.Generator) -> np.ndarray:
     """The stored value of a state, or one drawn for its kind: optimizer states small and positive."""
     type = training.graph.types[state.tensor]
     stored = training.graph.initializers.get(state.tensor)

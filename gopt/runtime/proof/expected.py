@@ -9,7 +9,7 @@ import numpy as np
 
 from gopt.analysis.coupling.synchronise import Shared
 from gopt.analysis.loss_reduction import LossReduction, Rule
-from gopt.analysis.training import Kind, Training
+from gopt.analysis.training import Kind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.mesh import Mesh
 from gopt.runtime.program import Program
@@ -53,7 +53,7 @@ class Expected:
     """The source cut at its gradients; ``call`` answers the collectives that it holds itself."""
 
     def __init__(
-        self, training: Training, mesh: Mesh, cache: SessionCache, gates: Sequence[Gate] = (),
+        self, training: TrainingGraph, mesh: Mesh, cache: SessionCache, gates: Sequence[Gate] = (),
         reduction: LossReduction = LossReduction(), shared: Shared = Shared(),
     ) -> None:  # fmt: skip
         self.training = training

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gopt.analysis.sweeps import Index, ancestors, descendants
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.graph.model import Graph, Node
 from gopt.runtime.proof.compare import Values
 from gopt.runtime.proof.draws import constant
@@ -46,7 +46,7 @@ class Gate:
         return {bool(each) for each in np.unique(made.astype(bool))}
 
 
-def find_gates(training: Training) -> list[Gate]:
+def find_gates(training: TrainingGraph) -> list[Gate]:
     """All gates that follow scalars alone, and those behind the gradients."""
     index = Index(training.graph)
     free = descendants(index, [*training.batch, *(name for node in training.random for name in node.outputs)])

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from gopt.analysis.operators import RANDOM
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.graph.model import Graph, Node, Tensor
 from gopt.graph.types import TensorType, dtype_code, numpy_dtype
@@ -111,7 +111,7 @@ def _fed(node: Node, graph: Graph) -> Fed:
     return Fed(wide, shared=shared)
 
 
-def feed_training(training: Training, randoms: Randoms) -> Training:
+def feed_training(training: TrainingGraph, randoms: Randoms) -> TrainingGraph:
     """The same step with what it draws as inputs of its batch."""
     if not randoms.fed:
         return training

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from gopt.analysis.training import Kind, Phase, Training
+from gopt.analysis.training import Kind, Phase, TrainingGraph
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import UnsupportedError
 from gopt.graph.model import COMM, Graph, Node, clone
 from gopt.mesh import Mesh
 
 
-def local_graph(training: Training, weight: str = "") -> Graph:
+def local_graph(training: TrainingGraph, weight: str = "") -> Graph:
     """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, and its
     ``weight`` (``--loss-reduction``)."""
     statistics = [state.updated for state in training.states if state.kind is Kind.STATISTIC]
@@ -26,7 +26,7 @@ def local_graph(training: Training, weight: str = "") -> Graph:
     return part_of(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
 
 
-def update_graph(training: Training, watched: Iterable[str] = ()) -> Graph:
+def update_graph(training: TrainingGraph, watched: Iterable[str] = ()) -> Graph:
     """The source's own update: inputs are gradients, states and hyper-parameters; outputs all other new states.
 
     ``watched``: values of the update that are outputs as well.

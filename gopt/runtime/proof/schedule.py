@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gopt.analysis.sweeps import Index, descendants
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.graph.types import FLOATS, numpy_dtype
 from gopt.runtime.program import Program
 from gopt.runtime.proof.compare import Values
@@ -36,7 +36,7 @@ class Start:
 class Schedule:
     """The part of a step that follows counters, flags and hyper-parameters alone."""
 
-    def __init__(self, training: Training, coverage: Coverage, cache: SessionCache) -> None:
+    def __init__(self, training: TrainingGraph, coverage: Coverage, cache: SessionCache) -> None:
         self.types, self.coverage = training.graph.types, coverage
         self.gates = [gate for gate in coverage.gates if gate.scheduled]
         index = Index(training.graph)

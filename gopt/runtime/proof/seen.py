@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gopt.analysis.sweeps import Index, descendants
-from gopt.analysis.training import Kind, Training
+from gopt.analysis.training import Kind, TrainingGraph
 from gopt.runtime.proof.compare import Values, floating
 from gopt.runtime.proof.disturb import apart, norm
 from gopt.runtime.proof.expected import Local, Step
@@ -23,7 +23,7 @@ class Seen:
     """``tolerance``: gradients that are closer than this count as equal; ``parts``: how many see different data;
     ``shared``: values that ranks have as their mean already: what follows the batch through them alone is equal."""
 
-    training: Training
+    training: TrainingGraph
     coverage: Coverage
     tolerance: float
     parts: int

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gopt.analysis.through import over_data
-from gopt.analysis.training import Phase, Training
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.graph.model import Graph, Node
 from gopt.graph.types import FLOATS
 from gopt.runtime.program import CallBack, Program
@@ -73,7 +73,7 @@ class Varied:
         return self.program.run(feeds, varied)
 
 
-def has_finite_check(training: Training) -> bool:
+def has_finite_check(training: TrainingGraph) -> bool:
     """Whether an update looks for infinities: a test on gradients whose result gates a state."""
     tests = {"IsInf", "IsNaN"}
     gradient_values = set(training.gradients.values())

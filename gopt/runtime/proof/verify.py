@@ -19,7 +19,7 @@ from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.roles import recover
 from gopt.analysis.take_over import take_over
 from gopt.analysis.through import declare
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError, OptionError, RunError
 from gopt.given import check_folder
 from gopt.graph.load import load
@@ -196,7 +196,9 @@ class Verifier:
         return [batches.batch(each // sides, each % sides) for each in range(count)]
 
 
-def _training(folder: Path, model: str | os.PathLike[str] | None, manifest: Mapping[str, Any], mesh: Mesh) -> Training:
+def _training(
+    folder: Path, model: str | os.PathLike[str] | None, manifest: Mapping[str, Any], mesh: Mesh
+) -> TrainingGraph:
     """The source with the roles that were settled when it was sharded."""
     from gopt.api import kept_roles, recover_kept
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.errors import RunError, UnsupportedError
 from gopt.graph.model import Graph
 from gopt.graph.types import HALVES
@@ -44,7 +44,7 @@ SINGLE = Precision("float32", (1e-2, 3e-3, 1e-3, 3e-4), 8 * 2.0**-24, 8e-2)
 class Forward:
     """Computes the loss, alone or with all that is called a gradient, at any point. ``runs`` counts them."""
 
-    def __init__(self, training: Training, call: CallBack) -> None:
+    def __init__(self, training: TrainingGraph, call: CallBack) -> None:
         self.training = training
         self.runs = 0
         self._call, self._cache = call, SessionCache()

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.runtime.program import CallBack
 from gopt.runtime.proof.confirm import verdict as said
 from gopt.runtime.proof.confirm.forward import Forward, Values
@@ -40,7 +40,7 @@ Tell = Callable[[str], None]
 
 
 def confirm_gradients(
-    training: Training, batches: Sequence[Values], seed: int, call: CallBack = no_call,
+    training: TrainingGraph, batches: Sequence[Values], seed: int, call: CallBack = no_call,
     advance: Tell = lambda _: None,
 ) -> list[Confirmation]:  # fmt: skip
     """Check every gradient between two batches or more; each is a full set of inputs, with states that are equal.
@@ -63,7 +63,7 @@ def confirm_gradients(
 class _Confirming:
     """One confirmation under way; ``found`` fills."""
 
-    training: Training
+    training: TrainingGraph
     ruler: Ruler
     points: list[Values]
     spare: list[Values]

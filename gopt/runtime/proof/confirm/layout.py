@@ -8,7 +8,7 @@ from itertools import permutations
 
 import numpy as np
 
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.graph.model import Node
 from gopt.runtime.proof.confirm.slopes import Part
 
@@ -19,7 +19,7 @@ DEPTH = 8
 class Layouts:
     """Lays gradients out as their parameters."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: TrainingGraph) -> None:
         self._training = training
         self._readers: Mapping[str, list[Node]] = training.graph.readers()
         self._turns: dict[str, list[Node]] = {}

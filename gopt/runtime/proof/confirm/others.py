@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.runtime.proof.confirm.forward import Forward, Values
 from gopt.runtime.proof.confirm.layout import laid, turned
 from gopt.runtime.proof.confirm.seams import TRIES, ahead, read_by, seams
@@ -38,7 +38,7 @@ class Ruler:
 
 
 def along_seam(
-    ruler: Ruler, training: Training, name: str, points: Sequence[Values], at: tuple[np.ndarray, ...]
+    ruler: Ruler, training: TrainingGraph, name: str, points: Sequence[Values], at: tuple[np.ndarray, ...]
 ) -> tuple[str, Fit] | None:
     """The value made of the states alone that ``at`` is the gradient of."""
     forward = ruler.forward
@@ -55,7 +55,7 @@ def along_seam(
 
 
 def behind(
-    ruler: Ruler, training: Training, part: Part, points: Sequence[Values], gradient: str
+    ruler: Ruler, training: TrainingGraph, part: Part, points: Sequence[Values], gradient: str
 ) -> tuple[str, Fit, bool] | None:
     """A gradient through which alone ``gradient`` depends on the batch, its fit, and whether it does so linearly."""
     forward, batch = ruler.forward, set(training.batch)
@@ -91,7 +91,7 @@ def _linear(forward: Forward, point: Values, result: str, name: str, held: Seque
 
 
 def where_taken(
-    ruler: Ruler, training: Training, parts: Sequence[Part], points: Sequence[Values], shifts: Mapping[str, str]
+    ruler: Ruler, training: TrainingGraph, parts: Sequence[Part], points: Sequence[Values], shifts: Mapping[str, str]
 ) -> Fit:
     """A fit at the points where every rank's own batch has moved the parameters to: ``shifts`` names them."""
     forward = ruler.forward

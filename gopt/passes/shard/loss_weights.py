@@ -14,24 +14,24 @@ import numpy as np
 import onnx
 
 from gopt.analysis.loss_reduction import Rule
-from gopt.analysis.spmd import Accumulator, Step
 from gopt.graph.edit import Draft
 from gopt.graph.types import TensorType, dtype_code, numpy_dtype
-from gopt.passes.shard import layout
+from gopt.passes.shard import emit
+from gopt.program import Accumulator, SpmdProgram
 from gopt.sharding.placements import REPLICATED, Place
 
 
 @dataclass(slots=True)
-class Weights:
+class LossWeights:
     """``data``: the group of ranks that see different data, None where that is one."""
 
-    step: Step
+    program: SpmdProgram
     draft: Draft
     data: str | None
 
     @property
     def rule(self) -> Rule:
-        return self.step.loss_reduction.rule
+        return self.program.loss_reduction.rule
 
     @property
     def reduce(self) -> str:
@@ -73,12 +73,12 @@ class Weights:
 
     def _type(self) -> TensorType:
         types = self.draft.graph.types
-        wide = any(types[name].dtype == "float64" for name in self.step.training.gradients.values())
+        wide = any(types[name].dtype == "float64" for name in self.program.training.gradients.values())
         return TensorType("float64" if wide else "float32", ())
 
     def _own(self) -> str:
         """The rank's weight, as a floating scalar."""
-        value, scalar = self.step.loss_reduction.value, self._type()
+        value, scalar = self.program.loss_reduction.value, self._type()
         type = self.draft.graph.types[value]
         if type.shape:
             value = self._once("scalar", "Squeeze", [value], TensorType(type.dtype, ()))
@@ -93,7 +93,7 @@ class Weights:
         if self.data is None:
             return value
         if name not in self.draft.graph.types:
-            layout.all_reduce(self.draft, self.data, [value], [name], "mean")
+            emit.all_reduce(self.draft, self.data, [value], [name], "mean")
         return name
 
     def _share(self) -> str:
@@ -118,7 +118,7 @@ class Weights:
             self.draft.graph.types[held.input] = type
             self._add("Add", [held.input, value], held.added, type)
             self._add("Constant", [], held.output, type, value=_array(0.0, type.dtype))
-            self.step.accumulators.append(held)
+            self.program.accumulators.append(held)
         return held.input
 
     def _constant(self, value: float) -> str:

@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from gopt.analysis.spmd import Holding, Step
 from gopt.analysis.training import Phase
 from gopt.analysis.updates import Cone
 from gopt.graph.edit import Draft
 from gopt.graph.model import Node
 from gopt.graph.types import TensorType, dtype_code
-from gopt.passes.shard import layout
+from gopt.passes.shard import emit
+from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import OnMember, Place
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OwnedParameter:
     """The flat piece of a bucket that a class or a tensor contributes: now, and after the update."""
 
     current: str
@@ -33,12 +33,12 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class GatherBucket:
     """A bucket's parameters on their way: ``cuts`` for a gather, None where each is broadcast by its owner."""
 
     bucket: str
     cones: tuple[Cone, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[OwnedParameter, ...]
     cuts: tuple[int, ...] | None
 
 
@@ -51,30 +51,30 @@ class _Readers:
 
 
 @dataclass(slots=True)
-class Delivery:
+class ParameterGather:
     """Settled once per pass: ``sharded`` is stage 3, but for parameters of fewer than ``persist`` elements; ``again``
     whether the backward gathers anew."""
 
-    step: Step
+    program: SpmdProgram
     draft: Draft
     group: str
     sharded: bool
-    again: bool
+    regather: bool
     persist: int = 0
-    copies: dict[str, Holding] = field(default_factory=dict)
+    copies: dict[str, ShardedState] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
     """Narrow copies that no rank keeps between steps."""
-    _waiting: list[Parcel] = field(default_factory=list)
+    _waiting: list[GatherBucket] = field(default_factory=list)
     _readers: dict[str, _Readers] = field(default_factory=dict)
     _place: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.copies = self.step.copies()
+        self.copies = self.program.copies()
         if not self.sharded:
             return
-        names = {state.tensor for state in self.step.training.parameters}
+        names = {state.tensor for state in self.program.training.parameters}
         names |= {copy.input for copy in self.copies.values()}
-        for place, node in enumerate(self.step.training.graph.nodes):
+        for place, node in enumerate(self.program.training.graph.nodes):
             for name in dict.fromkeys(node.reads) if node.phase is not Phase.UPDATE else ():
                 kept = self.draft.kept(node) if name in names else None
                 if kept is not None:
@@ -95,7 +95,7 @@ class Delivery:
         """Whether the wide parameter is held by its owner alone, as the other states are."""
         return self.before_use(cone) or bool(self.narrow(cone))
 
-    def deliver(self, parcel: Parcel) -> None:
+    def add(self, parcel: GatherBucket) -> None:
         """Bring a bucket's parameters where they are due: at once behind the update, else in ``finish``."""
         for cone in parcel.cones:
             copy = self.copies.get(cone.parameter.tensor)
@@ -128,13 +128,13 @@ class Delivery:
             first = self.draft.earliest(nodes.forward or nodes.backward)
             packed = self._packed(parcel, [part.current for part in parcel.parts], first)
             self._send(parcel, packed, names, first)
-            if not (self.again and nodes.forward and nodes.backward):
+            if not (self.regather and nodes.forward and nodes.backward):
                 continue
             end, start = self._at(nodes.forward)[1], self._at(nodes.backward)[0]
             if bisect_left(starts, start) <= bisect_right(starts, end):
                 kept += 1  # nothing else is gathered in between: dropping it would free nothing in time
                 continue
-            self._send_again(parcel, packed, names, nodes.backward)
+            self._send_regather(parcel, packed, names, nodes.backward)
         return {"gathered_before_use": len(windows), "kept_for_backward": kept} if self.sharded else {}
 
     def _at(self, nodes: Sequence[Node]) -> tuple[int, int]:
@@ -146,24 +146,24 @@ class Delivery:
         copy = self.copies.get(cone.parameter.tensor)
         return cone.parameter.tensor if copy is None else copy.input
 
-    def _send_again(
-        self, parcel: Parcel, packed: Sequence[str], names: Sequence[str], backward: Sequence[Node]
+    def _send_regather(
+        self, parcel: GatherBucket, packed: Sequence[str], names: Sequence[str], backward: Sequence[Node]
     ) -> None:
-        again = {name: layout.named(parcel.bucket, f"again{place}") for place, name in enumerate(names)}
-        for old, new in again.items():
+        regather = {name: emit.named(parcel.bucket, f"again{place}") for place, name in enumerate(names)}
+        for old, new in regather.items():
             self.draft.graph.types[new] = self.draft.graph.types[old]
             for node in self._readers[old].backward if old in self._readers else ():
                 self.draft.rewire(node, old, new)
-        self._send(parcel, packed, list(again.values()), self.draft.earliest(backward))
+        self._send(parcel, packed, list(regather.values()), self.draft.earliest(backward))
 
-    def _send(self, parcel: Parcel, packed: Sequence[str], outputs: Sequence[str], before: Node | None) -> None:
+    def _send(self, parcel: GatherBucket, packed: Sequence[str], outputs: Sequence[str], before: Node | None) -> None:
         """The call, or one call per owner, that turns owned values into whole ones under the names ``outputs``."""
         if parcel.cuts is not None:
-            layout.all_gather(self.draft, self.group, packed[0], parcel.cuts, outputs, before=before)
+            emit.all_gather(self.draft, self.group, packed[0], parcel.cuts, outputs, before=before)
             return
         for part, source, output in zip(parcel.parts, packed, outputs):
             assert isinstance(part.place, OnMember)
-            layout.broadcast(self.draft, self.group, part.place.member, source, output, before=before)
+            emit.broadcast(self.draft, self.group, part.place.member, source, output, before=before)
 
     def _state_shapes(self, names: Sequence[str]) -> None:
         """A reader of a shape alone needs no gather: it becomes a constant."""
@@ -177,7 +177,7 @@ class Delivery:
                     made = {output: TensorType("int64", (len(dims),))}
                     self.draft.add("Constant", [], made, attributes={"value_ints": dims}, before=node)
 
-    def _packed(self, parcel: Parcel, values: Sequence[str], before: Node | None) -> list[str]:
+    def _packed(self, parcel: GatherBucket, values: Sequence[str], before: Node | None) -> list[str]:
         """The owned values as they travel: narrow where they may be; for a gather as the rank's one part of the bucket,
         present on every rank."""
         narrow, names = self.narrow(parcel.cones[0]), []
@@ -189,8 +189,8 @@ class Delivery:
             names.append(f"{name}.narrow" if narrow else name)
         if parcel.cuts is None or (len(names) == 1 and all(start < stop for start, stop in pairwise(parcel.cuts))):
             return names
-        joined = layout.named(parcel.bucket, "parameters")
+        joined = emit.named(parcel.bucket, "parameters")
         dtype = narrow or self.draft.graph.types[parcel.cones[0].parameter.tensor].dtype
         sizes = [part.elements for part in parcel.parts]
-        layout.join(self.draft, names, joined, dtype, sizes, before=before)
+        emit.local_concat(self.draft, names, joined, dtype, sizes, before=before)
         return [joined]

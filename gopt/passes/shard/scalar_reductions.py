@@ -11,10 +11,10 @@ from gopt.errors import UnsupportedError
 from gopt.graph.edit import Draft
 from gopt.graph.model import Graph
 from gopt.graph.types import TensorType
-from gopt.passes.shard import layout
+from gopt.passes.shard import emit
 
 
-class Scalars:
+class ScalarReductions:
     """Collects the shares of every tree while buckets are emitted, then writes the calls."""
 
     def __init__(self, draft: Draft, source: Graph, updates: Updates, group: str) -> None:
@@ -43,7 +43,7 @@ class Scalars:
         """Note ``value`` as this rank's share of the reductions ``sources``, which all feed one tree."""
         tree = self.updates.trees[self.updates.tree_of[sources[0]]]
         guarded = f"{value}.everywhere"
-        layout.guard(self.draft, value, guarded, "sum" if tree.kind == "l2" else tree.kind)
+        emit.select(self.draft, value, guarded, "sum" if tree.kind == "l2" else tree.kind)
         self._shares.setdefault(tree.root, []).append(guarded)
 
     def finish(self) -> dict[str, object]:
@@ -58,7 +58,7 @@ class Scalars:
         for number, ((_, _, reduce), items) in enumerate(sorted(packed.items(), key=lambda item: item[0])):
             inputs = [value for value, _ in items]
             outputs = [f"gopt.shard.scalars.call{number}_{place}" for place in range(len(items))]
-            layout.all_reduce(self.draft, self.group, inputs, outputs, reduce)
+            emit.all_reduce(self.draft, self.group, inputs, outputs, reduce)
             for output, (_, tree) in zip(outputs, items):
                 self._complete(tree, output)
         return {"scalar_calls": len(packed), "scalars": len(self._shares)}

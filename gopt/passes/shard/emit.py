@@ -33,32 +33,32 @@ def flat(dtype: str) -> TensorType:
     return TensorType(dtype, (None,))
 
 
-def local_part(
+def local_slice(
     draft: Draft, sources: Sequence[str], starts: Sequence[int], span: FlatShard, output: str, dtype: str
 ) -> None:
     """The rank's elements of a span, cut out of whole tensors that lie at ``starts`` of the bucket."""
     sizes = [draft.graph.types[name].elements for name in sources]
     attributes = {"starts": list(starts), "sizes": sizes}
-    draft.add("Local", sources, {output: flat(dtype)}, domain=SPMD, attributes=attributes, place=span)
+    draft.add("LocalSlice", sources, {output: flat(dtype)}, domain=SPMD, attributes=attributes, place=span)
 
 
-def segment(draft: Draft, source: str, span: FlatShard, output: str, dtype: str) -> None:
+def shard_slice(draft: Draft, source: str, span: FlatShard, output: str, dtype: str) -> None:
     """The rank's elements of a span, cut out of its part of the bucket."""
-    draft.add("Segment", [source], {output: flat(dtype)}, domain=SPMD, place=span)
+    draft.add("ShardSlice", [source], {output: flat(dtype)}, domain=SPMD, place=span)
 
 
-def join(
+def local_concat(
     draft: Draft, sources: Sequence[str], output: str, dtype: str, sizes: Sequence[int], before: Node | None = None
 ) -> None:
     """The rank's parts of several values, one after the other; parts the rank has not are left out. ``sizes``: elements
     of each on all ranks together."""
     attributes = {"sizes": list(sizes)}
-    draft.add("Join", sources, {output: flat(dtype)}, domain=SPMD, attributes=attributes, before=before)
+    draft.add("LocalConcat", sources, {output: flat(dtype)}, domain=SPMD, attributes=attributes, before=before)
 
 
-def guard(draft: Draft, source: str, output: str, reduce: str) -> None:
+def select(draft: Draft, source: str, output: str, reduce: str) -> None:
     """A term of a reduction where it exists; on every other rank what changes nothing in it."""
-    draft.add("Guard", [source], {output: draft.graph.types[source]}, domain=SPMD, attributes={"reduce": reduce})
+    draft.add("Select", [source], {output: draft.graph.types[source]}, domain=SPMD, attributes={"reduce": reduce})
 
 
 def reduce_scatter(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gopt.agree import check_agreement
-from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind
 from gopt.errors import InvariantError
 from gopt.graph.model import COMM, SPMD, Node
-from gopt.specialise import RankGraph, RankState
+from gopt.lower.agreement import check_placements
+from gopt.lower.specialise import RankGraph, RankState
+from gopt.program import SpmdProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,32 +25,34 @@ class Check:
         return {"name": self.name, "what": self.what, "count": self.count}
 
 
-def check_ranks(step: Step, ranks: Sequence[RankGraph], common: Sequence[RankState]) -> list[Check]:
+def check_ranks(program: SpmdProgram, ranks: Sequence[RankGraph], common: Sequence[RankState]) -> list[Check]:
     """Raise InvariantError when a rank graph could go wrong; returns what was asserted."""
-    reads = sum(_closed(step, rank, common) for rank in ranks)
+    reads = sum(_closed(program, rank, common) for rank in ranks)
     firsts = list({rank.rank: rank for rank in ranks}.values())
     return [
         Check("reads", "every value a rank reads is made or given on that rank", reads),
-        Check("calls", "all ranks of a group issue the same calls in the same order", _calls(step, ranks)),
+        Check("calls", "all ranks of a group issue the same calls in the same order", _calls(program, ranks)),
         Check(
-            "pieces", "the pieces of every sharded state tile its tensor: disjoint and covering", _tiles(step, firsts)
+            "pieces",
+            "the pieces of every sharded state tile its tensor: disjoint and covering",
+            _tiles(program, firsts),
         ),
-        Check("outputs", "loss and metrics keep name and type", _outputs(step)),
+        Check("outputs", "loss and metrics keep name and type", _outputs(program)),
         Check(
-            "updates", "each element is updated by one member of the group, or by all from equal inputs", _kept(step)
+            "updates", "each element is updated by one member of the group, or by all from equal inputs", _kept(program)
         ),
-        Check("scalars", "every scalar state is replicated and updated on every rank", _scalars(step, common)),
+        Check("scalars", "every scalar state is replicated and updated on every rank", _scalars(program, common)),
         Check(
             "agreement",
             "no state follows a rank's own data but through reductions over all of it",
-            check_agreement(step),
+            check_placements(program),
         ),
     ]
 
 
-def _closed(step: Step, rank: RankGraph, common: Sequence[RankState]) -> int:
+def _closed(program: SpmdProgram, rank: RankGraph, common: Sequence[RankState]) -> int:
     graph = rank.phase.graph
-    known = {*step.training.batch, *step.training.hyper, *graph.initializers, *rank.constants}
+    known = {*program.training.batch, *program.training.hyper, *graph.initializers, *rank.constants}
     held = [*common, *rank.own]
     known.update(state.input for state in held if state.input in graph.inputs)
     reads = 0
@@ -67,13 +69,13 @@ def _closed(step: Step, rank: RankGraph, common: Sequence[RankState]) -> int:
                 raise InvariantError(f"rank {rank.rank}: {node.op_type} {node.label!r} captures {name!r}")
         reads += len(node.inputs)
         known.update(node.outputs)
-    for name in (step.training.loss, *step.training.metrics, *(state.output for state in held)):
+    for name in (program.training.loss, *program.training.metrics, *(state.output for state in held)):
         if name in graph.outputs and name not in known:
             raise InvariantError(f"rank {rank.rank} does not compute {name!r}")
     return reads
 
 
-def _calls(step: Step, ranks: Sequence[RankGraph]) -> int:
+def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
     """Group by group and phase by phase: what each member calls over it, against the first member that was made."""
     made = {rank.rank for rank in ranks}
     groups: dict[tuple[str, str, tuple[int, ...]], dict[int, list[Node]]] = {}
@@ -84,7 +86,7 @@ def _calls(step: Step, ranks: Sequence[RankGraph]) -> int:
             if node.domain == COMM:
                 group = str(node.attributes["group"])
                 if group not in members:
-                    members[group] = step.mesh.members(group, rank.rank)
+                    members[group] = program.mesh.members(group, rank.rank)
                 groups.setdefault((rank.phase.name, group, members[group]), {}).setdefault(rank.rank, []).append(node)
                 count += 1
     for (_, group, all_members), calls in groups.items():
@@ -103,9 +105,9 @@ def _same_calls(group: str, mine: tuple[int, list[Node]], theirs: tuple[int, lis
             raise InvariantError(f"{ranks} differ in a call: {one!r} and {other!r}")
 
 
-def _tiles(step: Step, ranks: Iterable[RankGraph]) -> int:
+def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
     """Over all members of one sharding group; skipped when only some ranks are made."""
-    types = step.training.graph.types
+    types = program.training.graph.types
     ranges: dict[str, list[tuple[int, int]]] = {}
     made = 0
     for rank in ranks:
@@ -113,11 +115,11 @@ def _tiles(step: Step, ranks: Iterable[RankGraph]) -> int:
         for state in rank.states:
             for piece in state.pieces:
                 ranges.setdefault(piece.tensor, []).append((piece.start, piece.stop))
-    if made != step.mesh.ranks:
+    if made != program.mesh.ranks:
         return 0
-    groups = step.mesh.ranks // step.members
-    for holding in step.holdings:
-        for part in holding.parts if holding.sharded else ():
+    groups = program.mesh.ranks // program.members
+    for sharded in program.states:
+        for part in sharded.slices if sharded.sharded else ():
             place = 0
             for start, stop in sorted(set(ranges.get(part.tensor, []))):
                 if start != place:
@@ -128,30 +130,30 @@ def _tiles(step: Step, ranks: Iterable[RankGraph]) -> int:
     return len(ranges)
 
 
-def _outputs(step: Step) -> int:
-    source = step.training.graph
-    for name in (step.training.loss, *step.training.metrics):
-        if step.graph.types.get(name) != source.types.get(name):
+def _outputs(program: SpmdProgram) -> int:
+    source = program.training.graph
+    for name in (program.training.loss, *program.training.metrics):
+        if program.graph.types.get(name) != source.types.get(name):
             raise InvariantError(f"output {name!r} changed its type")
-    return 1 + len(step.training.metrics)
+    return 1 + len(program.training.metrics)
 
 
-def _kept(step: Step) -> int:
-    """Every state of the source is held by exactly one holding."""
+def _kept(program: SpmdProgram) -> int:
+    """Every state of the source is held once."""
     held: dict[str, int] = {}
-    for holding in step.holdings:
-        for part in holding.parts if not holding.copy else ():
+    for sharded in program.states:
+        for part in sharded.slices if not sharded.copy else ():
             held[part.tensor] = held.get(part.tensor, 0) + part.elements
-    for state in step.training.states:
-        elements = step.training.graph.types[state.tensor].elements
+    for state in program.training.states:
+        elements = program.training.graph.types[state.tensor].elements
         if held.get(state.tensor) != elements:
             raise InvariantError(f"state {state.tensor!r} is held {held.get(state.tensor, 0)} of {elements} elements")
     return len(held)
 
 
-def _scalars(step: Step, common: Sequence[RankState]) -> int:
+def _scalars(program: SpmdProgram, common: Sequence[RankState]) -> int:
     everywhere = {state.input for state in common}
-    names = [state.tensor for state in step.training.states if state.kind is Kind.SCALAR]
+    names = [state.tensor for state in program.training.states if state.kind is Kind.SCALAR]
     for name in names:
         if name not in everywhere:
             raise InvariantError(f"scalar state {name!r} is not on every rank")

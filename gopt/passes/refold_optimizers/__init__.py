@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gopt.analysis.spmd import Step
 from gopt.graph.edit import Draft
 from gopt.graph.model import SPMD, Graph, Node
 from gopt.passes.base import Pass
-from gopt.passes.keep_optimizers.match import Match, NoFoldError, Now, Pieces, slots
-from gopt.report import Change
+from gopt.passes.refold_optimizers.match import Match, NoFoldError, Now, Pieces, slots
+from gopt.program import SpmdProgram
+from gopt.report import PassResult
 from gopt.sharding.placements import REPLICATED
 from gopt.sources.kept import KEEP, Kept, Member
 from gopt.sources.operators import Values
 from gopt.sources.origin import Call, Origin
 
-NAME = "keep-optimizers"
+NAME = "refold-optimizers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Options:
     """Nothing to choose."""
 
 
-def keep_optimizers(step: Step, options: Options) -> Change:
+def refold_optimizers(program: SpmdProgram, options: Options) -> PassResult:
     """Fold what shard left of each opaque optimizer back into its operator.
 
     Requires: to run after shard. Guarantees: an operator is put back only over nodes that are, one by one, those of
@@ -32,28 +32,28 @@ def keep_optimizers(step: Step, options: Options) -> Change:
     counts is still counted on every rank. Where a body was changed (a norm taken over all ranks' shares) its standard
     operators stay, and the facts say why. On the wire: nothing.
     """
-    pieces = _pieces(step)
+    pieces = _pieces(program)
     if not pieces:
-        return Change(note="no opaque optimizer")
-    draft = Draft(step.graph, NAME)
-    folder = _Folder(step, draft)
+        return PassResult(note="no opaque optimizer")
+    draft = Draft(program.graph, NAME)
+    folder = _Folder(program, draft)
     rows = [folder.fold(each) for each in pieces.values()]
     draft.finish()
-    return Change(facts={"operators": rows})
+    return PassResult(facts={"operators": rows})
 
 
-def _pieces(step: Step) -> dict[int, Pieces]:
+def _pieces(program: SpmdProgram) -> dict[int, Pieces]:
     found: dict[int, Pieces] = {}
-    for node in step.training.graph.nodes:
+    for node in program.training.graph.nodes:
         if isinstance(node.origin, Origin):
             pieces = found.setdefault(node.origin.call.number, Pieces(node.origin.call))
             pieces.source.setdefault(node.origin.weight, []).append(node)
-    types = step.training.graph.types
-    for node in step.training.looked_through:
+    types = program.training.graph.types
+    for node in program.training.looked_through:
         wide = node.outputs[0] not in types or types[node.outputs[0]].elements != 1
         if wide and isinstance(node.origin, Origin) and node.origin.call.number in found:
             found[node.origin.call.number].dropped.append(node)
-    for node in step.graph.nodes:
+    for node in program.graph.nodes:
         if isinstance(node.origin, Origin):
             held = found[node.origin.call.number].now.setdefault(node.origin.weight, {})
             held.setdefault(node.origin.place, []).append(node)
@@ -63,13 +63,13 @@ def _pieces(step: Step) -> dict[int, Pieces]:
 class _Folder:
     """Folds call after call into one draft."""
 
-    def __init__(self, step: Step, draft: Draft) -> None:
-        self.step, self.draft = step, draft
-        self.graph: Graph = step.graph
-        holdings = {holding.input: holding for holding in step.holdings}
-        readers, makers = step.graph.readers(), step.graph.producers()
-        self.now = Now(step.training.graph.types, step.graph.outputs, readers, makers, holdings)
-        self.position = {id(node): place for place, node in enumerate(step.graph.nodes)}
+    def __init__(self, program: SpmdProgram, draft: Draft) -> None:
+        self.program, self.draft = program, draft
+        self.graph: Graph = program.graph
+        states = {holding.input: holding for holding in program.states}
+        readers, makers = program.graph.readers(), program.graph.producers()
+        self.now = Now(program.training.graph.types, program.graph.outputs, readers, makers, states)
+        self.position = {id(node): place for place, node in enumerate(program.graph.nodes)}
 
     def fold(self, pieces: Pieces) -> dict[str, object]:
         """Fold what is left of one call; returns what the report says of it."""
@@ -137,4 +137,4 @@ class _Folder:
         return True
 
 
-PASS = Pass(NAME, Options, keep_optimizers, after=("shard",))
+PASS = Pass(NAME, Options, refold_optimizers, after=("shard",))

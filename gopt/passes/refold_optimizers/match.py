@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gopt.analysis.spmd import Holding
 from gopt.graph.model import SPMD, Node
 from gopt.graph.types import TensorType
+from gopt.program import ShardedState
 from gopt.sharding.placements import REPLICATED, FlatShard, Place
 from gopt.sources.kept import Covered, Member
 from gopt.sources.operators import Values
@@ -37,7 +37,7 @@ class Now:
     outputs: Mapping[str, TensorType]
     readers: Mapping[str, list[Node]]
     producer: Mapping[str, Node]
-    holdings: Mapping[str, Holding]
+    states: Mapping[str, ShardedState]
 
 
 def slots(call: Call, types: Mapping[str, TensorType]) -> tuple[Values, Values]:
@@ -149,10 +149,10 @@ class Match:
         """The source tensors that the member updates, with their elements in the bucket."""
         if isinstance(place, FlatShard):
             for name in inputs.values():
-                maker, holding = self.graph.producer.get(name), self.graph.holdings.get(name)
+                maker, holding = self.graph.producer.get(name), self.graph.states.get(name)
                 if maker is not None and maker.domain == SPMD and "sizes" in maker.attributes:
                     starts, sizes = maker.attributes["starts"], maker.attributes["sizes"]
                     return tuple(Covered(t, a, a + n) for t, a, n in zip(maker.inputs, starts, sizes))
                 if holding is not None:
-                    return tuple(Covered(p.tensor, p.offset, p.offset + p.elements) for p in holding.parts)
+                    return tuple(Covered(p.tensor, p.offset, p.offset + p.elements) for p in holding.slices)
         return (Covered(self.title, 0, 0),)

@@ -12,32 +12,32 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from gopt.analysis.spmd import Holding, Step
 from gopt.analysis.training import Kind, Phase
 from gopt.errors import GoptError, InvariantError, UnsupportedError
 from gopt.graph.model import Node
+from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import PerMember, Placement, Replicated, Shard, Sharding, holder
 from gopt.sharding.verifier import Shardings
 
 
-def check_agreement(step: Step) -> int:
+def check_placements(program: SpmdProgram) -> int:
     """Raise InvariantError for a node that breaks a rule and for a state on which ranks would part, UnsupportedError
     where the source itself parts them; returns how many values were asked."""
-    shardings = Shardings(step).infer()
-    statistics = {state.tensor for state in step.training.states if state.kind is Kind.STATISTIC}
-    for holding in step.holdings:
-        if holding.local and holding.input not in statistics:
-            raise InvariantError(f"state {holding.input!r} is held as each rank's own, and is no statistic")
-        wanted = shardings.state(holding)
-        if not _fits(shardings.of(holding.output), wanted):
-            raise _Blame(step, shardings).state(holding)
-    for held in step.accumulators:
+    shardings = Shardings(program).infer()
+    statistics = {state.tensor for state in program.training.states if state.kind is Kind.STATISTIC}
+    for state in program.states:
+        if state.local and state.input not in statistics:
+            raise InvariantError(f"state {state.input!r} is held as each rank's own, and is no statistic")
+        wanted = shardings.state(state)
+        if not _fits(shardings.of(state.output), wanted):
+            raise _Blame(program, shardings).state(state)
+    for held in program.accumulators:
         wanted = shardings.accumulator(held)
         if not _fits(shardings.of(held.added), wanted):
             what = "by every rank" if held.cuts is None and isinstance(held.place, Replicated) else "in shards"
-            raise _Blame(step, shardings).error(f"accumulator {held.input!r} is held {what}", held.added, wanted)
-    _check_zeros(step)
-    return len(step.holdings) + len(step.accumulators)
+            raise _Blame(program, shardings).error(f"accumulator {held.input!r} is held {what}", held.added, wanted)
+    _check_zeros(program)
+    return len(program.states) + len(program.accumulators)
 
 
 def _fits(found: Sharding, wanted: Sharding) -> bool:
@@ -50,13 +50,13 @@ def _fits(found: Sharding, wanted: Sharding) -> bool:
     )
 
 
-def _check_zeros(step: Step) -> None:
+def _check_zeros(program: SpmdProgram) -> None:
     """The update leaves every accumulator at zero."""
-    if not step.accumulators:
+    if not program.accumulators:
         return
-    filled = [node for node in step.graph.nodes if node.is_a("ConstantOfShape", "Constant")]
+    filled = [node for node in program.graph.nodes if node.is_a("ConstantOfShape", "Constant")]
     zeros = {name for node in filled if _zero(node) for name in node.outputs}
-    for held in step.accumulators:
+    for held in program.accumulators:
         if held.output not in zeros:
             raise InvariantError(f"accumulator {held.input!r} is not zero again behind the update: {held.output!r}")
 
@@ -73,16 +73,16 @@ def _zero(node: Node) -> bool:
 class _Blame:
     """Says of a state that fails why, and where the fault came in."""
 
-    step: Step
+    program: SpmdProgram
     shardings: Shardings
 
-    def state(self, holding: Holding) -> GoptError:
-        parts = holding.parts
+    def state(self, state: ShardedState) -> GoptError:
+        parts = state.slices
         name = repr(parts[0].tensor) + (f" (and {len(parts) - 1} more)" if len(parts) > 1 else "")
-        kinds = {state.tensor: state.kind for state in self.step.training.states}
+        kinds = {state.tensor: state.kind for state in self.program.training.states}
         kind = "statistic" if kinds[parts[0].tensor] is Kind.STATISTIC else "state"
-        held = "in shards" if holding.sharded else "equal on all ranks"
-        return self.error(f"{kind} {name} is held {held}", holding.output, self.shardings.state(holding))
+        held = "in shards" if state.sharded else "equal on all ranks"
+        return self.error(f"{kind} {name} is held {held}", state.output, self.shardings.state(state))
 
     def error(self, what: str, output: str, wanted: Sharding) -> GoptError:
         """The refusal of a value that is not sharded as ``wanted``, by the axes along which it is not."""
@@ -90,11 +90,11 @@ class _Blame:
         wrong = {
             axis: one for axis, one, other in zip(self.shardings.axes, found, wanted) if not _fits((one,), (other,))
         }
-        data = self.step.mesh.data_axes
+        data = self.program.mesh.data_axes
         apart = [axis for axis, one in wrong.items() if axis not in data and isinstance(one, (PerMember, Shard))]
         if apart:
             value, reader = self._source(output, apart)
-            of = next((name for name, each in self.step.training.gradients.items() if each == value), "")
+            of = next((name for name, each in self.program.training.gradients.items() if each == value), "")
             axes = "+".join(apart)
             what = f"state {of!r} is held equal along {axes}" if of else what  # a bucket has many
             return UnsupportedError(
@@ -119,7 +119,7 @@ class _Blame:
     def _source(self, name: str, axes: list[str]) -> tuple[str, str]:
         """Back along operands that differ along some axes: the first that forward or backward make, such as a
         gradient, or the value at which it began."""
-        training, makers = self.step.training, self.step.graph.producers()
+        training, makers = self.program.training, self.program.graph.producers()
         local = {
             each for node in training.graph.nodes if node.phase is not Phase.UPDATE
             for each in node.outputs

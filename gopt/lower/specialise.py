@@ -6,16 +6,16 @@ Nodes without placement are the same object on every rank, so that writing them 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import FunctionProto
 
-from gopt.analysis.spmd import Holding, Step
 from gopt.graph.model import COMM, SPMD, Node
 from gopt.graph.types import TensorType, numpy_dtype
-from gopt.phases import Phase
+from gopt.lower.phases import Phase
+from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.layouts import identity
 from gopt.sharding.placements import REPLICATED, FlatShard
 from gopt.sources.kept import KEEP, Kept
@@ -24,7 +24,7 @@ from gopt.sources.written import with_functions
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ShardRange:
     """An element range of one source tensor."""
 
     tensor: str
@@ -42,7 +42,7 @@ class RankState:
     input: str
     output: str
     type: TensorType
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardRange, ...]
     local: bool = False
     copy: bool = False
 
@@ -60,7 +60,7 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True)
-class RankSum:
+class RankAccumulator:
     """An accumulator as one rank holds it: zero before the first micro-step."""
 
     input: str
@@ -80,7 +80,7 @@ class RankGraph:
     phase: Phase
     nodes: list[Node]
     states: list[RankState]
-    sums: list[RankSum] = field(default_factory=list)
+    accumulators: list[RankAccumulator] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
     functions: list[FunctionProto] = field(default_factory=list)
@@ -92,62 +92,62 @@ class RankGraph:
         )
 
     @property
-    def own(self) -> list[RankState | RankSum]:
+    def own(self) -> list[RankState | RankAccumulator]:
         """All that the rank carries from file to file beside what all ranks have."""
-        return [*self.states, *self.sums]
+        return [*self.states, *self.accumulators]
 
 
-def common_states(step: Step) -> list[RankState]:
+def common_states(program: SpmdProgram) -> list[RankState]:
     """The states every rank holds whole, in the source's order."""
-    return [_state(step, holding, 0) for holding in step.holdings if not holding.sharded]
+    return [_state(program, state, 0) for state in program.states if not state.sharded]
 
 
-def specialise(step: Step, phase: Phase, rank: int) -> RankGraph:
+def specialise(program: SpmdProgram, phase: Phase, rank: int) -> RankGraph:
     """The graph of one rank of the mesh in one phase."""
-    return _Specialiser(step, phase, rank).run()
+    return _Specialiser(program, phase, rank).run()
 
 
-def _state(step: Step, holding: Holding, member: int) -> RankState:
-    types = step.training.graph.types
-    if not isinstance(holding.place, FlatShard):
-        part = holding.parts[0]
-        piece = Piece(part.tensor, 0, part.elements)
-        type = TensorType(holding.dtype, types[part.tensor].shape)
-        return RankState(holding.input, holding.output, type, (piece,), holding.local, holding.copy)
-    start, stop = holding.place.part(member)
+def _state(program: SpmdProgram, state: ShardedState, member: int) -> RankState:
+    types = program.training.graph.types
+    if not isinstance(state.place, FlatShard):
+        part = state.slices[0]
+        piece = ShardRange(part.tensor, 0, part.elements)
+        type = TensorType(state.dtype, types[part.tensor].shape)
+        return RankState(state.input, state.output, type, (piece,), state.local, state.copy)
+    start, stop = state.place.part(member)
     pieces = tuple(
-        Piece(part.tensor, max(start - part.offset, 0), min(stop - part.offset, part.elements))
-        for part in holding.parts
+        ShardRange(part.tensor, max(start - part.offset, 0), min(stop - part.offset, part.elements))
+        for part in state.slices
         if max(start, part.offset) < min(stop, part.offset + part.elements)
     )
-    return RankState(holding.input, holding.output, TensorType(holding.dtype, (stop - start,)), pieces)
+    return RankState(state.input, state.output, TensorType(state.dtype, (stop - start,)), pieces)
 
 
 class _Specialiser:
-    def __init__(self, step: Step, phase: Phase, rank: int) -> None:
-        self.step = step
-        self.member = step.mesh.index(step.group, rank) if step.sharding else 0
+    def __init__(self, program: SpmdProgram, phase: Phase, rank: int) -> None:
+        self.program = program
+        self.member = program.mesh.index(program.group, rank) if program.sharding else 0
         self.out = RankGraph(rank, phase, [], [])
         self.alias: dict[str, str] = {}
         self.present: set[str] = set()
         self.bodies: dict[int, FunctionProto] = {}
 
     def run(self) -> RankGraph:
-        for holding in self.step.holdings:
-            if holding.sharded and holding.place.covers(self.member):
-                self.out.states.append(_state(self.step, holding, self.member))
-                self.present.add(holding.input)
-        for held in self.step.accumulators:
+        for state in self.program.states:
+            if state.sharded and state.place.covers(self.member):
+                self.out.states.append(_state(self.program, state, self.member))
+                self.present.add(state.input)
+        for held in self.program.accumulators:
             if held.place.covers(self.member):
                 type = held.type(self.member)
-                self.out.sums.append(RankSum(held.input, held.output, type))
+                self.out.accumulators.append(RankAccumulator(held.input, held.output, type))
                 self.out.types[held.input] = type
         for node in self.out.phase.graph.nodes:
             if node.domain == SPMD and node.op_type == KEEP:
                 self._keep(node)
             elif node.domain == SPMD:
                 if node.place.covers(self.member):
-                    self.out.nodes.extend(getattr(self, f"_{node.op_type.lower()}")(node))
+                    self.out.nodes.extend(LOWERED[node.op_type](self, node))
                     self.present.update(node.outputs)
             elif node.place == REPLICATED:
                 self.out.nodes.append(self._call(node) if node.op_type == "Broadcast" else node)
@@ -157,7 +157,7 @@ class _Specialiser:
                 self.present.update(node.outputs)
         if self.bodies:
             self.out.nodes, self.out.functions = with_functions(
-                ((node, self.bodies.get(id(node))) for node in self.out.nodes), self.step.graph.header
+                ((node, self.bodies.get(id(node))) for node in self.out.nodes), self.program.graph.header
             )
         return self.out
 
@@ -165,7 +165,7 @@ class _Specialiser:
         """A call as the rank issues it: only the root gives a Broadcast its inputs."""
         if node.domain != COMM or not node.inputs:
             return node
-        place = self.step.mesh.index(str(node.attributes["group"]), self.out.rank)
+        place = self.program.mesh.index(str(node.attributes["group"]), self.out.rank)
         if place == node.attributes["root"]:
             return node
         return Node(
@@ -177,7 +177,7 @@ class _Specialiser:
         """An opaque operator over what the rank has of its weights."""
         kept = node.origin
         assert isinstance(kept, Kept)
-        graph = self.step.graph
+        graph = self.program.graph
         nodes, function, made = kept.on(self.member, graph.types, opset(graph), node.made_by)
         for each in nodes:
             each.inputs = [self.alias.get(name, name) for name in each.inputs]
@@ -190,7 +190,7 @@ class _Specialiser:
         """Note types that are the rank's own: of parts of buckets, and of what passes make of them."""
         if node.domain == COMM and node.op_type == "ReduceScatter" and "cuts" in node.attributes:
             cuts = node.attributes["cuts"]
-            dtype = self.step.graph.types[node.outputs[0]].dtype
+            dtype = self.program.graph.types[node.outputs[0]].dtype
             self.out.types[node.outputs[0]] = TensorType(dtype, (cuts[self.member + 1] - cuts[self.member],))
         elif node.made_by and node.inputs and node.inputs[0] in self.out.types:
             for place, name in enumerate(node.outputs):
@@ -215,7 +215,7 @@ class _Specialiser:
         self.out.constants[name] = value
         return name
 
-    def _local(self, node: Node) -> Iterator[Node]:
+    def _local_slice(self, node: Node) -> Iterator[Node]:
         span = node.place
         assert isinstance(span, FlatShard)
         start, stop = span.part(self.member)
@@ -241,7 +241,7 @@ class _Specialiser:
         if len(names) > 1:
             yield self._make(node, "Concat", names, output, axis=0)
 
-    def _segment(self, node: Node) -> Iterator[Node]:
+    def _shard_slice(self, node: Node) -> Iterator[Node]:
         span = node.place
         assert isinstance(span, FlatShard)
         start, stop = span.part(self.member)
@@ -256,11 +256,11 @@ class _Specialiser:
         ]
         yield self._make(node, "Slice", [node.inputs[0], *bounds], output)
 
-    def _join(self, node: Node) -> Iterator[Node]:
+    def _local_concat(self, node: Node) -> Iterator[Node]:
         here = [name for name in node.inputs if name in self.present]
         output = node.outputs[0]
         if not here:
-            dtype = self.step.graph.types[output].dtype
+            dtype = self.program.graph.types[output].dtype
             self.out.types[output] = TensorType(dtype, (0,))
             self._constant(output, np.zeros(0, numpy_dtype(dtype)))
         elif len(here) == 1:
@@ -268,11 +268,20 @@ class _Specialiser:
         else:
             yield self._make(node, "Concat", here, output, axis=0)
 
-    def _guard(self, node: Node) -> Iterator[Node]:
+    def _select(self, node: Node) -> Iterator[Node]:
         source, output = node.inputs[0], node.outputs[0]
         if source in self.present:
             yield self._make(node, "Identity", [source], output)
         else:
-            dtype = self.step.graph.types[source].dtype
+            dtype = self.program.graph.types[source].dtype
             none = identity(node.attributes["reduce"], dtype)
             self._constant(output, np.array(none, numpy_dtype(dtype)))
+
+
+LOWERED: dict[str, Callable[[_Specialiser, Node], Iterable[Node]]] = {
+    "LocalSlice": _Specialiser._local_slice,
+    "ShardSlice": _Specialiser._shard_slice,
+    "LocalConcat": _Specialiser._local_concat,
+    "Select": _Specialiser._select,
+}
+"""How each layout operator is written on a rank that has it."""

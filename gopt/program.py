@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gopt.analysis.loss_reduction import LossReduction
-from gopt.analysis.training import Training
+from gopt.analysis.training import TrainingGraph
 from gopt.graph.model import Graph
 from gopt.graph.types import TensorType
 from gopt.mesh import Mesh
@@ -16,7 +16,7 @@ SHARD_AXIS = "shard"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BucketSlice:
     """A source tensor inside a bucket: where it starts, and how many elements it has."""
 
     tensor: str
@@ -25,7 +25,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ShardedState:
     """A state as the ranks hold it.
 
     ``place`` Replicated or OnMember: the whole tensor ``parts[0]``. ``place`` a FlatShard: each rank's run of the
@@ -35,7 +35,7 @@ class Holding:
     input: str
     output: str
     dtype: str
-    parts: tuple[Part, ...]
+    slices: tuple[BucketSlice, ...]
     place: Place = REPLICATED
     local: bool = False
     copy: bool = False
@@ -73,7 +73,7 @@ class Accumulator:
 
 
 @dataclass(slots=True)
-class Step:
+class SpmdProgram:
     """What the passes work on: the source's roles, the graph they rewrite, and the mesh.
 
     ``holdings`` are in the order of the source's states; ``layout`` lists the sequences in which values are stored.
@@ -81,15 +81,15 @@ class Step:
     gradients, and ``carried`` names what a micro-step makes of a state that it changes (a statistic): input -> value.
     """
 
-    training: Training
+    training: TrainingGraph
     graph: Graph
     mesh: Mesh
-    holdings: list[Holding]
+    states: list[ShardedState]
     layout: list[tuple[str, ...]] = field(default_factory=list)
     applied: list[str] = field(default_factory=list)
     micro_steps: int = 1
     accumulators: list[Accumulator] = field(default_factory=list)
-    carried: dict[str, str] = field(default_factory=dict)
+    loop_carried: dict[str, str] = field(default_factory=dict)
     loss_reduction: LossReduction = field(default_factory=LossReduction)
     """How the ranks' gradients become the step's."""
     shared: dict[str, Any] = field(default_factory=dict)
@@ -100,37 +100,39 @@ class Step:
         return f"<Step {self.graph.name} on {self.mesh}: {did}>"
 
     @classmethod
-    def start(cls, training: Training, mesh: Mesh, micro_steps: int = 1) -> Step:
+    def start(cls, training: TrainingGraph, mesh: Mesh, micro_steps: int = 1) -> SpmdProgram:
         """Every state whole on every rank, the graph a copy of the source."""
         types = training.graph.types
-        holdings = [
-            Holding(s.tensor, s.updated, types[s.tensor].dtype, (Part(s.tensor, 0, types[s.tensor].elements),))
+        states = [
+            ShardedState(
+                s.tensor, s.updated, types[s.tensor].dtype, (BucketSlice(s.tensor, 0, types[s.tensor].elements),)
+            )
             for s in training.states
         ]
-        step = cls(training, training.graph.copy(), mesh, [], micro_steps=micro_steps)
-        step.hold(holdings)
-        return step
+        program = cls(training, training.graph.copy(), mesh, [], micro_steps=micro_steps)
+        program.set_states(states)
+        return program
 
-    def hold(self, holdings: list[Holding]) -> None:
+    def set_states(self, states: list[ShardedState]) -> None:
         """Take ``holdings`` as what the ranks hold, and let the graph's inputs and outputs follow."""
         source, types = self.training.graph, self.graph.types
-        states = {state.tensor for state in self.training.states}
-        given = {state.updated for state in self.training.states}
-        self.holdings = holdings
-        self.graph.inputs = {name: type for name, type in source.inputs.items() if name not in states}
-        self.graph.outputs = {name: type for name, type in source.outputs.items() if name not in given}
-        for holding in holdings:
-            self.graph.inputs[holding.input] = types[holding.input]
-            self.graph.outputs[holding.output] = types[holding.output]
+        inputs = {state.tensor for state in self.training.states}
+        outputs = {state.updated for state in self.training.states}
+        self.states = states
+        self.graph.inputs = {name: type for name, type in source.inputs.items() if name not in inputs}
+        self.graph.outputs = {name: type for name, type in source.outputs.items() if name not in outputs}
+        for state in states:
+            self.graph.inputs[state.input] = types[state.input]
+            self.graph.outputs[state.output] = types[state.output]
         for held in self.accumulators:
             self.graph.inputs[held.input] = types[held.input]
             self.graph.outputs[held.output] = types[held.output]
-        self.graph.initializers = {name: tensor for name, tensor in source.initializers.items() if name not in states}
+        self.graph.initializers = {name: tensor for name, tensor in source.initializers.items() if name not in inputs}
 
     def results(self) -> set[str]:
         """Every value that leaves the step, or goes from one of its phases into the next."""
-        names = {self.training.loss, *self.training.metrics, *self.carried.values()}
-        names.update(holding.output for holding in self.holdings)
+        names = {self.training.loss, *self.training.metrics, *self.loop_carried.values()}
+        names.update(state.output for state in self.states)
         return names.union(*((held.output, held.added) for held in self.accumulators))
 
     @property
@@ -138,9 +140,9 @@ class Step:
         """The sharding group."""
         return SHARD_AXIS
 
-    def copies(self) -> dict[str, Holding]:
+    def copies(self) -> dict[str, ShardedState]:
         """Narrow replicas by parameter."""
-        return {holding.parts[0].tensor: holding for holding in self.holdings if holding.copy}
+        return {state.slices[0].tensor: state for state in self.states if state.copy}
 
     @property
     def outer(self) -> str | None:

@@ -14,60 +14,60 @@ import numpy as np
 import onnx
 
 from gopt.analysis.loss_reduction import Rule
-from gopt.analysis.spmd import Accumulator, Step
 from gopt.graph.edit import Draft
 from gopt.graph.types import TensorType, dtype_code, numpy_dtype
-from gopt.passes.shard import layout
-from gopt.passes.shard.weights import Weights
+from gopt.passes.shard import emit
+from gopt.passes.shard.loss_weights import LossWeights
+from gopt.program import Accumulator, SpmdProgram
 from gopt.sharding.placements import REPLICATED, OnMember, Place
 
 
 @dataclass(slots=True)
-class Reduction:
+class GradientReduction:
     """Settled once per pass: ``wire`` is the type in which gradients travel ('' for their own), ``scattered`` says that
     accumulators hold shards."""
 
-    step: Step
+    program: SpmdProgram
     draft: Draft
-    groups: layout.Groups
+    groups: emit.Groups
     wire: str
     scattered: bool
-    weights: Weights
+    weights: LossWeights
     reduced: dict[str, str] = field(default_factory=dict)
     """Gradient -> the value that readers in the update see in its place, where that has its shape."""
-    exact: dict[str, str] = field(default_factory=dict)
+    unrounded: dict[str, str] = field(default_factory=dict)
     """A value cast back to its gradient's type -> the same before that cast: for readers that would widen it again."""
 
     @property
     def micro(self) -> bool:
         """Whether gradients are summed over micro-steps."""
-        return self.step.micro_steps > 1
+        return self.program.micro_steps > 1
 
     def to_shard(self, bucket: str, gradients: Sequence[str], cuts: Sequence[int]) -> str:
         """The mean gradient of a bucket, each member its part; returns the 1-D value."""
         dtype = self._dtype(gradients[0])
-        shard = layout.named(bucket, "gradient")
+        shard = emit.named(bucket, "gradient")
         given = [self._given(bucket, place, name) for place, name in enumerate(gradients)]
-        scattered = layout.named(bucket, "scattered")
-        layout.reduce_scatter(self.draft, self.groups.shard, given, cuts, scattered, self.weights.reduce)
+        scattered = emit.named(bucket, "scattered")
+        emit.reduce_scatter(self.draft, self.groups.shard, given, cuts, scattered, self.weights.reduce)
         value = scattered
         if self.micro and self.scattered:
-            value = self._sum(shard, value, layout.flat(_wide(dtype)), REPLICATED, cuts)
+            value = self._sum(shard, value, emit.flat(_wide(dtype)), REPLICATED, cuts)
         return self._finish(value, shard, dtype, self.groups.outer, REPLICATED)
 
     def everywhere(self, bucket: str, gradients: Sequence[str]) -> None:
         """The mean gradients on every rank, one call each: nothing cuts them, so that they can still be packed."""
         for place, name in enumerate(gradients):
             given = self._given(bucket, place, name, local=True)
-            result = layout.named(bucket, f"gradient{place}")
+            result = emit.named(bucket, f"gradient{place}")
             self.reduced[name] = self._finish(given, result, self._dtype(name), self.groups.data, REPLICATED)
 
     def to_owners(self, bucket: str, gradients: Sequence[str], owners: Sequence[int]) -> None:
         """The mean of each gradient on its owner alone, one call each."""
         for place, (name, owner) in enumerate(zip(gradients, owners)):
             given = self._given(bucket, place, name)
-            value, result = layout.named(bucket, f"owned{place}"), layout.named(bucket, f"gradient{place}")
-            layout.reduce(self.draft, self.groups.shard, owner, given, value, self.weights.reduce)
+            value, result = emit.named(bucket, f"owned{place}"), emit.named(bucket, f"gradient{place}")
+            emit.reduce(self.draft, self.groups.shard, owner, given, value, self.weights.reduce)
             if self.micro and self.scattered:
                 type = TensorType(_wide(self._dtype(name)), self.draft.graph.types[name].shape)
                 value = self._sum(result, value, type, OnMember(owner))
@@ -75,7 +75,7 @@ class Reduction:
 
     def _given(self, bucket: str, place: int, name: str, *, local: bool = False) -> str:
         """What a rank gives to the call for a gradient: itself, or its mean over the micro-steps."""
-        root, value = layout.named(bucket, f"local{place}"), name
+        root, value = emit.named(bucket, f"local{place}"), name
         if self.micro and (local or not self.scattered):
             type = self.draft.graph.types[name]
             value = self._sum(root, name, TensorType(_wide(type.dtype), type.shape), REPLICATED, own=True)
@@ -88,11 +88,11 @@ class Reduction:
         if group is not None:
             whole = f"{result}_mean"
             given = self._on_wire(value, f"{result}_wire", place)
-            layout.all_reduce(self.draft, group, [given], [whole], self.weights.reduce, place)
+            emit.all_reduce(self.draft, group, [given], [whole], self.weights.reduce, place)
             value = whole
         back = self._as(value, dtype, result, place)
         if back != value:
-            self.exact[back] = value
+            self.unrounded[back] = value
         return back
 
     def _on_wire(self, value: str, name: str, place: Place) -> str:
@@ -118,7 +118,7 @@ class Reduction:
         draft.add("Shape", [held.input], sizes, place=place)
         zero = onnx.numpy_helper.from_array(np.zeros(1, numpy_dtype(type.dtype)))
         draft.add("ConstantOfShape", list(sizes), {held.output: type}, attributes={"value": zero}, place=place)
-        self.step.accumulators.append(held)
+        self.program.accumulators.append(held)
         if self.weights.rule is Rule.SUM:
             return held.input
         draft.add("Div", [held.input, self._count(type.dtype, own)], {f"{root}_each": type}, place=place)
@@ -131,7 +131,7 @@ class Reduction:
         draft, name = self.draft, f"gopt.shard.micro_steps.{dtype}"
         if name not in draft.graph.types:
             count = {f"{name}.count": TensorType("float32", ())}
-            draft.add("Constant", [], count, attributes={"value_float": float(self.step.micro_steps)})
+            draft.add("Constant", [], count, attributes={"value_float": float(self.program.micro_steps)})
             draft.add("Cast", list(count), {name: TensorType(dtype, ())}, attributes={"to": dtype_code(dtype)})
         return name
 

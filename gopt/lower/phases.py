@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gopt.analysis.spmd import Step
 from gopt.analysis.training import Kind
 from gopt.errors import UnsupportedError
 from gopt.graph.model import Graph, Node, clone
+from gopt.program import SpmdProgram
 
 STEP, MICRO, UPDATE = "step", "micro", "update"
 
@@ -25,45 +25,45 @@ class Phase:
     graph: Graph
 
 
-def phases(step: Step) -> list[Phase]:
+def phases(program: SpmdProgram) -> list[Phase]:
     """The phases of a step in the order in which they run.
 
     Raises UnsupportedError when the update depends on a batch by another way than gradients and statistics.
     """
-    if step.micro_steps == 1:
-        return [Phase(STEP, 1, step.graph)]
-    summed = _behind(step, {held.input for held in step.accumulators})
-    shown = [step.training.loss, *step.training.metrics]
-    micro = {held.output: held.added for held in step.accumulators}
-    update = {held.output: held.output for held in step.accumulators}
-    statistics = {state.tensor for state in step.training.states if state.kind is Kind.STATISTIC}
-    for holding in step.holdings:
-        if holding.input in step.carried:
-            micro[holding.output] = step.carried[holding.input]
-        alone = holding.input in statistics and holding.input not in step.carried  # nobody averages it
-        (micro if alone else update)[holding.output] = holding.output
+    if program.micro_steps == 1:
+        return [Phase(STEP, 1, program.graph)]
+    summed = _behind(program, {held.input for held in program.accumulators})
+    shown = [program.training.loss, *program.training.metrics]
+    micro = {held.output: held.added for held in program.accumulators}
+    update = {held.output: held.output for held in program.accumulators}
+    statistics = {state.tensor for state in program.training.states if state.kind is Kind.STATISTIC}
+    for state in program.states:
+        if state.input in program.loop_carried:
+            micro[state.output] = program.loop_carried[state.input]
+        alone = state.input in statistics and state.input not in program.loop_carried  # nobody averages it
+        (micro if alone else update)[state.output] = state.output
     micro.update({name: name for name in shown if name not in summed})
     update.update({name: name for name in shown if name in summed})
-    found = [_phase(step, MICRO, step.micro_steps, micro), _phase(step, UPDATE, 1, update)]
-    for holding in step.holdings:  # a state that nothing reads is held all the same, where its new value is made
-        if all(holding.input not in phase.graph.inputs for phase in found):
-            maker = next(phase.graph for phase in found if holding.output in phase.graph.outputs)
-            maker.inputs[holding.input] = step.graph.inputs[holding.input]
+    found = [_phase(program, MICRO, program.micro_steps, micro), _phase(program, UPDATE, 1, update)]
+    for state in program.states:  # a state that nothing reads is held all the same, where its new value is made
+        if all(state.input not in phase.graph.inputs for phase in found):
+            maker = next(phase.graph for phase in found if state.output in phase.graph.outputs)
+            maker.inputs[state.input] = program.graph.inputs[state.input]
     return found
 
 
-def _behind(step: Step, sources: set[str]) -> set[str]:
+def _behind(program: SpmdProgram, sources: set[str]) -> set[str]:
     """All values that depend on one of the sources."""
     found = set(sources)
-    for node in step.graph.nodes:
+    for node in program.graph.nodes:
         if any(name in found for name in node.reads):
             found.update(node.outputs)
     return found
 
 
-def _phase(step: Step, name: str, times: int, results: Mapping[str, str]) -> Phase:
+def _phase(program: SpmdProgram, name: str, times: int, results: Mapping[str, str]) -> Phase:
     """The part of the step's graph that makes ``results`` (output -> the value that it is)."""
-    graph = step.graph
+    graph = program.graph
     needed = set(results.values())
     nodes: list[Node] = []
     for node in reversed(graph.nodes):
@@ -71,7 +71,7 @@ def _phase(step: Step, name: str, times: int, results: Mapping[str, str]) -> Pha
             needed.update(node.reads)
             nodes.append(node)
     if name == UPDATE:
-        _refuse_batch(step, needed, nodes)
+        _refuse_batch(program, needed, nodes)
     named = {value: output for output, value in results.items() if output != value}
     nodes = list(_renamed(reversed(nodes), named)) if named else nodes[::-1]
     types = graph.types | {output: graph.types[value] for output, value in results.items()}
@@ -97,8 +97,8 @@ def _renamed(nodes: Iterable[Node], named: Mapping[str, str]) -> Iterable[Node]:
         yield node
 
 
-def _refuse_batch(step: Step, needed: set[str], nodes: Iterable[Node]) -> None:
-    given = next((name for name in step.training.batch if name in needed), None)
+def _refuse_batch(program: SpmdProgram, needed: set[str], nodes: Iterable[Node]) -> None:
+    given = next((name for name in program.training.batch if name in needed), None)
     if given is not None:
         node = next(node for node in nodes if given in node.reads)
         raise UnsupportedError(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from gopt.analysis.spmd import Step
 from gopt.errors import OptionError
 from gopt.graph.edit import Draft
-from gopt.passes.shard import layout
+from gopt.passes.shard import emit
+from gopt.program import SpmdProgram
 
 
-def share(step: Step, draft: Draft, data: str | None) -> None:
+def share(program: SpmdProgram, draft: Draft, data: str | None) -> None:
     """Let what makes each shared value be a mean over ``data``, the ranks that see different batches."""
-    shared = step.training.shared
-    if shared and step.micro_steps > 1:
+    shared = program.training.shared
+    if shared and program.micro_steps > 1:
         name = next(iter(shared.values()))
         raise OptionError(
             f"--accumulate: the update reads {name!r} of the forward, and every micro-step has its own",
             "leave --accumulate out",
         )
-    makers = step.training.graph.producers()
+    makers = program.training.graph.producers()
     for made, own in shared.items() if data is not None else ():
         draft.remove(makers[made], "the update reads the mean over the ranks")
-        layout.all_reduce(draft, data or "", [own], [made], "mean")
+        emit.all_reduce(draft, data or "", [own], [made], "mean")
