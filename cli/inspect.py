@@ -68,10 +68,10 @@ def _print_text(path: Path, roles: Any) -> None:
     """The text of a model, with roles where there are any; of a folder, rank after rank."""
     from gopt.api import read_roles
     from gopt.errors import GoptError
-    from gopt.graph.load import load
+    from gopt.ir.load import load
     from gopt.manifest import read_manifest
     from gopt.offline.text import canonical_text
-    from gopt.sources.expand import expand
+    from gopt.opaque.expand import expand
 
     if path.is_dir():
         for rank in read_manifest(path)[0]["ranks"]:

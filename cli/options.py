@@ -11,7 +11,7 @@ import click
 from gopt.errors import OptionError
 
 if TYPE_CHECKING:
-    from gopt.analysis.rolemap import RoleMap
+    from gopt.analysis.role_map import RoleMap
     from gopt.mesh import Mesh, Sees
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -77,7 +77,7 @@ def axis_table(texts: Sequence[str], config: dict[str, Any]) -> dict[str, Sees]:
 
 def group_types(texts: Sequence[str]) -> dict[str, str]:
     """``--group-type`` as a table from number to axes."""
-    from gopt.sources.collectives import parse_groups
+    from gopt.importers.collectives import parse_groups
 
     return parse_groups(",".join(texts))
 
@@ -87,7 +87,7 @@ def role_map(
     config: dict[str, Any] | None = None, shared: Sequence[str] = (),
 ) -> RoleMap:  # fmt: skip
     """The role map of the options, over the ``[roles]`` table of a configuration."""
-    from gopt.analysis.rolemap import RoleMap
+    from gopt.analysis.role_map import RoleMap
 
     table = dict((config or {}).get("roles", {}))
     given = table.get("params", {})

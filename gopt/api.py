@@ -10,27 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from gopt import documents
-from gopt.analysis.rolemap import RoleMap
+from gopt.analysis.look_through import declare_axes
+from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import recover
-from gopt.analysis.take_over import take_over
-from gopt.analysis.through import declare
+from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.training import TrainingGraph
 from gopt.disk.files import digest_of, write_new
 from gopt.errors import InputError, OptionError
 from gopt.given import folder_for_model
-from gopt.graph.external import load_state
-from gopt.graph.load import load as load_graph
-from gopt.graph.model import Graph
+from gopt.importers.collectives import recognise
+from gopt.ir.external_data import load_state
+from gopt.ir.graph import Graph
+from gopt.ir.load import load as load_graph
 from gopt.lower.invariants import Check, check_ranks
 from gopt.lower.phases import phases
 from gopt.lower.specialise import RankGraph, RankState, common_states, specialise
 from gopt.mesh import Mesh, axis_kinds
 from gopt.needs import check_axes, check_mesh, check_passes, check_states
+from gopt.opaque import schema_roles
+from gopt.opaque.expand import expand
 from gopt.pipeline import PassRun, Pipeline, build_pipeline
 from gopt.program import SpmdProgram
-from gopt.sources import facts
-from gopt.sources.collectives import recognise
-from gopt.sources.expand import expand
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Source:
         return {
             "file": self.name, "sha256": self.sha256, "bytes": self.nbytes,
             "counts": {
-                "nodes": len(graph.written or graph.nodes), "inputs": len(graph.inputs),
+                "nodes": len(graph.file_nodes or graph.nodes), "inputs": len(graph.inputs),
                 "outputs": len(graph.outputs), **kinds,
             },
         }  # fmt: skip
@@ -85,7 +85,7 @@ def load(
         raise folder_for_model(data)
     graph = expand(load_graph(data))
     recognise(graph, group_types or {})
-    declare(graph, axis_kinds(axes or {}))
+    declare_axes(graph, axis_kinds(axes or {}))
     training = read_roles(graph, roles)
     roles = with_schemas(graph, roles)
     if state is not None:
@@ -96,7 +96,7 @@ def load(
 def with_schemas(graph: Graph, roles: RoleMap) -> RoleMap:
     """The user's map, and beside it what the schemas of opaque operators say; the rest is for the data flow."""
     taken = {*roles.states, *roles.states.values()}
-    schema = {old: new for old, new in facts.pairs(graph).items() if not {old, new} & taken}
+    schema = {old: new for old, new in schema_roles.pairs(graph).items() if not {old, new} & taken}
     return replace(roles, states={**schema, **roles.states})
 
 
@@ -104,7 +104,7 @@ def read_roles(graph: Graph, roles: RoleMap) -> TrainingGraph:
     """Roles of an expanded graph: the user's map, then the schemas of its opaque operators, then the data flow."""
     training = recover(graph, with_schemas(graph, roles))
     check_states(training)
-    training.notes += facts.notes(graph)
+    training.notes += schema_roles.notes(graph)
     return training
 
 
@@ -209,7 +209,7 @@ def on_mesh(source: Source, mesh: Mesh) -> TrainingGraph:
     Raises OptionError and UnsupportedError for a mesh that does nothing, or that gopt or the step cannot do.
     """
     check_mesh(mesh)
-    training = take_over(source.training, source.roles, mesh)
+    training = adopt_source_collectives(source.training, source.roles, mesh)
     check_axes(mesh, training)
     return training
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gopt.analysis.reads import narrow_reads, parameter_readers, trained_bytes
-from gopt.analysis.traffic import Call, Carries, Overlap, find_calls, measure
+from gopt.analysis.parameter_uses import low_precision_uses, parameter_users, trained_bytes
+from gopt.analysis.traffic import Carries, CollectiveCall, Overlap, find_calls, measure
 from gopt.collectives.layout import ITEM_BYTES, parse_shapes, total_elements
-from gopt.graph.model import COMM
-from gopt.graph.types import HALVES
+from gopt.ir.graph import COMM
+from gopt.ir.types import LOW_PRECISION
 from gopt.lower.phases import phases
 from gopt.lower.specialise import RankGraph, RankState
 from gopt.pipeline import PassRun
@@ -43,7 +43,7 @@ class Figures:
         }
 
 
-def figures(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[Call]) -> Figures:
+def figures(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> Figures:
     """The figures of a step as it stands after its passes, with its calls."""
     times = _times(program)
     caps = [each.record.facts["bucket_cap_bytes"] for each in ran if "bucket_cap_bytes" in each.record.facts]
@@ -66,7 +66,7 @@ def _times(program: SpmdProgram) -> dict[str, int]:
     return found
 
 
-def traffic_bound(program: SpmdProgram, calls: Sequence[Call]) -> int:
+def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
     """Bytes no rank can send less of on average, however the step is sharded (ring, bandwidth-optimal).
 
     G bytes of gradients as the backward makes them, P of parameters as forward and backward read them; D ranks see
@@ -85,12 +85,12 @@ def traffic_bound(program: SpmdProgram, calls: Sequence[Call]) -> int:
     return round(scatter + 2 * (groups - 1) / groups * gradients / members)
 
 
-def _shares(program: SpmdProgram, calls: Sequence[Call]) -> bool:
+def _shares(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> bool:
     """Whether the members of the sharding group hold different pieces, or hand one another what they made."""
     return any(h.sharded for h in program.states) or any(call.carries is Carries.PARAMETERS for call in calls)
 
 
-def packing_bound(program: SpmdProgram, calls: Sequence[Call], cap: int | None) -> int:
+def packing_bound(program: SpmdProgram, calls: Sequence[CollectiveCall], cap: int | None) -> int:
     """The fewest calls that could carry the same tensors without cutting one (anchors: section 4.5).
 
     By kind, dtype, group and phase: a call for each tensor of at least ``cap`` bytes, and one for every ``cap`` bytes
@@ -119,7 +119,9 @@ def packing_bound(program: SpmdProgram, calls: Sequence[Call], cap: int | None) 
     return fixed + sum(_fewest(sizes, cap) for sizes in tensors.values())
 
 
-def _tensors(program: SpmdProgram, call: Call, loop_carried: dict[str, list[float]], weight: int) -> list[float]:
+def _tensors(
+    program: SpmdProgram, call: CollectiveCall, loop_carried: dict[str, list[float]], weight: int
+) -> list[float]:
     """Bytes, as gradients, of the source's tensors in a call; ``carried`` remembers them for a call that goes on."""
     node, types = call.node, program.graph.types
     if call.carries is Carries.PARAMETERS:
@@ -152,15 +154,15 @@ def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[Ran
     than ``owned_tensors``, those of which a rank owns elements. ``in_forward``: left where the source has them.
     """
     training, types = program.training, program.graph.types
-    readers = parameter_readers(training)
-    narrow = {name for name in training.gradients if narrow_reads(training, readers.get(name, ()))}
+    users = parameter_users(training)
+    narrow = {name for name in training.gradients if low_precision_uses(training, users.get(name, ()))}
     wide = {name for state in training.parameters for name in (state.tensor, state.updated)}
     held = [[s for s in (*common, *rank.states) if s.pieces and s.pieces[0].tensor in narrow] for rank in ranks]
     wide |= {name for states in held for state in states if not state.copy for name in (state.input, state.output)}
     found = [
         node
         for node in program.graph.nodes
-        if node.is_a("Cast") and node.inputs[0] in wide and types[node.outputs[0]].dtype in HALVES
+        if node.is_a("Cast") and node.inputs[0] in wide and types[node.outputs[0]].dtype in LOW_PRECISION
     ]
     members = {program.mesh.index(program.group, rank.rank) if program.sharding else 0 for rank in ranks}
     counts = [sum(bool(node.made_by) and node.place.covers(member) for node in found) for member in members]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gopt.opaque.origin import OpaqueCall
+from gopt.opaque.refold import CoveredRange, RefoldedCall, RefoldedWeight
+from gopt.opaque.schema_roles import calls
 from gopt.pipeline import PassRun
 from gopt.program import SpmdProgram
 from gopt.report import OpRecord, rank_ranges
-from gopt.sources.facts import calls
-from gopt.sources.kept import Covered, Kept, Member
-from gopt.sources.origin import Call
 
 PASS = "refold-optimizers"
-Holder = tuple[Kept, Member, Covered]
+Holder = tuple[RefoldedCall, RefoldedWeight, CoveredRange]
 
 
 def removed_operators(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequence[int]) -> list[OpRecord]:
@@ -23,13 +23,13 @@ def removed_operators(program: SpmdProgram, ran: Sequence[PassRun], ranks: Seque
     records: list[OpRecord] = []
     for call in calls(program.training.graph):
         found: dict[tuple[str, str], list[str]] = {}
-        for table in call.given.weights:
+        for table in call.slot_values.weights:
             title = table.get("weight") or next(iter(table.values()))
             holder = next((holders[name] for name in table.values() if name in holders), None)
             why, gone = _absent(call, holder, members, reasons.get((call.label, title), ""))
             if gone:
                 found.setdefault((why, rank_ranges(gone)), []).append(title)
-        count = len(call.given.weights)
+        count = len(call.slot_values.weights)
         for (why, where), titles in found.items():
             which = "" if count == 1 else f"{len(titles)} of {count} weights ({_shown(titles)}): "
             records.append(OpRecord(call.label, call.op_type, PASS, which + why, where))
@@ -45,7 +45,7 @@ def _holders(program: SpmdProgram) -> dict[str, Holder]:
     return {
         covered.tensor: (node.origin, member, covered)
         for node in program.graph.nodes
-        if isinstance(node.origin, Kept)
+        if isinstance(node.origin, RefoldedCall)
         for member in node.origin.members
         for covered in member.covers
     }
@@ -63,7 +63,7 @@ def _reasons(ran: Sequence[PassRun]) -> dict[tuple[str, str], str]:
     }
 
 
-def _absent(call: Call, holder: Holder | None, members: Mapping[int, int], why: str) -> tuple[str, list[int]]:
+def _absent(call: OpaqueCall, holder: Holder | None, members: Mapping[int, int], why: str) -> tuple[str, list[int]]:
     """Why the node does not update a weight on some ranks, and on which."""
     if holder is None:
         text = "written out in standard operators" + (f": {why}" if why else ", as a part of another weight's update")

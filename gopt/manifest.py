@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 from gopt import documents, limits
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import GoptError, InputError, OptionError
-from gopt.graph.model import COMM, Graph, Node
-from gopt.graph.types import TensorType, known
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import TensorType, known
 from gopt.mesh import Mesh
 from gopt.shown import show
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from gopt.analysis.operators import draws
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import InputError, OptionError, RunError, UnsupportedError
-from gopt.graph.external import show
-from gopt.graph.model import COMM
-from gopt.graph.types import known
+from gopt.ir.external_data import show
+from gopt.ir.graph import COMM
+from gopt.ir.types import known
 from gopt.mesh import Mesh, Sees
 from gopt.passes import PASSES
 from gopt.program import SpmdProgram

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gopt.errors import GoptError, InvariantError, OptionError
-from gopt.graph.check import check_graph
+from gopt.ir.def_use_check import check_graph
 from gopt.passes import DEFAULT, find
 from gopt.passes.base import Pass, build_options, show_options
 from gopt.program import SpmdProgram

@@ -7,8 +7,8 @@ from typing import Any
 
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.training import TrainingGraph
-from gopt.graph.model import Graph
-from gopt.graph.types import TensorType
+from gopt.ir.graph import Graph
+from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.sharding.placements import REPLICATED, FlatShard, OnMember, Place
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from gopt.analysis.coupling import notes, open_couplings
 from gopt.analysis.loss_reduction import LossReduction
-from gopt.analysis.training import Kind
+from gopt.analysis.training import StateKind
 from gopt.collectives.table import COLLECTIVES
 from gopt.figures import report_figures
-from gopt.graph.model import COMM, Node
-from gopt.graph.types import TensorType
+from gopt.ir.graph import COMM, Node
+from gopt.ir.types import TensorType
 from gopt.kept import removed_operators
 from gopt.lower.invariants import Check
 from gopt.lower.specialise import RankGraph, RankState
@@ -259,7 +259,7 @@ def _purpose(node: Node) -> str:
 
 def _rank_row(
     program: SpmdProgram,
-    kinds: Mapping[str, Kind],
+    kinds: Mapping[str, StateKind],
     common: Sequence[RankState],
     parts: Sequence[RankGraph],
     reducible: set[str],
@@ -268,9 +268,9 @@ def _rank_row(
     held = {"parameters": 0, "optimizer_states": 0, "gradients": 0}
     for state in (*common, *parts[0].states):
         kind = kinds[state.pieces[0].tensor] if state.pieces else None
-        if kind is Kind.PARAMETER:
+        if kind is StateKind.PARAMETER:
             held["parameters"] += state.type.nbytes
-        elif kind in (Kind.OPTIMIZER_STATE, Kind.ACCUMULATOR):
+        elif kind in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
             held["optimizer_states"] += state.type.nbytes
     held["gradients"] = sum(each.type.nbytes for each in parts[0].accumulators)
     calls: dict[tuple[str, str], dict[str, Any]] = {}

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gopt.analysis.layouts import COPIES, CUTS, OF_ONE, RESHAPES, find_aliases, identity, of_operator
+from gopt.analysis.layout_aliases import COPIES, CUTS, OF_ONE, RESHAPES, find_aliases, identity, of_operator
 from gopt.analysis.reshapes import MOVED
-from gopt.analysis.rolemap import RoleMap
+from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.graph.model import Graph, Node, clone
-from gopt.graph.types import dtype_code, known
+from gopt.ir.graph import Graph, Node, clone
+from gopt.ir.types import dtype_code, known
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class AliasFreeView:
     """``graph`` as it is read without ``source``'s aliases: who read an alias reads its root.
 
     An alias that is an output is left as an Identity of its root; one that a body of control flow captures stays.
@@ -49,7 +49,7 @@ class View:
             kept.phase = phase
             nodes.append(kept)
         if dropped or not all(new is old or _same(new, old) for new, old in zip(nodes, graph.nodes)):
-            graph = replace(graph, nodes=nodes, written=graph.written or graph.nodes)
+            graph = replace(graph, nodes=nodes, file_nodes=graph.file_nodes or graph.nodes)
         return replace(training, graph=graph, looked_through=dropped)
 
     def _phases(self, viewed: dict[int, Node]) -> dict[int, Phase]:
@@ -79,7 +79,7 @@ def _same(new: Node, old: Node) -> bool:
     return new.op_type == old.op_type and new.inputs == old.inputs and new.outputs == old.outputs
 
 
-def without_aliases(graph: Graph) -> View | None:
+def without_aliases(graph: Graph) -> AliasFreeView | None:
     """The graph with its aliases looked through; None when it has none."""
     aliases = find_aliases(graph)
     if not aliases and not any(node.op_type == "CastLike" for node in graph.nodes):
@@ -109,7 +109,7 @@ def without_aliases(graph: Graph) -> View | None:
     live = _live(nodes, held, bypassed)
     kept = [node for node, alive in zip(nodes, live) if alive]
     places = tuple(place for place, alive in zip(origin, live) if alive)
-    return View(graph, replace(graph, nodes=kept), aliases, places)
+    return AliasFreeView(graph, replace(graph, nodes=kept), aliases, places)
 
 
 def _cast(graph: Graph, node: Node) -> Node:

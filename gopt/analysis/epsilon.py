@@ -6,10 +6,10 @@ zero by zero.
 
 from __future__ import annotations
 
+from gopt.analysis.graph_walks import Index
 from gopt.analysis.operators import LAYOUT
-from gopt.analysis.sweeps import Index
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 
 NOTE = (
     "{label}{more} divides by the square root of {state} with no epsilon: where that is zero, as in an embedding row "
@@ -17,7 +17,7 @@ NOTE = (
 )
 
 
-def bare_roots(training: TrainingGraph) -> list[str]:
+def unguarded_roots(training: TrainingGraph) -> list[str]:
     """A note on such divisions of the update, if any. One walk a division, as long as its chain of scalings."""
     index = Index(training.graph)
     states = {name: state.tensor for state in training.states for name in (state.tensor, state.updated)}
@@ -49,7 +49,7 @@ def _rooted(index: Index, name: str, states: dict[str, str]) -> str:
     while True:
         if rooted and name in states:
             return states[name]
-        node = index.producer.get(name)
+        node = index.producers.get(name)
         if node is None:
             return ""
         if node.is_a("Sqrt") or (node.is_a("Pow") and _half(index, node.inputs[1])):

@@ -7,7 +7,7 @@ or nonlinear in that dominator belongs to the update, and a mean over ranks pass
 that follow it in proportion, the last one that the backward makes is called the gradient.
 
 One-element operands (a clip coefficient, a finite flag) are not followed; whether they are the same on every rank is
-checked afterwards by ``rawness``.
+checked afterwards by ``local_taint``.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import heapq
 import itertools
 from dataclasses import dataclass, field
 
-from gopt.analysis.linearity import Follows, follow, is_zero
+from gopt.analysis.graph_walks import Index, ancestors
+from gopt.analysis.linearity import Linearity, is_zero, propagate_linearity
 from gopt.analysis.operators import LAYOUT, elementwise, random
-from gopt.analysis.sweeps import Index, ancestors
 from gopt.errors import UnsupportedError
-from gopt.graph.model import Node
-from gopt.graph.types import FLOATS
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS
 
-BUDGET = 4000
+MAX_VISITED = 4000
 """Values one walk may visit: an update is some tens of nodes, a Newton-Schulz iteration some hundreds."""
 
 
 @dataclass(slots=True)
-class Facts:
+class AnalysisContext:
     """What the walks need to know of the graph: what depends on the batch, and what belongs to the forward."""
 
     index: Index
@@ -66,8 +66,8 @@ class Facts:
         """Whether a node keeps a value or zero by a flag of the forward, as the backward of a ReLU does."""
         if not node.is_a("Where") or not any(is_zero(self.index, name) for name in node.inputs[1:]):
             return False
-        maker = self.index.producer.get(node.inputs[0])
-        held = [name for name in maker.reads if name in self.tainted] if maker is not None else []
+        producer = self.index.producers.get(node.inputs[0])
+        held = [name for name in producer.reads if name in self.tainted] if producer is not None else []
         return bool(held) and all(map(self._in_forward, held))
 
     def adjoints(self, operands: list[str]) -> list[str]:
@@ -79,8 +79,8 @@ class Facts:
         return [name for name in operands if name in self.model or name not in self.tainted] or operands
 
     def _in_forward(self, name: str) -> bool:
-        maker = self.index.producer.get(name)
-        return maker is None or id(maker) in self.forward
+        producer = self.index.producers.get(name)
+        return producer is None or id(producer) in self.forward
 
 
 @dataclass(slots=True)
@@ -91,32 +91,32 @@ class Walk:
     nodes: list[Node]
 
 
-def find_gradient(facts: Facts, parameter: str, updated: str) -> str | None:
+def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str | None:
     """The gradient behind the new value ``updated``, or None when the update does not depend on the batch.
 
     Raises UnsupportedError where the data flow leaves open which value is the gradient.
     """
-    walk = _walk(facts, updated)
+    walk = _walk(context, updated)
     if not walk.dominators:
         return None
-    return _Choice(facts, parameter, walk).gradient()
+    return _Choice(context, parameter, walk).gradient()
 
 
-def _walk(facts: Facts, updated: str) -> Walk:
-    index, types = facts.index, facts.index.graph.types
+def _walk(context: AnalysisContext, updated: str) -> Walk:
+    index, types = context.index, context.index.graph.types
     elements = types[updated].elements
     single = elements == 1
     walk = Walk([], [])
-    heap = [(-index.made_at(updated), updated)]
+    heap = [(-index.defined_at(updated), updated)]
     queued = {updated}
-    for _ in range(BUDGET):
+    for _ in range(MAX_VISITED):
         if not heap:
             break
         _, name = heapq.heappop(heap)
-        node = index.producer.get(name)
-        if node is None or id(node) in facts.forward:
+        node = index.producers.get(name)
+        if node is None or id(node) in context.forward:
             break
-        type, local = types.get(name), facts.starts_in_forward(node)
+        type, local = types.get(name), context.starts_in_forward(node)
         # A value of the forward in another layout is half of a contraction, whose other half has one element.
         moved = local and node.is_a(*LAYOUT, "Cast")
         alone = not heap and name != updated and not moved
@@ -125,65 +125,65 @@ def _walk(facts: Facts, updated: str) -> Walk:
         walk.nodes.append(node)
         if local:
             break
-        tainted = [operand for operand in node.reads if operand in facts.tainted]
+        tainted = [operand for operand in node.reads if operand in context.tainted]
         if single:  # a flag over all gradients is no gradient
-            if facts.masks_locally(node):
+            if context.masks_locally(node):
                 break
-            tainted = facts.adjoints([o for o in tainted if index.graph.type_of(o).dtype != "bool"])
+            tainted = context.adjoints([o for o in tainted if index.graph.type_of(o).dtype != "bool"])
         # With one element, a clip coefficient looks like a gradient: it is the operand that knows other gradients.
-        clean = _derived(facts, tainted) if single else set()
+        clean = _derived(context, tainted) if single else set()
         own = any(operand not in clean for operand in tainted)
         factors = not single and elementwise(node)
         for operand in tainted:
             if operand in queued or (own and operand in clean) or (factors and index.one_element(operand)):
                 continue
             queued.add(operand)
-            heapq.heappush(heap, (-index.made_at(operand), operand))
+            heapq.heappush(heap, (-index.defined_at(operand), operand))
     else:
         raise UnsupportedError(
-            f"the update that makes {updated!r} has more than {BUDGET} values: its gradient was not reached",
+            f"the update that makes {updated!r} has more than {MAX_VISITED} values: its gradient was not reached",
             "name the gradient of its parameter: --params PARAMETER=VALUE",
         )
     return walk
 
 
-def _derived(facts: Facts, operands: list[str]) -> set[str]:
+def _derived(context: AnalysisContext, operands: list[str]) -> set[str]:
     """Those operands that know other gradients. Before the first of them is known: that are made of another operand,
     as the norm that clips a gradient is made of it."""
-    if facts.clean or len(operands) < 2:
-        return facts.clean
+    if context.clean or len(operands) < 2:
+        return context.clean
     distinct = set(operands)
-    return {name for name in distinct if not distinct.isdisjoint(ancestors(facts.index, [name])[1] - {name})}
+    return {name for name in distinct if not distinct.isdisjoint(ancestors(context.index, [name])[1] - {name})}
 
 
 class _Choice:
     """Which dominator of a walk is the gradient."""
 
-    def __init__(self, facts: Facts, parameter: str, walk: Walk) -> None:
-        self.facts, self.parameter = facts, parameter
-        self.index, self.types = facts.index, facts.index.graph.types
+    def __init__(self, context: AnalysisContext, parameter: str, walk: Walk) -> None:
+        self.context, self.parameter = context, parameter
+        self.index, self.types = context.index, context.index.graph.types
         self.nearest = walk.dominators[-1]
         place = self.index.position
-        start = self.index.made_at(self.nearest)
+        start = self.index.defined_at(self.nearest)
         self.nodes = sorted((n for n in walk.nodes if place[id(n)] > start), key=lambda node: place[id(node)])
-        self.follows = follow(self.index, self.nodes, self.nearest, facts.tainted)
+        self.linearity = propagate_linearity(self.index, self.nodes, self.nearest, context.tainted)
         self.rising = walk.dominators[::-1]
 
     def gradient(self) -> str | None:
-        allowed = Follows.SCALED if self._held_back() else Follows.HOMOGENEOUS
+        allowed = Linearity.SCALED if self._held_back() else Linearity.HOMOGENEOUS
         stretch = [self.nearest]
         for name in self.rising[1:]:
-            if self.follows.get(name, Follows.NONLINEAR) > allowed:
+            if self.linearity.get(name, Linearity.NONLINEAR) > allowed:
                 break
             stretch.append(name)
-        bounds = [self.index.made_at(name) for name in stretch]
+        bounds = [self.index.defined_at(name) for name in stretch]
         if any(self.index.position[id(node)] > bounds[-1] for node in self._held_back()):
             return None  # the backward would go on behind something that no backward does
         first = 0
         seen_elsewhere = False
         for number, (low, high) in enumerate(itertools.pairwise(bounds), 1):
             part = [node for node in self.nodes if low < self.index.position[id(node)] <= high]
-            held = any(id(node) in self.facts.barrier for node in part)
+            held = any(id(node) in self.context.barrier for node in part)
             seen_elsewhere = seen_elsewhere or self._read_elsewhere(stretch[number - 1])
             if held or (not seen_elsewhere and self._backward(part)):
                 first = number
@@ -201,21 +201,21 @@ class _Choice:
     def _read_elsewhere(self, name: str) -> bool:
         """Whether something beside the walk is made of a value that must see the reduced one: a norm over gradients."""
         walked = {id(node) for node in self.nodes}
-        for node in self.index.readers.get(name, ()):
+        for node in self.index.users.get(name, ()):
             if id(node) not in walked and not self._linear_in(node, name):
                 return True
         return False
 
     def _linear_in(self, node: Node, name: str) -> bool:
-        found = follow(self.index, [node], name, self.facts.tainted)
+        found = propagate_linearity(self.index, [node], name, self.context.tainted)
         return all(
-            found.get(output, Follows.NONLINEAR) < Follows.NONLINEAR and not self.index.one_element(output)
+            found.get(output, Linearity.NONLINEAR) < Linearity.NONLINEAR and not self.index.one_element(output)
             for output in node.outputs
             if output
         )
 
     def _held_back(self) -> list[Node]:
-        return [node for node in self.nodes if id(node) in self.facts.barrier]
+        return [node for node in self.nodes if id(node) in self.context.barrier]
 
     def _backward(self, nodes: list[Node]) -> bool:
         """Whether some of the nodes do what backwards do, mix elements or read the model, and none reads a state.
@@ -223,8 +223,8 @@ class _Choice:
         Where a way is linear, the mean passes through it whichever side it belongs to. What cannot be cut is left to
         the backward, so that the update can.
         """
-        facts = self.facts
-        if any(name in facts.update_only for node in nodes for name in node.reads):
+        context = self.context
+        if any(name in context.update_only for node in nodes for name in node.reads):
             return False
         return any(self._mixes(node) or any(map(self._of_model, node.reads)) for node in nodes)
 
@@ -243,11 +243,11 @@ class _Choice:
 
         A scalar that is an input is none: a loss scale is in every gradient.
         """
-        facts = self.facts
-        if name not in facts.model or name in facts.tainted:
+        context = self.context
+        if name not in context.model or name in context.tainted:
             return False
         if self.index.one_element(name):
-            return name in facts.computed
+            return name in context.computed
         return self.index.graph.type_of(name).dtype in (*FLOATS, "bool")
 
     def _refuse_open(self, last: str) -> None:
@@ -257,13 +257,13 @@ class _Choice:
         which, unless a state or a setting takes part, or the gradient comes from a contraction over an adjoint.
         """
         behind = self.rising[self.rising.index(last) + 1 :]
-        end = self.index.made_at(behind[0]) if behind else len(self.index.graph.nodes)
-        place, start = self.index.position, self.index.made_at(last)
+        end = self.index.defined_at(behind[0]) if behind else len(self.index.graph.nodes)
+        place, start = self.index.position, self.index.defined_at(last)
         part = [node for node in self.nodes if start < place[id(node)] <= end]
-        facts = self.facts
-        bent = [node for node in part if self.follows.get(node.outputs[0]) is Follows.NONLINEAR]
+        context = self.context
+        bent = [node for node in part if self.linearity.get(node.outputs[0]) is Linearity.NONLINEAR]
         read = [name for node in part for name in node.reads]
-        if not bent or any(name in facts.update_only or name in facts.settings for name in read):
+        if not bent or any(name in context.update_only or name in context.settings for name in read):
             return
         if any(map(self._aside, read)) or not self._of_forward_alone():
             return
@@ -275,56 +275,56 @@ class _Choice:
 
     def _aside(self, name: str) -> bool:
         """Whether an operand depends on the batch past the walk: a scalar over gradients."""
-        return name in self.facts.tainted and name not in self.follows
+        return name in self.context.tainted and name not in self.linearity
 
     def _of_forward_alone(self) -> bool:
         """Whether the nearest value is made element by element of values of the forward."""
         stack, seen = [self.nearest], set()
         while stack:
             name = stack.pop()
-            if name in seen or name not in self.facts.tainted:
+            if name in seen or name not in self.context.tainted:
                 continue
             seen.add(name)
-            node = self.index.producer.get(name)
-            if node is None or id(node) in self.facts.forward:
+            node = self.index.producers.get(name)
+            if node is None or id(node) in self.context.forward:
                 continue
-            if not (elementwise(node) or node.is_a(*LAYOUT)) or len(seen) > BUDGET:
+            if not (elementwise(node) or node.is_a(*LAYOUT)) or len(seen) > MAX_VISITED:
                 return False
             stack.extend(node.inputs)
         return True
 
 
 @dataclass(slots=True)
-class Rawness:
+class LocalTaint:
     """Which values after the gradients still hold this rank's own data, and which hold (reduced) gradients."""
 
-    raw: set[str]
+    rank_local: set[str]
     reduced: set[str]
     mixed: list[Node]
     """Nodes where the two first meet: an update that would read a value of one rank alone."""
 
 
-def rawness(facts: Facts, gradients: set[str], backward: set[int]) -> Rawness:
+def local_taint(context: AnalysisContext, gradients: set[str], backward: set[int]) -> LocalTaint:
     """One sweep over the nodes behind the gradients. A gradient read by the update counts as reduced."""
-    raw: set[str] = set()
+    rank_local: set[str] = set()
     reduced: set[str] = set()
     mixed: list[Node] = []
-    producer = facts.index.producer
-    for node in facts.index.graph.nodes:
-        if id(node) in facts.forward or id(node) in backward:
+    producers = context.index.producers
+    for node in context.index.graph.nodes:
+        if id(node) in context.forward or id(node) in backward:
             continue
-        holds_raw, holds_reduced, met = random(node), False, False
+        holds_rank_local, holds_reduced, met = random(node), False, False
         for name in node.reads:
-            is_reduced, is_raw = name in gradients or name in reduced, name in raw
-            if not is_raw and not is_reduced and name in facts.tainted:
-                maker = producer.get(name)
-                is_raw = maker is None or id(maker) in facts.forward or id(maker) in backward
-            met = met or (is_raw and is_reduced)
-            holds_raw, holds_reduced = holds_raw or is_raw, holds_reduced or is_reduced
-        if holds_raw and holds_reduced and not met:
+            is_reduced, is_rank_local = name in gradients or name in reduced, name in rank_local
+            if not is_rank_local and not is_reduced and name in context.tainted:
+                producer = producers.get(name)
+                is_rank_local = producer is None or id(producer) in context.forward or id(producer) in backward
+            met = met or (is_rank_local and is_reduced)
+            holds_rank_local, holds_reduced = holds_rank_local or is_rank_local, holds_reduced or is_reduced
+        if holds_rank_local and holds_reduced and not met:
             mixed.append(node)
-        if holds_raw:
-            raw.update(node.outputs)
+        if holds_rank_local:
+            rank_local.update(node.outputs)
         if holds_reduced:
             reduced.update(node.outputs)
-    return Rawness(raw, reduced, mixed)
+    return LocalTaint(rank_local, reduced, mixed)

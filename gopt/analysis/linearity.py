@@ -12,12 +12,12 @@ from enum import IntEnum
 import numpy as np
 import onnx
 
-from gopt.analysis.sweeps import Index
-from gopt.graph.model import Node
-from gopt.graph.types import FLOATS
+from gopt.analysis.graph_walks import Index
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS
 
 
-class Follows(IntEnum):
+class Linearity(IntEnum):
     """How a value follows a candidate, the simplest first."""
 
     HOMOGENEOUS = 0
@@ -45,9 +45,9 @@ _FROM_FIRST = frozenset(
 _BILINEAR = frozenset(["Mul", "MatMul", "Einsum", "Conv", "ConvTranspose"])
 
 
-def follow(index: Index, nodes: Iterable[Node], start: str, tainted: set[str]) -> dict[str, Follows]:
+def propagate_linearity(index: Index, nodes: Iterable[Node], start: str, tainted: set[str]) -> dict[str, Linearity]:
     """How each value that ``nodes`` (in their order) make of ``start`` follows it; others are left out."""
-    found = {start: Follows.HOMOGENEOUS}
+    found = {start: Linearity.HOMOGENEOUS}
     for node in nodes:
         if start in node.outputs:
             continue
@@ -59,80 +59,82 @@ def follow(index: Index, nodes: Iterable[Node], start: str, tainted: set[str]) -
     return found
 
 
-def _level(index: Index, node: Node, levels: list[int]) -> Follows:
+def _level(index: Index, node: Node, levels: list[int]) -> Linearity:
     moving = [level for level in levels if level >= 0]
-    highest = Follows(max(moving))
-    if highest is Follows.NONLINEAR or node.captures:
-        return Follows.NONLINEAR
+    highest = Linearity(max(moving))
+    if highest is Linearity.NONLINEAR or node.captures:
+        return Linearity.NONLINEAR
     if node.is_a(*_FROM_FIRST):
-        return highest if levels[0] >= 0 and all(level == CONSTANT for level in levels[1:]) else Follows.NONLINEAR
+        return highest if levels[0] >= 0 and all(level == CONSTANT for level in levels[1:]) else Linearity.NONLINEAR
     if node.is_a("Cast", "CastLike"):
-        return highest if index.graph.type_of(node.outputs[0]).dtype in FLOATS else Follows.NONLINEAR
+        return highest if index.graph.type_of(node.outputs[0]).dtype in FLOATS else Linearity.NONLINEAR
     rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     if rule is not None:
         return rule(index, node, levels)
     if node.is_a(*_BILINEAR):
-        return _product(levels) if node.is_a("Mul") or len(levels) == 2 else Follows.NONLINEAR
-    return Follows.NONLINEAR
+        return _product(levels) if node.is_a("Mul") or len(levels) == 2 else Linearity.NONLINEAR
+    return Linearity.NONLINEAR
 
 
-def _product(levels: list[int]) -> Follows:
+def _product(levels: list[int]) -> Linearity:
     moving = [level for level in levels if level >= 0]
     if len(moving) != 1:
-        return Follows.NONLINEAR
-    return Follows(max(moving[0], Follows.SCALED)) if OUTSIDE in levels else Follows(moving[0])
+        return Linearity.NONLINEAR
+    return Linearity(max(moving[0], Linearity.SCALED)) if OUTSIDE in levels else Linearity(moving[0])
 
 
-def _quotient(index: Index, node: Node, levels: list[int]) -> Follows:
-    return _product(levels) if levels[0] >= 0 else Follows.NONLINEAR
+def _quotient(index: Index, node: Node, levels: list[int]) -> Linearity:
+    return _product(levels) if levels[0] >= 0 else Linearity.NONLINEAR
 
 
-def _sum(index: Index, node: Node, levels: list[int]) -> Follows:
+def _sum(index: Index, node: Node, levels: list[int]) -> Linearity:
     if OUTSIDE in levels:
-        return Follows.NONLINEAR
+        return Linearity.NONLINEAR
     highest = max(levels)
     names = [name for name in node.inputs if name]
     shifted = any(level == CONSTANT and not is_zero(index, name) for name, level in zip(names, levels))
-    return Follows(max(highest, Follows.AFFINE)) if shifted else Follows(highest)
+    return Linearity(max(highest, Linearity.AFFINE)) if shifted else Linearity(highest)
 
 
-def _chosen(index: Index, node: Node, levels: list[int]) -> Follows:
+def _chosen(index: Index, node: Node, levels: list[int]) -> Linearity:
     """``Where``: a choice that does not follow the candidate."""
     if levels[0] >= 0:
-        return Follows.NONLINEAR
+        return Linearity.NONLINEAR
     summed = _sum(index, Node("Sum", node.inputs[1:], node.outputs), levels[1:])
     if levels[0] == CONSTANT:
         return summed
-    return Follows.SCALED if summed <= Follows.SCALED else Follows.NONLINEAR
+    return Linearity.SCALED if summed <= Linearity.SCALED else Linearity.NONLINEAR
 
 
-def _gemm(index: Index, node: Node, levels: list[int]) -> Follows:
+def _gemm(index: Index, node: Node, levels: list[int]) -> Linearity:
     if OUTSIDE in levels[2:] or not any(level >= 0 for level in levels[:2]):
-        return Follows.NONLINEAR
+        return Linearity.NONLINEAR
     product = _product(levels[:2])
     if len(levels) < 3 or is_zero(index, node.inputs[2]):
         return product
-    return Follows(max(product, levels[2], Follows.AFFINE))
+    return Linearity(max(product, levels[2], Linearity.AFFINE))
 
 
-def _padded(index: Index, node: Node, levels: list[int]) -> Follows:
+def _padded(index: Index, node: Node, levels: list[int]) -> Linearity:
     constant = node.attributes.get("mode", "constant") == "constant"
     if levels[0] < 0 or any(level >= 0 for level in levels[1:]) or not constant:
-        return Follows.NONLINEAR
+        return Linearity.NONLINEAR
     fill = node.inputs[2] if len(node.inputs) > 2 else ""
-    return Follows(levels[0]) if not fill or is_zero(index, fill) else Follows(max(levels[0], Follows.AFFINE))
+    return Linearity(levels[0]) if not fill or is_zero(index, fill) else Linearity(max(levels[0], Linearity.AFFINE))
 
 
-def _scattered(index: Index, node: Node, levels: list[int]) -> Follows:
+def _scattered(index: Index, node: Node, levels: list[int]) -> Linearity:
     """Scatter: places that do not follow the candidate, summed or put over what is there."""
     if len(levels) != 3 or levels[1] >= 0 or node.attributes.get("reduction", "none") not in ("none", "add"):
-        return Follows.NONLINEAR
+        return Linearity.NONLINEAR
     names = [node.inputs[0], node.inputs[2]]
     summed = _sum(index, Node("Sum", names, node.outputs), [levels[0], levels[2]])
-    return summed if levels[1] == CONSTANT or summed is Follows.NONLINEAR else Follows(max(summed, Follows.SCALED))
+    return (
+        summed if levels[1] == CONSTANT or summed is Linearity.NONLINEAR else Linearity(max(summed, Linearity.SCALED))
+    )
 
 
-_RULES: dict[str, Callable[[Index, Node, list[int]], Follows]] = {
+_RULES: dict[str, Callable[[Index, Node, list[int]], Linearity]] = {
     "Add": _sum, "Sub": _sum, "Sum": _sum, "Mean": _sum, "Concat": _sum, "Div": _quotient, "Where": _chosen,
     "Gemm": _gemm, "Pad": _padded, "ScatterND": _scattered, "ScatterElements": _scattered,
 }  # fmt: skip
@@ -141,7 +143,7 @@ _RULES: dict[str, Callable[[Index, Node, list[int]], Follows]] = {
 def is_zero(index: Index, name: str) -> bool:
     """Whether a value is a constant of the file that is zero everywhere."""
     for _ in range(8):
-        node = index.producer.get(name)
+        node = index.producers.get(name)
         if node is None:
             break
         if node.is_a("Constant"):

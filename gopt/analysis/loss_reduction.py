@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from gopt.analysis.sweeps import Index, ancestors
+from gopt.analysis.graph_walks import Index, ancestors
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
-from gopt.graph.types import FLOATS
+from gopt.ir.types import FLOATS
 
 INTEGERS = frozenset({"int32", "int64", "uint8", "int8", "int16", "uint16", "uint32", "uint64", "bool"})
 
 
-class Rule(str, Enum):
+class LossRule(str, Enum):
     """What is done with the ranks' gradients."""
 
     MEAN = "mean"
@@ -28,7 +28,7 @@ class LossReduction:
     Ranks are those that see different data; micro-steps of an update count like ranks.
     """
 
-    rule: Rule = Rule.MEAN
+    rule: LossRule = LossRule.MEAN
     value: str = ""
 
     def __str__(self) -> str:
@@ -38,17 +38,17 @@ class LossReduction:
     def parse(cls, text: str) -> LossReduction:
         """Read what ``--loss-reduction`` says; raises OptionError for anything else."""
         word, _, value = text.partition(":")
-        if word in (Rule.MEAN.value, Rule.SUM.value) and ":" not in text:
-            return cls(Rule(word))
-        if word == Rule.WEIGHTED.value and value:
-            return cls(Rule.WEIGHTED, value)
+        if word in (LossRule.MEAN.value, LossRule.SUM.value) and ":" not in text:
+            return cls(LossRule(word))
+        if word == LossRule.WEIGHTED.value and value:
+            return cls(LossRule.WEIGHTED, value)
         raise OptionError(
             f"--loss-reduction cannot be {text!r}", "it is mean, sum, or weighted:VALUE with a value of the forward"
         )
 
     def check(self, training: TrainingGraph) -> None:
         """Raise OptionError where the value cannot be a rank's weight."""
-        if self.rule is not Rule.WEIGHTED:
+        if self.rule is not LossRule.WEIGHTED:
             return
         why = _unfit(training, self.value)
         if why is not None:
@@ -60,7 +60,7 @@ def _unfit(training: TrainingGraph, name: str) -> tuple[str, ...] | None:
     """Why a value cannot be the weight of a rank, and a hint; None where it can."""
     graph = training.graph
     index = Index(graph)
-    made = name in index.producer
+    made = name in index.producers
     if not made and name not in graph.inputs:
         return (f"the step has no value {name!r}", "gopt inspect --text lists all values")
     type = graph.type_of(name)

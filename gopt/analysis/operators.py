@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gopt.graph.model import Node
-from gopt.graph.nodes import nested
+from gopt.ir.graph import Node
+from gopt.ir.nodes import nested
 
 ELEMENTWISE = frozenset(
     [

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gopt.analysis.layouts import RESHAPES, identity, keeps_order
+from gopt.analysis.layout_aliases import RESHAPES, identity, keeps_order
 from gopt.analysis.operators import REDUCTIONS, elementwise
-from gopt.graph.model import Graph, Node, Tensor, clone
-from gopt.graph.types import FLOATS, TensorType
+from gopt.ir.graph import Graph, Node, Tensor, clone
+from gopt.ir.types import FLOATS, TensorType
 
 Shape = tuple[int, ...]
 MOVED = "load"
@@ -80,7 +80,7 @@ def _ends(graph: Graph) -> dict[str, Shape]:
 class _Finder:
     def __init__(self, graph: Graph) -> None:
         self.graph, self.types = graph, graph.types
-        self.producer, self.readers = graph.producers(), graph.readers()
+        self.producers, self.users = graph.producers(), graph.users()
         self.taken: set[str] = set()
 
     def runs(self, ends: dict[str, Shape]) -> Iterable[_Run]:
@@ -97,13 +97,13 @@ class _Finder:
             if name in self.taken:
                 continue
             self.taken.add(name)
-            maker = self._inner(name)
-            if maker is None:
+            producer = self._inner(name)
+            if producer is None:
                 run.leaves[name] = None
                 continue
-            run.inner.append(maker)
-            stack += [each for each in maker.inputs if each and self._shape(each) == flat]
-            stack += [each.outputs[0] for each in self.readers.get(name, ()) if self._goes_on(each, flat)]
+            run.inner.append(producer)
+            stack += [each for each in producer.inputs if each and self._shape(each) == flat]
+            stack += [each.outputs[0] for each in self.users.get(name, ()) if self._goes_on(each, flat)]
         return run
 
     def _inner(self, name: str) -> Node | None:
@@ -111,10 +111,10 @@ class _Finder:
 
         A gradient travels in the dtype in which it is first complete: the first cast of one stays with the backward.
         """
-        node = self.producer.get(name)
+        node = self.producers.get(name)
         if node is None or not elementwise(node):
             return None
-        before = self.producer.get(node.inputs[0]) if node.is_a("Cast") else None
+        before = self.producers.get(node.inputs[0]) if node.is_a("Cast") else None
         return None if before is not None and not (elementwise(before) or before.is_a(*RESHAPES)) else node
 
     def _goes_on(self, node: Node, flat: object) -> bool:
@@ -134,7 +134,7 @@ class _Finder:
                 return False
             if not all(self._shape(each) == flat or self._broadcast(each, len(run.shape)) for each in node.inputs):
                 return False
-            for reader in self.readers.get(name, ()):
+            for reader in self.users.get(name, ()):
                 if id(reader) in inside:
                     continue
                 if self._reduces(reader, name):
@@ -143,9 +143,9 @@ class _Finder:
                     run.ends.append(reader)
                 else:
                     return False
-        if any(self.producer.get(name) is None for name in run.leaves):
+        if any(self.producers.get(name) is None for name in run.leaves):
             return False  # an input: the file holds it flat
-        run.reductions += [each for name in run.leaves for each in self.readers[name] if self._reduces(each, name)]
+        run.reductions += [each for name in run.leaves for each in self.users[name] if self._reduces(each, name)]
         return True
 
     def _broadcast(self, name: str, rank: int) -> bool:
@@ -195,8 +195,8 @@ class _Mover:
             nodes.append(self._written(node))
             for name in node.outputs:
                 nodes += self.behind.get(name, ())
-        written = self.graph.written or self.graph.nodes
-        return replace(self.graph, nodes=nodes, types=self.types, initializers=self.constants, written=written)
+        written = self.graph.file_nodes or self.graph.nodes
+        return replace(self.graph, nodes=nodes, types=self.types, initializers=self.constants, file_nodes=written)
 
     def _written(self, node: Node) -> Node:
         if id(node) in self.ends:

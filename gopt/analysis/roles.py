@@ -9,28 +9,28 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gopt.analysis.aliases import without_aliases
-from gopt.analysis.batches import refuse_state_batches
-from gopt.analysis.outline import Outline
-from gopt.analysis.pairs import (
-    match,
+from gopt.analysis.batch_checks import refuse_state_batches
+from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
+from gopt.analysis.graph_walks import Index, depth, descendants
+from gopt.analysis.look_through import look_through
+from gopt.analysis.reshapes import in_parameter_shape
+from gopt.analysis.role_map import RoleMap
+from gopt.analysis.shared_values import recover_shared
+from gopt.analysis.state_matching import (
     match_copies,
+    match_states,
     reachable_states,
     refuse_contested,
     refuse_crossed,
     refuse_dynamic,
     refuse_open,
 )
-from gopt.analysis.reshapes import in_parameter_shape
-from gopt.analysis.rolemap import RoleMap
-from gopt.analysis.rounds import Found, find_gradients
-from gopt.analysis.shared import recover_shared
 from gopt.analysis.states import assemble
-from gopt.analysis.sweeps import Index, depth, descendants
-from gopt.analysis.through import look_through
+from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError, UnsupportedError
-from gopt.graph.model import Graph
-from gopt.graph.types import FLOATS
+from gopt.ir.graph import Graph
+from gopt.ir.types import FLOATS
 
 
 def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
@@ -61,7 +61,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     pairs = _pair_tensors(index, roles)
     losses = [roles.loss] if roles.loss else _loss_candidates(index, pairs)
     if not losses:
-        scalars, _ = match(_scalar_reach(index, pairs, "", roles))
+        scalars, _ = match_states(_scalar_reach(index, pairs, "", roles))
         losses = _loss_candidates(index, pairs | scalars)
     if not losses:
         _refuse_unpaired(index, pairs)
@@ -86,7 +86,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     pairs |= match_copies(index, {output: name for output, name in pairs.items() if output != loss}, free)
     if not pairs:
         raise InputError("no state found: no output replaces an input", "name the pairs with --states INPUT=OUTPUT")
-    step = Outline(index, pairs, loss, roles)
+    step = StepSkeleton(index, pairs, loss, roles)
     refuse_state_batches(step)
     _refuse_through_forward(step, roles)
     found = find_gradients(step)
@@ -105,7 +105,7 @@ def _pair_tensors(index: Index, roles: RoleMap) -> dict[str, str]:
         for output, type in graph.outputs.items()
         if output not in pairs and type.shape != ()
     }
-    found, unsettled = match(reach)
+    found, unsettled = match_states(reach)
     refuse_open(unsettled)
     refuse_crossed(reach, found)
     pairs |= found
@@ -117,14 +117,14 @@ def _pair_tensors(index: Index, roles: RoleMap) -> dict[str, str]:
         for output, type in graph.outputs.items()
         if output not in pairs and type.shape != () and type.dtype in FLOATS
     }
-    found, unsettled = match(rest)
+    found, unsettled = match_states(rest)
     refuse_open(unsettled)
     pairs |= found
     refuse_dynamic(index, pairs)
     return pairs
 
 
-def _refuse_through_forward(step: Outline, roles: RoleMap) -> None:
+def _refuse_through_forward(step: StepSkeleton, roles: RoleMap) -> None:
     """Raise when an output reaches the input that it was paired with through batch-dependent values of the forward.
 
     A state that keeps the gradient of an elementwise step is made of the batch element by element: the batch is not
@@ -152,11 +152,11 @@ def _refuse_unpaired(index: Index, pairs: Mapping[str, str]) -> None:
     free = {type for name, type in graph.inputs.items() if name not in pairs.values() and type.elements > 1}
     lost = [name for name, type in graph.outputs.items() if name not in pairs and type in free and type.dtype in FLOATS]
     if lost:
-        maker = index.producer.get(lost[0])
+        producer = index.producers.get(lost[0])
         raise UnsupportedError(
             f"{len(lost)} {'output replaces' if len(lost) == 1 else 'outputs replace'} no input by what the data flow "
             f"shows, though inputs of that type are there: {lost[0]!r}"
-            + (f" is made by {maker.op_type} {maker.label!r}" if maker is not None else ""),
+            + (f" is made by {producer.op_type} {producer.label!r}" if producer is not None else ""),
             f"name the pairs: --states INPUT={lost[0]}",
         )
 
@@ -192,7 +192,7 @@ def _loss_candidates(index: Index, pairs: Mapping[str, str]) -> list[str]:
 def _pair_scalars(index: Index, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> dict[str, str]:
     """Update pairs of rank 0, output -> input; the loss takes no part."""
     reach = _scalar_reach(index, pairs, loss, roles)
-    found, unsettled = match(reach)
+    found, unsettled = match_states(reach)
     refuse_open(unsettled)
     refuse_contested(reach, found)
     refuse_crossed(reach, found)
@@ -210,7 +210,9 @@ def _scalar_reach(index: Index, pairs: Mapping[str, str], loss: str, roles: Role
     }
 
 
-def _settle_losses(index: Index, losses: list[str], found: Found, pairs: Mapping[str, str], roles: RoleMap) -> None:
+def _settle_losses(
+    index: Index, losses: list[str], found: GradientMap, pairs: Mapping[str, str], roles: RoleMap
+) -> None:
     """Refuse when another output could be the loss as well: neither paired nor computed from gradients."""
     if roles.loss:
         return

@@ -7,22 +7,22 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gopt.analysis.epsilon import bare_roots
-from gopt.analysis.gradients import Rawness, rawness
-from gopt.analysis.outline import Outline
-from gopt.analysis.rounds import Found
-from gopt.analysis.sweeps import Index, descendants
-from gopt.analysis.training import Kind, Phase, State, TrainingGraph
+from gopt.analysis.epsilon import unguarded_roots
+from gopt.analysis.gradient_fixpoint import GradientMap
+from gopt.analysis.gradients import LocalTaint, local_taint
+from gopt.analysis.graph_walks import Index, descendants
+from gopt.analysis.step_skeleton import StepSkeleton
+from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import InputError, UnsupportedError
-from gopt.graph.model import Node
-from gopt.graph.types import FLOATS, TensorType
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS, TensorType
 
 
-def assemble(step: Outline, found: Found) -> TrainingGraph:
+def assemble(step: StepSkeleton, found: GradientMap) -> TrainingGraph:
     """The training step; raises InputError without a parameter, UnsupportedError for a state of no kind we know."""
     graph = step.index.graph
     gradients = frozenset(found.gradients.values())
-    check = rawness(found.facts, set(gradients), found.backward)
+    check = local_taint(found.context, set(gradients), found.backward)
     states = [_state(step, name, found, gradients, check) for name in step.updated]
     _refuse_loose(step, states, found)
     _own(step, states, found)
@@ -35,7 +35,7 @@ def assemble(step: Outline, found: Found) -> TrainingGraph:
     metrics = [name for name in graph.outputs if name not in paired and name != step.loss]
     training = TrainingGraph(graph, step.loss, states, found.gradients, step.batch, hyper, metrics, step.random)
     _refuse_dropped_states(step, training, found, check.reduced)
-    training.notes = _notes(step, training) + bare_roots(training)
+    training.notes = _notes(step, training) + unguarded_roots(training)
     if not found.gradients:
         raise InputError(
             "no parameter found: no state that the loss depends on is updated through a gradient",
@@ -44,7 +44,7 @@ def assemble(step: Outline, found: Found) -> TrainingGraph:
     return training
 
 
-def _refuse_dropped_states(step: Outline, training: TrainingGraph, found: Found, reduced: set[str]) -> None:
+def _refuse_dropped_states(step: StepSkeleton, training: TrainingGraph, found: GradientMap, reduced: set[str]) -> None:
     """An output that may be a state whose old value its update does not read must not pass as a metric."""
     types, batch = step.index.graph.types, set(training.batch)
     free: dict[tuple[TensorType, bool], str] = {}
@@ -56,8 +56,8 @@ def _refuse_dropped_states(step: Outline, training: TrainingGraph, found: Found,
         type = types.get(output)
         if type is None or step.index.one_element(output):
             continue
-        maker = step.index.producer.get(output)
-        inside = maker is not None and (id(maker) in step.forward or id(maker) in found.backward)
+        producer = step.index.producers.get(output)
+        inside = producer is not None and (id(producer) in step.forward or id(producer) in found.backward)
         updates = output in reduced or output not in step.tainted or not inside
         shown = output in gradients
         rival = (free.get((type, False)) if updates or shown else None) or (free.get((type, True)) if updates else None)
@@ -68,31 +68,31 @@ def _refuse_dropped_states(step: Outline, training: TrainingGraph, found: Found,
             )
 
 
-def _state(step: Outline, name: str, found: Found, gradients: frozenset[str], check: Rawness) -> State:
+def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozenset[str], check: LocalTaint) -> State:
     graph = step.index.graph
     output = step.updated[name]
-    producer = step.index.producer.get(output)
-    is_raw = output in check.raw or (
+    producers = step.index.producers.get(output)
+    is_rank_local = output in check.rank_local or (
         output in step.tainted
         and output not in check.reduced
-        and (producer is None or id(producer) in step.forward or id(producer) in found.backward)
+        and (producers is None or id(producers) in step.forward or id(producers) in found.backward)
     )
     type = graph.types[name]
     if name in found.gradients:
-        kind = Kind.PARAMETER
+        kind = StateKind.PARAMETER
     elif output in gradients:
-        kind = Kind.OPTIMIZER_STATE  # it keeps the gradient, as every other reader behind the backward sees it
-    elif is_raw:
-        kind = Kind.STATISTIC
+        kind = StateKind.OPTIMIZER_STATE  # it keeps the gradient, as every other reader behind the backward sees it
+    elif is_rank_local:
+        kind = StateKind.STATISTIC
         _check_statistic(step, name)
     elif name in step.forward_values and type.shape != ():
-        kind = Kind.PARAMETER
+        kind = StateKind.PARAMETER
     else:
-        kind = Kind.OPTIMIZER_STATE
+        kind = StateKind.OPTIMIZER_STATE
     return State(name, output, kind)
 
 
-def _check_statistic(step: Outline, name: str) -> None:
+def _check_statistic(step: StepSkeleton, name: str) -> None:
     """A state that follows the batch past every gradient, but that the loss trains on, is none we know."""
     type = step.index.graph.types[name]
     if name in step.forward_values and type.dtype in FLOATS:
@@ -107,10 +107,10 @@ def _check_statistic(step: Outline, name: str) -> None:
         )
 
 
-def _refuse_loose(step: Outline, states: list[State], found: Found) -> None:
+def _refuse_loose(step: StepSkeleton, states: list[State], found: GradientMap) -> None:
     """A statistic is of the forward. What follows the backward, and belongs to no parameter, is as a rule a moment of
     one whose new value is no output: its mean over ranks would be another than that of the large batch."""
-    statistics = [state for state in states if state.kind is Kind.STATISTIC]
+    statistics = [state for state in states if state.kind is StateKind.STATISTIC]
     if not statistics:
         return
     made = [name for node in step.index.graph.nodes if id(node) in found.backward for name in node.outputs]
@@ -123,7 +123,7 @@ def _refuse_loose(step: Outline, states: list[State], found: Found) -> None:
             )
 
 
-def _own(step: Outline, states: list[State], found: Found) -> None:
+def _own(step: StepSkeleton, states: list[State], found: GradientMap) -> None:
     """Give each optimizer state its parameter: the one whose gradient its new value holds element by element."""
     owner: dict[str, str] = {}
     shared = {gradient for gradient, count in Counter(found.gradients.values()).items() if count > 1}
@@ -133,7 +133,7 @@ def _own(step: Outline, states: list[State], found: Found) -> None:
         owner.setdefault(parameter, parameter)
     skip = step.forward | found.backward
     nodes = [node for node in step.index.graph.nodes if id(node) not in skip]
-    open_ = [state for state in states if state.kind is Kind.OPTIMIZER_STATE]
+    open_ = [state for state in states if state.kind is StateKind.OPTIMIZER_STATE]
     made = {state.updated: state.tensor for state in open_}
     for parameter, gradient in found.gradients.items():
         if gradient in shared:
@@ -150,18 +150,18 @@ def _own(step: Outline, states: list[State], found: Found) -> None:
         wide = [state for state in open_ if state.of is None and not step.index.one_element(state.tensor)]
         open_ = wide if settled else []
     for state in states:
-        if state.kind is not Kind.OPTIMIZER_STATE:
+        if state.kind is not StateKind.OPTIMIZER_STATE:
             continue
         if state.of is not None and _accumulates(step.index, state, found.gradients[state.of]):
-            state.kind = Kind.ACCUMULATOR
+            state.kind = StateKind.ACCUMULATOR
         elif state.of is None and step.index.one_element(state.tensor):
-            state.kind = Kind.SCALAR
+            state.kind = StateKind.SCALAR
 
 
-def _claim(step: Outline, parameter: str, gradient: str, made: Mapping[str, str], owner: dict[str, str]) -> None:
+def _claim(step: StepSkeleton, parameter: str, gradient: str, made: Mapping[str, str], owner: dict[str, str]) -> None:
     """Give a parameter that shares its gradient the states that its own update reads, old or new; ``made``: new value
     -> state."""
-    types, producer = step.index.graph.types, step.index.producer
+    types, producers = step.index.graph.types, step.index.producers
     shape = types[parameter].shape
     stack, seen = [step.updated[parameter]], {gradient}
     while stack:
@@ -171,12 +171,12 @@ def _claim(step: Outline, parameter: str, gradient: str, made: Mapping[str, str]
         seen.add(name)
         if name in made and name not in owner:
             owner[name] = owner[made[name]] = parameter
-        node = producer.get(name)
+        node = producers.get(name)
         if node is not None:
             stack.extend(node.inputs)
 
 
-def _spread(step: Outline, nodes: list[Node], owner: dict[str, str]) -> None:
+def _spread(step: StepSkeleton, nodes: list[Node], owner: dict[str, str]) -> None:
     """Let the results of update nodes have the owner of what they read; one sweep in order."""
     graph = step.index.graph
     for node in nodes:
@@ -190,12 +190,12 @@ def _spread(step: Outline, nodes: list[Node], owner: dict[str, str]) -> None:
                 owner.setdefault(name, of)
 
 
-def _notes(step: Outline, training: TrainingGraph) -> list[str]:
+def _notes(step: StepSkeleton, training: TrainingGraph) -> list[str]:
     graph, notes = step.index.graph, []
     for node in training.random:
         notes.append(f"{node.label} ({node.op_type}) draws random numbers: each rank draws its own")
     for name in graph.inputs:
-        if name not in step.index.readers and name not in graph.outputs:
+        if name not in step.index.users and name not in graph.outputs:
             notes.append(f"input {name} is read by nothing")
     for name in training.metrics:
         if not step.index.one_element(name):
@@ -210,7 +210,7 @@ def _accumulates(index: Index, state: State, gradient: str) -> bool:
     stack, seen = [(state.updated, 1.0)], set()
     while stack:
         name, factor = stack.pop()
-        node = index.producer.get(name)
+        node = index.producers.get(name)
         if node is None or (name, factor) in seen:
             continue
         seen.add((name, factor))
@@ -244,13 +244,13 @@ def _factor(index: Index, node: Node) -> list[tuple[str, float]]:
 def _scaled(index: Index, name: str, gradient: str) -> bool:
     """Whether a value is the gradient times a scalar, behind at most casts."""
     while name != gradient:
-        maker = index.producer.get(name)
-        if maker is None:
+        producer = index.producers.get(name)
+        if producer is None:
             return False
-        scaled = maker.is_a("Div", "Mul") and any(map(index.one_element, maker.inputs))
-        if not scaled and not maker.is_a("Cast", "Identity", "Neg"):
+        scaled = producer.is_a("Div", "Mul") and any(map(index.one_element, producer.inputs))
+        if not scaled and not producer.is_a("Cast", "Identity", "Neg"):
             return False
-        rest = [operand for operand in maker.inputs if not scaled or not index.one_element(operand)]
+        rest = [operand for operand in producer.inputs if not scaled or not index.one_element(operand)]
         if len(rest) != 1:
             return False
         name = rest[0]

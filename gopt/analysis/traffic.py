@@ -8,10 +8,10 @@ from enum import Enum
 from itertools import accumulate
 
 from gopt.analysis.operators import heavy
-from gopt.analysis.training import Kind
+from gopt.analysis.training import StateKind
 from gopt.collectives.layout import parse_shapes, total_elements
-from gopt.graph.model import COMM, Node
-from gopt.graph.types import nbytes
+from gopt.ir.graph import COMM, Node
+from gopt.ir.types import nbytes
 from gopt.program import SpmdProgram
 
 GATHERS = frozenset({"AllGather", "Broadcast"})
@@ -27,7 +27,7 @@ class Carries(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """One call where it stands. Positions count the graph's nodes in order; ``len(nodes)`` is the end of the step.
 
     ``ready``: position of the last node of the source or call that its inputs depend on; -1: at hand from the start.
@@ -73,7 +73,7 @@ class Overlap:
         }
 
 
-def find_calls(program: SpmdProgram) -> list[Call]:
+def find_calls(program: SpmdProgram) -> list[CollectiveCall]:
     """Every call of the step's graph in order. Two sweeps; linear."""
     nodes = program.graph.nodes
     ready = ready_at(nodes)
@@ -89,7 +89,7 @@ def find_calls(program: SpmdProgram) -> list[Call]:
         ends = max((last.get(name, place) for name in node.outputs), default=place)
         payload = _payload(program, node, sizes)
         found.append(
-            Call(
+            CollectiveCall(
                 node, known.of(node), place, ready[place], starts,
                 ends,
                 payload, _sent(program, node, payload), work[starts] > work[place + 1],
@@ -100,7 +100,7 @@ def find_calls(program: SpmdProgram) -> list[Call]:
     return found
 
 
-def measure(calls: Sequence[Call]) -> Overlap:
+def measure(calls: Sequence[CollectiveCall]) -> Overlap:
     """What the calls can hide behind, and the largest sum of gathered bytes that are alive at once."""
     shares = {}
     for kind in Carries:
@@ -110,7 +110,7 @@ def measure(calls: Sequence[Call]) -> Overlap:
     return Overlap(_share([(call.sent, call.hidden) for call in calls]), shares, peak_gathered(calls))
 
 
-def peak_gathered(calls: Sequence[Call]) -> int:
+def peak_gathered(calls: Sequence[CollectiveCall]) -> int:
     """Largest sum of the results of gathers before use, each from its issue to its last reader, in bytes."""
     events = []
     for call in calls:
@@ -159,7 +159,7 @@ class _Kinds:
     def __init__(self, program: SpmdProgram) -> None:
         self.types = program.graph.types
         self.gradients = set(program.training.gradients.values())
-        self.statistics = {s.updated for s in program.training.states if s.kind is Kind.STATISTIC}
+        self.statistics = {s.updated for s in program.training.states if s.kind is StateKind.STATISTIC}
 
     def of(self, node: Node) -> Carries:
         if node.op_type in GATHERS:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from gopt.graph.model import Graph, Node
-from gopt.graph.phase import Phase
+from gopt.ir.graph import Graph, Node
+from gopt.ir.phase import Phase
 
-__all__ = ["Kind", "Phase", "State", "TrainingGraph"]
+__all__ = ["Phase", "State", "StateKind", "TrainingGraph"]
 T = TypeVar("T")
 
 
-class Kind(str, Enum):
+class StateKind(str, Enum):
     """The kinds of state (contract section 1)."""
 
     PARAMETER = "parameter"
@@ -30,7 +30,7 @@ class State:
 
     tensor: str
     updated: str
-    kind: Kind
+    kind: StateKind
     of: str | None = None
 
 
@@ -74,7 +74,7 @@ class TrainingGraph:
 
     @property
     def parameters(self) -> list[State]:
-        return [state for state in self.states if state.kind is Kind.PARAMETER]
+        return [state for state in self.states if state.kind is StateKind.PARAMETER]
 
     def state_of(self) -> dict[str, State]:
         """States by input name."""

@@ -1,6 +1,6 @@
-"""What an update is made of: the record of every parameter's cone, and of the scalars that cones share.
+"""What an update is made of: the record of every parameter's subgraph, and of the scalars that subgraphs share.
 
-``cones`` finds them, ``classes`` tells which are alike.
+``update_subgraphs`` finds them, ``isomorphism`` tells which are alike.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gopt.analysis.training import State
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 
 
 class Mode(str, Enum):
@@ -21,7 +21,7 @@ class Mode(str, Enum):
 
 
 @dataclass(slots=True)
-class Cone:
+class UpdateSubgraph:
     """One parameter's update. ``states`` starts with the parameter; ``outside`` lists full-shaped operands that
     every rank has; ``reductions`` the nodes that reduce a full-shaped value to one element."""
 
@@ -34,35 +34,37 @@ class Cone:
     why: str = "elementwise"
     whole_gradient: bool = False
     """The full reduced gradient is needed on every rank (an accumulator that stays whole reads it)."""
-    likeness: int = -1
-    """Split cones with the same number are equal by structure: one run serves neighbouring pieces of all of them."""
+    equivalence_class: int = -1
+    """Split subgraphs with the same number are equal by structure: one run serves neighbouring pieces of all."""
 
-    def demote(self, mode: Mode, why: str) -> None:
+    def weaken(self, mode: Mode, why: str) -> None:
         if self.mode is Mode.SPLIT or mode is Mode.REPLICATED:
             self.mode, self.why = mode, why
 
 
 @dataclass(slots=True)
-class Tree:
-    """Scalars joined by one associative operator: ``root`` = all ``leaves`` (reductions) and ``extras`` joined."""
+class ScalarReduction:
+    """Scalars joined by one associative operator: ``root`` = all ``leaves`` (reductions) and ``epilogue`` joined."""
 
     root: str
     kind: str
     leaves: list[str] = field(default_factory=list)
-    extras: list[str] = field(default_factory=list)
+    epilogue: list[str] = field(default_factory=list)
     inner: list[Node] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Updates:
-    """All cones of a step in parameter order, the trees their reductions feed, and the nodes of neither."""
+    """All subgraphs of a step in parameter order, and the scalar reductions that they feed."""
 
-    cones: dict[str, Cone]
-    trees: dict[str, Tree]
-    tree_of: dict[str, str]
-    """Reduction output -> root of its tree."""
+    subgraphs: dict[str, UpdateSubgraph]
+    scalar_reductions: dict[str, ScalarReduction]
+    reduction_of: dict[str, str]
+    """Reduction output -> root of its scalar reduction."""
 
     def replicated(self, why: str) -> Updates:
         """The same updates, run by every rank."""
-        cones = {name: replace(cone, mode=Mode.REPLICATED, why=why) for name, cone in self.cones.items()}
-        return replace(self, cones=cones)
+        subgraphs = {
+            name: replace(subgraph, mode=Mode.REPLICATED, why=why) for name, subgraph in self.subgraphs.items()
+        }
+        return replace(self, subgraphs=subgraphs)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from gopt.analysis.training import Kind, Phase
+from gopt.analysis.training import Phase, StateKind
 from gopt.errors import GoptError, InvariantError, UnsupportedError
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import PerMember, Placement, Replicated, Shard, Sharding, holder
 from gopt.sharding.verifier import Shardings
@@ -24,7 +24,7 @@ def check_placements(program: SpmdProgram) -> int:
     """Raise InvariantError for a node that breaks a rule and for a state on which ranks would part, UnsupportedError
     where the source itself parts them; returns how many values were asked."""
     shardings = Shardings(program).infer()
-    statistics = {state.tensor for state in program.training.states if state.kind is Kind.STATISTIC}
+    statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
     for state in program.states:
         if state.local and state.input not in statistics:
             raise InvariantError(f"state {state.input!r} is held as each rank's own, and is no statistic")
@@ -80,7 +80,7 @@ class _Blame:
         parts = state.slices
         name = repr(parts[0].tensor) + (f" (and {len(parts) - 1} more)" if len(parts) > 1 else "")
         kinds = {state.tensor: state.kind for state in self.program.training.states}
-        kind = "statistic" if kinds[parts[0].tensor] is Kind.STATISTIC else "state"
+        kind = "statistic" if kinds[parts[0].tensor] is StateKind.STATISTIC else "state"
         held = "in shards" if state.sharded else "equal on all ranks"
         return self.error(f"{kind} {name} is held {held}", state.output, self.shardings.state(state))
 
@@ -119,17 +119,17 @@ class _Blame:
     def _source(self, name: str, axes: list[str]) -> tuple[str, str]:
         """Back along operands that differ along some axes: the first that forward or backward make, such as a
         gradient, or the value at which it began."""
-        training, makers = self.program.training, self.program.graph.producers()
+        training, producers = self.program.training, self.program.graph.producers()
         local = {
             each for node in training.graph.nodes if node.phase is not Phase.UPDATE
             for each in node.outputs
         }  # fmt: skip
         reader: Node | None = None
-        while name in makers and (reader is None or name not in local):
-            behind = next((each for each in makers[name].reads if self._differs(each, axes)), None)
+        while name in producers and (reader is None or name not in local):
+            behind = next((each for each in producers[name].reads if self._differs(each, axes)), None)
             if behind is None:
                 break
-            reader, name = makers[name], behind
+            reader, name = producers[name], behind
         return name, f"{reader.op_type} {reader.label!r} reads" if reader is not None else "it is"
 
     def _differs(self, name: str, axes: list[str]) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gopt.analysis.training import Kind
+from gopt.analysis.training import StateKind
 from gopt.errors import InvariantError
-from gopt.graph.model import COMM, SPMD, Node
+from gopt.ir.graph import COMM, SPMD, Node
 from gopt.lower.agreement import check_placements
 from gopt.lower.specialise import RankGraph, RankState
 from gopt.program import SpmdProgram
@@ -153,7 +153,7 @@ def _kept(program: SpmdProgram) -> int:
 
 def _scalars(program: SpmdProgram, common: Sequence[RankState]) -> int:
     everywhere = {state.input for state in common}
-    names = [state.tensor for state in program.training.states if state.kind is Kind.SCALAR]
+    names = [state.tensor for state in program.training.states if state.kind is StateKind.SCALAR]
     for name in names:
         if name not in everywhere:
             raise InvariantError(f"scalar state {name!r} is not on every rank")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gopt.analysis.training import Kind
+from gopt.analysis.training import StateKind
 from gopt.errors import UnsupportedError
-from gopt.graph.model import Graph, Node, clone
+from gopt.ir.graph import Graph, Node, clone
 from gopt.program import SpmdProgram
 
 STEP, MICRO, UPDATE = "step", "micro", "update"
@@ -36,7 +36,7 @@ def phases(program: SpmdProgram) -> list[Phase]:
     shown = [program.training.loss, *program.training.metrics]
     micro = {held.output: held.added for held in program.accumulators}
     update = {held.output: held.output for held in program.accumulators}
-    statistics = {state.tensor for state in program.training.states if state.kind is Kind.STATISTIC}
+    statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
     for state in program.states:
         if state.input in program.loop_carried:
             micro[state.output] = program.loop_carried[state.input]

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import FunctionProto
 
-from gopt.graph.model import COMM, SPMD, Node
-from gopt.graph.types import TensorType, numpy_dtype
+from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.lower.phases import Phase
+from gopt.opaque.function_export import with_functions
+from gopt.opaque.refold import REFOLD, RefoldedCall
+from gopt.opaque.table_body import opset
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.layouts import identity
 from gopt.sharding.placements import REPLICATED, FlatShard
-from gopt.sources.kept import KEEP, Kept
-from gopt.sources.tablebody import opset
-from gopt.sources.written import with_functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class _Specialiser:
                 self.out.accumulators.append(RankAccumulator(held.input, held.output, type))
                 self.out.types[held.input] = type
         for node in self.out.phase.graph.nodes:
-            if node.domain == SPMD and node.op_type == KEEP:
+            if node.domain == SPMD and node.op_type == REFOLD:
                 self._keep(node)
             elif node.domain == SPMD:
                 if node.place.covers(self.member):
@@ -176,7 +176,7 @@ class _Specialiser:
     def _keep(self, node: Node) -> None:
         """An opaque operator over what the rank has of its weights."""
         kept = node.origin
-        assert isinstance(kept, Kept)
+        assert isinstance(kept, RefoldedCall)
         graph = self.program.graph
         nodes, function, made = kept.on(self.member, graph.types, opset(graph), node.made_by)
         for each in nodes:

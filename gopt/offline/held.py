@@ -14,14 +14,14 @@ from typing import Any
 
 import onnx
 
-from gopt.analysis.rolemap import RoleMap
+from gopt.analysis.role_map import RoleMap
 from gopt.api import kept_roles
 from gopt.errors import InputError, OptionError
 from gopt.given import check_folder
-from gopt.graph.external import load_state
-from gopt.graph.load import load
-from gopt.graph.model import Graph, Tensor
-from gopt.graph.types import TensorType
+from gopt.ir.external_data import load_state
+from gopt.ir.graph import Graph, Tensor
+from gopt.ir.load import load
+from gopt.ir.types import TensorType
 from gopt.manifest import check_source, read_manifest, read_report
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
@@ -133,7 +133,7 @@ def _values(folder: Path, manifest: Mapping[str, Any], graph: Graph, checkpoint:
                 length = piece["stop"] - piece["start"]
                 held = pieces.setdefault(piece["tensor"], {})
                 if piece["start"] not in held:
-                    held[piece["start"]] = tensor.piece(place, place + length)
+                    held[piece["start"]] = tensor.flat_slice(place, place + length)
                 place += length
     found = {}
     order = {name: place for place, name in enumerate(graph.inputs)}  # every state is an input of the kept source

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gopt.analysis.cones import find_updates
 from gopt.analysis.coupling import Coupling, find_couplings
 from gopt.analysis.coupling import notes as coupling_notes
-from gopt.analysis.training import Kind, Phase, TrainingGraph
-from gopt.analysis.updates import Cone
+from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.analysis.update_subgraphs import find_updates
+from gopt.analysis.updates import UpdateSubgraph
 from gopt.errors import UnsupportedError
 from gopt.given import check_folder
-from gopt.graph.types import HALVES, TensorType
+from gopt.ir.types import LOW_PRECISION, TensorType
 from gopt.manifest import read_manifest, read_report
 from gopt.offline.optimizer.controls import Controls, find_controls
 from gopt.offline.optimizer.evidence import Rule
@@ -130,12 +130,12 @@ def inspect_model(source: Source) -> Inspection:
     training = source.training
     graph, notes = training.graph, list(training.notes)
     recogniser = Recogniser(training)
-    cones: dict[str, Cone] = {}
+    subgraphs: dict[str, UpdateSubgraph] = {}
     try:
-        cones = find_updates(training, whole_accumulators=False).cones
+        subgraphs = find_updates(training, whole_accumulators=False).subgraphs
     except UnsupportedError as error:
         notes.append(f"it cannot be sharded: {error.message}")
-    rules = _directed({name: recogniser.rule(cone) for name, cone in cones.items()})
+    rules = _directed({name: recogniser.rule(subgraph) for name, subgraph in subgraphs.items()})
     for name, tensor in graph.initializers.items():
         if tensor.external:
             notes.append(f"values in external data, {name} first")
@@ -149,14 +149,14 @@ def inspect_model(source: Source) -> Inspection:
         opsets={entry.domain or "ai.onnx": entry.version for entry in graph.header.opset_import},
         loss=training.loss,
         phases=_phases(training),
-        parameters=_parameters(training, cones, rules),
+        parameters=_parameters(training, subgraphs, rules),
         optimizers=_optimizers(rules),
         controls=find_controls(recogniser, rules.values()),
         casts=_casts(training),
         batch=_named(training, training.batch),
         hyper=_named(training, training.hyper),
-        statistics=_named(training, [s.tensor for s in training.states if s.kind is Kind.STATISTIC]),
-        scalars=_named(training, [s.tensor for s in training.states if s.kind is Kind.SCALAR]),
+        statistics=_named(training, [s.tensor for s in training.states if s.kind is StateKind.STATISTIC]),
+        scalars=_named(training, [s.tensor for s in training.states if s.kind is StateKind.SCALAR]),
         metrics=_named(training, training.metrics),
         bytes=_bytes(training),
         couplings=couplings,
@@ -184,27 +184,29 @@ def _phases(training: TrainingGraph) -> tuple[PhaseCount, ...]:
     )
 
 
-def _parameters(training: TrainingGraph, cones: Mapping[str, Cone], rules: Mapping[str, Rule]) -> tuple[Parameter, ...]:
+def _parameters(
+    training: TrainingGraph, subgraphs: Mapping[str, UpdateSubgraph], rules: Mapping[str, Rule]
+) -> tuple[Parameter, ...]:
     types = training.graph.types
-    owned: dict[str, list[tuple[str, Kind]]] = {}
+    owned: dict[str, list[tuple[str, StateKind]]] = {}
     for state in training.states:
-        if state.of is not None and state.kind is not Kind.PARAMETER:
+        if state.of is not None and state.kind is not StateKind.PARAMETER:
             owned.setdefault(state.of, []).append((state.tensor, state.kind))
     result = []
     for state in training.parameters:
         name = state.tensor
-        gradient, cone, rule = training.gradients.get(name), cones.get(name), rules.get(name)
+        gradient, subgraph, rule = training.gradients.get(name), subgraphs.get(name), rules.get(name)
         roles = iter(rule.roles if rule else ())
         held = tuple(
             HeldState(
-                other, kind.value, next(roles, "") if kind is Kind.OPTIMIZER_STATE else "summed gradient",
+                other, kind.value, next(roles, "") if kind is StateKind.OPTIMIZER_STATE else "summed gradient",
                 types[other].dtype, types[other].nbytes,
             )
             for other, kind in owned.get(name, ())
         )  # fmt: skip
         mode, why = ("", "frozen: no gradient") if gradient is None else ("", "")
-        if cone is not None:
-            mode, why = cone.mode.value, cone.why
+        if subgraph is not None:
+            mode, why = subgraph.mode.value, subgraph.why
         result.append(
             Parameter(
                 name, *_typed(types[name]), gradient, training.graph.type_of(gradient).dtype if gradient else None,
@@ -250,16 +252,16 @@ def _casts(training: TrainingGraph) -> Casts:
         if not node.is_a("Cast"):
             continue
         source, made = node.inputs[0], graph.type_of(node.outputs[0]).dtype
-        if source in parameters and made in HALVES:
+        if source in parameters and made in LOW_PRECISION:
             down[source] = made
-        elif source in gradients and graph.type_of(source).dtype in HALVES:
+        elif source in gradients and graph.type_of(source).dtype in LOW_PRECISION:
             up[source] = graph.type_of(source).dtype
     return Casts(len(down), len(up), tuple(sorted({*down.values(), *up.values()})))
 
 
 def _bytes(training: TrainingGraph) -> dict[str, int]:
     graph = training.graph
-    total = {kind.value: 0 for kind in Kind}
+    total = {kind.value: 0 for kind in StateKind}
     for state in training.states:
         total[state.kind.value] += graph.types[state.tensor].nbytes
     states = {state.tensor for state in training.states}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gopt.analysis.traffic import Call
+from gopt.analysis.traffic import CollectiveCall
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
 from gopt.shown import show
@@ -129,7 +129,7 @@ class Times:
     latency: float
 
 
-def times(calls: Iterable[Call], links: Links) -> Times:
+def times(calls: Iterable[CollectiveCall], links: Links) -> Times:
     """Ring times (anchors: section 4.6): (n-1)·α a round and the bytes sent over the bandwidth.
 
     Where shares are uneven the ring waits for the largest. The bytes of a call with independent heavy work between its
@@ -147,7 +147,7 @@ def times(calls: Iterable[Call], links: Links) -> Times:
     return Times(total, exposed, latency)
 
 
-def _skew(call: Call) -> float:
+def _skew(call: CollectiveCall) -> float:
     """The largest share of a call over the mean one."""
     cuts = call.node.attributes.get("cuts")
     if not cuts or not cuts[-1]:

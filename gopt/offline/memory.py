@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gopt.analysis.traffic import Call, Carries
-from gopt.analysis.training import Kind
+from gopt.analysis.traffic import Carries, CollectiveCall
+from gopt.analysis.training import StateKind
 from gopt.collectives.layout import ITEM_BYTES
-from gopt.graph.model import Node
-from gopt.graph.types import nbytes
+from gopt.ir.graph import Node
+from gopt.ir.types import nbytes
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import FlatShard
 
@@ -38,9 +38,9 @@ def held(program: SpmdProgram) -> dict[str, list[int]]:
     result = {"parameters": [0] * program.members, "optimizer_states": [0] * program.members}
     for state in program.states:
         kind = kinds[state.slices[0].tensor]
-        if kind is Kind.PARAMETER:
+        if kind is StateKind.PARAMETER:
             row = result["parameters"]
-        elif kind in (Kind.OPTIMIZER_STATE, Kind.ACCUMULATOR):
+        elif kind in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
             row = result["optimizer_states"]
         else:
             continue
@@ -56,7 +56,7 @@ def _holding_bytes(state: ShardedState, member: int) -> int:
     return nbytes(state.dtype, state.slices[0].elements) if state.place.covers(member) else 0
 
 
-def reduced(program: SpmdProgram, calls: Sequence[Call]) -> list[int]:
+def reduced(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> list[int]:
     """Bytes of reduced gradients of each member."""
     local = set(program.training.gradients.values())
     result = [0] * program.members
@@ -75,7 +75,7 @@ def balance(rows: Mapping[str, Sequence[int]]) -> float:
     return max((round(max(row) * len(row) / sum(row), 6) for row in rows.values() if sum(row)), default=1.0)
 
 
-def live(program: SpmdProgram, calls: Sequence[Call], member: int) -> Live:
+def live(program: SpmdProgram, calls: Sequence[CollectiveCall], member: int) -> Live:
     """Peaks of what is alive on a member beside states, inputs and constants, in the order of the nodes.
 
     A new state takes its old one's place. One sweep to see last readers, one to count.
@@ -108,7 +108,7 @@ def _count(now: dict[str, int], kind: str, change: int) -> None:
     now[""] += change
 
 
-def _kinds(program: SpmdProgram, calls: Sequence[Call]) -> dict[str, str]:
+def _kinds(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> dict[str, str]:
     kinds = dict.fromkeys(program.training.gradients.values(), "gradients")
     for call in calls:
         if call.before_use or call.carries is Carries.GRADIENTS:

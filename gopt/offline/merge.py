@@ -14,11 +14,11 @@ from gopt.disk.signals import raised
 from gopt.errors import RunError
 from gopt.mesh import Mesh
 from gopt.offline.held import Held, read_held
+from gopt.opaque.expand import expand
 from gopt.passes import find
 from gopt.passes.base import build_options
 from gopt.passes.shard.options import Options, useless
 from gopt.pipeline import Pipeline, build_pipeline
-from gopt.sources.expand import expand
 from gopt.write.model_file import check_model, write_model
 from gopt.write.ours import place_of
 from gopt.write.values import INLINE, Values

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gopt.analysis.graph_walks import Index
 from gopt.analysis.partition import Item, default_cap, plan_buckets
-from gopt.analysis.sweeps import Index
 from gopt.analysis.traffic import find_calls
-from gopt.analysis.training import Kind, TrainingGraph
+from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import OptionError
 from gopt.figures import Figures, figures
 from gopt.mesh import Mesh
@@ -93,7 +93,7 @@ def choices(
     """
     check_mesh(mesh)
     caps = bucket_choices(training) if caps is None else caps
-    accumulates = any(state.kind is Kind.ACCUMULATOR for state in training.states)
+    accumulates = any(state.kind is StateKind.ACCUMULATOR for state in training.states)
     for partition in PARTITIONS:
         for cap in caps:
             alike: Choice | None = None
@@ -114,7 +114,7 @@ def choices(
 def bucket_choices(training: TrainingGraph) -> list[float | None]:
     """Caps in MiB worth trying: the default (None), a quarter of it, four times; one of those with equal buckets."""
     types, index = training.graph.types, Index(training.graph)
-    ready = {name: index.made_at(name) for name in training.gradients.values()}
+    ready = {name: index.defined_at(name) for name in training.gradients.values()}
     items = [
         Item(name, types[name].elements, types[name].nbytes, types[name].dtype, place, place)
         for name, place in ready.items()

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 
 from gopt.analysis.training import TrainingGraph
-from gopt.graph.model import Graph, Node, Tensor, attribute_value, read_type
-from gopt.graph.types import TensorType, dtype_name
+from gopt.ir.graph import Graph, Node, Tensor, attribute_value, read_type
+from gopt.ir.types import TensorType, dtype_name
 from gopt.sharding.placements import FlatShard, OnMember, Place
 
 TINY = 8

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gopt.analysis.reads import narrow_reads, parameter_readers
+from gopt.analysis.parameter_uses import low_precision_uses, parameter_users
 from gopt.analysis.training import State
-from gopt.graph.edit import Draft
-from gopt.graph.model import Node
-from gopt.graph.types import dtype_code
+from gopt.ir.graph import Node
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import dtype_code
 from gopt.passes.base import Pass
 from gopt.program import BucketSlice, ShardedState, SpmdProgram
 from gopt.report import PassResult
@@ -30,32 +30,34 @@ def hoist_casts(program: SpmdProgram, options: Options) -> PassResult:
     data = program.mesh.data_group
     if (data is None or program.mesh.size(data) == 1) and program.micro_steps == 1:
         return PassResult(note="one rank: the cast stays where it is")
-    reads, readers = parameter_readers(program.training), program.graph.readers()
-    draft = Draft(program.graph, "hoist-casts")
+    reads, users = parameter_users(program.training), program.graph.users()
+    rewriter = GraphRewriter(program.graph, "hoist-casts")
     copies: list[ShardedState] = []
     removed = 0
     for state in program.training.parameters:
         casts = reads.get(state.tensor, [])
-        if state.tensor in program.training.gradients and narrow_reads(program.training, casts):
-            copies.append(_hoist(draft, readers, state, casts, len(copies)))
+        if state.tensor in program.training.gradients and low_precision_uses(program.training, casts):
+            copies.append(_hoist(rewriter, users, state, casts, len(copies)))
             removed += len(casts)
     if not copies:
         return PassResult(note="no parameter is read through casts alone")
-    draft.finish()
+    rewriter.finish()
     program.set_states([*program.states, *copies])
-    return PassResult(removed=draft.reasons, facts={"parameters": len(copies), "casts_removed": removed})
+    return PassResult(removed=rewriter.reasons, facts={"parameters": len(copies), "casts_removed": removed})
 
 
-def _hoist(draft: Draft, readers: dict[str, list[Node]], state: State, casts: list[Node], number: int) -> ShardedState:
+def _hoist(
+    rewriter: GraphRewriter, users: dict[str, list[Node]], state: State, casts: list[Node], number: int
+) -> ShardedState:
     """Turn the first cast's result into a state; every other cast's readers read that one."""
     name = casts[0].outputs[0]
     for cast in casts:
-        draft.remove(cast, f"{state.tensor} is cast once, behind its update")
-        for reader in readers.get(cast.outputs[0], ()) if cast is not casts[0] else ():
-            draft.rewire(reader, cast.outputs[0], name)
-    type = draft.graph.types[name]
+        rewriter.remove(cast, f"{state.tensor} is cast once, behind its update")
+        for reader in users.get(cast.outputs[0], ()) if cast is not casts[0] else ():
+            rewriter.rewire(reader, cast.outputs[0], name)
+    type = rewriter.graph.types[name]
     output = f"gopt.hoist-casts.{number}.copy_out"
-    draft.add("Cast", [state.updated], {output: type}, attributes={"to": dtype_code(type.dtype)})
+    rewriter.add("Cast", [state.updated], {output: type}, attributes={"to": dtype_code(type.dtype)})
     return ShardedState(name, output, type.dtype, (BucketSlice(state.tensor, 0, type.elements),), copy=True)
 
 

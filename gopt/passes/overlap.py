@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from gopt.analysis.operators import heavy
-from gopt.analysis.traffic import Call, find_calls, measure
+from gopt.analysis.traffic import CollectiveCall, find_calls, measure
 from gopt.errors import OptionError
-from gopt.graph.edit import Draft
-from gopt.graph.model import COMM, Node
+from gopt.ir.graph import COMM, Node
+from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 from gopt.report import PassResult
@@ -126,7 +126,7 @@ class _Room:
         return self.points[number]
 
 
-def _windows(gathers: Sequence[Call]) -> list[Window]:
+def _windows(gathers: Sequence[CollectiveCall]) -> list[Window]:
     """The gathers' windows; two of the same inputs are copies of one another."""
     read_until: dict[tuple[str, ...], int] = {}
     windows = []
@@ -137,7 +137,7 @@ def _windows(gathers: Sequence[Call]) -> list[Window]:
     return windows
 
 
-def _early(nodes: Sequence[Node], calls: Sequence[Call]) -> tuple[dict[int, float], int]:
+def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict[int, float], int]:
     """Place of each node that is to move -> where it is due; and how many calls that moves forward.
 
     A call goes right behind what completes its inputs, and takes along what passes made between the two. Readers of
@@ -189,7 +189,7 @@ def _take_along(nodes: Sequence[Node], due: dict[int, float], free: Mapping[int,
             wanted.update(node.reads)
 
 
-def _ahead(nodes: Sequence[Node], gathers: Sequence[Call], issues: Sequence[Issue]) -> dict[int, float]:
+def _ahead(nodes: Sequence[Node], gathers: Sequence[CollectiveCall], issues: Sequence[Issue]) -> dict[int, float]:
     """Place of each gather -> where it is due, with the nodes that make its inputs where those stand later."""
     due = {call.place: each.at - 0.25 for call, each in zip(gathers, issues)}
     if not due:
@@ -208,10 +208,10 @@ def _ahead(nodes: Sequence[Node], gathers: Sequence[Call], issues: Sequence[Issu
 
 def _move(program: SpmdProgram, due: Mapping[int, float]) -> None:
     """Bring the graph's nodes in their new order."""
-    draft = Draft(program.graph, "overlap")
+    rewriter = GraphRewriter(program.graph, "overlap")
     for place, when in due.items():
-        draft.move(program.graph.nodes[place], when)
-    draft.finish()
+        rewriter.move(program.graph.nodes[place], when)
+    rewriter.finish()
 
 
 PASS = Pass("overlap", Options, overlap, after=("shard", "statistics", "fuse-collectives"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gopt.graph.edit import Draft
+from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 from gopt.report import PassResult
@@ -22,16 +22,16 @@ def prune(program: SpmdProgram, options: Options) -> PassResult:
     """
     graph = program.graph
     needed = program.results()
-    draft = Draft(graph, "prune")
+    rewriter = GraphRewriter(graph, "prune")
     count = 0
     for node in reversed(graph.nodes):
         if any(name in needed for name in node.outputs):
             needed.update(node.reads)
         else:
-            draft.remove(node, "nothing reads it any more")
+            rewriter.remove(node, "nothing reads it any more")
             count += 1
-    draft.finish()
-    return PassResult(removed=draft.reasons, facts={"nodes": count})
+    rewriter.finish()
+    return PassResult(removed=rewriter.reasons, facts={"nodes": count})
 
 
 _AFTER = ("shard", "refold-optimizers", "statistics", "fuse-collectives", "overlap")

@@ -8,13 +8,13 @@ from enum import Enum
 import numpy as np
 import onnx
 
-from gopt.analysis.coupling.synchronise import Shared, synchronise
-from gopt.analysis.loss_reduction import Rule
-from gopt.analysis.training import Kind, State
+from gopt.analysis.coupling.synchronise import SynchronisedValues, synchronise
+from gopt.analysis.loss_reduction import LossRule
+from gopt.analysis.training import State, StateKind
 from gopt.errors import OptionError
-from gopt.graph.edit import Draft
-from gopt.graph.model import COMM, Node
-from gopt.graph.types import TensorType, numpy_dtype
+from gopt.ir.graph import COMM, Node
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 from gopt.report import PassResult
@@ -45,7 +45,7 @@ def statistics(program: SpmdProgram, options: Options) -> PassResult:
     normalisations stand behind one another, forward and backward. Refused where that would not be exact.
     """
     group = program.mesh.data_group
-    states = [state for state in program.training.states if state.kind is Kind.STATISTIC]
+    states = [state for state in program.training.states if state.kind is StateKind.STATISTIC]
     if group is None or program.mesh.size(group) == 1:
         return PassResult(note="one rank" if states else "no statistics")
     if options.statistics is Keep.SYNC:
@@ -60,24 +60,24 @@ def statistics(program: SpmdProgram, options: Options) -> PassResult:
 
 
 def _averaged(program: SpmdProgram, group: str, states: list[State]) -> PassResult:
-    draft = Draft(program.graph, "statistics")
+    rewriter = GraphRewriter(program.graph, "statistics")
     by_dtype: dict[str, list[State]] = {}
     for state in states:
         by_dtype.setdefault(program.graph.types[state.updated].dtype, []).append(state)
-    makers, readers = program.graph.producers(), program.graph.readers()
+    producers, users = program.graph.producers(), program.graph.users()
     for number, held in enumerate(by_dtype.values()):
         inputs = []
         for place, state in enumerate(held):
             name, local = state.updated, f"gopt.statistics.b{number}.local{place}"
-            draft.rename_output(makers[name], name, local)
-            for reader in readers.get(name, ()):
-                draft.rewire(reader, name, local)
+            rewriter.rename_output(producers[name], name, local)
+            for reader in users.get(name, ()):
+                rewriter.rewire(reader, name, local)
             if program.micro_steps > 1:
                 program.loop_carried[state.tensor] = local  # the mean is taken of what the last micro-step left
             inputs.append(state.tensor if program.micro_steps > 1 else local)
         types = {state.updated: program.graph.types[state.updated] for state in held}
-        draft.add("AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": "mean"})
-    draft.finish()
+        rewriter.add("AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": "mean"})
+    rewriter.finish()
     return PassResult(facts={"averaged": len(states), "calls": len(by_dtype)})
 
 
@@ -87,53 +87,55 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
             "--statistics sync with --accumulate: samples of different micro-steps never meet",
             "leave one of them out",
         )
-    if program.loss_reduction.rule is not Rule.MEAN:
+    if program.loss_reduction.rule is not LossRule.MEAN:
         raise OptionError(
             f"--statistics sync with --loss-reduction {program.loss_reduction}: it takes counts over all ranks itself",
             "leave --loss-reduction out",
         )
     shared = synchronise(program.training, program.mesh.size(group))
-    draft = Draft(program.graph, "statistics")
-    makers, readers = program.graph.producers(), program.graph.readers()
+    rewriter = GraphRewriter(program.graph, "statistics")
+    producers, users = program.graph.producers(), program.graph.users()
     for number, name in enumerate(shared.points):
-        _share(program, draft, group, number, name, makers, readers)
+        _share(program, rewriter, group, number, name, producers, users)
     for number, each in enumerate(shared.corrected):
         type = program.graph.types[each.constant]
         fixed = f"gopt.statistics.sync.constant{number}"
         value = onnx.numpy_helper.from_array(np.full(type.dims, each.value, numpy_dtype(type.dtype)))
-        draft.add("Constant", [], {fixed: TensorType(type.dtype, type.shape)}, attributes={"value": value})
-        draft.rewire(makers[each.output], each.constant, fixed)
-    draft.finish()
-    program.shared = shared.to_json() if shared != Shared() else {}
+        rewriter.add("Constant", [], {fixed: TensorType(type.dtype, type.shape)}, attributes={"value": value})
+        rewriter.rewire(producers[each.output], each.constant, fixed)
+    rewriter.finish()
+    program.shared = shared.to_json() if shared != SynchronisedValues() else {}
     return PassResult(facts={"synchronised": len(shared.points)})
 
 
 def _share(
     program: SpmdProgram,
-    draft: Draft,
+    rewriter: GraphRewriter,
     group: str,
     number: int,
     name: str,
-    makers: dict[str, Node],
-    readers: dict[str, list[Node]],
+    producers: dict[str, Node],
+    users: dict[str, list[Node]],
 ) -> None:
     """Let every reader of the source see a value's mean over the ranks; what a pass sends stays the rank's own.
 
     A new state that is such a value is the mean as well.
     """
-    maker, type = makers[name], program.graph.types[name]
+    producer, type = producers[name], program.graph.types[name]
     own, mean = f"gopt.statistics.sync{number}.local", f"gopt.statistics.sync{number}.mean"
-    draft.rename_output(maker, name, own)
-    draft.add("Identity", [own], {name: type}, after=maker)
-    draft.add("AllReduce", [own], {mean: type}, domain=COMM, attributes={"group": group, "reduce": "mean"}, after=maker)
-    for reader in readers.get(name, ()):
+    rewriter.rename_output(producer, name, own)
+    rewriter.add("Identity", [own], {name: type}, after=producer)
+    rewriter.add(
+        "AllReduce", [own], {mean: type}, domain=COMM, attributes={"group": group, "reduce": "mean"}, after=producer
+    )
+    for reader in users.get(name, ()):
         if not reader.made_by:
-            draft.rewire(reader, name, mean)
+            rewriter.rewire(reader, name, mean)
 
 
 def needed(program: SpmdProgram) -> str:
     """Why a step cannot do without this pass."""
-    held = next((state.tensor for state in program.training.states if state.kind is Kind.STATISTIC), None)
+    held = next((state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC), None)
     if held is None or program.mesh.data_ranks == 1:
         return ""
     return f"statistic {held!r} follows each rank's own data, and nothing else averages it or marks it local"

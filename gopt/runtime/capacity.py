@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 
 from gopt.errors import RunError
-from gopt.graph.external import show
-from gopt.graph.model import Graph
+from gopt.ir.external_data import show
+from gopt.ir.graph import Graph
 
 
 def free_memory() -> int:

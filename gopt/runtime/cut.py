@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gopt.graph.model import COMM, Graph, Node
+from gopt.ir.graph import COMM, Graph, Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gopt.graph.model import Graph
-from gopt.graph.types import TensorType
+from gopt.ir.graph import Graph
+from gopt.ir.types import TensorType
 from gopt.runtime.cut import Segment
 from gopt.runtime.lent import ALONE, Lender
 from gopt.runtime.places import Places

@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 
 from gopt.errors import RunError, UnsupportedError
-from gopt.graph.model import COMM, Graph, Node
-from gopt.graph.types import dtype_code, known
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import dtype_code, known
+from gopt.opaque.expand import expand
 from gopt.runtime.cut import Segment
 from gopt.runtime.program import CallBack, Program
 from gopt.runtime.proto import build_model
 from gopt.runtime.session import Array, SessionCache, first_line, session_of
 from gopt.runtime.substitutes import operators
-from gopt.sources.expand import expand
 
 SUBSTITUTE = "Substitute"
 """A node that NumPy stands in for, as the program sees it."""

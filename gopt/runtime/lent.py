@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 from gopt.runtime.session import Array
 
 PAGE = mmap.ALLOCATIONGRANULARITY

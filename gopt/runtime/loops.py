@@ -11,8 +11,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from gopt.graph.model import Node
-from gopt.graph.types import TensorType
+from gopt.ir.graph import Node
+from gopt.ir.types import TensorType
 from gopt.runtime.cut import Segment
 from gopt.runtime.rows import operation, unsigned
 from gopt.runtime.session import Array, Value, address_of

@@ -16,8 +16,8 @@ import onnx.inliner
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from gopt.errors import UnsupportedError
-from gopt.graph.model import COMM, Graph, Node, read_type, value_info
-from gopt.graph.types import HALVES, TensorType, dtype_code, dtype_name, known
+from gopt.ir.graph import COMM, Graph, Node, read_type, value_info
+from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code, dtype_name, known
 from gopt.runtime.proto import as_node, bodies, build_model
 
 _MOVES = frozenset({
@@ -31,7 +31,7 @@ rounding beside it. A cast rounds by itself.
 """
 TYPE_ATTRIBUTES = frozenset({"dtype", "output_dtype", "output_datatype", "stash_type", "softmax_precision"})
 """Attributes that hold an element type: of an output, or in which an operator computes."""
-_HALF_CODES = frozenset(dtype_code(name) for name in HALVES)
+_HALF_CODES = frozenset(dtype_code(name) for name in LOW_PRECISION)
 _FLOAT = TensorProto.FLOAT
 
 
@@ -79,7 +79,7 @@ class _Lowering:
             return True
         # What an operator makes of inputs that are no halves is none either, unless an attribute says so.
         read = {self._dtype(name, node) for name in node.reads}  # all of them, so that no unknown one hides
-        return not HALVES.isdisjoint(read)
+        return not LOW_PRECISION.isdisjoint(read)
 
     def _dtype(self, name: str, node: Node) -> str:
         type = self.types.get(name)
@@ -97,7 +97,7 @@ class _Lowering:
         for attribute in proto.attribute:
             _widen_attribute(attribute)
         rounded = {name: self._dtype(name, node) for name in node.outputs if name}
-        rounded = {name: dtype for name, dtype in rounded.items() if dtype in HALVES}
+        rounded = {name: dtype for name, dtype in rounded.items() if dtype in LOW_PRECISION}
         raw = {name: f"{self._prefix}.raw.{name}" for name in rounded}
         inputs = [self._widened(name, node) if name else "" for name in node.inputs]
         del proto.input[:], proto.output[:]
@@ -110,7 +110,7 @@ class _Lowering:
 
     def _widened(self, name: str, node: Node) -> str:
         """The name of a float32 copy of a half, made once; of anything else its own."""
-        if self._dtype(name, node) not in HALVES:
+        if self._dtype(name, node) not in LOW_PRECISION:
             return name
         if name not in self._wide:
             self._wide[name] = wide = f"{self._prefix}.wide.{name}"
@@ -165,7 +165,7 @@ def _widen_attribute(attribute: AttributeProto) -> None:
 
 
 def _has_halves(graph: Graph) -> bool:
-    if any(type.dtype in HALVES for type in (*graph.types.values(), *graph.inputs.values())):
+    if any(type.dtype in LOW_PRECISION for type in (*graph.types.values(), *graph.inputs.values())):
         return True
     # Where inference failed, a cast to a half is all there is to see of one.
     return any(map(_names_half, graph.nodes)) or any(map(_mentions_half, _function_nodes(graph)))
@@ -204,7 +204,7 @@ def _functions_meet_halves(graph: Graph) -> bool:
         return False
     called = [node for node in graph.nodes if (node.domain, node.op_type) in names or node.captures]
     types = (graph.type_of(name).dtype for node in called for name in (*node.reads, *node.outputs) if name)
-    return any(dtype in HALVES for dtype in types) or any(map(_mentions_half, _function_nodes(graph)))
+    return any(dtype in LOW_PRECISION for dtype in types) or any(map(_mentions_half, _function_nodes(graph)))
 
 
 def inlined(graph: Graph) -> Graph:

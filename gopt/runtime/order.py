@@ -10,8 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gopt.graph.model import Graph
-from gopt.graph.types import TensorType
+from gopt.ir.graph import Graph
+from gopt.ir.types import TensorType
 from gopt.runtime.cut import Call, Step
 from gopt.runtime.lent import Common
 from gopt.runtime.rooms import Rooms

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gopt.graph.types import TensorType, numpy_dtype
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.cut import Call, Segment, Step
 from gopt.runtime.memory import aligned, apart
 from gopt.runtime.rooms import Rooms
@@ -79,8 +79,8 @@ def lay(
         for name in gone:
             # Nobody waits for a call whose result nobody reads, and so its memory is never known to be free.
             if name in shared and name not in waited and not (isinstance(step, Call) and name in step.outputs):
-                shared[name].readers -= 1
-                if not shared[name].readers:
+                shared[name].users -= 1
+                if not shared[name].users:
                     free.setdefault(shared[name].memory.nbytes, []).append(shared[name].memory)
     return Layout(places, landing)
 
@@ -90,7 +90,7 @@ class _Shared:
     """Memory, and how many of the results in it may still be read."""
 
     memory: Array
-    readers: int
+    users: int
 
 
 def _fits(name: str, types: Mapping[str, TensorType]) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gopt.graph.model import Graph, Node
-from gopt.graph.types import TensorType
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import TensorType
 
 FUSED = "com.microsoft"
 """Domain of the runtime's own MatMul with transposed operands; float32 alone has a kernel."""

@@ -13,8 +13,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from gopt.errors import RunError
-from gopt.graph.model import Graph, Node
-from gopt.graph.types import TensorType, known
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import TensorType, known
+from gopt.opaque.expand import expand
 from gopt.runtime.cut import Call, Segment, cut, dropped
 from gopt.runtime.device import HOST, Device, Piece
 from gopt.runtime.lower import lower_halves
@@ -30,7 +31,6 @@ from gopt.runtime.session import (
     session_of,
 )
 from gopt.runtime.tiles import Run, split, tiled
-from gopt.sources.expand import expand
 
 
 class Awaited(Protocol):

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 
-from gopt.graph.model import COMM, Graph, Node, Tensor, value_info
-from gopt.graph.types import TensorType
+from gopt.ir.graph import COMM, Graph, Node, Tensor, value_info
+from gopt.ir.types import TensorType
 
 EMBEDDED = 4096
 """Bytes up to which a constant stands inside a model; above, it is an input, so that its memory is shared."""

@@ -13,8 +13,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from gopt.graph.model import COMM, Graph, Node
-from gopt.graph.types import TensorType, known, numpy_dtype
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import TensorType, known, numpy_dtype
 from gopt.runtime.lent import ALONE, Common, Lender
 from gopt.runtime.memory import aligned, apart
 from gopt.runtime.proto import is_constant

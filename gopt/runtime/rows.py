@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gopt.graph.model import Node
-from gopt.graph.types import TensorType, numpy_dtype
+from gopt.ir.graph import Node
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.cut import Segment
 from gopt.runtime.memory import aligned
 from gopt.runtime.session import Array, Value

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import onnx
 
 from gopt.errors import RunError, UnsupportedError
-from gopt.graph.model import Graph
-from gopt.graph.types import TensorType, dtype_code, dtype_name, known
+from gopt.ir.graph import Graph
+from gopt.ir.types import TensorType, dtype_code, dtype_name, known
 from gopt.runtime.causes import failed
 from gopt.runtime.cut import Segment
 from gopt.runtime.proto import build_model, is_constant, is_small, stored

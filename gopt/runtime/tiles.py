@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from gopt.analysis.operators import elementwise
-from gopt.graph.model import Graph, Node
-from gopt.graph.types import TensorType, numpy_dtype
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.cut import Segment
 from gopt.runtime.loops import Loop, fits
 from gopt.runtime.places import Places
@@ -119,9 +119,9 @@ def _parts(segment: Segment, lengths: Sequence[int]) -> dict[tuple[int, int], li
     due: dict[str, int] = {}
     for place in range(len(turns) - 1, -1, -1):
         node, length = segment.nodes[place], lengths[place]
-        readers = [due[name] for name in node.outputs if name in due]
-        if length and readers:
-            turns[place] = min(readers)
+        users = [due[name] for name in node.outputs if name in due]
+        if length and users:
+            turns[place] = min(users)
         for name in node.reads:
             latest = turns[place] - (not length)
             due[name] = min(due.get(name, latest), latest)

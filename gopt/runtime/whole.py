@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 
 from gopt.errors import GoptError, RunError
-from gopt.graph.model import COMM, Graph, Node
-from gopt.graph.types import TensorType
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import TensorType
 from gopt.runtime.program import Program
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
 from gopt.runtime.session import Array, NoKernelError, SessionCache, first_line

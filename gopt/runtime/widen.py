@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto
 
-from gopt.graph.model import Graph, Node, Tensor, make_attribute
-from gopt.graph.types import HALVES, TensorType, dtype_code
+from gopt.ir.graph import Graph, Node, Tensor, make_attribute
+from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
 from gopt.runtime.lower import TYPE_ATTRIBUTES, inlined
 from gopt.runtime.proto import as_node
 
-NARROW = frozenset({"float32", *HALVES})
+NARROW = frozenset({"float32", *LOW_PRECISION})
 _CODES = frozenset(dtype_code(name) for name in NARROW)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gopt.graph.types import FLOATS
+from gopt.ir.types import FLOATS
 from gopt.sharding.placements import FlatShard, OnMember, Partial, Place, Placement, Replicated, holder
 from gopt.sharding.rules import Mismatch, Operand
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.operators import ELEMENTWISE
-from gopt.graph.types import FLOATS
+from gopt.ir.types import FLOATS
 from gopt.sharding.placements import (
     PER_MEMBER,
     REPLICATED,

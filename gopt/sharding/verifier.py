@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from gopt.analysis.operators import draws
 from gopt.errors import InvariantError
-from gopt.graph.model import COMM, SPMD, Node
-from gopt.graph.types import TensorType
+from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.types import TensorType
+from gopt.opaque.refold import RefoldedCall
 from gopt.program import Accumulator, ShardedState, SpmdProgram
 from gopt.sharding.calls import Conversion, beside, convert
 from gopt.sharding.layouts import Layout, lay
@@ -30,7 +31,6 @@ from gopt.sharding.placements import (
     holder,
 )
 from gopt.sharding.rules import Mismatch, Operand, Use, result
-from gopt.sources.kept import Kept
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ class Shardings:
             raise self._offence(node, axis, wrong) from None
 
     def _layout(self, node: Node) -> None:
-        if isinstance(node.origin, Kept):
+        if isinstance(node.origin, RefoldedCall):
             self._kept(node, node.origin)
             return
         made: list[Placement] = []
@@ -186,7 +186,7 @@ class Shardings:
                 if operand.name not in self._placed_values:
                     raise self._offence(node, axis, Mismatch(operand, "a value of nodes that some members run"))
 
-    def _kept(self, node: Node, kept: Kept) -> None:
+    def _kept(self, node: Node, kept: RefoldedCall) -> None:
         """An opaque operator acts on the elements of each member's weights, with scalars that all have."""
         scalars = list(kept.scalars.values())
         for axis in range(len(self.axes)):

@@ -19,7 +19,7 @@ from gopt.disk.files import digest_of, is_plain, remove
 from gopt.disk.names import drafts
 from gopt.disk.signals import deferred
 from gopt.errors import OptionError
-from gopt.graph.model import Graph
+from gopt.ir.graph import Graph
 from gopt.write.models import model_bytes
 from gopt.write.ours import check_place
 from gopt.write.values import Values

@@ -10,11 +10,11 @@ import onnx
 from onnx import TensorProto
 
 from gopt.analysis.reshapes import MOVED
-from gopt.graph.model import Graph, Tensor, value_info
-from gopt.graph.scope import OWN
-from gopt.graph.types import TensorType, dtype_code
+from gopt.ir.graph import Graph, Tensor, value_info
+from gopt.ir.symbol_table import RESERVED
+from gopt.ir.types import TensorType, dtype_code
+from gopt.opaque.function_export import prepare, source_nodes
 from gopt.program import SpmdProgram
-from gopt.sources.written import prepare, source_nodes
 from gopt.write.values import VALUES, Values
 
 SOURCE = "source.onnx"
@@ -46,7 +46,9 @@ def source_model(program: SpmdProgram, values: Values, roles: str) -> bytes:
     source: Graph = program.training.graph
     states = {state.tensor for state in program.training.states}
     inputs = {**source.inputs, **{name: source.types[name] for name in sorted(states) if name not in source.inputs}}
-    own = {name for name in source.initializers if name.startswith(f"{OWN}{MOVED}.")}  # the file does not have them
+    own = {
+        name for name in source.initializers if name.startswith(f"{RESERVED}{MOVED}.")
+    }  # the file does not have them
     kept = {name: tensor for name, tensor in source.initializers.items() if name not in states | own}
     whole = replace(source, inputs=inputs, initializers=kept)
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}

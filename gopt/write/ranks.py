@@ -9,12 +9,12 @@ import onnx
 from onnx import TensorProto, ValueInfoProto
 
 from gopt.disk.files import write_new
-from gopt.graph.model import COMM, Node, Tensor, value_info
-from gopt.graph.types import nbytes
+from gopt.ir.graph import COMM, Node, Tensor, value_info
+from gopt.ir.types import nbytes
 from gopt.lower.phases import STEP, Phase
 from gopt.lower.specialise import RankGraph, RankState
+from gopt.opaque.function_export import prepare
 from gopt.program import SpmdProgram
-from gopt.sources.written import prepare
 from gopt.write.models import external, named_tensor
 from gopt.write.values import Values
 

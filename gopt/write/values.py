@@ -11,8 +11,8 @@ import numpy as np
 
 from gopt.disk.files import create
 from gopt.errors import InputError, RunError
-from gopt.graph.model import Tensor
-from gopt.graph.types import TensorType
+from gopt.ir.graph import Tensor
+from gopt.ir.types import TensorType
 from gopt.program import SpmdProgram
 
 VALUES = "states.bin"
@@ -105,5 +105,5 @@ def plan_values(program: SpmdProgram) -> Values:
     for parameter, copy in program.copies().items():
         if parameter in source.initializers:
             type = TensorType(copy.dtype, source.types[parameter].shape)
-            values.add([(copy.input, Tensor(type, wide=source.initializers[parameter]))])
+            values.add([(copy.input, Tensor(type, cast_of=source.initializers[parameter]))])
     return values

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 from helpers import Builder
 
-from gopt.analysis.coupling.facts import Reading, read_couplings
-from gopt.analysis.training import Kind as StateKind
-from gopt.analysis.training import Phase, State, TrainingGraph
-from gopt.graph.load import load
-from gopt.graph.model import Graph
+from gopt.analysis.coupling.step_couplings import CouplingSummary, analyse_couplings
+from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
+from gopt.ir.graph import Graph
+from gopt.ir.load import load
 from gopt.runtime.whole import run_graph
 
 WIDTH, TOKENS, CLASSES = 4, 3, 5
@@ -38,13 +37,13 @@ def graph_of(forward: Forward, batch: int, folder: Path) -> tuple[Graph, str]:
     return load(b.save(folder / f"{batch}.onnx")), "loss"
 
 
-def reading(graph: Graph) -> Reading:
+def reading(graph: Graph) -> CouplingSummary:
     """What is told of a graph that is a forward alone: inputs without a value are the batch."""
     batch = [name for name in graph.inputs if name not in graph.initializers]
     states = [State(name, name, StateKind.PARAMETER) for name in graph.inputs if name in graph.initializers]
     for node in graph.nodes:
         node.phase = Phase.FORWARD
-    return read_couplings(TrainingGraph(graph, "loss", states, {}, batch, [], [], []))
+    return analyse_couplings(TrainingGraph(graph, "loss", states, {}, batch, [], [], []))
 
 
 def draw(graph: Graph, generator: np.random.Generator) -> dict[str, np.ndarray]:

@@ -9,9 +9,9 @@ from helpers import FIXTURES, Builder, perceptron
 from onnx import helper
 
 import gopt
-from gopt.analysis.layouts import find_aliases
+from gopt.analysis.layout_aliases import find_aliases
 from gopt.errors import UnsupportedError
-from gopt.graph.load import load
+from gopt.ir.load import load
 from gopt.runtime.proof.verify import Verifier
 
 
@@ -181,7 +181,7 @@ def test_a_captured_alias_stays(tmp_path):
 
 
 def test_a_gradient_may_be_named_by_its_alias(tmp_path):
-    from gopt.analysis.rolemap import RoleMap
+    from gopt.analysis.role_map import RoleMap
 
     b = Builder()
     net = perceptron(b, (3, 5), bias=False)

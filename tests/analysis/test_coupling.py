@@ -26,7 +26,7 @@ from forwards import (
     total,
 )  # fmt: skip
 
-from gopt.analysis.coupling.facts import notes
+from gopt.analysis.coupling.step_couplings import notes
 
 
 def plain(b, n):

@@ -10,7 +10,7 @@ import pytest
 from helpers import FIXTURES, Builder, Network, perceptron
 
 import gopt
-from gopt.analysis.training import Kind
+from gopt.analysis.training import StateKind
 from gopt.errors import UnsupportedError
 from gopt.runtime.proof.verify import Verifier
 
@@ -109,7 +109,7 @@ def test_the_mean_is_taken_of_that_value(what, tmp_path):
     if "count" in start:
         feeds["count"] = start["count"] + 1
     wanted = ReferenceEvaluator(update).run(None, feeds)[0]
-    from gopt.graph.load import load
+    from gopt.ir.load import load
 
     programs = [Program(load(tmp_path / "out" / f"rank_{r:04d}.onnx", own=True), SessionCache()) for r in range(2)]
     given = [{**{k: v for k, v in feeds.items() if k in program.graph.inputs}, **batch}
@@ -177,8 +177,8 @@ def test_a_low_precision_parameter_and_its_master(tmp_path):
         name: f"{name}_out" for param in net.params for name in (param, f"{param}.half")
     }
     kinds = {s.tensor: (s.kind, s.of) for s in training.states}
-    assert all(kinds[f"{name}.half"] == (Kind.PARAMETER, None) for name in net.params)
-    assert all(kinds[name] == (Kind.OPTIMIZER_STATE, f"{name}.half") for name in net.params)
+    assert all(kinds[f"{name}.half"] == (StateKind.PARAMETER, None) for name in net.params)
+    assert all(kinds[name] == (StateKind.OPTIMIZER_STATE, f"{name}.half") for name in net.params)
     for stage in (0, 2, 3):
         gopt.shard(source, 3, stage=stage).write(tmp_path / f"out{stage}")
         assert Verifier(tmp_path / f"out{stage}").run(steps=2).equal

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from helpers import Builder
 
-from gopt.analysis.linearity import Follows, follow
-from gopt.analysis.sweeps import Index
-from gopt.graph.load import load
+from gopt.analysis.graph_walks import Index
+from gopt.analysis.linearity import Linearity, propagate_linearity
+from gopt.ir.load import load
 from gopt.runtime.whole import run_graph
 
 
@@ -29,45 +29,45 @@ def one_hot(b: Builder) -> str:
 
 
 CASES = {
-    "neg": (lambda b, v: b.op("Neg", v), Follows.HOMOGENEOUS),
-    "transpose": (lambda b, v: b.op("Transpose", v, perm=[1, 0]), Follows.HOMOGENEOUS),
-    "times a constant": (lambda b, v: b.op("Mul", other(b), v), Follows.HOMOGENEOUS),
-    "over a constant": (lambda b, v: b.op("Div", v, other(b)), Follows.HOMOGENEOUS),
-    "under a constant": (lambda b, v: b.op("Div", other(b), v), Follows.NONLINEAR),
-    "plus a constant": (lambda b, v: b.op("Add", v, other(b)), Follows.AFFINE),
-    "minus zero": (lambda b, v: b.op("Sub", v, zeros(b)), Follows.HOMOGENEOUS),
-    "minus its mean": (lambda b, v: b.op("Sub", v, b.op("ReduceMean", v, keepdims=1)), Follows.HOMOGENEOUS),
-    "squared": (lambda b, v: b.op("Mul", v, v), Follows.NONLINEAR),
-    "over its norm": (lambda b, v: b.op("Div", v, b.op("ReduceL2", v, keepdims=0)), Follows.NONLINEAR),
+    "neg": (lambda b, v: b.op("Neg", v), Linearity.HOMOGENEOUS),
+    "transpose": (lambda b, v: b.op("Transpose", v, perm=[1, 0]), Linearity.HOMOGENEOUS),
+    "times a constant": (lambda b, v: b.op("Mul", other(b), v), Linearity.HOMOGENEOUS),
+    "over a constant": (lambda b, v: b.op("Div", v, other(b)), Linearity.HOMOGENEOUS),
+    "under a constant": (lambda b, v: b.op("Div", other(b), v), Linearity.NONLINEAR),
+    "plus a constant": (lambda b, v: b.op("Add", v, other(b)), Linearity.AFFINE),
+    "minus zero": (lambda b, v: b.op("Sub", v, zeros(b)), Linearity.HOMOGENEOUS),
+    "minus its mean": (lambda b, v: b.op("Sub", v, b.op("ReduceMean", v, keepdims=1)), Linearity.HOMOGENEOUS),
+    "squared": (lambda b, v: b.op("Mul", v, v), Linearity.NONLINEAR),
+    "over its norm": (lambda b, v: b.op("Div", v, b.op("ReduceL2", v, keepdims=0)), Linearity.NONLINEAR),
     "a product with a matrix": (
-        lambda b, v: b.op("MatMul", v, b.const(np.ones((4, 2)))), Follows.HOMOGENEOUS,
+        lambda b, v: b.op("MatMul", v, b.const(np.ones((4, 2)))), Linearity.HOMOGENEOUS,
     ),
-    "gemm": (lambda b, v: b.op("Gemm", v, b.const(np.ones((4, 2)))), Follows.HOMOGENEOUS),
+    "gemm": (lambda b, v: b.op("Gemm", v, b.const(np.ones((4, 2)))), Linearity.HOMOGENEOUS),
     "gemm with an offset": (
-        lambda b, v: b.op("Gemm", v, b.const(np.ones((4, 2))), b.const(np.ones(2))), Follows.AFFINE,
+        lambda b, v: b.op("Gemm", v, b.const(np.ones((4, 2))), b.const(np.ones(2))), Linearity.AFFINE,
     ),
-    "masked with zero": (lambda b, v: b.op("Where", mask(b), v, zeros(b)), Follows.HOMOGENEOUS),
-    "masked with another": (lambda b, v: b.op("Where", mask(b), v, other(b)), Follows.AFFINE),
+    "masked with zero": (lambda b, v: b.op("Where", mask(b), v, zeros(b)), Linearity.HOMOGENEOUS),
+    "masked with another": (lambda b, v: b.op("Where", mask(b), v, other(b)), Linearity.AFFINE),
     "chosen by itself": (
-        lambda b, v: b.op("Where", b.op("Greater", v, zeros(b)), v, zeros(b)), Follows.NONLINEAR,
+        lambda b, v: b.op("Where", b.op("Greater", v, zeros(b)), v, zeros(b)), Linearity.NONLINEAR,
     ),
-    "clipped": (lambda b, v: b.op("Clip", v, b.const(-0.3), b.const(0.3)), Follows.NONLINEAR),
-    "to an integer and back": (lambda b, v: b.op("Cast", b.op("Cast", v, to=7), to=1), Follows.NONLINEAR),
-    "to a half and back": (lambda b, v: b.op("Cast", b.op("Cast", v, to=10), to=1), Follows.HOMOGENEOUS),
+    "clipped": (lambda b, v: b.op("Clip", v, b.const(-0.3), b.const(0.3)), Linearity.NONLINEAR),
+    "to an integer and back": (lambda b, v: b.op("Cast", b.op("Cast", v, to=7), to=1), Linearity.NONLINEAR),
+    "to a half and back": (lambda b, v: b.op("Cast", b.op("Cast", v, to=10), to=1), Linearity.HOMOGENEOUS),
     "put over zeros": (
-        lambda b, v: b.op("ScatterElements", zeros(b), one_hot(b), v, axis=1), Follows.HOMOGENEOUS,
+        lambda b, v: b.op("ScatterElements", zeros(b), one_hot(b), v, axis=1), Linearity.HOMOGENEOUS,
     ),
     "added to others": (
-        lambda b, v: b.op("ScatterElements", other(b), one_hot(b), v, axis=1, reduction="add"), Follows.AFFINE,
+        lambda b, v: b.op("ScatterElements", other(b), one_hot(b), v, axis=1, reduction="add"), Linearity.AFFINE,
     ),
-    "padded": (lambda b, v: b.op("Pad", v, b.const([1, 0, 0, 1], "int64")), Follows.HOMOGENEOUS),
+    "padded": (lambda b, v: b.op("Pad", v, b.const([1, 0, 0, 1], "int64")), Linearity.HOMOGENEOUS),
     "padded with ones": (
-        lambda b, v: b.op("Pad", v, b.const([1, 0, 0, 1], "int64"), b.const(1.0)), Follows.AFFINE,
+        lambda b, v: b.op("Pad", v, b.const([1, 0, 0, 1], "int64"), b.const(1.0)), Linearity.AFFINE,
     ),
-    "joined with itself": (lambda b, v: b.op("Concat", v, b.op("Neg", v), axis=0), Follows.HOMOGENEOUS),
-    "joined with another": (lambda b, v: b.op("Concat", v, other(b), axis=0), Follows.AFFINE),
-    "exp": (lambda b, v: b.op("Exp", v), Follows.NONLINEAR),
-    "running sum": (lambda b, v: b.op("CumSum", v, b.const(1, "int64")), Follows.HOMOGENEOUS),
+    "joined with itself": (lambda b, v: b.op("Concat", v, b.op("Neg", v), axis=0), Linearity.HOMOGENEOUS),
+    "joined with another": (lambda b, v: b.op("Concat", v, other(b), axis=0), Linearity.AFFINE),
+    "exp": (lambda b, v: b.op("Exp", v), Linearity.NONLINEAR),
+    "running sum": (lambda b, v: b.op("CumSum", v, b.const(1, "int64")), Linearity.HOMOGENEOUS),
 }  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_the_claim_holds_in_numbers(what, tmp_path):
     b.output("out", b.op("Identity", made), None)
     graph = load(b.save(tmp_path / "g.onnx"))
     graph.outputs = {"out": graph.types.get("out", graph.outputs["out"])}
-    found = follow(Index(graph), graph.nodes, "v", {"v"})
+    found = propagate_linearity(Index(graph), graph.nodes, "v", {"v"})
     assert found[made] is claim
     generator = np.random.default_rng(3)
     one, two = (generator.standard_normal((3, 4)).astype(np.float32) for _ in range(2))
@@ -92,8 +92,8 @@ def test_the_claim_holds_in_numbers(what, tmp_path):
     def superposes(a: float, c: float) -> bool:
         return np.allclose(run(a * one + c * two), a * run(one) + c * run(two), atol=5e-3)
 
-    assert superposes(0.3, 0.7) == (claim <= Follows.AFFINE)
-    assert superposes(2.0, 0.5) == (claim <= Follows.SCALED)
+    assert superposes(0.3, 0.7) == (claim <= Linearity.AFFINE)
+    assert superposes(2.0, 0.5) == (claim <= Linearity.SCALED)
 
 
 def test_a_factor_from_elsewhere_scales(tmp_path):
@@ -106,6 +106,6 @@ def test_a_factor_from_elsewhere_scales(tmp_path):
     b.output("out", b.op("Sum", total, gated), (3, 4))
     graph = load(b.save(tmp_path / "g.onnx"))
     tainted = {name for node in graph.nodes for name in node.outputs} | {"v", "count"}
-    found = follow(Index(graph), graph.nodes, "v", tainted)
-    assert found[product] is Follows.SCALED and found[gated] is Follows.SCALED
-    assert found[total] is Follows.NONLINEAR
+    found = propagate_linearity(Index(graph), graph.nodes, "v", tainted)
+    assert found[product] is Linearity.SCALED and found[gated] is Linearity.SCALED
+    assert found[total] is Linearity.NONLINEAR

@@ -7,7 +7,7 @@ from helpers import FIXTURES, NAMES, Builder, perceptron
 
 import gopt
 from gopt.analysis.reshapes import in_parameter_shape
-from gopt.graph.load import load
+from gopt.ir.load import load
 from gopt.offline.merge import merge
 from gopt.runtime.proof.verify import Verifier
 

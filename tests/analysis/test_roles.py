@@ -16,7 +16,7 @@ from onnx import helper
 
 import gopt
 from gopt.analysis.roles import RoleMap
-from gopt.analysis.training import Kind, TrainingGraph
+from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.api import Source
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.pipeline import build_pipeline
@@ -76,8 +76,8 @@ def test_every_parameter_has_a_gradient_of_its_own(fixture):
 
 def test_the_tied_weight_is_one_parameter():
     training = gopt.load(FIXTURES / "gpt_adamw.onnx").training
-    readers = training.graph.readers()["wte.weight"]
-    assert {node.op_type for node in readers} >= {"Gather", "Transpose"}
+    users = training.graph.users()["wte.weight"]
+    assert {node.op_type for node in users} >= {"Gather", "Transpose"}
     assert not any("head" in state.tensor for state in training.states)
 
 
@@ -96,7 +96,7 @@ def test_scrambled_names_give_the_same_roles_and_ranks(name, seed, tmp_path):
 
 def same_ranks(plain: Source, other: Source, table: dict[str, str], folder: Path) -> None:
     """Two sources that differ in names alone give ranks that do; at the default, and with much else."""
-    accumulates = any(state.kind is Kind.ACCUMULATOR for state in plain.training.states)
+    accumulates = any(state.kind is StateKind.ACCUMULATOR for state in plain.training.states)
     ways: list[tuple[dict[str, Any], int]] = [({}, 1), ({"stage": 3, "bucket-mb": 0.001}, 1 if accumulates else 2)]
     ways.append(({"stage": 1, "partition": "whole", "style": "broadcast"}, 1))
     for number, (options, micro_steps) in enumerate(ways):
@@ -176,7 +176,7 @@ def test_a_squared_gradient_is_no_gradient(tmp_path):
         adam(b, net, name)
     training = load(b, tmp_path)
     gradients(training, net)
-    owners = {state.tensor: state.of for state in training.states if state.kind is Kind.OPTIMIZER_STATE}
+    owners = {state.tensor: state.of for state in training.states if state.kind is StateKind.OPTIMIZER_STATE}
     assert owners == {f"{name}.{slot}": name for name in net.params for slot in "mv"}
 
 
@@ -193,13 +193,13 @@ def test_the_value_nearest_the_data(tmp_path):
 def test_a_gradient_that_the_backward_reads(tmp_path):
     """Correction 2: BatchNorm's bias gradient feeds the input gradient; its readers there keep the local one."""
     training = gopt.load(FIXTURES / "cnn_sgd.onnx").training
-    readers = training.graph.readers()
+    users = training.graph.users()
     phase = {id(node): node.phase.value for node in training.graph.nodes}
-    read = [{phase[id(node)] for node in readers.get(gradient, ())} for gradient in training.gradients.values()]
+    read = [{phase[id(node)] for node in users.get(gradient, ())} for gradient in training.gradients.values()]
     assert {"backward", "update"} in read
     step = gopt.shard(gopt.load(FIXTURES / "cnn_sgd.onnx"), 2, stage=0).program
     for gradient in training.gradients.values():
-        for node in readers[gradient]:
+        for node in users[gradient]:
             if phase[id(node)] == "backward":
                 kept = next(other for other in step.graph.nodes if other.outputs == node.outputs)
                 assert gradient in kept.inputs
@@ -218,7 +218,7 @@ def test_constants_do_not_taint(tmp_path):
     training = load(b, tmp_path)
     assert training.gradients["w0"] in (net.gradients["w0"], gradient)
     assert training.gradients["b0"] == net.gradients["b0"]
-    assert {state.kind for state in training.states} == {Kind.PARAMETER}
+    assert {state.kind for state in training.states} == {StateKind.PARAMETER}
 
 
 def test_a_loss_is_not_the_successor_of_a_scale(tmp_path):
@@ -236,7 +236,7 @@ def test_a_loss_is_not_the_successor_of_a_scale(tmp_path):
     training = load(b, tmp_path)
     assert training.loss == "loss"
     kinds = {state.tensor: (state.updated, state.kind) for state in training.states}
-    assert kinds["scale"] == ("scale_out", Kind.SCALAR)
+    assert kinds["scale"] == ("scale_out", StateKind.SCALAR)
     assert set(training.gradients) == {"w0", "b0"}
 
 
@@ -246,7 +246,7 @@ def test_a_frozen_parameter_with_an_output(tmp_path):
     b.output("w0_out", b.op("Identity", "w0"), net.params["w0"])
     training = load(b, tmp_path)
     assert "w0" not in training.gradients
-    assert training.state_of()["w0"].kind is Kind.PARAMETER
+    assert training.state_of()["w0"].kind is StateKind.PARAMETER
 
 
 def test_an_averaged_copy_belongs_to_its_parameter(tmp_path):
@@ -258,7 +258,7 @@ def test_an_averaged_copy_belongs_to_its_parameter(tmp_path):
     b.output("copy_out", b.op("Add", b.op("Mul", copy, b.const(0.9)), b.op("Mul", new, b.const(0.1))), (3, 2))
     training = load(b, tmp_path)
     assert {s.tensor: (s.kind, s.of) for s in training.states} == {
-        "w0": (Kind.PARAMETER, None), "copy": (Kind.OPTIMIZER_STATE, "w0"),
+        "w0": (StateKind.PARAMETER, None), "copy": (StateKind.OPTIMIZER_STATE, "w0"),
     }  # fmt: skip
 
 

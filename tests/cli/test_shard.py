@@ -151,7 +151,7 @@ def test_verify_each_and_verbs_chain():
 def test_state_values_from_a_file():
     import numpy as np
 
-    from gopt.graph.load import load
+    from gopt.ir.load import load
 
     model = FIXTURES / "mlp_rmsprop.onnx"
     graph = load(model)

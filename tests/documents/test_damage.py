@@ -22,7 +22,7 @@ from helpers import FIXTURES, is_clean
 
 from gopt.api import kept_roles
 from gopt.errors import GoptError, InputError
-from gopt.graph.load import load
+from gopt.ir.load import load
 from gopt.manifest import read_manifest, read_report
 from gopt.seal import open_index
 

@@ -17,7 +17,7 @@ from onnx import helper
 
 from gopt import limits
 from gopt.errors import InputError
-from gopt.graph.external import load_state
+from gopt.ir.external_data import load_state
 
 MEMORY, SECONDS = 500 << 20, 20
 """What a refusal may take: the promise is 5 s on a machine that does nothing else."""

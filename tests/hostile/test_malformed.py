@@ -13,7 +13,7 @@ from helpers import FIXTURES, Builder, perceptron, sgd
 from onnx import AttributeProto, ModelProto, helper
 
 from gopt.errors import GoptError, InputError
-from gopt.graph.load import load
+from gopt.ir.load import load
 
 SMALL = (
     "mlp_sgd",

@@ -11,10 +11,10 @@ import numpy as np
 from onnx import ModelProto
 
 import gopt
-from gopt.analysis.rolemap import RoleMap
+from gopt.analysis.role_map import RoleMap
 from gopt.api import Source
-from gopt.graph.load import load as load_graph
-from gopt.graph.types import numpy_dtype
+from gopt.ir.load import load as load_graph
+from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.program import Program

@@ -13,9 +13,9 @@ from helpers import FIXTURES, Builder, perceptron, sgd
 
 import gopt
 from gopt import api
-from gopt.analysis.rolemap import RoleMap
+from gopt.analysis.role_map import RoleMap
 from gopt.errors import InvariantError, UnsupportedError
-from gopt.graph.model import COMM, SPMD, Node
+from gopt.ir.graph import COMM, SPMD, Node
 from gopt.mesh import Mesh, axis_kinds
 from gopt.passes.base import Pass
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline
@@ -139,9 +139,9 @@ def local_gradient(step: SpmdProgram) -> None:
 def loss_in_the_update(step: SpmdProgram) -> None:
     """A rank's own scalar is added to what becomes a parameter."""
     loss, updated = step.training.loss, step.training.parameters[0].updated
-    maker = next(node for node in step.graph.nodes if updated in node.outputs)
+    producer = next(node for node in step.graph.nodes if updated in node.outputs)
     whole, zero = "planted.whole", "planted.loss"
-    maker.outputs = [whole if name == updated else name for name in maker.outputs]
+    producer.outputs = [whole if name == updated else name for name in producer.outputs]
     step.graph.types[whole] = step.graph.types[updated]
     step.graph.types[zero] = step.graph.types[loss]
     step.graph.nodes.append(Node("Add", [whole, loss], [updated], made_by="plant"))
@@ -163,8 +163,8 @@ def no_statistics_call(step: SpmdProgram) -> None:
 def accumulator_is_kept(step: SpmdProgram) -> None:
     """The update hands the sums on instead of zeros."""
     held = step.accumulators[0]
-    maker = next(node for node in step.graph.nodes if held.output in node.outputs)
-    substitute(step, maker, [Node("Identity", [held.input], [held.output], place=maker.place, made_by="plant")])
+    producer = next(node for node in step.graph.nodes if held.output in node.outputs)
+    substitute(step, producer, [Node("Identity", [held.input], [held.output], place=producer.place, made_by="plant")])
 
 
 def shifted_parts(step: SpmdProgram) -> None:

@@ -14,7 +14,7 @@ from plants import attribute, gradient_calls
 
 import gopt
 from gopt.errors import InputError, OptionError
-from gopt.graph.load import load
+from gopt.ir.load import load
 from gopt.runtime.proof.draws import Range, integer_ranges
 from gopt.runtime.proof.result import Outcome
 from gopt.runtime.proof.verify import Verifier
@@ -139,7 +139,7 @@ def test_operators_that_ignore_a_label_say_so(tmp_path):
         { l = SoftmaxCrossEntropyLoss<ignore_index = -1>(x, y) }"""
     )
     onnx.save(model, tmp_path / "g.onnx")
-    from gopt.analysis.sweeps import Index
+    from gopt.analysis.graph_walks import Index
     from gopt.runtime.proof.draws import _range
 
     assert _range(Index(load(tmp_path / "g.onnx", own=True)), "y") == Range(3, frozenset(), -1)

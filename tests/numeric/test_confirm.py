@@ -12,8 +12,8 @@ import pytest
 from helpers import FIXTURES, NAMES
 
 import gopt
-from gopt.analysis.training import Kind, State, TrainingGraph
-from gopt.graph.load import load
+from gopt.analysis.training import State, StateKind, TrainingGraph
+from gopt.ir.load import load
 from gopt.runtime.proof import draws
 from gopt.runtime.proof.confirm import Confirmation, Verdict, confirm_gradients
 from gopt.runtime.proof.confirm.forward import Forward
@@ -66,7 +66,7 @@ def training_of(
     path = folder / "step.onnx"
     onnx.save(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(HEAD + text)), path)
     graph = load(path, own=True)
-    states = [State(name, name, Kind.PARAMETER) for name in graph.inputs if name not in batch]
+    states = [State(name, name, StateKind.PARAMETER) for name in graph.inputs if name not in batch]
     return TrainingGraph(graph, loss, states, dict(gradients), list(batch), [], [], [])
 
 

@@ -14,13 +14,13 @@ from helpers import Builder, Network, calls, perceptron, rank_path
 import gopt
 from gopt.analysis.roles import RoleMap
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
-from gopt.graph.load import load
+from gopt.importers.collectives import recognise
+from gopt.ir.load import load
 from gopt.mesh import Mesh
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.program import Program
 from gopt.runtime.proof.verify import Verifier
 from gopt.runtime.session import SessionCache
-from gopt.sources.collectives import recognise
 
 GROUPS = {"1": "shard"}
 

@@ -8,7 +8,7 @@ import pytest
 from helpers import FIXTURES, NAMES
 
 import gopt
-from gopt.analysis.training import Kind
+from gopt.analysis.training import StateKind
 from gopt.api import Source
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
@@ -49,10 +49,10 @@ def test_ranks_equal_the_source(name, stage, ranks, tmp_path):
 def test_every_way_equals_the_source(name, way, tmp_path):
     mesh, micro_steps, options = WAYS[way]
     held = source(name).training.states
-    if any(state.kind is Kind.ACCUMULATOR for state in held) and micro_steps > 1:
+    if any(state.kind is StateKind.ACCUMULATOR for state in held) and micro_steps > 1:
         pytest.skip("it accumulates itself")
     given = {key.replace("_", "-"): value for key, value in options.items()}
-    if not any(state.tensor.endswith("weight") for state in held if state.kind is Kind.PARAMETER):
+    if not any(state.tensor.endswith("weight") for state in held if state.kind is StateKind.PARAMETER):
         given.pop("override", None)
     pipeline = build_pipeline(defaults={"shard": given}, verify_each=True)
     gopt.shard(source(name), Mesh.parse(mesh), accumulate=micro_steps, pipeline=pipeline).write(tmp_path / "out")

@@ -13,7 +13,7 @@ from recipes import Recipe, build
 
 import gopt
 from gopt.errors import OptionError
-from gopt.graph.model import COMM
+from gopt.ir.graph import COMM
 from gopt.mesh import Mesh
 from gopt.passes import PASSES
 from gopt.pipeline import build_pipeline

@@ -12,9 +12,9 @@ from recipes import Recipe, build
 
 import gopt
 from gopt.analysis.loss_reduction import LossReduction
-from gopt.analysis.rolemap import RoleMap
+from gopt.analysis.role_map import RoleMap
 from gopt.errors import OptionError
-from gopt.graph.load import load as load_graph
+from gopt.ir.load import load as load_graph
 from gopt.runtime.proof.verify import Verifier
 
 LOSSES = ("mean", "sum", "weighted")

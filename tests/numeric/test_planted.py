@@ -91,10 +91,10 @@ def test_mean_of_squares(tmp_path):
         nodes = list(model.graph.node)
         call = gradient_calls(model)[0]
         local = dict(zip(call.output, call.input))
-        makers = {name: node for node in nodes for name in node.output}
+        producers = {name: node for node in nodes for name in node.output}
         scaled, square = next(
-            (makers[node.input[0]], node) for node in nodes
-            if node.op_type == "Mul" and node.input[1] in local and node.input[1] in makers[node.input[0]].input
+            (producers[node.input[0]], node) for node in nodes
+            if node.op_type == "Mul" and node.input[1] in local and node.input[1] in producers[node.input[0]].input
         )  # fmt: skip
         gradient = local[square.input[1]]
         declare(model, "planted.square", types[gradient].dims)
@@ -285,9 +285,9 @@ def test_a_reduced_gradient_in_the_backward(tmp_path):
     """BatchNorm's bias gradient feeds the backward, which must keep the local one: each rank sees its own loss."""
     out = sharded(tmp_path, "cnn_sgd", 2, stage=0)
     source = gopt.load(FIXTURES / "cnn_sgd.onnx").training
-    readers = source.graph.readers()
+    users = source.graph.users()
     backward = {id(n) for n in source.graph.nodes if n.phase.value == "backward"}
-    shared = [g for g in source.gradients.values() if any(id(n) in backward for n in readers.get(g, ()))]
+    shared = [g for g in source.gradients.values() if any(id(n) in backward for n in users.get(g, ()))]
     assert shared, "the fixture has such a gradient"
 
     def plant(model: ModelProto) -> None:

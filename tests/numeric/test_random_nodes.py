@@ -15,7 +15,7 @@ from plants import attribute, gradient_calls
 import gopt
 from gopt.analysis.operators import RANDOM
 from gopt.errors import UnsupportedError
-from gopt.graph.load import load
+from gopt.ir.load import load
 from gopt.runtime.proof.randoms import feed_graph, find_random
 from gopt.runtime.proof.result import Outcome
 from gopt.runtime.proof.verify import Verifier

@@ -10,7 +10,7 @@ from helpers import Builder, perceptron
 from large_batch import Values, worst_difference
 
 import gopt
-from gopt.analysis.rolemap import RoleMap
+from gopt.analysis.role_map import RoleMap
 from gopt.errors import OptionError, UnsupportedError
 from gopt.runtime.proof.verify import Verifier
 

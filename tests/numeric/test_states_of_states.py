@@ -7,7 +7,7 @@ import pytest
 from helpers import Builder, perceptron, sgd
 
 import gopt
-from gopt.analysis.rolemap import RoleMap
+from gopt.analysis.role_map import RoleMap
 from gopt.api import Source
 from gopt.errors import UnsupportedError
 from gopt.runtime.proof.verify import Verifier

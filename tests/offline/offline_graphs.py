@@ -11,8 +11,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from gopt import api
-from gopt.graph.load import load
-from gopt.graph.model import Graph
+from gopt.ir.graph import Graph
+from gopt.ir.load import load
 from gopt.offline.inspect import Inspection, inspect_model
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

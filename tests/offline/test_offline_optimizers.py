@@ -14,7 +14,7 @@ import pytest
 from offline_graphs import Step, inspected, saved, scrambled, step_with
 
 from gopt import api
-from gopt.analysis.rolemap import RoleMap
+from gopt.analysis.role_map import RoleMap
 from gopt.offline.inspect import Inspection, Optimizer, inspect_model
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "optim"

@@ -12,9 +12,9 @@ from offline_graphs import FIXTURES, NAMES, fixture, loaded
 from onnx import helper, numpy_helper
 
 from gopt import api
-from gopt.graph.load import load
-from gopt.graph.model import Tensor
-from gopt.graph.types import TensorType
+from gopt.ir.graph import Tensor
+from gopt.ir.load import load
+from gopt.ir.types import TensorType
 from gopt.offline.text import attribute_text, canonical_text, number_text, ref, tensor_text
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.graph.check import check_graph
-from gopt.graph.model import COMM, Graph, Node
-from gopt.graph.types import TensorType
+from gopt.ir.def_use_check import check_graph
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import TensorType
 from gopt.lower.phases import phases
 from gopt.lower.specialise import specialise
 from gopt.mesh import Mesh
@@ -95,7 +95,7 @@ def run(step: SpmdProgram, seed: int = 0) -> list[dict[str, np.ndarray]]:
         graph.types.update(made.types)
         graph.types.update({name: TensorType(str(a.dtype), a.shape) for name, a in made.constants.items()})
         for name, array in made.constants.items():
-            from gopt.graph.model import Tensor
+            from gopt.ir.graph import Tensor
 
             graph.initializers[name] = Tensor(graph.types[name], array=array)
         programs.append(Program(graph, CACHE))

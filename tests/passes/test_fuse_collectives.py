@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import gopt
 from gopt.analysis.partition import choose_cap, default_cap, next_fit, packing_bound
 from gopt.errors import OptionError
-from gopt.graph.model import SPMD
-from gopt.graph.types import TensorType
+from gopt.ir.graph import SPMD
+from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.passes.fuse_collectives import Options, fuse_collectives
 from gopt.pipeline import build_pipeline
@@ -210,7 +210,7 @@ def test_a_broadcast_from_another_root_is_none():
 
 def locals_of(b: Calls, step: SpmdProgram, groups, cuts: tuple[int, ...]) -> None:
     """The rank's part of all-reduced values, one layout operator a group, and an elementwise reader of each."""
-    from gopt.graph.model import Node
+    from gopt.ir.graph import Node
 
     start = 0
     for number, names in enumerate(groups):

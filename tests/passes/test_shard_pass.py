@@ -65,11 +65,11 @@ def test_a_bucket_is_gathered_once_per_window(tmp_path):
     again = [node for node in gathers if ".again" in node.output[0]]
     place = {value: at for at, node in enumerate(model.graph.node) for value in node.output}
     for node in again:
-        readers = [at for at, other in enumerate(model.graph.node) if node.output[0] in other.input]
+        users = [at for at, other in enumerate(model.graph.node) if node.output[0] in other.input]
         first = [other for other in gathers if other.input[0] == node.input[0] and other is not node]
-        assert readers and len(first) == 1
+        assert users and len(first) == 1
         forward = [at for at, other in enumerate(model.graph.node) if first[0].output[0] in other.input]
-        assert max(forward) < place[node.output[0]] < min(readers)
+        assert max(forward) < place[node.output[0]] < min(users)
     assert made
 
 
@@ -171,9 +171,9 @@ def test_a_widened_sum_is_not_rounded_before_it_is_read(tmp_path):
     out = written(path, tmp_path, "shard=2", reduce_dtype="float32")
     model = rank_file(out, "rank_0000.onnx")
     made = {name for node in calls(model, "ReduceScatter") for name in node.output}
-    readers = [node for node in model.graph.node if made.intersection(node.input)]
-    to_half = [n for n in readers if n.op_type == "Cast" and attribute(n, "to") == onnx.TensorProto.FLOAT16]
-    assert readers and not to_half
+    users = [node for node in model.graph.node if made.intersection(node.input)]
+    to_half = [n for n in users if n.op_type == "Cast" and attribute(n, "to") == onnx.TensorProto.FLOAT16]
+    assert users and not to_half
 
 
 # --- accumulation ---------------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from gopt.graph.load import load
-from gopt.graph.types import dtype_name
+from gopt.ir.load import load
+from gopt.ir.types import dtype_name
 from gopt.mesh import Mesh
 from gopt.runtime.engines.base import Board
 from gopt.runtime.engines.watch import Watch

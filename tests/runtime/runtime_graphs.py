@@ -12,9 +12,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from gopt.collectives.node import format_shape
-from gopt.graph.load import load
-from gopt.graph.model import COMM, Graph, Node
-from gopt.graph.types import dtype_code
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.load import load
+from gopt.ir.types import dtype_code
 from gopt.runtime.cut import Segment, cut
 from gopt.runtime.program import Program
 from gopt.runtime.session import SessionCache

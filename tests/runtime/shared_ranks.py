@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from gopt.collectives.table import COLLECTIVES
-from gopt.graph.model import COMM, Node
+from gopt.ir.graph import COMM, Node
 from gopt.mesh import Mesh
 from gopt.runtime.engines.mpi import MpiEngine
 

@@ -18,7 +18,7 @@ from gopt.cli.run import told
 from test_run import command, mpi, run, written
 
 from gopt.errors import RunError
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 from gopt.mesh import Mesh
 from gopt.runtime.engines import beats, launch
 from gopt.runtime.engines.base import Board, run_threads

@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 from runtime_graphs import comm, make
 
-from gopt.graph.model import COMM, Node
+from gopt.ir.graph import COMM, Node
 from gopt.mesh import Mesh
 from gopt.runtime.cut import Call
 from gopt.runtime.device import Host

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gopt.errors import InputError
-from gopt.graph.types import TensorType
+from gopt.ir.types import TensorType
 from gopt.runtime.training.data import Turn, open_data
 
 TYPES = {"x": TensorType("float32", (4, 3)), "y": TensorType("float32", (4,)), "mask": TensorType("float32", (2, 2))}

@@ -11,9 +11,9 @@ import pytest
 from onnx import helper
 
 from gopt.errors import UnsupportedError
-from gopt.graph.load import load
-from gopt.graph.model import Graph, Tensor
-from gopt.graph.types import TensorType
+from gopt.ir.graph import Graph, Tensor
+from gopt.ir.load import load
+from gopt.ir.types import TensorType
 from gopt.runtime.doubles import Doubles
 from gopt.runtime.proto import as_node
 from gopt.runtime.session import SessionCache

@@ -9,9 +9,9 @@ from onnx import TensorProto, helper, numpy_helper
 from runtime_graphs import FIXTURES, alone, comm, make, no_call
 
 from gopt.errors import RunError, UnsupportedError
-from gopt.graph.load import load
-from gopt.graph.model import Graph, Node
-from gopt.graph.types import HALVES, TensorType
+from gopt.ir.graph import Graph, Node
+from gopt.ir.load import load
+from gopt.ir.types import LOW_PRECISION, TensorType
 from gopt.runtime.lower import lower_halves
 from gopt.runtime.session import SessionCache
 from gopt.runtime.whole import check_halves, run_graph
@@ -39,7 +39,7 @@ def test_a_runtime_that_does_not_round_is_found_out(monkeypatch):
         check_halves()
 
 
-@pytest.mark.parametrize("dtype", sorted(HALVES))
+@pytest.mark.parametrize("dtype", sorted(LOW_PRECISION))
 def test_2048_plus_1_is_2048_wherever_the_graph_is_cut(tmp_path, dtype):
     kind = (dtype, [2])
     feeds = {"a": np.full(2, 2048, NUMPY[dtype]), "b": np.ones(2, NUMPY[dtype])}
@@ -96,7 +96,7 @@ def test_absent_optional_inputs_stay_absent(tmp_path):
     assert found.tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("dtype", sorted(HALVES))
+@pytest.mark.parametrize("dtype", sorted(LOW_PRECISION))
 def test_attributes_that_name_a_half(tmp_path, dtype):
     half = numpy_helper.from_array(np.array([1.5], NUMPY[dtype]))
     nodes = [
@@ -123,7 +123,7 @@ def test_attributes_that_name_a_half(tmp_path, dtype):
 
 def test_rounding_is_to_nearest_even_as_in_numpy(tmp_path):
     values = np.random.default_rng(0).normal(size=1000).astype(np.float32)
-    for dtype in HALVES:
+    for dtype in LOW_PRECISION:
         kind = (dtype, [1000])
         graph = make(tmp_path, [op("Mul", ["x", "x"], ["y"])], {"x": kind}, {"y": kind})
         x = values.astype(NUMPY[dtype])
@@ -147,7 +147,7 @@ def branch(name: str, operator: str, dtype: str):
     return helper.make_graph(nodes, name, [], [made])
 
 
-@pytest.mark.parametrize("dtype", sorted(HALVES))
+@pytest.mark.parametrize("dtype", sorted(LOW_PRECISION))
 def test_bodies_of_control_flow_are_lowered(tmp_path, dtype):
     kind = (dtype, [2])
     nodes = [
@@ -162,7 +162,7 @@ def test_bodies_of_control_flow_are_lowered(tmp_path, dtype):
     assert [n.to_proto() for n in lower_halves(once).nodes] == [n.to_proto() for n in once.nodes]
 
 
-@pytest.mark.parametrize("dtype", sorted(HALVES))
+@pytest.mark.parametrize("dtype", sorted(LOW_PRECISION))
 def test_functions_that_meet_a_half_are_expanded(tmp_path, dtype):
     function = helper.make_function(
         "user", "Lose", ["p", "q"], ["r"], [op("Add", ["p", "q"], ["s"]), op("Sub", ["s", "p"], ["r"])],

@@ -19,8 +19,8 @@ from runtime_graphs import make
 import gopt
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import OptionError, RunError
-from gopt.graph.model import COMM, Node
-from gopt.graph.types import numpy_dtype
+from gopt.ir.graph import COMM, Node
+from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.offline.merge import merge
 from gopt.pipeline import build_pipeline

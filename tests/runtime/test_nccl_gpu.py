@@ -17,7 +17,7 @@ from fake_gpu import together
 from test_nccl import KINDS, cases, close, differing, drawn, has_gpu, job, states, written
 
 from gopt.collectives.table import COLLECTIVES
-from gopt.graph.model import COMM, Node
+from gopt.ir.graph import COMM, Node
 from gopt.mesh import Mesh
 from gopt.runtime.engines.cuda import Cuda, bindings
 from gopt.runtime.engines.gpu import Gpu

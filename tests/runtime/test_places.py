@@ -9,8 +9,8 @@ import onnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gopt.graph.model import COMM, Graph, Node
-from gopt.graph.types import TensorType
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import TensorType
 from gopt.runtime.cut import Call, Segment, Step, dropped
 from gopt.runtime.places import Layout, lay
 from gopt.runtime.rooms import Rooms

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 from runtime_graphs import comm, make
 
-from gopt.graph.model import Graph
+from gopt.ir.graph import Graph
 from gopt.runtime.device import Host
 from gopt.runtime.lent import Alone
 from gopt.runtime.memory import aligned

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gopt.graph.model import Graph, Node
-from gopt.graph.types import TensorType
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import TensorType
 from gopt.runtime import rows
 from gopt.runtime.cut import Segment
 from gopt.runtime.loops import Loop, fits

@@ -13,7 +13,7 @@ from onnx import helper
 from runtime_graphs import alone, comm, make, no_call, sgd_feeds, sharded_sgd
 
 from gopt.errors import RunError, UnsupportedError
-from gopt.graph.types import dtype_code
+from gopt.ir.types import dtype_code
 from gopt.runtime import session
 from gopt.runtime.program import Program
 from gopt.runtime.session import NoKernelError, SessionCache

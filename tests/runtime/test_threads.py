@@ -11,7 +11,7 @@ from onnx import helper
 from runtime_graphs import alone, comm, expected_sgd, make, sgd_feeds, sharded_sgd
 
 from gopt.errors import InvariantError, RunError
-from gopt.graph.model import COMM, Node
+from gopt.ir.graph import COMM, Node
 from gopt.mesh import Mesh
 from gopt.runtime.engines.threads import ThreadGroup, run_ranks
 from gopt.runtime.program import Program

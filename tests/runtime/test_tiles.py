@@ -10,8 +10,8 @@ import pytest
 from recipes import DIRECTIONS, Recipe
 from test_run import samples, train, values, written
 
-from gopt.graph.model import Graph, Node
-from gopt.graph.types import TensorType
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import TensorType
 from gopt.runtime import device, rows, tiles
 from gopt.runtime.cut import Segment
 from gopt.runtime.program import Program

@@ -16,7 +16,7 @@ from helpers import FIXTURES
 
 import gopt
 from gopt.errors import GoptError
-from gopt.graph.model import COMM, SPMD, Node
+from gopt.ir.graph import COMM, SPMD, Node
 from gopt.mesh import Mesh
 from gopt.passes.base import Pass
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline

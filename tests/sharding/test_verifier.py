@@ -11,7 +11,7 @@ from onnx import helper
 
 import gopt
 from gopt.errors import InvariantError
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 from gopt.mesh import Mesh
 from gopt.passes.base import Pass
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline
@@ -151,8 +151,8 @@ def test_a_guard_of_a_node_that_all_members_run_is_refused():
     """``specialise`` would take it for absent on all of them."""
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
     _, node = found(step, "Select")
-    maker = next(each for each in step.graph.nodes if node.inputs[0] in each.outputs)
-    maker.place = REPLICATED
+    producer = next(each for each in step.graph.nodes if node.inputs[0] in each.outputs)
+    producer.place = REPLICATED
     assert "which is a partial sum" in refused(step) or "Select" in refused(step)
 
 
@@ -177,9 +177,9 @@ def test_zeros_are_zeros_in_every_form():
     step = sharded("cnn_mom_fp16", "shard=2", 1, accumulate=2)
     assert check_placements(step)
     held = step.accumulators[0]
-    at, maker = next((at, node) for at, node in enumerate(step.graph.nodes) if held.output in node.outputs)
+    at, producer = next((at, node) for at, node in enumerate(step.graph.nodes) if held.output in node.outputs)
     for attributes in ({"value_floats": [1.0] * 4}, {"value": helper.make_tensor("v", 10, [1], [1.0])}, {}):
-        step.graph.nodes[at] = Node("Constant", [], [held.output], attributes=attributes, place=maker.place)
+        step.graph.nodes[at] = Node("Constant", [], [held.output], attributes=attributes, place=producer.place)
         with pytest.raises(InvariantError, match="is not zero again"):
             check_placements(step)
 

@@ -91,14 +91,14 @@ def before_outputs(model: ModelProto, kind: str, which: Iterable[str] | None = N
     return Edited(_named(model), {}, inserts.made)
 
 
-def behind(model: ModelProto, kind: str, values: Iterable[str], readers: set[str]) -> Edited:
+def behind(model: ModelProto, kind: str, values: Iterable[str], users: set[str]) -> Edited:
     """Nodes that change nothing between values and those of their readers that are listed."""
     model = ModelProto.FromString(model.SerializeToString())
     inserts, graph = _Inserts(model), model.graph
     table = {name: f"{name}.behind" for name in dict.fromkeys(values)}
     nodes = []
     for node in graph.node:
-        if node.name in readers:
+        if node.name in users:
             for k, name in enumerate(node.input):
                 node.input[k] = table.get(name, name)
         nodes.append(node)
@@ -171,10 +171,10 @@ def products_merged(model: ModelProto, keep: Iterable[str] = ()) -> Edited:
     keep = {*keep, *(each.name for each in model.graph.output)}
     model = ModelProto.FromString(model.SerializeToString())
     types = types_of(model)
-    readers: dict[str, int] = {each.name: 1 for each in model.graph.output}
+    users: dict[str, int] = {each.name: 1 for each in model.graph.output}
     for node in model.graph.node:
         for name in node.input:
-            readers[name] = readers.get(name, 0) + 1
+            users[name] = users.get(name, 0) + 1
     single: dict[str, NodeProto] = {}
     nodes: list[NodeProto] = []
     for node in model.graph.node:
@@ -187,7 +187,7 @@ def products_merged(model: ModelProto, keep: Iterable[str] = ()) -> Edited:
             inner = single[node.input[0]]
             nodes = [each for each in nodes if each is not inner]
             node = helper.make_node("Sum", [*inner.input, node.input[1]], [node.output[0]])
-        elif node.op_type == "Add" and readers.get(node.output[0], 0) == 1 and node.output[0] not in keep:
+        elif node.op_type == "Add" and users.get(node.output[0], 0) == 1 and node.output[0] not in keep:
             single[node.output[0]] = node
         nodes.append(node)
     return _with(model, nodes)

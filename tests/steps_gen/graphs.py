@@ -24,19 +24,19 @@ def reordered(model: ModelProto, seed: int | None) -> ModelProto:
     model = ModelProto.FromString(model.SerializeToString())
     generator = random.Random(seed)
     made = {name: k for k, node in enumerate(model.graph.node) for name in node.output}
-    waiting, readers = {}, {}
+    waiting, users = {}, {}
     for k, node in enumerate(model.graph.node):
         before = {made[name] for name in reads(node) if name in made}
         waiting[k] = len(before)
         for other in before:
-            readers.setdefault(other, []).append(k)
+            users.setdefault(other, []).append(k)
     ready = [k for k, count in waiting.items() if count == 0]
     order = []
     while ready:
         place = 0 if seed is None else generator.randrange(len(ready))
         k = ready.pop(place)
         order.append(k)
-        for other in readers.get(k, ()):
+        for other in users.get(k, ()):
             waiting[other] -= 1
             if waiting[other] == 0:
                 ready.append(other)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gopt.analysis.coupling.facts import find_couplings, notes, open_couplings, read_couplings
-from gopt.analysis.coupling.marks import Coupled, Coupling
+from gopt.analysis.coupling.marks import Coupling, CouplingKind
+from gopt.analysis.coupling.step_couplings import analyse_couplings, find_couplings, notes, open_couplings
 
-__all__ = ["Coupled", "Coupling", "find_couplings", "notes", "open_couplings", "read_couplings"]
+__all__ = ["Coupling", "CouplingKind", "analyse_couplings", "find_couplings", "notes", "open_couplings"]

@@ -6,132 +6,132 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from math import prod
 
-from gopt.analysis.coupling.marks import Coupled, Kind, Lost, Mark, Marks, division
+from gopt.analysis.coupling.context import CouplingContext, axis_of
+from gopt.analysis.coupling.marks import CouplingKind, Mark, Marks, Relation, Untraceable, division
 from gopt.analysis.coupling.pointwise import aligned, by_place, in_batch
-from gopt.analysis.coupling.sight import Sight, axis_of
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 
 Letters = Sequence[Hashable]
 
 
-def settled(sight: Sight, mark: Mark, constant: float = 0.0) -> Mark:
+def settled(context: CouplingContext, mark: Mark, constant: float = 0.0) -> Mark:
     """A sum over samples that its factor, or the constant last multiplied into it, makes a mean."""
     for factor in (constant, mark.factor):
-        says = division(factor, sight.batch, mark.sizes) if sight.batch else None
+        says = division(factor, context.batch, mark.sizes) if context.batch else None
         if says is not None and says.by_batch:
             if says.by_others:
                 return replace(mark, doubt=True)
-            return Mark(Kind.MEAN, origin=mark.origin, mixed=mark.mixed, count=mark.count, even=mark.even)
+            return Mark(Relation.MEAN, origin=mark.origin, mixed=mark.mixed, count=mark.count, even=mark.even)
     return mark
 
 
-def contract(sight: Sight, node: Node, operands: Sequence[tuple[str, Letters]], output: Letters) -> Mark:
+def contract(context: CouplingContext, node: Node, operands: Sequence[tuple[str, Letters]], output: Letters) -> Mark:
     """The mark of a sum of products; dimensions that go together have one letter."""
     found: dict[Hashable, Mark] = {}
     factor = 1.0
     for name, letters in operands:
-        mark = sight.samples(name)
+        mark = context.samples(name)
         if mark is None:
             continue
         letter = letters[mark.axis]
         first = found.setdefault(letter, mark)
         if (first.outer, first.inner) != (mark.outer, mark.inner):
-            raise Lost("two operands count the samples of one dimension differently")
+            raise Untraceable("two operands count the samples of one dimension differently")
         factor *= mark.factor
     if not found:
-        raise Lost("random numbers are contracted")
+        raise Untraceable("random numbers are contracted")
     if len(found) > 1:
-        in_batch(sight, node)
+        in_batch(context, node)
     mixed = len(found) > 1 or any(mark.mixed for mark in found.values())
     kept = [letter for letter in found if letter in output]
     letter = kept[0] if kept else next(iter(found))
     mark = replace(found[letter], mixed=mixed, factor=factor)
     for name, letters in operands:
-        if sight.samples(name) is None and letter in letters:
+        if context.samples(name) is None and letter in letters:
             place = list(letters).index(letter)
-            other = sight.marks.get(name)
-            if other is not None and other.kind is Kind.DRAWN:
-                raise Lost("random numbers are contracted")
-            if not mixed and not sight.alike(name, place, mark):
-                by_place(sight, node, f"{name!r} has a value of its own for every place of the batch")
+            other = context.marks.get(name)
+            if other is not None and other.kind is Relation.DRAWN:
+                raise Untraceable("random numbers are contracted")
+            if not mixed and not context.alike(name, place, mark):
+                by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
     if kept:
         return replace(mark, axis=list(output).index(letter))
     if len(found) > 1:
-        return Mark(Kind.JOINT, origin=node.outputs[0], mixed=True, even=False)
-    return summed(sight, node, mark, (mark.outer, mark.inner))
+        return Mark(Relation.JOINT, origin=node.outputs[0], mixed=True, even=False)
+    return summed(context, node, mark, (mark.outer, mark.inner))
 
 
-def summed(sight: Sight, node: Node, mark: Mark, sizes: Sequence[int]) -> Mark:
+def summed(context: CouplingContext, node: Node, mark: Mark, sizes: Sequence[int]) -> Mark:
     """The mark of a sum over all samples, and ``sizes`` other elements."""
     origin = node.outputs[0]
-    sight.origins[origin] = node
-    count = sight.batch * prod(sizes)
-    total = Mark(Kind.SUM, factor=mark.factor, origin=origin, sizes=tuple(sizes), mixed=mark.mixed, count=count)
-    return settled(sight, total)
+    context.origins[origin] = node
+    count = context.batch * prod(sizes)
+    total = Mark(Relation.SUM, factor=mark.factor, origin=origin, sizes=tuple(sizes), mixed=mark.mixed, count=count)
+    return settled(context, total)
 
 
-def matmul(sight: Sight, node: Node) -> Marks:
+def matmul(context: CouplingContext, node: Node) -> Marks:
     left, right = node.inputs
-    m, n = sight.rank(left), sight.rank(right)
+    m, n = context.rank(left), context.rank(right)
     row: list[Hashable] = ["row"] if m > 1 else []
     column: list[Hashable] = ["column"] if n > 1 else []
     a = [*range(2 - m, 0), *row, "inner"]
     b = [*range(2 - n, 0), "inner", *column]
     front = range(2 - max(m, n), 0)
-    return [contract(sight, node, [(left, a), (right, b)], [*front, *row, *column])]
+    return [contract(context, node, [(left, a), (right, b)], [*front, *row, *column])]
 
 
-def gemm(sight: Sight, node: Node) -> Marks:
+def gemm(context: CouplingContext, node: Node) -> Marks:
     a = ("inner", "row") if node.attributes.get("transA", 0) else ("row", "inner")
     b = ("column", "inner") if node.attributes.get("transB", 0) else ("inner", "column")
     left, right, *rest = [name for name in node.inputs if name]
-    if sight.samples(left) is None and sight.samples(right) is None:
-        return [aligned(sight, node, rest, 2)]
-    mark = contract(sight, node, [(left, a), (right, b)], ["row", "column"])
-    if mark.kind is not Kind.SAMPLES:
+    if context.samples(left) is None and context.samples(right) is None:
+        return [aligned(context, node, rest, 2)]
+    mark = contract(context, node, [(left, a), (right, b)], ["row", "column"])
+    if mark.kind is not Relation.SAMPLES:
         if rest and float(node.attributes.get("beta", 1.0)):
-            raise Lost("something is added to a sum over samples")
+            raise Untraceable("something is added to a sum over samples")
         return [replace(mark, factor=mark.factor * float(node.attributes.get("alpha", 1.0)))]
     for name in rest:
-        own = sight.samples(name)
-        if own is not None and own.axis + 2 - sight.rank(name) != mark.axis:
-            in_batch(sight, node)
-        elif own is None and not sight.alike(name, mark.axis - 2 + sight.rank(name), mark):
-            by_place(sight, node, f"{name!r} has a value of its own for every place of the batch")
+        own = context.samples(name)
+        if own is not None and own.axis + 2 - context.rank(name) != mark.axis:
+            in_batch(context, node)
+        elif own is None and not context.alike(name, mark.axis - 2 + context.rank(name), mark):
+            by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
     return [replace(mark, factor=1.0)]
 
 
-def einsum(sight: Sight, node: Node) -> Marks:
+def einsum(context: CouplingContext, node: Node) -> Marks:
     text = str(node.attributes["equation"]).replace(" ", "")
     given, arrow, output = text.partition("->")
     if not arrow or "." in text:
-        raise Lost("an Einsum with implicit dimensions")
-    return [contract(sight, node, list(zip(node.inputs, given.split(","))), output)]
+        raise Untraceable("an Einsum with implicit dimensions")
+    return [contract(context, node, list(zip(node.inputs, given.split(","))), output)]
 
 
-def conv(sight: Sight, node: Node) -> Marks:
+def conv(context: CouplingContext, node: Node) -> Marks:
     """Conv, ConvTranspose: samples in front; or samples as the channels that are summed, in a weight's gradient."""
-    mark, weight = sight.samples(node.inputs[0]), sight.samples(node.inputs[1])
-    if any(sight.marks.get(name) is not None for name in node.inputs[2:]):
-        raise Lost("a bias of samples")
+    mark, weight = context.samples(node.inputs[0]), context.samples(node.inputs[1])
+    if any(context.marks.get(name) is not None for name in node.inputs[2:]):
+        raise Untraceable("a bias of samples")
     if mark is not None and weight is None and mark.axis == 0:
         return [replace(mark, factor=1.0)]
     both = mark is not None and weight is not None and node.is_a("Conv") and int(node.attributes.get("group", 1)) == 1
     if both and mark.axis == weight.axis == 1 and len(node.inputs) == 2:  # type: ignore[union-attr]
-        return [contract(sight, node, list(zip(node.inputs, ("nc*", "mc*"))), "nm*")]
-    raise Lost("a convolution of samples in another dimension than the first")
+        return [contract(context, node, list(zip(node.inputs, ("nc*", "mc*"))), "nm*")]
+    raise Untraceable("a convolution of samples in another dimension than the first")
 
 
 SUMS = {"ReduceSum", "ReduceSumSquare", "ReduceL1"}
 
 
-def reduction(sight: Sight, node: Node) -> Marks:
+def reduction(context: CouplingContext, node: Node) -> Marks:
     """The Reduce operators, ArgMax and ArgMin."""
     name, out = node.inputs[0], node.outputs[0]
-    mark, rank = sight.samples(name), sight.rank(name)
+    mark, rank = context.samples(name), context.rank(name)
     if mark is None:
-        raise Lost("random numbers are reduced")
-    axes = [axis_of(node, rank, 0)] if node.is_a("ArgMax", "ArgMin") else sight.axes(node, rank) or []
+        raise Untraceable("random numbers are reduced")
+    axes = [axis_of(node, rank, 0)] if node.is_a("ArgMax", "ArgMin") else context.axes(node, rank) or []
     if not axes:
         if node.attributes.get("noop_with_empty_axes", 0):
             return [mark]
@@ -140,88 +140,89 @@ def reduction(sight: Sight, node: Node) -> Marks:
     if mark.axis not in axes:
         shift = 0 if node.attributes.get("keepdims", 1) else sum(each < mark.axis for each in axes)
         return [replace(mark, axis=mark.axis - shift, factor=mark.factor if linear else 1.0)]
-    shape = sight.shape(name)
+    shape = context.shape(name)
     sizes = [size for axis, size in enumerate(shape) if axis in axes and axis != mark.axis and isinstance(size, int)]
-    sight.origins[out] = node
+    context.origins[out] = node
     if node.op_type in SUMS:
-        return [summed(sight, node, mark if linear else replace(mark, factor=1.0), (*sizes, mark.outer, mark.inner))]
+        return [summed(context, node, mark if linear else replace(mark, factor=1.0), (*sizes, mark.outer, mark.inner))]
     average = node.is_a("ReduceMean")
-    count = sight.batch * prod(sizes) * mark.outer * mark.inner
-    return [Mark(Kind.MEAN if average else Kind.JOINT, origin=out, mixed=mark.mixed, count=count, even=average)]
+    count = context.batch * prod(sizes) * mark.outer * mark.inner
+    return [Mark(Relation.MEAN if average else Relation.JOINT, origin=out, mixed=mark.mixed, count=count, even=average)]
 
 
-def along(sight: Sight, node: Node) -> Marks:
+def along(context: CouplingContext, node: Node) -> Marks:
     """Operators that work along one axis: Softmax, CumSum, TopK, …"""
     name = node.inputs[0]
-    mark, rank = sight.samples(name), sight.rank(name)
+    mark, rank = context.samples(name), context.rank(name)
     if mark is None:
-        raise Lost("random numbers alone")
+        raise Untraceable("random numbers alone")
     axes = [axis_of(node, rank, -1)]
     if node.is_a("CumSum"):
-        given = sight.ints(node.inputs[1])
+        given = context.ints(node.inputs[1])
         if given is None:
-            raise Lost("the axis is computed")
+            raise Untraceable("the axis is computed")
         axes = [given[0] % rank]
-    elif node.is_a("Softmax", "LogSoftmax", "Hardmax") and sight.opset < 13:
+    elif node.is_a("Softmax", "LogSoftmax", "Hardmax") and context.opset < 13:
         axes = list(range(axis_of(node, rank, 1), rank))
     if mark.axis in axes:
         if not mark.mixed:
-            in_batch(sight, node)
+            in_batch(context, node)
         return [replace(mark, mixed=True, factor=1.0) for _ in node.outputs]
     return [replace(mark, factor=1.0) for _ in node.outputs]
 
 
-def layer_norm(sight: Sight, node: Node) -> Marks:
+def layer_norm(context: CouplingContext, node: Node) -> Marks:
     """LayerNormalization, RMSNormalization: statistics over the last dimensions."""
-    mark, rank = sight.samples(node.inputs[0]), sight.rank(node.inputs[0])
-    if mark is None or any(sight.marks.get(name) is not None for name in node.inputs[1:]):
-        raise Lost("its scale depends on the batch")
+    mark, rank = context.samples(node.inputs[0]), context.rank(node.inputs[0])
+    if mark is None or any(context.marks.get(name) is not None for name in node.inputs[1:]):
+        raise Untraceable("its scale depends on the batch")
     if mark.axis >= axis_of(node, rank, -1):
-        statistics(sight, node, node.outputs[0])
+        statistics(context, node, node.outputs[0])
     return [replace(mark, factor=1.0) for _ in node.outputs]
 
 
-def statistics(sight: Sight, node: Node, value: str) -> None:
+def statistics(context: CouplingContext, node: Node, value: str) -> None:
     """Note that a value over samples is read by values of single samples."""
-    sight.couple(
-        Coupled.STATISTICS, node, f"{value!r} ({node.op_type}) is taken over a rank's own samples, and single samples "
+    context.couple(
+        CouplingKind.STATISTICS, node,
+        f"{value!r} ({node.op_type}) is taken over a rank's own samples, and single samples "
         "depend on it", "--statistics sync takes it over all ranks' samples", value,
     )  # fmt: skip
 
 
-def batch_norm(sight: Sight, node: Node) -> Marks:
-    mark = sight.samples(node.inputs[0])
+def batch_norm(context: CouplingContext, node: Node) -> Marks:
+    mark = context.samples(node.inputs[0])
     if mark is None or mark.axis != 0:
-        raise Lost("samples in another dimension than the first")
+        raise Untraceable("samples in another dimension than the first")
     if not node.attributes.get("training_mode", 0) and len([name for name in node.outputs if name]) == 1:
         return [replace(mark, factor=1.0)]
-    statistics(sight, node, node.outputs[0])
-    return [replace(mark, factor=1.0), *(Mark(Kind.MEAN, origin=name) for name in node.outputs[1:])]
+    statistics(context, node, node.outputs[0])
+    return [replace(mark, factor=1.0), *(Mark(Relation.MEAN, origin=name) for name in node.outputs[1:])]
 
 
-def in_front(sight: Sight, node: Node) -> Marks:
+def in_front(context: CouplingContext, node: Node) -> Marks:
     """Operators whose first dimension is the batch: pools, group and instance norms, fused attention."""
-    marks = [sight.marks[name] for name in node.inputs if name in sight.marks]
-    if any(mark.kind is not Kind.SAMPLES or mark.axis != 0 for mark in marks):
-        raise Lost("samples in another dimension than the first")
+    marks = [context.marks[name] for name in node.inputs if name in context.marks]
+    if any(mark.kind is not Relation.SAMPLES or mark.axis != 0 for mark in marks):
+        raise Untraceable("samples in another dimension than the first")
     if any((mark.outer, mark.inner) != (marks[0].outer, marks[0].inner) for mark in marks):
-        raise Lost("operands count their samples differently")
+        raise Untraceable("operands count their samples differently")
     return [replace(marks[0], factor=1.0, mixed=any(mark.mixed for mark in marks)) for _ in node.outputs]
 
 
-def loss_operator(sight: Sight, node: Node) -> Marks:
+def loss_operator(context: CouplingContext, node: Node) -> Marks:
     """SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss."""
-    marks = [sight.samples(name) for name in node.inputs[:2]]
+    marks = [context.samples(name) for name in node.inputs[:2]]
     mark = marks[0]
     if mark is None or any(each is None or each.axis != 0 or each.inner != 1 for each in marks):
-        raise Lost("samples in another dimension than the first")
+        raise Untraceable("samples in another dimension than the first")
     reduce = str(node.attributes.get("reduction", "mean"))
     rest = [replace(mark, factor=1.0) for _ in node.outputs[1:]]
     origin = node.outputs[0]
     if reduce == "none":
         return [replace(mark, factor=1.0), *rest]
-    sight.origins[origin] = node
+    context.origins[origin] = node
     if reduce == "sum":
-        return [Mark(Kind.SUM, origin=origin, doubt=sight.batch == 1), *rest]
+        return [Mark(Relation.SUM, origin=origin, doubt=context.batch == 1), *rest]
     weighted = "ignore_index" in node.attributes or (len(node.inputs) > 2 and bool(node.inputs[2]))
-    return [Mark(Kind.WEIGHTED if weighted else Kind.MEAN, origin=origin), *rest]
+    return [Mark(Relation.WEIGHTED if weighted else Relation.MEAN, origin=origin), *rest]

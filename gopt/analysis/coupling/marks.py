@@ -13,7 +13,7 @@ from itertools import combinations
 from math import isclose, prod
 
 
-class Kind(Enum):
+class Relation(Enum):
     """How a value of one large batch follows from the ranks' own values."""
 
     SAMPLES = "samples"
@@ -31,7 +31,7 @@ class Kind(Enum):
     UNKNOWN = "unknown"
 
 
-REDUCED = frozenset((Kind.SUM, Kind.MEAN, Kind.WEIGHTED, Kind.GATE, Kind.JOINT))
+REDUCED = frozenset((Relation.SUM, Relation.MEAN, Relation.WEIGHTED, Relation.GATE, Relation.JOINT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Mark:
     a mean; ``even``: it is that of the large batch if each origin is replaced by its mean over the ranks.
     """
 
-    kind: Kind
+    kind: Relation
     axis: int = 0
     outer: int = 1
     inner: int = 1
@@ -63,19 +63,23 @@ class Mark:
     @property
     def sound(self) -> bool:
         """Whether means of the origins over the ranks make it that of the large batch: a bare sum grows with it."""
-        return self.even and not self.doubt and self.kind in (Kind.MEAN, Kind.WEIGHTED, Kind.JOINT, Kind.GATE)
+        return (
+            self.even
+            and not self.doubt
+            and self.kind in (Relation.MEAN, Relation.WEIGHTED, Relation.JOINT, Relation.GATE)
+        )
 
 
-UNKNOWN = Mark(Kind.UNKNOWN)
-DRAWN = Mark(Kind.DRAWN)
+UNKNOWN = Mark(Relation.UNKNOWN)
+DRAWN = Mark(Relation.DRAWN)
 Marks = list[Mark | None]
 
 
-class Lost(Exception):
+class Untraceable(Exception):
     """The sample dimension cannot be followed past a node; the text says why."""
 
 
-class Coupled(str, Enum):
+class CouplingKind(str, Enum):
     """Why a step is not the step of one large batch."""
 
     STATISTICS = "statistics"
@@ -103,7 +107,7 @@ class Coupling:
     ``what`` is a sentence, ``exact`` what would make it exact ('' where gopt knows nothing).
     """
 
-    kind: Coupled
+    kind: CouplingKind
     value: str
     operator: str
     what: str

@@ -4,94 +4,94 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gopt.analysis.coupling.marks import REDUCED, Coupled, Kind, Lost, Mark, Marks
-from gopt.analysis.coupling.sight import Sight
-from gopt.graph.model import Node
+from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Marks, Relation, Untraceable
+from gopt.ir.graph import Node
 
 NUMBER_OF_SAMPLES = "see what the step means by it: gopt does not rewrite it"
 
 
-def pointwise(sight: Sight, node: Node) -> Marks:
+def pointwise(context: CouplingContext, node: Node) -> Marks:
     """Mark of the one result of an operator that works element by element after broadcasting."""
-    mark = aligned(sight, node, [name for name in node.inputs if name], sight.rank(node.outputs[0]))
-    return [replace(mark, factor=_factor(sight, node, mark)) for _ in node.outputs]
+    mark = aligned(context, node, [name for name in node.inputs if name], context.rank(node.outputs[0]))
+    return [replace(mark, factor=_factor(context, node, mark)) for _ in node.outputs]
 
 
-def aligned(sight: Sight, node: Node, names: list[str], rank: int) -> Mark:
+def aligned(context: CouplingContext, node: Node, names: list[str], rank: int) -> Mark:
     """The common mark of operands that are broadcast against each other to ``rank`` dimensions."""
     found: Mark | None = None
     for name in names:
-        mark = sight.samples(name)
+        mark = context.samples(name)
         if mark is None:
             continue
-        here = replace(mark, axis=mark.axis + rank - sight.rank(name))
+        here = replace(mark, axis=mark.axis + rank - context.rank(name))
         if found is None:
             found = here
         elif here.axis != found.axis:
-            in_batch(sight, node)
+            in_batch(context, node)
             found = replace(found, mixed=True)
         elif (here.outer, here.inner) != (found.outer, found.inner):
-            raise Lost("two operands count the samples of one dimension differently")
+            raise Untraceable("two operands count the samples of one dimension differently")
         else:
             found = replace(found, mixed=found.mixed or here.mixed, factor=1.0)
     if found is None:
-        return Mark(Kind.DRAWN)
+        return Mark(Relation.DRAWN)
     for name in names:
-        _beside(sight, node, name, found, rank)
+        _beside(context, node, name, found, rank)
     return found
 
 
-def _beside(sight: Sight, node: Node, name: str, mark: Mark, rank: int) -> None:
+def _beside(context: CouplingContext, node: Node, name: str, mark: Mark, rank: int) -> None:
     """Check what a value of no sample is along the dimension of the samples."""
-    other, own = sight.marks.get(name), mark.axis - rank + sight.rank(name)
+    other, own = context.marks.get(name), mark.axis - rank + context.rank(name)
     if own < 0:
-        if other is not None and other.kind is Kind.DRAWN:
-            raise Lost(f"all samples share the random {name!r}")
+        if other is not None and other.kind is Relation.DRAWN:
+            raise Untraceable(f"all samples share the random {name!r}")
         return
-    if other is not None and other.kind is Kind.SAMPLES:
+    if other is not None and other.kind is Relation.SAMPLES:
         return
-    if other is not None and other.kind is Kind.DRAWN:
-        if sight.shape(name)[own] == 1 != sight.extent(mark):
-            raise Lost(f"all samples share the random {name!r}")
+    if other is not None and other.kind is Relation.DRAWN:
+        if context.shape(name)[own] == 1 != context.extent(mark):
+            raise Untraceable(f"all samples share the random {name!r}")
         return
     if other is not None and other.kind in REDUCED:
-        if not sight.alike(name, own, mark):
-            raise Lost(f"{name!r} holds a value for every place of the batch")
+        if not context.alike(name, own, mark):
+            raise Untraceable(f"{name!r} holds a value for every place of the batch")
         return
-    if not mark.mixed and not sight.alike(name, own, mark):
-        by_place(sight, node, f"{name!r} has a value of its own for every place of the batch")
+    if not mark.mixed and not context.alike(name, own, mark):
+        by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
 
 
-def by_place(sight: Sight, node: Node, what: str) -> None:
+def by_place(context: CouplingContext, node: Node, what: str) -> None:
     """Note that samples are told apart by their place."""
-    sight.couple(Coupled.PLACE, node, f"{what}, read by {node.label!r}")
+    context.couple(CouplingKind.PLACE, node, f"{what}, read by {node.label!r}")
 
 
-def in_batch(sight: Sight, node: Node) -> None:
+def in_batch(context: CouplingContext, node: Node) -> None:
     """Note that samples meet samples."""
-    sight.couple(
-        Coupled.IN_BATCH, node,
+    context.couple(
+        CouplingKind.IN_BATCH, node,
         f"{node.outputs[0]!r} ({node.op_type}) sets samples against each other, and a rank has its own alone",
         "the model itself would have to gather the ranks' samples",
     )  # fmt: skip
 
 
-def _factor(sight: Sight, node: Node, mark: Mark) -> float:
+def _factor(context: CouplingContext, node: Node, mark: Mark) -> float:
     """The constant multiplied into a value since it was changed otherwise."""
-    if mark.kind is not Kind.SAMPLES or not node.is_a("Mul", "Div", "Neg", "Cast", "Identity"):
+    if mark.kind is not Relation.SAMPLES or not node.is_a("Mul", "Div", "Neg", "Cast", "Identity"):
         return 1.0
-    return times(sight, node, next((name for name in node.inputs if sight.samples(name)), ""))
+    return times(context, node, next((name for name in node.inputs if context.samples(name)), ""))
 
 
-def times(sight: Sight, node: Node, name: str) -> float:
+def times(context: CouplingContext, node: Node, name: str) -> float:
     """The factor of ``name``, one of the operands, after a product, quotient, sign or cast; 0 for an unknown one."""
-    before = sight.marks[name].factor
+    before = context.marks[name].factor
     if node.is_a("Neg", "Cast", "Identity"):
         return before
     others = [each for each in node.inputs if each != name]
-    if len(others) != 1 or sight.index.graph.type_of(others[0]).elements != 1:
+    if len(others) != 1 or context.index.graph.type_of(others[0]).elements != 1:
         return 1.0  # a weight, or a square: no constant
-    constant = sight.scalar(others[0])
+    constant = context.scalar(others[0])
     if node.is_a("Mul"):
         return before * constant
     return before / constant if constant and node.inputs[0] == name else 0.0

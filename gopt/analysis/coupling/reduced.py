@@ -4,57 +4,57 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.contract import settled
-from gopt.analysis.coupling.marks import REDUCED, Kind, Mark
-from gopt.analysis.coupling.sight import Sight
+from gopt.analysis.coupling.marks import REDUCED, Mark, Relation
 from gopt.analysis.operators import LAYOUT
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 
 COMPARE = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or", "IsNaN", "IsInf")
 SAME = (*LAYOUT, "Cast", "CastLike", "Neg", "ReduceSum", "ReduceMean", "Split", "Tile", "Pad", "Gather", "Trilu")
 
 
-def reduced(sight: Sight, node: Node) -> Mark:
+def reduced(context: CouplingContext, node: Node) -> Mark:
     """The mark of what a node makes of reduced values, and of values that no batch enters."""
     names = [name for name in node.inputs if name]
-    marks = [sight.marks[name] for name in names if name in sight.marks]
+    marks = [context.marks[name] for name in names if name in context.marks]
     first = marks[0]
     mixed = any(mark.mixed for mark in marks)
     even = all(mark.sound for mark in marks)
-    joint = Mark(Kind.JOINT, origin=node.outputs[0], mixed=mixed, even=even)
+    joint = Mark(Relation.JOINT, origin=node.outputs[0], mixed=mixed, even=even)
     if node.is_a(*COMPARE):
-        return replace(joint, kind=Kind.GATE)
+        return replace(joint, kind=Relation.GATE)
     if node.captures or any(mark.kind not in REDUCED for mark in marks):
         return joint
-    if node.is_a(*SAME) and names[0] in sight.marks and len(marks) == 1:
+    if node.is_a(*SAME) and names[0] in context.marks and len(marks) == 1:
         return replace(first, factor=-first.factor) if node.is_a("Neg") else first
     found: Mark | None = None
     if node.is_a("Add", "Sub", "Sum", "Concat"):
-        found = _added(sight, node, names)
+        found = _added(context, node, names)
     elif node.is_a("Mul", "Div"):
-        found = _scaled(sight, node, names)
+        found = _scaled(context, node, names)
     elif node.is_a("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum") and len(marks) == 1 and len(names) == 2:
-        found = first if first.kind is not Kind.SUM else replace(first, factor=0.0)
-    elif node.is_a("Max", "Clip") and first.kind is Kind.SUM and len(marks) == 1 and names[0] in sight.marks:
+        found = first if first.kind is not Relation.SUM else replace(first, factor=0.0)
+    elif node.is_a("Max", "Clip") and first.kind is Relation.SUM and len(marks) == 1 and names[0] in context.marks:
         found = replace(first, even=False)  # a count that is kept from being zero
-    elif node.is_a("Max") and len(marks) == 1 and first.kind is Kind.SUM:
+    elif node.is_a("Max") and len(marks) == 1 and first.kind is Relation.SUM:
         found = replace(first, even=False)
-    elif node.is_a("Where") and sight.marks.get(names[0], joint).kind is Kind.GATE:
-        inside = [sight.marks[name] for name in names[1:] if name in sight.marks]
+    elif node.is_a("Where") and context.marks.get(names[0], joint).kind is Relation.GATE:
+        inside = [context.marks[name] for name in names[1:] if name in context.marks]
         found = replace(inside[0], even=False) if len(inside) == 1 else None  # a count of zero gives a constant
-    return joint if found is None or found.kind in (Kind.JOINT, Kind.GATE) else replace(found, mixed=mixed)
+    return joint if found is None or found.kind in (Relation.JOINT, Relation.GATE) else replace(found, mixed=mixed)
 
 
-def _added(sight: Sight, node: Node, names: list[str]) -> Mark | None:
+def _added(context: CouplingContext, node: Node, names: list[str]) -> Mark | None:
     """Sums of sums are sums, means of means are means; what no batch enters may be added to a mean alone."""
-    marks = [sight.marks.get(name) for name in names]
+    marks = [context.marks.get(name) for name in names]
     known = [mark for mark in marks if mark is not None]
     first = known[0]
     if any((mark.kind, mark.by) != (first.kind, first.by) for mark in known):
         return None
-    if len(known) < len(marks) and first.kind is Kind.SUM and not node.is_a("Concat"):
+    if len(known) < len(marks) and first.kind is Relation.SUM and not node.is_a("Concat"):
         free = [name for name, mark in zip(names, marks) if mark is None]
-        if not all(sight.scalar(name) and abs(sight.scalar(name)) < 1e-3 for name in free):
+        if not all(context.scalar(name) and abs(context.scalar(name)) < 1e-3 for name in free):
             return None  # more than an epsilon
         first = replace(first, even=False)
     same = all(mark.factor == first.factor for mark in known)
@@ -63,36 +63,36 @@ def _added(sight: Sight, node: Node, names: list[str]) -> Mark | None:
     return replace(first, factor=first.factor if same else 0.0, doubt=doubt, even=even, count=first.count * same)
 
 
-def _scaled(sight: Sight, node: Node, names: list[str]) -> Mark | None:
+def _scaled(context: CouplingContext, node: Node, names: list[str]) -> Mark | None:
     """Products with what no batch enters; the quotient of two sums is a mean weighted by the second."""
-    left, right = (sight.marks.get(name) for name in names)
+    left, right = (context.marks.get(name) for name in names)
     if left is not None and right is not None:
-        alike = left.kind is right.kind and left.kind in (Kind.SUM, Kind.MEAN)
-        one = sight.index.graph.type_of(names[1]).elements == 1
+        alike = left.kind is right.kind and left.kind in (Relation.SUM, Relation.MEAN)
+        one = context.index.graph.type_of(names[1]).elements == 1
         if node.is_a("Div") and alike and one and not left.doubt and not right.doubt:
             return Mark(
-                Kind.WEIGHTED, origin=left.origin, by=_unguarded(sight, names[1]), even=left.even and right.even
+                Relation.WEIGHTED, origin=left.origin, by=_unguarded(context, names[1]), even=left.even and right.even
             )  # fmt: skip
         return None
     if left is None and node.is_a("Div"):
         return None
     mark, other = (left, names[1]) if left is not None else (right, names[0])
     assert mark is not None
-    if mark.kind is not Kind.SUM:
+    if mark.kind is not Relation.SUM:
         return mark
-    constant = sight.scalar(other)
+    constant = context.scalar(other)
     if node.is_a("Div"):
         constant = 1 / constant if constant else 0.0
     factor = mark.factor * constant
-    return settled(sight, replace(mark, factor=factor), constant)
+    return settled(context, replace(mark, factor=factor), constant)
 
 
-def _unguarded(sight: Sight, name: str) -> str:
+def _unguarded(context: CouplingContext, name: str) -> str:
     """A count before it was cast, or kept from being zero: what is summed over ranks."""
-    while (node := sight.index.producer.get(name)) is not None:
-        inside = [each for each in node.inputs if each in sight.marks]
+    while (node := context.index.producers.get(name)) is not None:
+        inside = [each for each in node.inputs if each in context.marks]
         through = node.is_a("Cast", "Max", "Clip", "Add", "Reshape", "Squeeze", "Unsqueeze", "Identity")
-        if not through or len(inside) != 1 or sight.index.graph.type_of(inside[0]).elements != 1:
+        if not through or len(inside) != 1 or context.index.graph.type_of(inside[0]).elements != 1:
             break
         name = inside[0]
     return name

@@ -5,165 +5,165 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from gopt.analysis.coupling.marks import DRAWN, Kind, Lost, Mark, Marks
+from gopt.analysis.coupling.context import CouplingContext, Shape, axis_of
+from gopt.analysis.coupling.marks import DRAWN, Mark, Marks, Relation, Untraceable
 from gopt.analysis.coupling.pointwise import by_place
-from gopt.analysis.coupling.sight import Shape, Sight, axis_of
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 
 
-def reshape(sight: Sight, node: Node) -> Marks:
+def reshape(context: CouplingContext, node: Node) -> Marks:
     """Reshape, Flatten and the like: elements keep their order, so the samples keep their stride."""
-    mark = sight.marks[node.inputs[0]]
-    if mark.kind is Kind.DRAWN:
+    mark = context.marks[node.inputs[0]]
+    if mark.kind is Relation.DRAWN:
         return [DRAWN]
-    return [restrided(sight, mark, sight.shape(node.inputs[0]), sight.shape(node.outputs[0]))]
+    return [restrided(context, mark, context.shape(node.inputs[0]), context.shape(node.outputs[0]))]
 
 
-def restrided(sight: Sight, mark: Mark, before: Shape, after: Shape) -> Mark:
+def restrided(context: CouplingContext, mark: Mark, before: Shape, after: Shape) -> Mark:
     """The mark of a value of shape ``before`` when it gets the shape ``after``."""
     sizes = [size for size in (*before, *after) if not isinstance(size, int)]
-    if sizes or not sight.batch:
+    if sizes or not context.batch:
         same = before[: mark.axis + 1] == after[: mark.axis + 1] and (mark.outer, mark.inner) == (1, 1)
         if same and None not in before[: mark.axis + 1]:
             return mark
-        raise Lost("a Reshape of dimensions that are no numbers")
+        raise Untraceable("a Reshape of dimensions that are no numbers")
     stride = mark.inner * prod(before[mark.axis + 1 :])  # type: ignore[arg-type]
-    span = stride * sight.batch
+    span = stride * context.batch
     fits = []
     for axis, size in enumerate(after):
         own = prod(after[axis + 1 :])  # type: ignore[arg-type]
         if stride % max(own, 1) == 0 and (own * size) % max(span, 1) == 0:  # type: ignore[operator]
             fits.append(replace(mark, axis=axis, outer=own * size // span, inner=stride // own))  # type: ignore[operator]
     whole = [each for each in fits if (each.outer, each.inner) == (1, 1)]
-    if sight.batch == 1:
+    if context.batch == 1:
         kept = [each for each in whole if each.axis == mark.axis and before[: mark.axis + 1] == after[: mark.axis + 1]]
         fits = kept or whole or fits
         if len(fits) > 1:
-            raise Lost("a batch of one sample: a Reshape does not tell which dimension takes it in")
+            raise Untraceable("a batch of one sample: a Reshape does not tell which dimension takes it in")
     if not fits or 0 in (span, *before):
-        raise Lost("a Reshape takes the samples apart")
-    return whole[0] if whole and sight.batch > 1 else fits[0]
+        raise Untraceable("a Reshape takes the samples apart")
+    return whole[0] if whole and context.batch > 1 else fits[0]
 
 
-def squeeze(sight: Sight, node: Node) -> Marks:
-    mark, shape = sight.marks[node.inputs[0]], sight.shape(node.inputs[0])
-    if mark.kind is Kind.DRAWN:
+def squeeze(context: CouplingContext, node: Node) -> Marks:
+    mark, shape = context.marks[node.inputs[0]], context.shape(node.inputs[0])
+    if mark.kind is Relation.DRAWN:
         return [DRAWN]
-    axes = sight.axes(node, len(shape))
+    axes = context.axes(node, len(shape))
     if axes is None:
         axes = [axis for axis, size in enumerate(shape) if size == 1]
     if mark.axis in axes:
-        raise Lost("a batch of one sample: its dimension is squeezed away")
+        raise Untraceable("a batch of one sample: its dimension is squeezed away")
     return [replace(mark, axis=mark.axis - sum(each < mark.axis for each in axes))]
 
 
-def unsqueeze(sight: Sight, node: Node) -> Marks:
-    mark = sight.marks[node.inputs[0]]
-    if mark.kind is Kind.DRAWN:
+def unsqueeze(context: CouplingContext, node: Node) -> Marks:
+    mark = context.marks[node.inputs[0]]
+    if mark.kind is Relation.DRAWN:
         return [DRAWN]
-    axes = sight.axes(node, sight.rank(node.outputs[0])) or []
+    axes = context.axes(node, context.rank(node.outputs[0])) or []
     place = mark.axis
     for axis in axes:
         place += axis <= place
     return [replace(mark, axis=place)]
 
 
-def transpose(sight: Sight, node: Node) -> Marks:
-    mark, rank = sight.marks[node.inputs[0]], sight.rank(node.inputs[0])
-    if mark.kind is Kind.DRAWN:
+def transpose(context: CouplingContext, node: Node) -> Marks:
+    mark, rank = context.marks[node.inputs[0]], context.rank(node.inputs[0])
+    if mark.kind is Relation.DRAWN:
         return [DRAWN]
     order = [int(each) for each in node.attributes.get("perm", range(rank)[::-1])]
     return [replace(mark, axis=order.index(mark.axis))]
 
 
-def expand(sight: Sight, node: Node) -> Marks:
+def expand(context: CouplingContext, node: Node) -> Marks:
     """Expand: new dimensions come in front, and a dimension of one sample may not grow."""
     name = node.inputs[0]
-    mark, shape, after = sight.marks[name], sight.shape(name), sight.shape(node.outputs[0])
-    if mark.kind is Kind.DRAWN:
-        raise Lost("random numbers are shared along a new dimension")
+    mark, shape, after = context.marks[name], context.shape(name), context.shape(node.outputs[0])
+    if mark.kind is Relation.DRAWN:
+        raise Untraceable("random numbers are shared along a new dimension")
     axis = mark.axis + len(after) - len(shape)
     if shape[mark.axis] != after[axis]:
-        raise Lost("a batch of one sample is broadcast")
+        raise Untraceable("a batch of one sample is broadcast")
     return [replace(mark, axis=axis)]
 
 
-def tile(sight: Sight, node: Node) -> Marks:
-    mark, times = sight.samples(node.inputs[0]), sight.ints(node.inputs[1])
+def tile(context: CouplingContext, node: Node) -> Marks:
+    mark, times = context.samples(node.inputs[0]), context.ints(node.inputs[1])
     if mark is None or times is None:
-        raise Lost("repeats are computed")
+        raise Untraceable("repeats are computed")
     return [replace(mark, outer=mark.outer * times[mark.axis])]
 
 
-def concat(sight: Sight, node: Node) -> Marks:
+def concat(context: CouplingContext, node: Node) -> Marks:
     """Concat along another dimension, or of several batches along that of the samples."""
-    rank = sight.rank(node.outputs[0])
+    rank = context.rank(node.outputs[0])
     axis = axis_of(node, rank, 0)
-    marks = [sight.samples(name) for name in node.inputs]
+    marks = [context.samples(name) for name in node.inputs]
     known = [mark for mark in marks if mark is not None]
     first = known[0]
     if any(mark.axis != first.axis for mark in known):
-        raise Lost("a Concat of values whose samples lie along different dimensions")
+        raise Untraceable("a Concat of values whose samples lie along different dimensions")
     mixed = any(mark.mixed for mark in known)
     if axis != first.axis:
         if any((mark.outer, mark.inner) != (first.outer, first.inner) for mark in known):
-            raise Lost("a Concat of values that count their samples differently")
+            raise Untraceable("a Concat of values that count their samples differently")
         for name, mark in zip(node.inputs, marks):
-            if mark is None and not sight.alike(name, first.axis, first):
-                by_place(sight, node, f"{name!r} has a value of its own for every place of the batch")
+            if mark is None and not context.alike(name, first.axis, first):
+                by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
         return [replace(first, mixed=mixed, factor=1.0)]
     if len(known) < len(marks) or any(mark.inner != first.inner for mark in known):
-        raise Lost("samples are joined with rows that are no samples")
+        raise Untraceable("samples are joined with rows that are no samples")
     return [replace(first, outer=sum(mark.outer for mark in known), mixed=mixed, factor=1.0)]
 
 
-def split(sight: Sight, node: Node) -> Marks:
+def split(context: CouplingContext, node: Node) -> Marks:
     """Split along another dimension, or between whole batches."""
-    mark, shape = sight.samples(node.inputs[0]), sight.shape(node.inputs[0])
+    mark, shape = context.samples(node.inputs[0]), context.shape(node.inputs[0])
     if mark is None:
         return [DRAWN for _ in node.outputs]
     if axis_of(node, len(shape), 0) != mark.axis:
         return [mark for _ in node.outputs]
-    sizes = [sight.shape(name)[mark.axis] for name in node.outputs]
-    each = sight.batch * mark.inner
+    sizes = [context.shape(name)[mark.axis] for name in node.outputs]
+    each = context.batch * mark.inner
     if mark.outer == 1 or not each or any(not isinstance(size, int) or size % each for size in sizes):
-        by_place(sight, node, "the batch is split")
+        by_place(context, node, "the batch is split")
         return [replace(mark, mixed=True) for _ in node.outputs]
     return [replace(mark, outer=size // each) for size in sizes if isinstance(size, int)]
 
 
-def slices(sight: Sight, node: Node) -> Marks:
+def slices(context: CouplingContext, node: Node) -> Marks:
     """Slice: along the samples' dimension nothing may be left out."""
     name = node.inputs[0]
-    mark, shape = sight.marks[name], sight.shape(name)
-    if mark.kind is Kind.DRAWN:
+    mark, shape = context.marks[name], context.shape(name)
+    if mark.kind is Relation.DRAWN:
         return [DRAWN]
-    after = sight.shape(node.outputs[0])
-    steps = sight.ints(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] else [1]
+    after = context.shape(node.outputs[0])
+    steps = context.ints(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] else [1]
     if steps is None or (shape[mark.axis] == after[mark.axis] and any(step < 0 for step in steps)):
-        raise Lost("a Slice may turn the order of samples round")
+        raise Untraceable("a Slice may turn the order of samples round")
     if shape[mark.axis] == after[mark.axis] and shape[mark.axis] is not None:
         return [mark]
-    each, starts = sight.batch * mark.inner, sight.ints(node.inputs[1]) if len(node.inputs) > 1 else None
+    each, starts = context.batch * mark.inner, context.ints(node.inputs[1]) if len(node.inputs) > 1 else None
     size = after[mark.axis]
-    axes = sight.axes(node, len(shape), 3)
+    axes = context.axes(node, len(shape), 3)
     if mark.outer > 1 and each and starts is not None and isinstance(size, int) and size % each == 0:
         start = starts[axes.index(mark.axis) if axes is not None else mark.axis]
         if start % each == 0 and steps == [1] * len(steps):
             return [replace(mark, outer=size // each)]
-    by_place(sight, node, "a part of the batch is sliced out")
+    by_place(context, node, "a part of the batch is sliced out")
     return [replace(mark, mixed=True)]
 
 
-def pad(sight: Sight, node: Node) -> Marks:
-    mark = sight.samples(node.inputs[0])
-    if mark is None or sight.shape(node.inputs[0])[mark.axis] != sight.shape(node.outputs[0])[mark.axis]:
-        raise Lost("rows that are no samples are added to the batch")
+def pad(context: CouplingContext, node: Node) -> Marks:
+    mark = context.samples(node.inputs[0])
+    if mark is None or context.shape(node.inputs[0])[mark.axis] != context.shape(node.outputs[0])[mark.axis]:
+        raise Untraceable("rows that are no samples are added to the batch")
     return [replace(mark, factor=1.0)]
 
 
-def trilu(sight: Sight, node: Node) -> Marks:
-    mark = sight.samples(node.inputs[0])
-    if mark is None or mark.axis >= sight.rank(node.inputs[0]) - 2:
-        raise Lost("a triangle is cut out of samples")
+def trilu(context: CouplingContext, node: Node) -> Marks:
+    mark = context.samples(node.inputs[0])
+    if mark is None or mark.axis >= context.rank(node.inputs[0]) - 2:
+        raise Untraceable("a triangle is cut out of samples")
     return [mark]

@@ -14,18 +14,17 @@ from dataclasses import asdict, dataclass
 from math import isclose
 from typing import Any
 
-from gopt.analysis.coupling.follow import follow, start
-from gopt.analysis.coupling.marks import REDUCED, Coupled, Kind
-from gopt.analysis.coupling.sight import Sight
-from gopt.analysis.sweeps import Index, ancestors
-from gopt.analysis.training import Kind as StateKind
-from gopt.analysis.training import Phase, TrainingGraph
+from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Relation
+from gopt.analysis.coupling.propagate import propagate, start
+from gopt.analysis.graph_walks import Index, ancestors
+from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
-from gopt.graph.model import Node
-from gopt.graph.types import FLOATS
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS
 
-ROUNDS = 8
-LINEAR = (None, Kind.SUM, Kind.MEAN)
+MAX_ITERATIONS = 8
+LINEAR = (None, Relation.SUM, Relation.MEAN)
 """What a gradient may be, for the mean over ranks to be right; None: alike on all ranks already."""
 
 
@@ -39,7 +38,7 @@ class Corrected:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SynchronisedValues:
     """What is averaged over the ranks as soon as it is made, and constants that follow the number of samples."""
 
     points: tuple[str, ...] = ()
@@ -50,36 +49,36 @@ class Shared:
         return {"values": list(self.points), "constants": [asdict(each) for each in self.corrected]}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Shared:
+    def from_json(cls, record: Mapping[str, Any]) -> SynchronisedValues:
         """The inverse of ``to_json``."""
         return cls(tuple(record["values"]), tuple(Corrected(**each) for each in record["constants"]))
 
 
-def synchronise(training: TrainingGraph, ranks: int) -> Shared:
+def synchronise(training: TrainingGraph, ranks: int) -> SynchronisedValues:
     """What to average; raises UnsupportedError where that would not give the step of one large batch."""
     nodes = _nodes(training)
     first = start(training.graph, training.batch)
-    follow(first, nodes)
-    _refuse(first, (Coupled.UNKNOWN, Coupled.IN_BATCH, Coupled.PLACE))
+    propagate(first, nodes)
+    _refuse(first, (CouplingKind.UNKNOWN, CouplingKind.IN_BATCH, CouplingKind.PLACE))
     wanted = {**first.fed, **_statistics(training, first)}
     _sound(training, first, nodes, wanted)
     points = _points(first, wanted)
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ITERATIONS):
         second = start(training.graph, training.batch)
         second.shared = set(points)
-        follow(second, nodes)
+        propagate(second, nodes)
         odd = [name for name in training.gradients.values() if _kind(second, name) not in LINEAR]
         more = [name for name in _points(first, odd) if name not in points]
         if not more:
             break
         points += more
-    _refuse(second, tuple(Coupled))
+    _refuse(second, tuple(CouplingKind))
     for name in odd:
         raise UnsupportedError(f"--statistics sync: gradient {name!r} is no sum over samples, and cannot be averaged")
     local = next((s for s in training.states if s.kind is StateKind.STATISTIC and s.updated in second.marks), None)
     if local is not None:
         raise UnsupportedError(f"--statistics sync: statistic {local.tensor!r} follows single samples")
-    return Shared(tuple(points), tuple(_corrected(training, first, ranks)))
+    return SynchronisedValues(tuple(points), tuple(_corrected(training, first, ranks)))
 
 
 def _nodes(training: TrainingGraph) -> list[Node]:
@@ -90,31 +89,31 @@ def _nodes(training: TrainingGraph) -> list[Node]:
     return [node for node in training.graph.nodes if id(node) in needed]
 
 
-def _kind(sight: Sight, name: str) -> Kind | None:
-    mark = sight.marks.get(name)
+def _kind(context: CouplingContext, name: str) -> Relation | None:
+    mark = context.marks.get(name)
     return None if mark is None else mark.kind
 
 
-def _statistics(training: TrainingGraph, sight: Sight) -> dict[str, Node]:
+def _statistics(training: TrainingGraph, context: CouplingContext) -> dict[str, Node]:
     """New statistics that are made of reduced values, with the nodes that make them."""
     names = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
-    return {name: sight.index.producer[name] for name in names if _kind(sight, name) in REDUCED}
+    return {name: context.index.producers[name] for name in names if _kind(context, name) in REDUCED}
 
 
-def _refuse(sight: Sight, kinds: tuple[Coupled, ...]) -> None:
-    fact = next((each for each in sight.found if each.kind in kinds), None)
+def _refuse(context: CouplingContext, kinds: tuple[CouplingKind, ...]) -> None:
+    fact = next((each for each in context.found if each.kind in kinds), None)
     if fact is not None:
         raise UnsupportedError(f"--statistics sync cannot give the step of one large batch: {fact.what}")
 
 
-def _sound(training: TrainingGraph, sight: Sight, nodes: list[Node], wanted: dict[str, Node]) -> None:
+def _sound(training: TrainingGraph, context: CouplingContext, nodes: list[Node], wanted: dict[str, Node]) -> None:
     """Refuse what grows with the batch where the forward, the statistics or the loss read it."""
     read = {
-        name for node in nodes if node.phase is Phase.FORWARD and _single(sight, node)
-        for name in node.inputs if name in sight.fed
+        name for node in nodes if node.phase is Phase.FORWARD and _single(context, node)
+        for name in node.inputs if name in context.fed
     }  # fmt: skip
-    for name in sorted({*read, training.loss, *(wanted.keys() - sight.fed.keys())}):
-        mark = sight.marks.get(name)
+    for name in sorted({*read, training.loss, *(wanted.keys() - context.fed.keys())}):
+        mark = context.marks.get(name)
         if mark is not None and not mark.sound:
             what = "the loss" if name == training.loss else f"{name!r}"
             raise UnsupportedError(
@@ -124,40 +123,40 @@ def _sound(training: TrainingGraph, sight: Sight, nodes: list[Node], wanted: dic
             )
 
 
-def _single(sight: Sight, node: Node) -> bool:
+def _single(context: CouplingContext, node: Node) -> bool:
     """Whether a node makes values of single samples."""
-    return any(_kind(sight, name) is Kind.SAMPLES for name in node.outputs)
+    return any(_kind(context, name) is Relation.SAMPLES for name in node.outputs)
 
 
-def _points(sight: Sight, names: Iterable[str]) -> list[str]:
+def _points(context: CouplingContext, names: Iterable[str]) -> list[str]:
     """The values to average so that ``names`` are alike on all ranks: origins, or behind them the first floats."""
     found: dict[str, None] = {}
     seen: set[str] = set()
     stack = sorted(names)
     while stack:
         name = stack.pop()
-        if name in seen or _kind(sight, name) not in REDUCED:
+        if name in seen or _kind(context, name) not in REDUCED:
             continue
         seen.add(name)
-        node = sight.index.producer[name]
-        cast = node.is_a("Cast") and sight.index.graph.type_of(node.inputs[0]).dtype not in FLOATS
-        if name in sight.origins or cast:
-            if sight.index.graph.type_of(name).dtype not in FLOATS:
+        node = context.index.producers[name]
+        cast = node.is_a("Cast") and context.index.graph.type_of(node.inputs[0]).dtype not in FLOATS
+        if name in context.origins or cast:
+            if context.index.graph.type_of(name).dtype not in FLOATS:
                 raise UnsupportedError(f"--statistics sync: {name!r} counts samples in integers and is never cast")
             found[name] = None
         else:
             stack.extend(node.reads)
-    return [name for node in sight.index.graph.nodes for name in node.outputs if name in found]
+    return [name for node in context.index.graph.nodes for name in node.outputs if name in found]
 
 
-def _corrected(training: TrainingGraph, sight: Sight, ranks: int) -> Iterable[Corrected]:
+def _corrected(training: TrainingGraph, context: CouplingContext, ranks: int) -> Iterable[Corrected]:
     """Factors n / (n - 1) of unbiased variances, n being the number of elements that were reduced."""
     for node in training.graph.nodes:
         if node.phase is Phase.FORWARD or not node.is_a("Mul"):
             continue
         for name, constant in (node.inputs, node.inputs[::-1]):
-            mark, value = sight.marks.get(name), sight.scalar(constant)
-            if mark is None or mark.kind is not Kind.MEAN or mark.count < 2 or not value:
+            mark, value = context.marks.get(name), context.scalar(constant)
+            if mark is None or mark.kind is not Relation.MEAN or mark.count < 2 or not value:
                 continue
             if isclose(value, mark.count / (mark.count - 1), rel_tol=3e-7) and mark.count < 1 << 20:
                 whole = mark.count * ranks

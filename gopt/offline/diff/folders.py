@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gopt.graph.load import load
+from gopt.ir.load import load
 from gopt.manifest import read_manifest, read_report
 from gopt.offline.diff.models import diff_graphs
 from gopt.offline.diff.records import records

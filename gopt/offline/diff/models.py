@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from gopt.analysis.rolemap import RoleMap
+from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import State, TrainingGraph
 from gopt.api import kept_roles, read_roles
 from gopt.errors import GoptError
-from gopt.graph.load import load
-from gopt.graph.model import Graph, Tensor
+from gopt.ir.graph import Graph, Tensor
+from gopt.ir.load import load
 from gopt.offline.diff.nodes import node_lines
 from gopt.offline.diff.pairing import Pairing
 from gopt.offline.diff.result import Diff, Line
 from gopt.offline.text import digest, ref, tensor_text
-from gopt.sources.expand import expand
+from gopt.opaque.expand import expand
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 from gopt.offline.diff.pairing import Pairing, Side, alike, domain
 from gopt.offline.diff.result import Line
 from gopt.offline.text import attribute_text, node_text, ref, tensor_text
@@ -26,7 +26,7 @@ def node_lines(pairing: Pairing) -> Iterator[Line]:
         yield Line("added", node_text(node))
     for name in pairing.a.graph.outputs:
         if name in pairing.b.graph.outputs and not pairing.same(name, name):
-            made = [side.producer.get(name) for side in (pairing.a, pairing.b)]
+            made = [side.producers.get(name) for side in (pairing.a, pairing.b)]
             texts = [ref(name) if node is None else node_text(node) for node in made]
             yield Line("output", f"{ref(name)} is another value: {texts[0]} -> {texts[1]}")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 
-from gopt.analysis.classes import signature
-from gopt.graph.model import Graph, Node
+from gopt.analysis.isomorphism import signature
+from gopt.ir.graph import Graph, Node
 from gopt.offline.text import digest
 
 
@@ -14,7 +14,7 @@ class Side:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.producer = graph.producers()
+        self.producers = graph.producers()
         self.constants = {name: t for name, t in graph.initializers.items() if name not in graph.inputs}
         self._keys: dict[str, Hashable] = {}
 
@@ -87,7 +87,7 @@ class Pairing:
         """From matched readers back to what they read, operand by operand."""
         while self._work:
             name, other = self._work.pop()
-            first, second = self.a.producer.get(name), self.b.producer.get(other)
+            first, second = self.a.producers.get(name), self.b.producers.get(other)
             if first is None or second is None or id(first) in self.mate or id(second) in self.back:
                 continue
             if alike(first, second) and first.outputs.index(name) == second.outputs.index(other):

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gopt.graph.model import Node
-from gopt.graph.types import FLOATS, TensorType
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS, TensorType
 
 Array = np.ndarray[Any, Any]
 

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 
 import numpy as np
 
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 from gopt.offline.optimizer.arithmetic import Array, run
 from gopt.offline.optimizer.trial import Scalars, Trial, Values
 
@@ -27,7 +27,7 @@ class Cell:
         stack, seen = [name for name in self.wanted if name not in self._given], set(self._given)
         while stack:
             name = stack.pop()
-            node = trial.producer.get(name)
+            node = trial.producers.get(name)
             if name in seen or node is None or name in self._small:
                 continue
             seen.add(name)

@@ -138,14 +138,14 @@ class _Norms:
         trial = self.trial
         stack, seen, owners = list(factors), {*factors}, set()
         while stack:
-            node = trial.producer.get(stack.pop())
+            node = trial.producers.get(stack.pop())
             for operand in () if node is None else node.reads:
                 if operand in trial.owners.wide:
                     owners.add(trial.owners.wide[operand])
                 elif operand not in seen and operand in trial.owners.reduced:
                     seen.add(operand)
                     stack.append(operand)
-        order = sorted(seen, key=lambda value: trial.position[id(trial.producer[value])])
+        order = sorted(seen, key=lambda value: trial.position[id(trial.producers[value])])
         return order, frozenset(owners)
 
     def _owners(self, name: str) -> frozenset[str]:
@@ -156,7 +156,7 @@ class _Norms:
         trial = self.trial
         leaves = [
             value for value in self._behind([name])[0]
-            if any(operand in trial.owners.wide for operand in trial.producer[value].reads)
+            if any(operand in trial.owners.wide for operand in trial.producers[value].reads)
         ]  # fmt: skip
         small, large = (Scalars(trial, spread(trial.inputs, 0), size) for size in (1e4, 4e4))
         values = np.array([small.number(leaf) or np.nan for leaf in leaves])
@@ -172,9 +172,9 @@ class _Norms:
 
     def _kind(self, leaf: str) -> str:
         """Which norm of one gradient a reduction is; '' where that is not its own to tell."""
-        node = self.trial.producer[leaf]
+        node = self.trial.producers[leaf]
         if node.is_a("ReduceSum", "ReduceMax"):
-            source = self.trial.producer.get(node.inputs[0])
+            source = self.trial.producers.get(node.inputs[0])
             if source is None or not source.is_a("Abs"):
                 return ""
         return {"ReduceL2": "2", "ReduceL1": "1", "ReduceSum": "1", "ReduceMax": "inf"}.get(node.op_type, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gopt.analysis.training import Kind, State
+from gopt.analysis.training import State, StateKind
 from gopt.offline.optimizer.clips import Clip, find_clips
 from gopt.offline.optimizer.evidence import Rule, tidy
 from gopt.offline.optimizer.gates import find_gates
@@ -65,7 +65,7 @@ class Controls:
 
 
 def find_controls(recogniser: Recogniser, rules: Iterable[Rule]) -> Controls:
-    """All controls of a step; ``rules`` are those of its cones."""
+    """All controls of a step; ``rules`` are those of its subgraphs."""
     gates = find_gates(recogniser.training, recogniser.trial)
     finite = _finite_check(recogniser, gates)
     return Controls(
@@ -86,9 +86,9 @@ def _learning_rate(recogniser: Recogniser, rules: Iterable[Rule]) -> LearningRat
         name = _proportional(recogniser, source, [name for name in trial.inputs if name in behind & hypers])
         if source == name:
             return LearningRate(name, name, None, (), ())
-        between = [x for x in trial.scalars_before([source]) if x in trial.producer]
+        between = [x for x in trial.scalars_before([source]) if x in trial.producers]
         order = trial.position
-        between.sort(key=lambda x: order[id(trial.producer[x])])
+        between.sort(key=lambda x: order[id(trial.producers[x])])
         follows = tuple(x for x in trial.inputs if x in behind and x not in hypers)
         return LearningRate(name, source, None, tuple(between), follows)
     common = _reaching_all(recogniser)
@@ -167,7 +167,7 @@ def _threshold(recogniser: Recogniser, value: str) -> tuple[float | None, str]:
     trial = recogniser.trial
     found: dict[tuple[float, str], None] = {}
     for name in trial.scalars_before([value]):
-        node = trial.producer.get(name)
+        node = trial.producers.get(name)
         if node is None or not node.is_a(*_COMPARISONS) or name in trial.owners.reduced:
             continue
         for place, operand in enumerate(node.inputs):
@@ -178,7 +178,7 @@ def _threshold(recogniser: Recogniser, value: str) -> tuple[float | None, str]:
 
 
 def _accumulation(recogniser: Recogniser, gates: dict[str, list[tuple[State, bool]]]) -> Accumulation | None:
-    accumulators = sum(state.kind is Kind.ACCUMULATOR for state in recogniser.training.states)
+    accumulators = sum(state.kind is StateKind.ACCUMULATOR for state in recogniser.training.states)
     if not accumulators:
         return None
     condition = next((name for name in gates if name not in recogniser.trial.owners.reduced), "")

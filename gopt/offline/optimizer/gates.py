@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gopt.analysis.training import Kind, State, TrainingGraph
+from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.offline.optimizer.trial import Trial
 
 
@@ -20,7 +20,7 @@ class Gate:
 def ungated(trial: Trial, state: State) -> tuple[str, list[Gate]]:
     """The state's new value before the gates that may hold it back, and these gates."""
     name, gates = state.updated, []
-    while (node := trial.producer.get(name)) is not None:
+    while (node := trial.producers.get(name)) is not None:
         if node.is_a("Identity"):
             name = node.inputs[0]
         elif node.is_a("Where") and state.tensor in node.inputs[1:] and trial.single(node.inputs[0]):
@@ -36,7 +36,7 @@ def find_gates(training: TrainingGraph, trial: Trial) -> dict[str, list[tuple[St
     """Condition -> the states it gates, and the value for which they advance."""
     found: dict[str, list[tuple[State, bool]]] = {}
     for state in training.states:
-        if state.kind in (Kind.PARAMETER, Kind.OPTIMIZER_STATE):
+        if state.kind in (StateKind.PARAMETER, StateKind.OPTIMIZER_STATE):
             for gate in ungated(trial, state)[1]:
                 found.setdefault(gate.condition, []).append((state, gate.advances))
     return found

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.analysis.training import Kind, Phase, TrainingGraph
-from gopt.graph.model import Node
-from gopt.graph.types import FLOATS
+from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS
 from gopt.offline.optimizer.arithmetic import Array
 from gopt.offline.optimizer.cell import Cell
 from gopt.offline.optimizer.probe import close
@@ -41,9 +41,9 @@ class Paths:
 
     def __init__(self, training: TrainingGraph, trial: Trial, runs: Sequence[Scalars]) -> None:
         self.training, self.trial, self.runs = training, trial, runs
-        self._accumulators = {s.tensor for s in training.states if s.kind is Kind.ACCUMULATOR}
+        self._accumulators = {s.tensor for s in training.states if s.kind is StateKind.ACCUMULATOR}
         self._carries = self._carriers()
-        self._readers = training.graph.readers()
+        self._readers = training.graph.users()
         self._in_backward = {
             name for node in training.graph.nodes if node.phase is not Phase.UPDATE
             for name in node.reads if name in trial.inputs
@@ -73,7 +73,7 @@ class Paths:
 
     def _onward(self, name: str) -> list[Node]:
         found = [n for n in self._readers.get(name, ()) if any(x in self._carries for x in n.outputs)]
-        return [n for n in found if self.trial.producer.get(n.outputs[0]) is n]
+        return [n for n in found if self.trial.producers.get(n.outputs[0]) is n]
 
     def _accumulates(self, node: Node, name: str) -> bool:
         others = [x for x in node.inputs if x != name]
@@ -100,7 +100,7 @@ class Paths:
         parameter that is used as exp(w)."""
         graph, trial = self.training.graph, self.trial
         return not (
-            name in trial.producer or trial.is_constant(name) or name in graph.inputs or name in graph.initializers
+            name in trial.producers or trial.is_constant(name) or name in graph.inputs or name in graph.initializers
         )
 
     def _read_by_rule(self, parameter: str, name: str) -> bool:
@@ -112,8 +112,8 @@ class Paths:
         reader = onward[0]
         if reader.is_a("Clip", "Min", "Max") and all(x == name or self.trial.is_constant(x) for x in reader.reads):
             return True
-        makers = [self.trial.producer.get(x) for x in reader.inputs if x != name]
-        return reader.is_a("Add") and any(m is not None and m.is_a("Mul") and parameter in m.inputs for m in makers)
+        producers = [self.trial.producers.get(x) for x in reader.inputs if x != name]
+        return reader.is_a("Add") and any(m is not None and m.is_a("Mul") and parameter in m.inputs for m in producers)
 
     def _scales(self, scalar: str, averaging: bool) -> bool:
         """Whether a scalar undoes the loss scale, clips, or averages what was accumulated: no learning rate."""
@@ -180,7 +180,7 @@ class Paths:
     def _carriers(self) -> set[str]:
         """Floating full-shaped values that reach a new parameter or optimizer state, reductions aside."""
         training, trial = self.training, self.trial
-        targets = {s.updated for s in training.states if s.kind in (Kind.PARAMETER, Kind.OPTIMIZER_STATE)}
+        targets = {s.updated for s in training.states if s.kind in (StateKind.PARAMETER, StateKind.OPTIMIZER_STATE)}
         for node in reversed(training.graph.nodes):
             one = all(trial.single(name) for name in node.outputs if name)
             if one and not all(trial.single(name) for name in node.reads):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gopt.analysis.training import Kind, TrainingGraph
-from gopt.analysis.updates import Cone, Mode
-from gopt.graph.types import FLOATS
+from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.analysis.updates import Mode, UpdateSubgraph
+from gopt.ir.types import FLOATS
 from gopt.offline.optimizer.cell import Cell
 from gopt.offline.optimizer.evidence import Rule
 from gopt.offline.optimizer.fits import Fit
@@ -20,7 +20,7 @@ _MOST_STATES = 4
 
 
 class Recogniser:
-    """Recognises the rules of one step, cone by cone; what the cones share is tried once."""
+    """Recognises the rules of one step, subgraph by subgraph; what the subgraphs share is tried once."""
 
     def __init__(self, training: TrainingGraph) -> None:
         self.training = training
@@ -29,21 +29,21 @@ class Recogniser:
         self.paths = Paths(training, self.trial, self.trials)
         self._alike: dict[tuple[int, bool], Rule] = {}
 
-    def rule(self, cone: Cone) -> Rule:
-        """The rule of one cone; cones that are alike have one rule."""
-        if cone.likeness < 0:
-            return self._tried(cone)
-        key = cone.likeness, self.paths.path(cone.parameter.tensor).flipped
+    def rule(self, subgraph: UpdateSubgraph) -> Rule:
+        """The rule of one subgraph; subgraphs that are alike have one rule."""
+        if subgraph.equivalence_class < 0:
+            return self._tried(subgraph)
+        key = subgraph.equivalence_class, self.paths.path(subgraph.parameter.tensor).flipped
         if key not in self._alike:
-            self._alike[key] = self._tried(cone)
+            self._alike[key] = self._tried(subgraph)
         return self._alike[key]
 
-    def _tried(self, cone: Cone) -> Rule:
-        states = [s for s in cone.states if s.kind in (Kind.PARAMETER, Kind.OPTIMIZER_STATE)]
-        path = self.paths.path(cone.parameter.tensor)
+    def _tried(self, subgraph: UpdateSubgraph) -> Rule:
+        states = [s for s in subgraph.states if s.kind in (StateKind.PARAMETER, StateKind.OPTIMIZER_STATE)]
+        path = self.paths.path(subgraph.parameter.tensor)
         tensors = [state.tensor for state in states]
         cell = Cell(self.trial, [path.end, *tensors], [ungated(self.trial, state)[0] for state in states])
-        fallback = _unknown(cone, cell, len(states) - 1)
+        fallback = _unknown(subgraph, cell, len(states) - 1)
         floats = all(self.training.graph.type_of(tensor).dtype in FLOATS for tensor in tensors)
         if not floats or len(states) > _MOST_STATES or not cell.nodes:
             return fallback
@@ -59,10 +59,10 @@ class Recogniser:
         return replace(rule, flipped=rule.flipped != path.flipped)
 
 
-def _unknown(cone: Cone, cell: Cell, states: int) -> Rule:
+def _unknown(subgraph: UpdateSubgraph, cell: Cell, states: int) -> Rule:
     """What can be said of an update that is no known rule; a clip before it is none of its doing."""
     count = f"{states} state{'' if states == 1 else 's'}" if states else "no state"
-    if cone.mode is Mode.WHOLE:
+    if subgraph.mode is Mode.WHOLE:
         return Rule(f"non-elementwise update with {count}", recognised=False)
     own = " and norms of its own" if cell.reduces else ""
     return Rule(f"elementwise update with {count}{own}", recognised=False)

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 
 from gopt.analysis.operators import control_flow
-from gopt.analysis.owners import Owners
+from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.graph.model import Node, Tensor
-from gopt.graph.types import FLOATS, TensorType, dtype_name
+from gopt.ir.graph import Node, Tensor
+from gopt.ir.types import FLOATS, TensorType, dtype_name
 from gopt.offline.optimizer.arithmetic import Array, run
 
 Values = dict[str, Array | None]
@@ -64,7 +64,7 @@ class Scalars:
 
 
 class Trial:
-    """What can be tried in a step's update: its small values, and the cones one at a time."""
+    """What can be tried in a step's update: its small values, and the subgraphs one at a time."""
 
     def __init__(self, training: TrainingGraph) -> None:
         self.graph = graph = training.graph
@@ -74,7 +74,7 @@ class Trial:
         full = tensors | {s.tensor for s in training.parameters}
         wide = {gradient: parameter for parameter, gradient in training.gradients.items()}
         wide |= {state.tensor: state.of or state.tensor for state in training.states if state.tensor in full}
-        self.owners = Owners(graph, wide)
+        self.owners = Ownership(graph, wide)
         self.hyper = set(training.hyper)
         self.updated = {state.tensor: state.updated for state in training.states}
         self.inputs = [
@@ -82,13 +82,13 @@ class Trial:
             if name not in wide and _one(graph.type_of(name))
         ]  # fmt: skip
         self.small: list[Node] = []
-        self.producer: dict[str, Node] = {}
+        self.producers: dict[str, Node] = {}
         self.position = {id(node): place for place, node in enumerate(graph.nodes)}
         known = {*self.inputs, ""}
         for node in graph.nodes:
             self._note_constant(node)
             if node.phase is Phase.UPDATE:
-                self.producer.update((name, node) for name in node.outputs)
+                self.producers.update((name, node) for name in node.outputs)
                 full_shaped = (
                     not _of_a_type(node)
                     and self.owners.note(node)
@@ -97,7 +97,7 @@ class Trial:
                 if not full_shaped and not control_flow(node) and not self.is_constant(node.outputs[0]):
                     self.small.append(node)
             elif node.reads and all(x in known or self.is_constant(x) for x in node.reads) and not control_flow(node):
-                self.producer.update((name, node) for name in node.outputs)
+                self.producers.update((name, node) for name in node.outputs)
                 self.small.append(node)
                 known.update(node.outputs)
         self._behind = self._behind_inputs()
@@ -165,7 +165,7 @@ class Trial:
             if name in found or name in self.owners.wide or len(found) > 500:
                 continue
             found[name] = None
-            node = self.producer.get(name)
+            node = self.producers.get(name)
             if node is not None and not any(x in self.owners.wide for x in node.reads):
                 stack.extend(x for x in node.inputs if x)
         return list(found)

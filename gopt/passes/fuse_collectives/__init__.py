@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gopt.analysis.partition import MIB
 from gopt.errors import OptionError
-from gopt.graph.edit import Draft
-from gopt.graph.model import COMM
+from gopt.ir.graph import COMM
+from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.base import Pass
 from gopt.passes.fuse_collectives.diagnose import Place, neighbours
 from gopt.passes.fuse_collectives.emit import NAME, fuse
@@ -37,27 +37,27 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
     fewer calls; less where a reduce and a broadcast, or an all-reduce and a slice, become one call.
     """
     _check(options)
-    draft = Draft(program.graph, NAME)
-    combined = combine(program, draft)
-    draft.finish()
+    rewriter = GraphRewriter(program.graph, NAME)
+    combined = combine(program, rewriter)
+    rewriter.finish()
     found = [_plan(program, order, options) for order in orders(program)]
     packings = min(found, key=lambda plan: sum(len(packing.buckets) for packing in plan))
-    removed = dict(draft.reasons)
-    draft = Draft(program.graph, NAME)
+    removed = dict(rewriter.reasons)
+    rewriter = GraphRewriter(program.graph, NAME)
     placed: dict[int, Place] = {}
     number = 0
     for packing in packings:
         for place, bucket in enumerate(packing.buckets):
             call = bucket.items[0].node
             if len(bucket.items) > 1:
-                call = fuse(draft, [each.node for each in bucket.items], packing.key, f"b{number}")
+                call = fuse(rewriter, [each.node for each in bucket.items], packing.key, f"b{number}")
                 number += 1
             placed[id(call)] = place, bucket
-    draft.finish()
+    rewriter.finish()
     facts = {"fused_calls": number, **combined, "keys": [packing.to_json() for packing in packings]}
     calls = any(node.domain == COMM for node in program.graph.nodes)
     return PassResult(
-        removed={**removed, **draft.reasons},
+        removed={**removed, **rewriter.reasons},
         facts={**facts, "neighbours": neighbours(program.graph, placed)},
         note="" if calls else "there are no calls",
     )

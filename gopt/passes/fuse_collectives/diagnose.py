@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from gopt.graph.model import COMM, Graph, Node
+from gopt.ir.graph import COMM, Graph, Node
 from gopt.passes.fuse_collectives.pack import Bucket, Key, bound_by
 
 Place = tuple[int, Bucket]

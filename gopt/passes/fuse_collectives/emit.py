@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gopt.graph.edit import Draft
-from gopt.graph.model import COMM, Node
-from gopt.graph.types import TensorType
+from gopt.ir.graph import COMM, Node
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType
 from gopt.passes.fuse_collectives.pack import PACKED, Key
 
 NAME = "fuse-collectives"
 
 
-def fuse(draft: Draft, nodes: Sequence[Node], key: Key, bucket: str) -> Node:
+def fuse(rewriter: GraphRewriter, nodes: Sequence[Node], key: Key, bucket: str) -> Node:
     """Replace calls of one key by one call, where the last of their inputs is ready; returns it."""
     for node in nodes:
         if node.proto is not None:
-            draft.remove(node, f"{bucket}: one of {len(nodes)} calls that travel as one")
+            rewriter.remove(node, f"{bucket}: one of {len(nodes)} calls that travel as one")
         else:
-            draft.discard(node.outputs[0])
+            rewriter.discard(node.outputs[0])
     if key.kind in PACKED:
-        return _Writer(draft, nodes, bucket).packed(key)
-    writer = _Writer(draft, nodes, bucket)
+        return _Writer(rewriter, nodes, bucket).packed(key)
+    writer = _Writer(rewriter, nodes, bucket)
     return writer.reduce_scatter(key) if key.kind == "ReduceScatter" else writer.all_gather(key)
 
 
 class _Writer:
     """Adds nodes side by side in one place of the order."""
 
-    def __init__(self, draft: Draft, nodes: Sequence[Node], bucket: str) -> None:
-        self.draft, self.nodes, self.bucket = draft, nodes, bucket
-        self.types = draft.graph.types
-        self.last, self.first = draft.between(nodes)
+    def __init__(self, rewriter: GraphRewriter, nodes: Sequence[Node], bucket: str) -> None:
+        self.rewriter, self.nodes, self.bucket = rewriter, nodes, bucket
+        self.types = rewriter.graph.types
+        self.last, self.first = rewriter.between(nodes)
         self._constants: dict[tuple[int, ...], str] = {}
 
     def packed(self, key: Key) -> Node:
@@ -104,7 +104,7 @@ class _Writer:
     ) -> Node:
         due = {"after": self.last} if self.last is not None else {"before": self.first}
         place = self.nodes[0].place
-        return self.draft.add(op_type, inputs, outputs, domain=domain, attributes=attributes, place=place, **due)
+        return self.rewriter.add(op_type, inputs, outputs, domain=domain, attributes=attributes, place=place, **due)
 
     def _shape(self, flat: str, output: str) -> None:
         type = self.types[output]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gopt.analysis.training import Phase
-from gopt.graph.model import COMM, Graph, Node
+from gopt.ir.graph import COMM, Graph, Node
 from gopt.program import SpmdProgram
 
 
@@ -74,10 +74,10 @@ def _order(graph: Graph, nodes: list[Node]) -> Order:
         keys.append((last if call else at, call, at))
         ready.update((name, keys[-1][0]) for name in node.outputs)
     place = {id(nodes[key[2]]): number for number, key in enumerate(sorted(keys))}
-    readers = graph.readers()
+    users = graph.users()
     due = {}
     for node in nodes:
         if node.domain == COMM:
-            read = [(place[id(reader)], name) for name in node.outputs for reader in readers.get(name, ())]
+            read = [(place[id(reader)], name) for name in node.outputs for reader in users.get(name, ())]
             due[id(node)] = min(read, default=(len(nodes), ""))
     return Order(place, due)

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from gopt.analysis.partition import choose_cap, packing_bound
 from gopt.collectives.table import COLLECTIVES
-from gopt.graph.model import Graph, Node
+from gopt.ir.graph import Graph, Node
 from gopt.passes.fuse_collectives.order import Order
 from gopt.sharding.placements import Place
 

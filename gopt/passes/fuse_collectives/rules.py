@@ -6,26 +6,26 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from gopt.graph.edit import Draft
-from gopt.graph.model import COMM, SPMD, Graph, Node
-from gopt.graph.types import TensorType
+from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import FlatShard
 
 
-def combine(program: SpmdProgram, draft: Draft) -> dict[str, int]:
+def combine(program: SpmdProgram, rewriter: GraphRewriter) -> dict[str, int]:
     """Apply both rules; how often each did. Linear in the graph."""
-    readers = program.graph.readers()
+    users = program.graph.users()
     reduces = {name: node for node in program.graph.nodes if _is(node, "Reduce") for name in node.outputs}
     sent = [node for node in program.graph.nodes if _is(node, "Broadcast") and node.inputs]
     pairs = [(reduces[node.inputs[0]], node) for node in sent if node.inputs[0] in reduces]
-    pairs = [(above, below) for above, below in pairs if _one(program.graph, readers, above, below)]
+    pairs = [(above, below) for above, below in pairs if _one(program.graph, users, above, below)]
     for reduce, broadcast in pairs:
-        _all_reduce(draft, reduce, broadcast)
+        _all_reduce(rewriter, reduce, broadcast)
     taken = {id(node) for pair in pairs for node in pair}
-    tiles = _tiles(program, readers, taken)
+    tiles = _tiles(program, users, taken)
     for number, tile in enumerate(tiles):
-        _reduce_scatter(draft, program.group, tile, f"gopt.{draft.pass_name}.s{number}.shard")
+        _reduce_scatter(rewriter, program.group, tile, f"gopt.{rewriter.pass_name}.s{number}.shard")
     return {"reduce_broadcast": len(pairs), "reduce_slice": sum(len(tile.calls) for tile in tiles)}
 
 
@@ -33,32 +33,32 @@ def _is(node: Node, op_type: str) -> bool:
     return node.domain == COMM and node.op_type == op_type
 
 
-def _drop(draft: Draft, node: Node, why: str) -> None:
+def _drop(rewriter: GraphRewriter, node: Node, why: str) -> None:
     if node.proto is not None:
-        draft.remove(node, why)
+        rewriter.remove(node, why)
     else:
-        draft.discard(node.outputs[0])
+        rewriter.discard(node.outputs[0])
 
 
 # --- reduce + broadcast ---------------------------------------------------------------------------------------------
 
 
-def _one(graph: Graph, readers: dict[str, list[Node]], reduce: Node, broadcast: Node) -> bool:
+def _one(graph: Graph, users: dict[str, list[Node]], reduce: Node, broadcast: Node) -> bool:
     """Whether a Broadcast sends what a Reduce of its group left on its root, and nothing else reads that."""
     alike = all(reduce.attributes[key] == broadcast.attributes[key] for key in ("group", "root"))
     shown = any(name in graph.outputs for name in reduce.outputs)
-    alone = all(readers.get(name) == [broadcast] for name in reduce.outputs)
+    alone = all(users.get(name) == [broadcast] for name in reduce.outputs)
     return alike and alone and not shown and set(reduce.outputs) == set(broadcast.inputs)
 
 
-def _all_reduce(draft: Draft, reduce: Node, broadcast: Node) -> None:
+def _all_reduce(rewriter: GraphRewriter, reduce: Node, broadcast: Node) -> None:
     for node in (reduce, broadcast):
-        _drop(draft, node, "reduce and broadcast are one all-reduce")
+        _drop(rewriter, node, "reduce and broadcast are one all-reduce")
     source = dict(zip(reduce.outputs, reduce.inputs))
     attributes = {"group": reduce.attributes["group"], "reduce": reduce.attributes.get("reduce", "sum")}
-    outputs = {name: draft.graph.types[name] for name in broadcast.outputs}
+    outputs = {name: rewriter.graph.types[name] for name in broadcast.outputs}
     inputs = [source[name] for name in broadcast.inputs]
-    draft.add("AllReduce", inputs, outputs, domain=COMM, attributes=attributes, after=broadcast)
+    rewriter.add("AllReduce", inputs, outputs, domain=COMM, attributes=attributes, after=broadcast)
 
 
 # --- all-reduce + slice ---------------------------------------------------------------------------------------------
@@ -81,45 +81,45 @@ class _Tile:
     calls: tuple[Node, ...]
 
 
-def _tiles(program: SpmdProgram, readers: dict[str, list[Node]], taken: set[int]) -> list[_Tile]:
+def _tiles(program: SpmdProgram, users: dict[str, list[Node]], taken: set[int]) -> list[_Tile]:
     """Buckets of which every rank reads its own part alone, of all-reduces over the sharding group."""
-    maker = {
+    producer = {
         name: node for node in program.graph.nodes for name in node.outputs
         if _is(node, "AllReduce") and node.attributes["group"] == program.group and id(node) not in taken
     }  # fmt: skip
-    if not maker or not program.sharding:
+    if not producer or not program.sharding:
         return []
     waiting: dict[Hashable, dict[int, list[_View]]] = {}
-    for view in _views(program.graph, readers, maker):
-        call = maker[view.sources[0]]
+    for view in _views(program.graph, users, producer):
+        call = producer[view.sources[0]]
         dtype = program.graph.types[view.sources[0]].dtype
         key = (view.span.cuts, dtype, call.attributes.get("reduce", "sum"))
         waiting.setdefault(key, {}).setdefault(view.span.start, []).append(view)
     found = []
     for by_start in waiting.values():
         while (views := _cover(by_start)) is not None:
-            calls = {id(maker[name]): maker[name] for view in views for name in view.sources}
+            calls = {id(producer[name]): producer[name] for view in views for name in view.sources}
             held = Counter(name for view in views for name in view.sources)
             if Counter(name for call in calls.values() for name in call.outputs) == held:
                 found.append(_Tile(tuple(views), tuple(calls.values())))
     return found
 
 
-def _views(graph: Graph, readers: dict[str, list[Node]], maker: dict[str, Node]) -> list[_View]:
+def _views(graph: Graph, users: dict[str, list[Node]], producer: dict[str, Node]) -> list[_View]:
     """Local parts of all-reduced tensors that nothing but equal local parts reads."""
     alike: dict[Hashable, list[Node]] = {}
     for node in graph.nodes:
-        if node.domain == SPMD and node.op_type == "LocalSlice" and all(name in maker for name in node.inputs):
+        if node.domain == SPMD and node.op_type == "LocalSlice" and all(name in producer for name in node.inputs):
             key = (node.place, tuple(node.inputs), tuple(node.attributes["starts"]))
             alike.setdefault(key, []).append(node)
     found = []
     for nodes in alike.values():
         span, ids = nodes[0].place, {id(node) for node in nodes}
         assert isinstance(span, FlatShard)
-        parts = [reader for node in nodes for name in node.outputs for reader in readers.get(name, ())]
-        lone = all(id(reader) in ids for name in nodes[0].inputs for reader in readers[name])
+        parts = [reader for node in nodes for name in node.outputs for reader in users.get(name, ())]
+        lone = all(id(reader) in ids for name in nodes[0].inputs for reader in users[name])
         shown = any(name in graph.outputs for name in nodes[0].inputs)
-        reduces = {maker[name].attributes.get("reduce", "sum") for name in nodes[0].inputs}
+        reduces = {producer[name].attributes.get("reduce", "sum") for name in nodes[0].inputs}
         # A part that another layout operator reads is known there by name: it must stay a value of its own.
         if lone and not shown and len(reduces) == 1 and all(reader.domain == "" for reader in parts):
             found.append(_View(span, tuple(nodes[0].inputs), tuple(nodes)))
@@ -138,20 +138,20 @@ def _cover(by_start: dict[int, list[_View]]) -> list[_View] | None:
     return None
 
 
-def _reduce_scatter(draft: Draft, group: str, tile: _Tile, shard: str) -> None:
+def _reduce_scatter(rewriter: GraphRewriter, group: str, tile: _Tile, shard: str) -> None:
     source = {new: old for call in tile.calls for old, new in zip(call.inputs, call.outputs)}
     inputs: Sequence[str] = [source[name] for view in tile.views for name in view.sources]
     for call in tile.calls:
-        _drop(draft, call, "all ranks read their own part alone: the call is a reduce-scatter")
-    dtype = draft.graph.types[inputs[0]].dtype
+        _drop(rewriter, call, "all ranks read their own part alone: the call is a reduce-scatter")
+    dtype = rewriter.graph.types[inputs[0]].dtype
     reduce = tile.calls[0].attributes.get("reduce", "sum")
     attributes = {"group": group, "reduce": reduce, "cuts": list(tile.views[0].span.cuts)}
-    after = draft.between(tile.calls)[0]
+    after = rewriter.between(tile.calls)[0]
     flat = {shard: TensorType(dtype, (None,))}
-    draft.add("ReduceScatter", inputs, flat, domain=COMM, attributes=attributes, after=after)
+    rewriter.add("ReduceScatter", inputs, flat, domain=COMM, attributes=attributes, after=after)
     for view in tile.views:
         for node in view.nodes:
             output = node.outputs[0]
-            draft.discard(output)
-            made = {output: draft.graph.types[output]}
-            draft.add("ShardSlice", [shard], made, domain=SPMD, place=view.span, before=node)
+            rewriter.discard(output)
+            made = {output: rewriter.graph.types[output]}
+            rewriter.add("ShardSlice", [shard], made, domain=SPMD, place=view.span, before=node)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gopt.graph.edit import Draft
-from gopt.graph.model import SPMD, Graph, Node
+from gopt.ir.graph import SPMD, Graph, Node
+from gopt.ir.rewriter import GraphRewriter
+from gopt.opaque.operator_schema import Values
+from gopt.opaque.origin import OpaqueCall, Origin
+from gopt.opaque.refold import REFOLD, RefoldedCall, RefoldedWeight
 from gopt.passes.base import Pass
 from gopt.passes.refold_optimizers.match import Match, NoFoldError, Now, Pieces, slots
 from gopt.program import SpmdProgram
 from gopt.report import PassResult
 from gopt.sharding.placements import REPLICATED
-from gopt.sources.kept import KEEP, Kept, Member
-from gopt.sources.operators import Values
-from gopt.sources.origin import Call, Origin
 
 NAME = "refold-optimizers"
 
@@ -35,10 +35,10 @@ def refold_optimizers(program: SpmdProgram, options: Options) -> PassResult:
     pieces = _pieces(program)
     if not pieces:
         return PassResult(note="no opaque optimizer")
-    draft = Draft(program.graph, NAME)
-    folder = _Folder(program, draft)
+    rewriter = GraphRewriter(program.graph, NAME)
+    folder = _Folder(program, rewriter)
     rows = [folder.fold(each) for each in pieces.values()]
-    draft.finish()
+    rewriter.finish()
     return PassResult(facts={"operators": rows})
 
 
@@ -61,23 +61,23 @@ def _pieces(program: SpmdProgram) -> dict[int, Pieces]:
 
 
 class _Folder:
-    """Folds call after call into one draft."""
+    """Folds call after call into one rewriter."""
 
-    def __init__(self, program: SpmdProgram, draft: Draft) -> None:
-        self.program, self.draft = program, draft
+    def __init__(self, program: SpmdProgram, rewriter: GraphRewriter) -> None:
+        self.program, self.rewriter = program, rewriter
         self.graph: Graph = program.graph
         states = {holding.input: holding for holding in program.states}
-        readers, makers = program.graph.readers(), program.graph.producers()
-        self.now = Now(program.training.graph.types, program.graph.outputs, readers, makers, states)
+        users, producers = program.graph.users(), program.graph.producers()
+        self.now = Now(program.training.graph.types, program.graph.outputs, users, producers, states)
         self.position = {id(node): place for place, node in enumerate(program.graph.nodes)}
 
     def fold(self, pieces: Pieces) -> dict[str, object]:
         """Fold what is left of one call; returns what the report says of it."""
         call = pieces.call
-        members: list[tuple[Member, list[Node]]] = []
+        members: list[tuple[RefoldedWeight, list[Node]]] = []
         reasons: dict[str, list[str]] = {}
         elsewhere = []
-        for weight in range(len(call.given.weights)):
+        for weight in range(len(call.slot_values.weights)):
             try:
                 match = Match(self.now, pieces, weight)
                 if match.gone():
@@ -92,15 +92,15 @@ class _Folder:
         if reasons:
             row["expanded"] = [{"weights": titles, "why": why} for why, titles in reasons.items()]
         if members:
-            self._add(pieces, members, whole=len(members) == len(call.given.weights))
+            self._add(pieces, members, whole=len(members) == len(call.slot_values.weights))
         return row
 
     @staticmethod
-    def _title(call: Call, weight: int) -> str:
-        table = call.given.weights[weight]
+    def _title(call: OpaqueCall, weight: int) -> str:
+        table = call.slot_values.weights[weight]
         return table.get("weight") or next(iter(table.values()))
 
-    def _add(self, pieces: Pieces, members: list[tuple[Member, list[Node]]], *, whole: bool) -> None:
+    def _add(self, pieces: Pieces, members: list[tuple[RefoldedWeight, list[Node]]], *, whole: bool) -> None:
         call, name = pieces.call, f"gopt.{NAME}.{pieces.call.number}"
         scalars, results = slots(call, self.now.types)
         gone = [node for _, nodes in members for node in nodes]
@@ -112,14 +112,14 @@ class _Folder:
             self.graph.types.update((made[slot], self.graph.type_of(value)) for slot, value in results.items())
             results = made
         for node in gone:
-            self.draft.discard(node.outputs[0])
-        kept = Kept(call, scalars, results, tuple(member for member, _ in members), name)
+            self.rewriter.discard(node.outputs[0])
+        kept = RefoldedCall(call, scalars, results, tuple(member for member, _ in members), name)
         inputs = [*scalars.values(), *(value for member, _ in members for value in member.inputs.values())]
         outputs = [*results.values(), *(value for member, _ in members for value in member.outputs.values())]
         last = max(gone, key=lambda node: self.position[id(node)])
         types = {value: self.graph.type_of(value) for value in outputs}
-        node = self.draft.add(
-            KEEP, list(dict.fromkeys(inputs)), types, domain=SPMD, after=last,
+        node = self.rewriter.add(
+            REFOLD, list(dict.fromkeys(inputs)), types, domain=SPMD, after=last,
             attributes={"operator": call.op_type, "members": len(members)},
         )  # fmt: skip
         node.origin = kept
@@ -130,9 +130,9 @@ class _Folder:
         shown = {*results.values(), *self.graph.outputs}
         for node in nodes:
             made = [name for name in node.outputs if name not in shown]
-            if any(id(reader) not in own for name in made for reader in self.now.readers.get(name, ())):
-                call: Call = node.origin.call
-                if not any(name in table.values() for name in made for table in call.given.updated):
+            if any(id(reader) not in own for name in made for reader in self.now.users.get(name, ())):
+                call: OpaqueCall = node.origin.call
+                if not any(name in table.values() for name in made for table in call.slot_values.updated):
                     return False
         return True
 

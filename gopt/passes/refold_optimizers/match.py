@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gopt.graph.model import SPMD, Node
-from gopt.graph.types import TensorType
+from gopt.ir.graph import SPMD, Node
+from gopt.ir.types import TensorType
+from gopt.opaque.operator_schema import Values
+from gopt.opaque.origin import SHARED, OpaqueCall
+from gopt.opaque.refold import CoveredRange, RefoldedWeight
 from gopt.program import ShardedState
 from gopt.sharding.placements import REPLICATED, FlatShard, Place
-from gopt.sources.kept import Covered, Member
-from gopt.sources.operators import Values
-from gopt.sources.origin import SHARED, Call
 
 
 @dataclass(slots=True)
 class Pieces:
     """The nodes written for one call: as the source has them and as they now are, by weight and place in the body."""
 
-    call: Call
+    call: OpaqueCall
     source: dict[int, list[Node]] = field(default_factory=dict)
     now: dict[int, dict[int, list[Node]]] = field(default_factory=dict)
     dropped: list[Node] = field(default_factory=list)
@@ -35,16 +35,16 @@ class Now:
 
     types: Mapping[str, TensorType]
     outputs: Mapping[str, TensorType]
-    readers: Mapping[str, list[Node]]
-    producer: Mapping[str, Node]
+    users: Mapping[str, list[Node]]
+    producers: Mapping[str, Node]
     states: Mapping[str, ShardedState]
 
 
-def slots(call: Call, types: Mapping[str, TensorType]) -> tuple[Values, Values]:
+def slots(call: OpaqueCall, types: Mapping[str, TensorType]) -> tuple[Values, Values]:
     """The scalars a call reads and makes; of a function of the model, its one-element operands beside larger ones."""
     if call.operator is not None:
-        return dict(call.given.scalars), dict(call.given.results)
-    return _single(call.given.weights[0], types), _single(call.given.updated[0], types)
+        return dict(call.slot_values.scalars), dict(call.slot_values.results)
+    return _single(call.slot_values.weights[0], types), _single(call.slot_values.updated[0], types)
 
 
 def _single(table: Values, types: Mapping[str, TensorType]) -> Values:
@@ -57,8 +57,8 @@ class Match:
     def __init__(self, now: Now, pieces: Pieces, weight: int) -> None:
         self.graph, self.pieces, self.weight, self.call = now, pieces, weight, pieces.call
         scalars, results = slots(self.call, now.types)
-        self.inputs = {s: n for s, n in self.call.given.weights[weight].items() if s not in scalars}
-        self.outputs = {s: n for s, n in self.call.given.updated[weight].items() if s not in results}
+        self.inputs = {s: n for s, n in self.call.slot_values.weights[weight].items() if s not in scalars}
+        self.outputs = {s: n for s, n in self.call.slot_values.updated[weight].items() if s not in results}
         self.title = self.inputs.get("weight") or next(iter(self.inputs.values()), self.call.label)
         self.scalars, self.results = scalars, results
         self.running = self._running()
@@ -78,7 +78,7 @@ class Match:
         now = self.pieces.now.get(self.weight, {})
         return not any(node.origin.place in now for node in self.running)
 
-    def member(self) -> tuple[Member, list[Node]]:
+    def member(self) -> tuple[RefoldedWeight, list[Node]]:
         """The weight as a member of the kept operator, and the nodes it replaces."""
         now = self.pieces.now.get(self.weight, {})
         renamed: dict[str, str] = {}
@@ -102,7 +102,7 @@ class Match:
             if not name:
                 raise NoFoldError(f"its {slot} is not read by its body")
         outputs = {slot: renamed[name] for slot, name in self.outputs.items() if name in renamed}
-        return Member(place, self.weight, inputs, outputs, self._covers(place, inputs)), found
+        return RefoldedWeight(place, self.weight, inputs, outputs, self._covers(place, inputs)), found
 
     def _follow(self, source: Node, now: Node, local: set[str], renamed: dict[str, str]) -> None:
         """Compare a node with the source's, operand by operand, and learn the names of today."""
@@ -128,8 +128,8 @@ class Match:
                 if read or now:
                     raise NoFoldError(f"its {held.op_type} on scalars was changed")
         for name in self.scalars.values():
-            maker = self.graph.producer.get(name)
-            if maker is not None and maker.place not in (REPLICATED, place):
+            producer = self.graph.producers.get(name)
+            if producer is not None and producer.place not in (REPLICATED, place):
                 raise NoFoldError(f"{name} is known to one rank alone")
 
     def _constants(self) -> list[Node]:
@@ -141,18 +141,18 @@ class Match:
         own, shown = set(map(id, nodes)), {renamed.get(name, name) for name in self.outputs.values()}
         for node in nodes:
             for name in node.outputs:
-                outside = [each for each in self.graph.readers.get(name, ()) if id(each) not in own]
+                outside = [each for each in self.graph.users.get(name, ()) if id(each) not in own]
                 if name not in shown and (outside or name in self.graph.outputs):
                     raise NoFoldError(f"{name}, inside its body, is read elsewhere")
 
-    def _covers(self, place: Place, inputs: Values) -> tuple[Covered, ...]:
+    def _covers(self, place: Place, inputs: Values) -> tuple[CoveredRange, ...]:
         """The source tensors that the member updates, with their elements in the bucket."""
         if isinstance(place, FlatShard):
             for name in inputs.values():
-                maker, holding = self.graph.producer.get(name), self.graph.states.get(name)
-                if maker is not None and maker.domain == SPMD and "sizes" in maker.attributes:
-                    starts, sizes = maker.attributes["starts"], maker.attributes["sizes"]
-                    return tuple(Covered(t, a, a + n) for t, a, n in zip(maker.inputs, starts, sizes))
+                producer, holding = self.graph.producers.get(name), self.graph.states.get(name)
+                if producer is not None and producer.domain == SPMD and "sizes" in producer.attributes:
+                    starts, sizes = producer.attributes["starts"], producer.attributes["sizes"]
+                    return tuple(CoveredRange(t, a, a + n) for t, a, n in zip(producer.inputs, starts, sizes))
                 if holding is not None:
-                    return tuple(Covered(p.tensor, p.offset, p.offset + p.elements) for p in holding.slices)
-        return (Covered(self.title, 0, 0),)
+                    return tuple(CoveredRange(p.tensor, p.offset, p.offset + p.elements) for p in holding.slices)
+        return (CoveredRange(self.title, 0, 0),)

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gopt.analysis.cones import find_updates
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.training import Phase
-from gopt.analysis.updates import Cone, Mode
-from gopt.graph.edit import Draft
+from gopt.analysis.update_subgraphs import find_updates
+from gopt.analysis.updates import Mode, UpdateSubgraph
+from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.base import Pass
 from gopt.passes.shard.emit import Groups
 from gopt.passes.shard.gradient_reduction import GradientReduction
@@ -47,29 +47,31 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
     if options.stage is Stage.NONE or program.members == 1:
         updates = updates.replicated("stage 0" if options.stage is Stage.NONE else "no axis shards the states")
     layout = layout_of(program, options)
-    draft = Draft(program.graph, "shard")
-    scalars = ScalarReductions(draft, training.graph, updates, program.group)
+    rewriter = GraphRewriter(program.graph, "shard")
+    scalars = ScalarReductions(rewriter, training.graph, updates, program.group)
     wire = options.reduce_dtype.value if options.reduce_dtype is not None else ""
     groups = Groups(program.group, program.outer, data if data is not None and program.mesh.size(data) > 1 else None)
-    weights = LossWeights(program, draft, groups.data)
-    reduction = GradientReduction(program, draft, groups, wire, options.stage >= Stage.GRADIENTS, weights)
+    weights = LossWeights(program, rewriter, groups.data)
+    reduction = GradientReduction(program, rewriter, groups, wire, options.stage >= Stage.GRADIENTS, weights)
     before_use = options.stage is Stage.PARAMETERS
-    gather = ParameterGather(program, draft, program.group, before_use, options.reshard_after_forward, options.persist)
+    gather = ParameterGather(
+        program, rewriter, program.group, before_use, options.reshard_after_forward, options.persist
+    )
     plan = make_plan(training, updates, layout, gather.copies)
-    emitted = [_emit(draft, bucket, options.style, scalars, reduction, gather) for bucket in plan.buckets]
+    emitted = [_emit(rewriter, bucket, options.style, scalars, reduction, gather) for bucket in plan.buckets]
     facts = gather.finish() | scalars.finish()
-    _read_reduced(program, draft, reduction)
-    share(program, draft, groups.data)
-    draft.finish()
+    _read_reduced(program, rewriter, reduction)
+    share(program, rewriter, groups.data)
+    rewriter.finish()
     _set_states(program, emitted, gather.dropped, reduction.reduced)
-    modes = Counter(cone.mode.value for cone in updates.cones.values())
+    modes = Counter(subgraph.mode.value for subgraph in updates.subgraphs.values())
     facts |= {"bucket_cap_bytes": plan.cap, "parameters": dict(sorted(modes.items()))}
     facts["buckets"] = [_describe(program, bucket) for bucket in plan.buckets]
-    return PassResult(removed=draft.reasons, facts=facts)
+    return PassResult(removed=rewriter.reasons, facts=facts)
 
 
 def _emit(
-    draft: Draft,
+    rewriter: GraphRewriter,
     bucket: object,
     style: Style,
     scalars: ScalarReductions,
@@ -77,9 +79,9 @@ def _emit(
     gather: ParameterGather,
 ) -> Emitted:
     if isinstance(bucket, SplitBucket):
-        return emit_split(draft, bucket, scalars, reduction, gather)
+        return emit_split(rewriter, bucket, scalars, reduction, gather)
     if isinstance(bucket, WholeBucket):
-        return emit_whole(draft, bucket, style, scalars, reduction, gather)
+        return emit_whole(rewriter, bucket, style, scalars, reduction, gather)
     assert isinstance(bucket, ReplicatedBucket)
     emit_replicated(bucket, reduction)
     return Emitted()
@@ -88,7 +90,7 @@ def _emit(
 def _set_states(program: SpmdProgram, emitted: list[Emitted], dropped: set[str], reduced: Mapping[str, str]) -> None:
     """Let the step know what the ranks hold now, and in which order it is stored.
 
-    A state that keeps a gradient keeps it ``reduced``: its update is replicated (``cones``).
+    A state that keeps a gradient keeps it ``reduced``: its update is replicated (``update_subgraphs``).
     """
     states = {name: holding for each in emitted for name, holding in each.states.items()}
     shown = (replace(held, output=reduced.get(held.output, held.output)) for held in program.states)
@@ -99,10 +101,10 @@ def _set_states(program: SpmdProgram, emitted: list[Emitted], dropped: set[str],
     )  # one of a class stands for many states
 
 
-def _read_reduced(program: SpmdProgram, draft: Draft, reduction: GradientReduction) -> None:
+def _read_reduced(program: SpmdProgram, rewriter: GraphRewriter, reduction: GradientReduction) -> None:
     """Only readers in the update see the reduced gradient: the backward keeps the local one."""
     for node in program.training.graph.nodes:
-        if node.phase is Phase.UPDATE and (kept := draft.kept(node)) is not None:
+        if node.phase is Phase.UPDATE and (kept := rewriter.lookup(node)) is not None:
             kept.inputs = [reduction.reduced.get(name, name) for name in kept.inputs]
             if kept.is_a("Cast"):  # a cast need not start from what was rounded to the gradient's type
                 kept.inputs = [reduction.unrounded.get(name, name) for name in kept.inputs]
@@ -110,20 +112,20 @@ def _read_reduced(program: SpmdProgram, draft: Draft, reduction: GradientReducti
 
 def _describe(program: SpmdProgram, bucket: object) -> dict[str, object]:
     """What the report says of a bucket."""
-    cones: tuple[Cone, ...] = bucket.cones  # type: ignore[attr-defined]
+    subgraphs: tuple[UpdateSubgraph, ...] = bucket.subgraphs  # type: ignore[attr-defined]
     types = program.training.graph.types
     row: dict[str, object] = {
         "name": bucket.name,  # type: ignore[attr-defined]
-        "mode": cones[0].mode.value,
-        "tensors": [cone.parameter.tensor for cone in cones],
-        "bytes": sum(types[cone.gradient].nbytes for cone in cones),
-        "dtype": types[cones[0].gradient].dtype,
+        "mode": subgraphs[0].mode.value,
+        "tensors": [subgraph.parameter.tensor for subgraph in subgraphs],
+        "bytes": sum(types[subgraph.gradient].nbytes for subgraph in subgraphs),
+        "dtype": types[subgraphs[0].gradient].dtype,
         "closed_because": bucket.why,  # type: ignore[attr-defined]
     }
     if isinstance(bucket, SplitBucket):
         row["classes"] = len(bucket.groups)
-    if cones[0].mode is not Mode.SPLIT:
-        row["reasons"] = sorted({cone.why for cone in cones})
+    if subgraphs[0].mode is not Mode.SPLIT:
+        row["reasons"] = sorted({subgraph.why for subgraph in subgraphs})
     return row
 
 

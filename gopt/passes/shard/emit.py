@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gopt.graph.edit import Draft
-from gopt.graph.model import COMM, SPMD, Node
-from gopt.graph.types import TensorType
+from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType
 from gopt.sharding.placements import REPLICATED, FlatShard, Place
 
 
@@ -34,54 +34,59 @@ def flat(dtype: str) -> TensorType:
 
 
 def local_slice(
-    draft: Draft, sources: Sequence[str], starts: Sequence[int], span: FlatShard, output: str, dtype: str
+    rewriter: GraphRewriter, sources: Sequence[str], starts: Sequence[int], span: FlatShard, output: str, dtype: str
 ) -> None:
     """The rank's elements of a span, cut out of whole tensors that lie at ``starts`` of the bucket."""
-    sizes = [draft.graph.types[name].elements for name in sources]
+    sizes = [rewriter.graph.types[name].elements for name in sources]
     attributes = {"starts": list(starts), "sizes": sizes}
-    draft.add("LocalSlice", sources, {output: flat(dtype)}, domain=SPMD, attributes=attributes, place=span)
+    rewriter.add("LocalSlice", sources, {output: flat(dtype)}, domain=SPMD, attributes=attributes, place=span)
 
 
-def shard_slice(draft: Draft, source: str, span: FlatShard, output: str, dtype: str) -> None:
+def shard_slice(rewriter: GraphRewriter, source: str, span: FlatShard, output: str, dtype: str) -> None:
     """The rank's elements of a span, cut out of its part of the bucket."""
-    draft.add("ShardSlice", [source], {output: flat(dtype)}, domain=SPMD, place=span)
+    rewriter.add("ShardSlice", [source], {output: flat(dtype)}, domain=SPMD, place=span)
 
 
 def local_concat(
-    draft: Draft, sources: Sequence[str], output: str, dtype: str, sizes: Sequence[int], before: Node | None = None
+    rewriter: GraphRewriter,
+    sources: Sequence[str],
+    output: str,
+    dtype: str,
+    sizes: Sequence[int],
+    before: Node | None = None,
 ) -> None:
     """The rank's parts of several values, one after the other; parts the rank has not are left out. ``sizes``: elements
     of each on all ranks together."""
     attributes = {"sizes": list(sizes)}
-    draft.add("LocalConcat", sources, {output: flat(dtype)}, domain=SPMD, attributes=attributes, before=before)
+    rewriter.add("LocalConcat", sources, {output: flat(dtype)}, domain=SPMD, attributes=attributes, before=before)
 
 
-def select(draft: Draft, source: str, output: str, reduce: str) -> None:
+def select(rewriter: GraphRewriter, source: str, output: str, reduce: str) -> None:
     """A term of a reduction where it exists; on every other rank what changes nothing in it."""
-    draft.add("Select", [source], {output: draft.graph.types[source]}, domain=SPMD, attributes={"reduce": reduce})
+    rewriter.add("Select", [source], {output: rewriter.graph.types[source]}, domain=SPMD, attributes={"reduce": reduce})
 
 
 def reduce_scatter(
-    draft: Draft, group: str, gradients: Sequence[str], cuts: Sequence[int], output: str, kind: str = "mean"
+    rewriter: GraphRewriter, group: str, gradients: Sequence[str], cuts: Sequence[int], output: str, kind: str = "mean"
 ) -> None:
     """The mean (or sum) of the gradients over the group; each member keeps its part of the bucket."""
-    dtype = draft.graph.types[gradients[0]].dtype
+    dtype = rewriter.graph.types[gradients[0]].dtype
     attributes = {"group": group, "reduce": kind, "cuts": list(cuts)}
-    draft.add(
+    rewriter.add(
         "ReduceScatter", gradients, {output: flat(dtype)}, domain=COMM, attributes=attributes,
-        after=draft.latest(gradients),
+        after=rewriter.latest(gradients),
     )  # fmt: skip
 
 
-def reduce(draft: Draft, group: str, root: int, gradient: str, output: str, kind: str = "mean") -> None:
+def reduce(rewriter: GraphRewriter, group: str, root: int, gradient: str, output: str, kind: str = "mean") -> None:
     """The mean (or sum) of one gradient over the group, on its ``root`` member alone."""
     attributes = {"group": group, "reduce": kind, "root": root}
-    made = {output: draft.graph.types[gradient]}
-    draft.add("Reduce", [gradient], made, domain=COMM, attributes=attributes, after=draft.latest([gradient]))
+    made = {output: rewriter.graph.types[gradient]}
+    rewriter.add("Reduce", [gradient], made, domain=COMM, attributes=attributes, after=rewriter.latest([gradient]))
 
 
 def all_gather(
-    draft: Draft,
+    rewriter: GraphRewriter,
     group: str,
     source: str,
     cuts: Sequence[int],
@@ -89,26 +94,33 @@ def all_gather(
     before: Node | None = None,
 ) -> None:
     """All members' parts of a bucket, as whole tensors."""
-    types = {name: draft.graph.types[name] for name in outputs}
+    types = {name: rewriter.graph.types[name] for name in outputs}
     shapes = [",".join(map(str, type.dims)) for type in types.values()]
     attributes = {"group": group, "cuts": list(cuts), "shapes": shapes}
-    draft.add("AllGather", [source], types, domain=COMM, attributes=attributes, before=before)
+    rewriter.add("AllGather", [source], types, domain=COMM, attributes=attributes, before=before)
 
 
-def broadcast(draft: Draft, group: str, root: int, source: str, output: str, before: Node | None = None) -> None:
+def broadcast(
+    rewriter: GraphRewriter, group: str, root: int, source: str, output: str, before: Node | None = None
+) -> None:
     """The ``root`` member's tensor on every member; ``specialise`` takes the input from the others."""
-    type = draft.graph.types[output]
+    type = rewriter.graph.types[output]
     shapes = [",".join(map(str, type.dims))]
     attributes = {"group": group, "root": root, "dtype": type.dtype, "shapes": shapes}
-    draft.add("Broadcast", [source], {output: type}, domain=COMM, attributes=attributes, before=before)
+    rewriter.add("Broadcast", [source], {output: type}, domain=COMM, attributes=attributes, before=before)
 
 
 def all_reduce(
-    draft: Draft, group: str, inputs: Sequence[str], outputs: Sequence[str], reduce: str, place: Place = REPLICATED
+    rewriter: GraphRewriter,
+    group: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    reduce: str,
+    place: Place = REPLICATED,
 ) -> None:
     """One packed call over tensors of one dtype."""
-    types = {new: draft.graph.types[old] for old, new in zip(inputs, outputs)}
-    draft.add(
+    types = {new: rewriter.graph.types[old] for old, new in zip(inputs, outputs)}
+    rewriter.add(
         "AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": reduce}, place=place,
-        after=draft.latest(inputs),
+        after=rewriter.latest(inputs),
     )  # fmt: skip

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from gopt.analysis.loss_reduction import Rule
-from gopt.graph.edit import Draft
-from gopt.graph.types import TensorType, dtype_code, numpy_dtype
+from gopt.analysis.loss_reduction import LossRule
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType, dtype_code, numpy_dtype
 from gopt.passes.shard import emit
 from gopt.passes.shard.loss_weights import LossWeights
 from gopt.program import Accumulator, SpmdProgram
@@ -28,7 +28,7 @@ class GradientReduction:
     accumulators hold shards."""
 
     program: SpmdProgram
-    draft: Draft
+    rewriter: GraphRewriter
     groups: emit.Groups
     wire: str
     scattered: bool
@@ -49,7 +49,7 @@ class GradientReduction:
         shard = emit.named(bucket, "gradient")
         given = [self._given(bucket, place, name) for place, name in enumerate(gradients)]
         scattered = emit.named(bucket, "scattered")
-        emit.reduce_scatter(self.draft, self.groups.shard, given, cuts, scattered, self.weights.reduce)
+        emit.reduce_scatter(self.rewriter, self.groups.shard, given, cuts, scattered, self.weights.reduce)
         value = scattered
         if self.micro and self.scattered:
             value = self._sum(shard, value, emit.flat(_wide(dtype)), REPLICATED, cuts)
@@ -67,9 +67,9 @@ class GradientReduction:
         for place, (name, owner) in enumerate(zip(gradients, owners)):
             given = self._given(bucket, place, name)
             value, result = emit.named(bucket, f"owned{place}"), emit.named(bucket, f"gradient{place}")
-            emit.reduce(self.draft, self.groups.shard, owner, given, value, self.weights.reduce)
+            emit.reduce(self.rewriter, self.groups.shard, owner, given, value, self.weights.reduce)
             if self.micro and self.scattered:
-                type = TensorType(_wide(self._dtype(name)), self.draft.graph.types[name].shape)
+                type = TensorType(_wide(self._dtype(name)), self.rewriter.graph.types[name].shape)
                 value = self._sum(result, value, type, OnMember(owner))
             self.reduced[name] = self._finish(value, result, self._dtype(name), self.groups.outer, OnMember(owner))
 
@@ -77,7 +77,7 @@ class GradientReduction:
         """What a rank gives to the call for a gradient: itself, or its mean over the micro-steps."""
         root, value = emit.named(bucket, f"local{place}"), name
         if self.micro and (local or not self.scattered):
-            type = self.draft.graph.types[name]
+            type = self.rewriter.graph.types[name]
             value = self._sum(root, name, TensorType(_wide(type.dtype), type.shape), REPLICATED, own=True)
         else:
             value = self.weights.to_call(name, root)
@@ -88,7 +88,7 @@ class GradientReduction:
         if group is not None:
             whole = f"{result}_mean"
             given = self._on_wire(value, f"{result}_wire", place)
-            emit.all_reduce(self.draft, group, [given], [whole], self.weights.reduce, place)
+            emit.all_reduce(self.rewriter, group, [given], [whole], self.weights.reduce, place)
             value = whole
         back = self._as(value, dtype, result, place)
         if back != value:
@@ -106,47 +106,47 @@ class GradientReduction:
 
         ``own``: nothing of it was reduced over ranks yet.
         """
-        draft = self.draft
+        rewriter = self.rewriter
         shape = () if cuts is not None else type.dims
         names = (f"{root}_sum", f"{root}_sum_out", f"{root}_sum_next")
         held = Accumulator(*names, type.dtype, shape, None if cuts is None else tuple(cuts), place)
-        draft.graph.types[held.input] = type
+        rewriter.graph.types[held.input] = type
         term = self._as(value, type.dtype, f"{root}_term", place)
         term = self.weights.own_term(term, root) if own else self.weights.reduced_term(term, root, place)
-        draft.add("Add", [held.input, term], {held.added: type}, place=place)
+        rewriter.add("Add", [held.input, term], {held.added: type}, place=place)
         sizes = {f"{root}_sizes": TensorType("int64", (len(type.shape or ()),))}
-        draft.add("Shape", [held.input], sizes, place=place)
+        rewriter.add("Shape", [held.input], sizes, place=place)
         zero = onnx.numpy_helper.from_array(np.zeros(1, numpy_dtype(type.dtype)))
-        draft.add("ConstantOfShape", list(sizes), {held.output: type}, attributes={"value": zero}, place=place)
+        rewriter.add("ConstantOfShape", list(sizes), {held.output: type}, attributes={"value": zero}, place=place)
         self.program.accumulators.append(held)
-        if self.weights.rule is Rule.SUM:
+        if self.weights.rule is LossRule.SUM:
             return held.input
-        draft.add("Div", [held.input, self._count(type.dtype, own)], {f"{root}_each": type}, place=place)
+        rewriter.add("Div", [held.input, self._count(type.dtype, own)], {f"{root}_each": type}, place=place)
         return f"{root}_each"
 
     def _count(self, dtype: str, own: bool) -> str:
         """What a sum over micro-steps is divided by: their number, or their weights, as a scalar of a type."""
         if self.weights.weighted:
             return self.weights.own_total(dtype) if own else self.weights.reduced_total(dtype)
-        draft, name = self.draft, f"gopt.shard.micro_steps.{dtype}"
-        if name not in draft.graph.types:
+        rewriter, name = self.rewriter, f"gopt.shard.micro_steps.{dtype}"
+        if name not in rewriter.graph.types:
             count = {f"{name}.count": TensorType("float32", ())}
-            draft.add("Constant", [], count, attributes={"value_float": float(self.program.micro_steps)})
-            draft.add("Cast", list(count), {name: TensorType(dtype, ())}, attributes={"to": dtype_code(dtype)})
+            rewriter.add("Constant", [], count, attributes={"value_float": float(self.program.micro_steps)})
+            rewriter.add("Cast", list(count), {name: TensorType(dtype, ())}, attributes={"to": dtype_code(dtype)})
         return name
 
     def _as(self, value: str, dtype: str, name: str, place: Place) -> str:
         """A value in another type; itself when it has it."""
-        type = self.draft.graph.types[value]
+        type = self.rewriter.graph.types[value]
         if type.dtype == dtype:
             return value
         made = {name: TensorType(dtype, type.shape)}
-        makers = self.draft.latest([value])
-        self.draft.add("Cast", [value], made, attributes={"to": dtype_code(dtype)}, place=place, after=makers)
+        producers = self.rewriter.latest([value])
+        self.rewriter.add("Cast", [value], made, attributes={"to": dtype_code(dtype)}, place=place, after=producers)
         return name
 
     def _dtype(self, name: str) -> str:
-        return self.draft.graph.types[name].dtype
+        return self.rewriter.graph.types[name].dtype
 
 
 def _wide(dtype: str) -> str:

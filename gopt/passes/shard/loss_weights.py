@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gopt.analysis.loss_reduction import Rule
-from gopt.graph.edit import Draft
-from gopt.graph.types import TensorType, dtype_code, numpy_dtype
+from gopt.analysis.loss_reduction import LossRule
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType, dtype_code, numpy_dtype
 from gopt.passes.shard import emit
 from gopt.program import Accumulator, SpmdProgram
 from gopt.sharding.placements import REPLICATED, Place
@@ -26,21 +26,21 @@ class LossWeights:
     """``data``: the group of ranks that see different data, None where that is one."""
 
     program: SpmdProgram
-    draft: Draft
+    rewriter: GraphRewriter
     data: str | None
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> LossRule:
         return self.program.loss_reduction.rule
 
     @property
     def reduce(self) -> str:
         """How calls put the ranks' gradients together."""
-        return "sum" if self.rule is Rule.SUM else "mean"
+        return "sum" if self.rule is LossRule.SUM else "mean"
 
     @property
     def weighted(self) -> bool:
-        return self.rule is Rule.WEIGHTED
+        return self.rule is LossRule.WEIGHTED
 
     def to_call(self, gradient: str, root: str) -> str:
         """A rank's gradient times w / mean(w); zeros where w is zero, whatever the gradient is there."""
@@ -56,7 +56,7 @@ class LossWeights:
         """What is added to a sum of reduced gradients for a micro-step."""
         if not self.weighted:
             return term
-        type = self.draft.graph.types[term]
+        type = self.rewriter.graph.types[term]
         factor = self._as(self._mean(), type.dtype)
         self._add("Mul", [term, factor], f"{root}_weighed", type, place=place, after=[term, factor])
         return f"{root}_weighed"
@@ -72,14 +72,14 @@ class LossWeights:
     # --- scalars ----------------------------------------------------------------------------------------------------
 
     def _type(self) -> TensorType:
-        types = self.draft.graph.types
+        types = self.rewriter.graph.types
         wide = any(types[name].dtype == "float64" for name in self.program.training.gradients.values())
         return TensorType("float64" if wide else "float32", ())
 
     def _own(self) -> str:
         """The rank's weight, as a floating scalar."""
         value, scalar = self.program.loss_reduction.value, self._type()
-        type = self.draft.graph.types[value]
+        type = self.rewriter.graph.types[value]
         if type.shape:
             value = self._once("scalar", "Squeeze", [value], TensorType(type.dtype, ()))
         return self._as(value, scalar.dtype)
@@ -92,8 +92,8 @@ class LossWeights:
         name = _named(role)
         if self.data is None:
             return value
-        if name not in self.draft.graph.types:
-            emit.all_reduce(self.draft, self.data, [value], [name], "mean")
+        if name not in self.rewriter.graph.types:
+            emit.all_reduce(self.rewriter, self.data, [value], [name], "mean")
         return name
 
     def _share(self) -> str:
@@ -102,7 +102,7 @@ class LossWeights:
 
     def _divisor(self, value: str, dtype: str) -> str:
         """A weight to divide by: 1 where all weights are zero."""
-        type, root = self.draft.graph.types[value], value.removeprefix(_named(""))
+        type, root = self.rewriter.graph.types[value], value.removeprefix(_named(""))
         none = self._once(f"{root}.none", "Equal", [value, self._constant(0.0)], TensorType("bool", ()))
         safe = self._once(f"{root}.divisor", "Where", [none, self._constant(1.0), value], type)
         return self._as(safe, dtype)
@@ -114,8 +114,8 @@ class LossWeights:
             _named(f"{role}_sum"), _named(f"{role}_sum_out"), _named(f"{role}_sum_next"), type.dtype, type.dims,
             reduced=role == "mean",
         )  # fmt: skip
-        if held.input not in self.draft.graph.types:
-            self.draft.graph.types[held.input] = type
+        if held.input not in self.rewriter.graph.types:
+            self.rewriter.graph.types[held.input] = type
             self._add("Add", [held.input, value], held.added, type)
             self._add("Constant", [], held.output, type, value=_array(0.0, type.dtype))
             self.program.accumulators.append(held)
@@ -123,13 +123,13 @@ class LossWeights:
 
     def _constant(self, value: float) -> str:
         name = f"const{value:g}"
-        if _named(name) not in self.draft.graph.types:
+        if _named(name) not in self.rewriter.graph.types:
             self._add("Constant", [], _named(name), self._type(), value=_array(value, self._type().dtype))
         return _named(name)
 
     def _as(self, value: str, dtype: str) -> str:
         """A scalar in another type; itself when it has it."""
-        type = self.draft.graph.types[value]
+        type = self.rewriter.graph.types[value]
         if type.dtype == dtype:
             return value
         root = value.removeprefix(_named(""))
@@ -137,17 +137,17 @@ class LossWeights:
 
     def _once(self, role: str, op_type: str, inputs: list[str], type: TensorType, **attributes: Any) -> str:
         name = _named(role)
-        if name not in self.draft.graph.types:
+        if name not in self.rewriter.graph.types:
             self._add(op_type, inputs, name, type, after=inputs, **attributes)
         return name
 
     def _times(self, value: str, factor: str, root: str, place: Place) -> str:
         """``value`` times ``factor``, and zeros where the rank's weight is zero: 0 / 0 weighs nothing."""
-        type = self.draft.graph.types[value]
+        type = self.rewriter.graph.types[value]
         factor = self._as(factor, type.dtype)
         none = self._once("own.none", "Equal", [self._own(), self._constant(0.0)], TensorType("bool", ()))
         zero = f"zero.{type.dtype}"
-        if _named(zero) not in self.draft.graph.types:
+        if _named(zero) not in self.rewriter.graph.types:
             self._add("Constant", [], _named(zero), TensorType(type.dtype, ()), value=_array(0.0, type.dtype))
         self._add("Mul", [value, factor], f"{root}_times", type, place=place, after=[value, factor])
         inputs = [none, _named(zero), f"{root}_times"]
@@ -158,8 +158,8 @@ class LossWeights:
         self, op_type: str, inputs: list[str], output: str, type: TensorType, *, place: Place = REPLICATED,
         after: list[str] | None = None, **attributes: Any,
     ) -> None:  # fmt: skip
-        due = self.draft.latest(after) if after else None
-        self.draft.add(op_type, inputs, {output: type}, attributes=attributes, place=place, after=due)
+        due = self.rewriter.latest(after) if after else None
+        self.rewriter.add(op_type, inputs, {output: type}, attributes=attributes, place=place, after=due)
 
 
 def _named(role: str) -> str:

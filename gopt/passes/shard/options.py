@@ -8,7 +8,7 @@ from enum import Enum, IntEnum
 from fnmatch import fnmatchcase
 
 from gopt.analysis.partition import Owners, Partition, Rule
-from gopt.analysis.training import Kind
+from gopt.analysis.training import StateKind
 from gopt.errors import OptionError
 from gopt.passes.shard.plan import Layout, Style
 from gopt.program import SpmdProgram
@@ -67,8 +67,8 @@ def check(program: SpmdProgram, options: Options) -> None:
         raise OptionError("persist and min-piece are numbers of elements, at least 0 and 1")
     for why, *hints in useless(options).values():
         raise OptionError(f"shard: {why}", *hints)
-    if program.micro_steps > 1 and any(state.kind is Kind.ACCUMULATOR for state in program.training.states):
-        held = next(s.tensor for s in program.training.states if s.kind is Kind.ACCUMULATOR)
+    if program.micro_steps > 1 and any(state.kind is StateKind.ACCUMULATOR for state in program.training.states):
+        held = next(s.tensor for s in program.training.states if s.kind is StateKind.ACCUMULATOR)
         raise OptionError(f"--accumulate: the model accumulates gradients itself, in {held}", "leave --accumulate out")
 
 

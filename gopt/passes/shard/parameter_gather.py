@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from gopt.analysis.training import Phase
-from gopt.analysis.updates import Cone
-from gopt.graph.edit import Draft
-from gopt.graph.model import Node
-from gopt.graph.types import TensorType, dtype_code
+from gopt.analysis.updates import UpdateSubgraph
+from gopt.ir.graph import Node
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType, dtype_code
 from gopt.passes.shard import emit
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import OnMember, Place
@@ -37,7 +37,7 @@ class GatherBucket:
     """A bucket's parameters on their way: ``cuts`` for a gather, None where each is broadcast by its owner."""
 
     bucket: str
-    cones: tuple[Cone, ...]
+    subgraphs: tuple[UpdateSubgraph, ...]
     parts: tuple[OwnedParameter, ...]
     cuts: tuple[int, ...] | None
 
@@ -56,7 +56,7 @@ class ParameterGather:
     whether the backward gathers anew."""
 
     program: SpmdProgram
-    draft: Draft
+    rewriter: GraphRewriter
     group: str
     sharded: bool
     regather: bool
@@ -76,38 +76,38 @@ class ParameterGather:
         names |= {copy.input for copy in self.copies.values()}
         for place, node in enumerate(self.program.training.graph.nodes):
             for name in dict.fromkeys(node.reads) if node.phase is not Phase.UPDATE else ():
-                kept = self.draft.kept(node) if name in names else None
+                kept = self.rewriter.lookup(node) if name in names else None
                 if kept is not None:
-                    readers = self._readers.setdefault(name, _Readers([], []))
-                    (readers.backward if node.phase is Phase.BACKWARD else readers.forward).append(kept)
+                    users = self._readers.setdefault(name, _Readers([], []))
+                    (users.backward if node.phase is Phase.BACKWARD else users.forward).append(kept)
                     self._place[id(kept)] = place
 
-    def narrow(self, cone: Cone) -> str:
+    def narrow(self, subgraph: UpdateSubgraph) -> str:
         """The type in which a parameter travels when it is not its own, else ''."""
-        copy = self.copies.get(cone.parameter.tensor)
+        copy = self.copies.get(subgraph.parameter.tensor)
         return copy.dtype if copy is not None else ""
 
-    def before_use(self, cone: Cone) -> bool:
+    def before_use(self, subgraph: UpdateSubgraph) -> bool:
         """Whether a parameter is gathered where it is read, and not behind its update."""
-        return self.sharded and self.draft.graph.types[cone.parameter.tensor].elements >= self.persist
+        return self.sharded and self.rewriter.graph.types[subgraph.parameter.tensor].elements >= self.persist
 
-    def owned(self, cone: Cone) -> bool:
+    def owned(self, subgraph: UpdateSubgraph) -> bool:
         """Whether the wide parameter is held by its owner alone, as the other states are."""
-        return self.before_use(cone) or bool(self.narrow(cone))
+        return self.before_use(subgraph) or bool(self.narrow(subgraph))
 
     def add(self, parcel: GatherBucket) -> None:
         """Bring a bucket's parameters where they are due: at once behind the update, else in ``finish``."""
-        for cone in parcel.cones:
-            copy = self.copies.get(cone.parameter.tensor)
+        for subgraph in parcel.subgraphs:
+            copy = self.copies.get(subgraph.parameter.tensor)
             if copy is not None:
-                self.draft.discard(copy.output)
-        if self.before_use(parcel.cones[0]):
-            self.dropped.update(self.copies[c.parameter.tensor].input for c in parcel.cones if self.narrow(c))
+                self.rewriter.discard(copy.output)
+        if self.before_use(parcel.subgraphs[0]):
+            self.dropped.update(self.copies[c.parameter.tensor].input for c in parcel.subgraphs if self.narrow(c))
             self._waiting.append(parcel)
             return
         outputs = [
-            self.copies[cone.parameter.tensor].output if self.narrow(cone) else cone.parameter.updated
-            for cone in parcel.cones
+            self.copies[subgraph.parameter.tensor].output if self.narrow(subgraph) else subgraph.parameter.updated
+            for subgraph in parcel.subgraphs
         ]
         self._send(parcel, self._packed(parcel, [part.updated for part in parcel.parts], None), outputs, None)
 
@@ -115,7 +115,7 @@ class ParameterGather:
         """Write what is brought before its use; returns figures for the report."""
         windows = []
         for parcel in self._waiting:
-            names = [self._read_as(cone) for cone in parcel.cones]
+            names = [self._read_as(subgraph) for subgraph in parcel.subgraphs]
             self._state_shapes(names)
             held = [self._readers[name] for name in names if name in self._readers]
             nodes = _Readers([n for each in held for n in each.forward], [n for each in held for n in each.backward])
@@ -125,7 +125,7 @@ class ParameterGather:
         )
         kept = 0
         for parcel, names, nodes in windows:
-            first = self.draft.earliest(nodes.forward or nodes.backward)
+            first = self.rewriter.earliest(nodes.forward or nodes.backward)
             packed = self._packed(parcel, [part.current for part in parcel.parts], first)
             self._send(parcel, packed, names, first)
             if not (self.regather and nodes.forward and nodes.backward):
@@ -141,56 +141,56 @@ class ParameterGather:
         places = [self._place[id(node)] for node in nodes]
         return min(places), max(places)
 
-    def _read_as(self, cone: Cone) -> str:
+    def _read_as(self, subgraph: UpdateSubgraph) -> str:
         """The name under which forward and backward read a parameter."""
-        copy = self.copies.get(cone.parameter.tensor)
-        return cone.parameter.tensor if copy is None else copy.input
+        copy = self.copies.get(subgraph.parameter.tensor)
+        return subgraph.parameter.tensor if copy is None else copy.input
 
     def _send_regather(
         self, parcel: GatherBucket, packed: Sequence[str], names: Sequence[str], backward: Sequence[Node]
     ) -> None:
         regather = {name: emit.named(parcel.bucket, f"again{place}") for place, name in enumerate(names)}
         for old, new in regather.items():
-            self.draft.graph.types[new] = self.draft.graph.types[old]
+            self.rewriter.graph.types[new] = self.rewriter.graph.types[old]
             for node in self._readers[old].backward if old in self._readers else ():
-                self.draft.rewire(node, old, new)
-        self._send(parcel, packed, list(regather.values()), self.draft.earliest(backward))
+                self.rewriter.rewire(node, old, new)
+        self._send(parcel, packed, list(regather.values()), self.rewriter.earliest(backward))
 
     def _send(self, parcel: GatherBucket, packed: Sequence[str], outputs: Sequence[str], before: Node | None) -> None:
         """The call, or one call per owner, that turns owned values into whole ones under the names ``outputs``."""
         if parcel.cuts is not None:
-            emit.all_gather(self.draft, self.group, packed[0], parcel.cuts, outputs, before=before)
+            emit.all_gather(self.rewriter, self.group, packed[0], parcel.cuts, outputs, before=before)
             return
         for part, source, output in zip(parcel.parts, packed, outputs):
             assert isinstance(part.place, OnMember)
-            emit.broadcast(self.draft, self.group, part.place.member, source, output, before=before)
+            emit.broadcast(self.rewriter, self.group, part.place.member, source, output, before=before)
 
     def _state_shapes(self, names: Sequence[str]) -> None:
         """A reader of a shape alone needs no gather: it becomes a constant."""
         for name in names:
-            readers = self._readers.get(name, _Readers([], []))
-            for held in (readers.forward, readers.backward):
+            users = self._readers.get(name, _Readers([], []))
+            for held in (users.forward, users.backward):
                 for node in [each for each in held if each.is_a("Shape") and not each.attributes]:
                     held.remove(node)
-                    output, dims = node.outputs[0], list(self.draft.graph.types[name].dims)
-                    self.draft.remove(node, f"the shape of {name} is known")
+                    output, dims = node.outputs[0], list(self.rewriter.graph.types[name].dims)
+                    self.rewriter.remove(node, f"the shape of {name} is known")
                     made = {output: TensorType("int64", (len(dims),))}
-                    self.draft.add("Constant", [], made, attributes={"value_ints": dims}, before=node)
+                    self.rewriter.add("Constant", [], made, attributes={"value_ints": dims}, before=node)
 
     def _packed(self, parcel: GatherBucket, values: Sequence[str], before: Node | None) -> list[str]:
         """The owned values as they travel: narrow where they may be; for a gather as the rank's one part of the bucket,
         present on every rank."""
-        narrow, names = self.narrow(parcel.cones[0]), []
+        narrow, names = self.narrow(parcel.subgraphs[0]), []
         for name, part in zip(values, parcel.parts):
             if narrow:
-                made = {f"{name}.narrow": TensorType(narrow, self.draft.graph.types[name].shape)}
+                made = {f"{name}.narrow": TensorType(narrow, self.rewriter.graph.types[name].shape)}
                 attributes = {"to": dtype_code(narrow)}
-                self.draft.add("Cast", [name], made, attributes=attributes, place=part.place, before=before)
+                self.rewriter.add("Cast", [name], made, attributes=attributes, place=part.place, before=before)
             names.append(f"{name}.narrow" if narrow else name)
         if parcel.cuts is None or (len(names) == 1 and all(start < stop for start, stop in pairwise(parcel.cuts))):
             return names
         joined = emit.named(parcel.bucket, "parameters")
-        dtype = narrow or self.draft.graph.types[parcel.cones[0].parameter.tensor].dtype
+        dtype = narrow or self.rewriter.graph.types[parcel.subgraphs[0].parameter.tensor].dtype
         sizes = [part.elements for part in parcel.parts]
-        emit.local_concat(self.draft, names, joined, dtype, sizes, before=before)
+        emit.local_concat(self.rewriter, names, joined, dtype, sizes, before=before)
         return [joined]

@@ -1,4 +1,4 @@
-"""Decide who owns what: buckets of gradients, classes of cones inside them, cuts. No graph is touched."""
+"""Decide who owns what: buckets of gradients, classes of subgraphs inside them, cuts. No graph is touched."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from itertools import groupby
 
+from gopt.analysis.graph_walks import Index
 from gopt.analysis.partition import (
     LEAST_PIECE,
     Bucket,
@@ -26,11 +27,10 @@ from gopt.analysis.partition import (
     row_cuts,
     window_cuts,
 )
-from gopt.analysis.sweeps import Index
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.analysis.updates import Cone, Mode, Updates
+from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
 from gopt.collectives.layout import flat_cuts
-from gopt.graph.types import TensorType
+from gopt.ir.types import TensorType
 from gopt.program import ShardedState
 from gopt.sharding.placements import FlatShard
 
@@ -46,7 +46,7 @@ class Style(str, Enum):
 class ParameterGroup:
     """Neighbouring tensors of one class inside a bucket, from element ``start`` to ``stop`` of it."""
 
-    cones: tuple[Cone, ...]
+    subgraphs: tuple[UpdateSubgraph, ...]
     starts: tuple[int, ...]
     span: FlatShard
 
@@ -56,7 +56,7 @@ class SplitBucket:
     """Tensors whose updates are cut anywhere."""
 
     name: str
-    cones: tuple[Cone, ...]
+    subgraphs: tuple[UpdateSubgraph, ...]
     offsets: tuple[int, ...]
     cuts: tuple[int, ...]
     groups: tuple[ParameterGroup, ...]
@@ -69,7 +69,7 @@ class WholeBucket:
     """Tensors whose updates run where they are whole; cuts stand on tensor boundaries."""
 
     name: str
-    cones: tuple[Cone, ...]
+    subgraphs: tuple[UpdateSubgraph, ...]
     owners: tuple[int, ...]
     offsets: tuple[int, ...]
     cuts: tuple[int, ...]
@@ -81,7 +81,7 @@ class ReplicatedBucket:
     """Tensors whose gradients are reduced on every rank and whose updates every rank runs."""
 
     name: str
-    cones: tuple[Cone, ...]
+    subgraphs: tuple[UpdateSubgraph, ...]
     why: str
 
 
@@ -132,7 +132,7 @@ def make_plan(training: TrainingGraph, updates: Updates, layout: Layout, copies:
     buckets: list[SplitBucket | WholeBucket | ReplicatedBucket] = []
     for number, bucket in enumerate(plan_buckets(items, cap)):
         name = f"b{number}"
-        members = [updates.cones[item.name] for item in bucket.items]
+        members = [updates.subgraphs[item.name] for item in bucket.items]
         mode = members[0].mode
         if mode is Mode.SPLIT:
             buckets.append(_split(name, members, placer, bucket.why))
@@ -158,19 +158,27 @@ def _items(
     index, types = Index(training.graph), training.graph.types
     used = _first_uses(training) if layout.by_use else {}
     items, seen = [], set()
-    for cone in updates.cones.values():
-        if cone.gradient in seen:
+    for subgraph in updates.subgraphs.values():
+        if subgraph.gradient in seen:
             continue  # shared gradients are replicated, and reduced once
-        seen.add(cone.gradient)
-        name = cone.parameter.tensor
-        gradient, parameter = types[cone.gradient], types[name]
+        seen.add(subgraph.gradient)
+        name = subgraph.parameter.tensor
+        gradient, parameter = types[subgraph.gradient], types[name]
         travels = copies[name].dtype if name in copies else parameter.dtype
         kept = parameter.elements < layout.persist
-        key = (cone.mode.value, placer.kind(name), cone.whole_gradient, gradient.dtype, parameter.dtype, travels, kept)
-        ready = index.made_at(cone.gradient)
+        key = (
+            subgraph.mode.value,
+            placer.kind(name),
+            subgraph.whole_gradient,
+            gradient.dtype,
+            parameter.dtype,
+            travels,
+            kept,
+        )
+        ready = index.defined_at(subgraph.gradient)
         # Last used, first packed: as gradients are ready, whatever a tied tensor waits for.
         order = -used.get(name, -1) if layout.by_use else ready
-        alone = name in placer.sliced and cone.mode is Mode.SPLIT
+        alone = name in placer.sliced and subgraph.mode is Mode.SPLIT
         items.append(Item(name, gradient.elements, gradient.nbytes, key, ready, order, alone))
     return items
 
@@ -200,14 +208,14 @@ class _Placer:
     def __post_init__(self) -> None:
         load = [0] * self.layout.ranks
         whole = []
-        for name, cone in self.updates.cones.items():
-            pieces = self._pieces(name) if cone.mode is Mode.SPLIT else []
+        for name, subgraph in self.updates.subgraphs.items():
+            pieces = self._pieces(name) if subgraph.mode is Mode.SPLIT else []
             if len(pieces) > 1:
                 first = lightest_window(load, len(pieces))
                 self.sliced[name] = window_cuts(pieces, first, self.layout.ranks)
                 for place, piece in enumerate(pieces):
                     load[first + place] += piece
-            elif cone.mode is Mode.WHOLE or (cone.mode is Mode.SPLIT and self.kind(name) is Partition.WHOLE):
+            elif subgraph.mode is Mode.WHOLE or (subgraph.mode is Mode.SPLIT and self.kind(name) is Partition.WHOLE):
                 whole.append(name)
         sizes = [self.types[name].elements for name in whole]
         self.owner = dict(zip(whole, assign(whole, sizes, load, self.layout.owners)))
@@ -223,13 +231,13 @@ class _Placer:
         by_itself = asked is Partition.ROWS and self.layout.rule is Rule.CEIL
         return Partition.WHOLE if by_itself and name not in self.sliced else asked
 
-    def order(self, cones: Sequence[Cone]) -> list[Cone]:
-        if self.kind(cones[0].parameter.tensor) is Partition.WHOLE:
-            return sorted(cones, key=lambda cone: self.owner[cone.parameter.tensor])
-        return list(cones)
+    def order(self, subgraphs: Sequence[UpdateSubgraph]) -> list[UpdateSubgraph]:
+        if self.kind(subgraphs[0].parameter.tensor) is Partition.WHOLE:
+            return sorted(subgraphs, key=lambda subgraph: self.owner[subgraph.parameter.tensor])
+        return list(subgraphs)
 
-    def cuts(self, cones: Sequence[Cone]) -> list[int]:
-        names = [cone.parameter.tensor for cone in cones]
+    def cuts(self, subgraphs: Sequence[UpdateSubgraph]) -> list[int]:
+        names = [subgraph.parameter.tensor for subgraph in subgraphs]
         if names[0] in self.sliced:
             return self.sliced[names[0]]
         shapes = [self.types[name] for name in names]
@@ -243,15 +251,15 @@ class _Placer:
         return flat_cuts(sum(sizes), ranks)
 
 
-def _split(name: str, members: list[Cone], placer: _Placer, why: str) -> SplitBucket:
-    by_class: dict[int, list[Cone]] = {}
-    for cone in members:
-        by_class.setdefault(cone.likeness, []).append(cone)
-    ordered = placer.order([cone for group in by_class.values() for cone in group])
-    starts = offsets([placer.types[cone.parameter.tensor].elements for cone in ordered])
+def _split(name: str, members: list[UpdateSubgraph], placer: _Placer, why: str) -> SplitBucket:
+    by_class: dict[int, list[UpdateSubgraph]] = {}
+    for subgraph in members:
+        by_class.setdefault(subgraph.equivalence_class, []).append(subgraph)
+    ordered = placer.order([subgraph for group in by_class.values() for subgraph in group])
+    starts = offsets([placer.types[subgraph.parameter.tensor].elements for subgraph in ordered])
     cuts = tuple(placer.cuts(ordered))
     groups, place = [], 0
-    for _, run in groupby(ordered, key=lambda cone: cone.likeness):
+    for _, run in groupby(ordered, key=lambda subgraph: subgraph.equivalence_class):
         group = tuple(run)
         stop = place + len(group)
         groups.append(ParameterGroup(group, tuple(starts[place:stop]), FlatShard(cuts, starts[place], starts[stop])))
@@ -259,10 +267,10 @@ def _split(name: str, members: list[Cone], placer: _Placer, why: str) -> SplitBu
     return SplitBucket(name, tuple(ordered), tuple(starts), cuts, tuple(groups), members[0].whole_gradient, why)
 
 
-def _whole(name: str, bucket: Bucket, members: list[Cone], placer: _Placer) -> WholeBucket:
+def _whole(name: str, bucket: Bucket, members: list[UpdateSubgraph], placer: _Placer) -> WholeBucket:
     sizes = {item.name: item.elements for item in bucket.items}
-    ordered = sorted(members, key=lambda cone: placer.owner[cone.parameter.tensor])
-    owners = [placer.owner[cone.parameter.tensor] for cone in ordered]
-    starts = offsets([sizes[cone.parameter.tensor] for cone in ordered])
-    cuts = owner_cuts([sizes[cone.parameter.tensor] for cone in ordered], owners, placer.layout.ranks)
+    ordered = sorted(members, key=lambda subgraph: placer.owner[subgraph.parameter.tensor])
+    owners = [placer.owner[subgraph.parameter.tensor] for subgraph in ordered]
+    starts = offsets([sizes[subgraph.parameter.tensor] for subgraph in ordered])
+    cuts = owner_cuts([sizes[subgraph.parameter.tensor] for subgraph in ordered], owners, placer.layout.ranks)
     return WholeBucket(name, tuple(ordered), tuple(owners), tuple(starts), tuple(cuts), bucket.why)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gopt.errors import OptionError
-from gopt.graph.edit import Draft
+from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.shard import emit
 from gopt.program import SpmdProgram
 
 
-def share(program: SpmdProgram, draft: Draft, data: str | None) -> None:
+def share(program: SpmdProgram, rewriter: GraphRewriter, data: str | None) -> None:
     """Let what makes each shared value be a mean over ``data``, the ranks that see different batches."""
     shared = program.training.shared
     if shared and program.micro_steps > 1:
@@ -17,7 +17,7 @@ def share(program: SpmdProgram, draft: Draft, data: str | None) -> None:
             f"--accumulate: the update reads {name!r} of the forward, and every micro-step has its own",
             "leave --accumulate out",
         )
-    makers = program.training.graph.producers()
+    producers = program.training.graph.producers()
     for made, own in shared.items() if data is not None else ():
-        draft.remove(makers[made], "the update reads the mean over the ranks")
-        emit.all_reduce(draft, data or "", [own], [made], "mean")
+        rewriter.remove(producers[made], "the update reads the mean over the ranks")
+        emit.all_reduce(rewriter, data or "", [own], [made], "mean")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gopt.analysis.operators import LAYOUT, elementwise
-from gopt.analysis.updates import Cone
+from gopt.analysis.updates import UpdateSubgraph
 from gopt.errors import InvariantError
-from gopt.graph.edit import Draft
-from gopt.graph.model import Node
-from gopt.graph.types import TensorType, dtype_code
+from gopt.ir.graph import Node
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType, dtype_code
 from gopt.passes.shard import emit
 from gopt.passes.shard.gradient_reduction import GradientReduction
 from gopt.passes.shard.parameter_gather import GatherBucket, OwnedParameter, ParameterGather
@@ -27,11 +27,15 @@ class Emitted:
 
 
 def emit_split(
-    draft: Draft, bucket: SplitBucket, scalars: ScalarReductions, reduction: GradientReduction, gather: ParameterGather
+    rewriter: GraphRewriter,
+    bucket: SplitBucket,
+    scalars: ScalarReductions,
+    reduction: GradientReduction,
+    gather: ParameterGather,
 ) -> Emitted:
     """Rewrite the updates of a split bucket."""
     out = Emitted()
-    gradients = [cone.gradient for cone in bucket.cones]
+    gradients = [subgraph.gradient for subgraph in bucket.subgraphs]
     shard = ""
     if bucket.whole_gradient:
         reduction.everywhere(bucket.name, gradients)
@@ -40,44 +44,44 @@ def emit_split(
     parts = []
     for number, group in enumerate(bucket.groups):
         name = f"{bucket.name}.c{number}"
-        emitter = _Run(draft, group, name, scalars, reduction, gather.owned(bucket.cones[0]))
+        emitter = _Run(rewriter, group, name, scalars, reduction, gather.owned(bucket.subgraphs[0]))
         parts.append(emitter.run(shard, alone=len(bucket.groups) == 1))
         out.states.update(emitter.states)
-    gather.add(GatherBucket(bucket.name, bucket.cones, tuple(parts), bucket.cuts))
-    slots = max(len(cone.states) for cone in bucket.cones)
-    out.layout.append(tuple(cone.parameter.tensor for cone in bucket.cones))
+    gather.add(GatherBucket(bucket.name, bucket.subgraphs, tuple(parts), bucket.cuts))
+    slots = max(len(subgraph.states) for subgraph in bucket.subgraphs)
+    out.layout.append(tuple(subgraph.parameter.tensor for subgraph in bucket.subgraphs))
     for slot in range(1, slots):
         # One run of values per class and slot, so that any rank's run of a class is one range of the file.
         for part in bucket.groups:
-            if slot < len(part.cones[0].states):
-                out.layout.append(tuple(cone.states[slot].tensor for cone in part.cones))
-    for cone in bucket.cones:
-        for node in cone.nodes:
-            draft.remove(node, f"{bucket.name}: the update runs on the rank's shard of the bucket")
+            if slot < len(part.subgraphs[0].states):
+                out.layout.append(tuple(subgraph.states[slot].tensor for subgraph in part.subgraphs))
+    for subgraph in bucket.subgraphs:
+        for node in subgraph.nodes:
+            rewriter.remove(node, f"{bucket.name}: the update runs on the rank's shard of the bucket")
     return out
 
 
 class _Run:
-    """One class of a bucket: its first cone, written over 1-D runs in place of the tensors."""
+    """One class of a bucket: its first subgraph, written over 1-D runs in place of the tensors."""
 
     def __init__(
         self,
-        draft: Draft,
+        rewriter: GraphRewriter,
         group: ParameterGroup,
         name: str,
         scalars: ScalarReductions,
         reduction: GradientReduction,
         owned: bool,
     ) -> None:
-        self.draft, self.group, self.name, self.scalars, self.reduction = draft, group, name, scalars, reduction
+        self.rewriter, self.group, self.name, self.scalars, self.reduction = rewriter, group, name, scalars, reduction
         self.owned = owned
         """Whether the wide parameter is held as the rank's run alone, as the other states are."""
-        self.cone: Cone = group.cones[0]
+        self.subgraph: UpdateSubgraph = group.subgraphs[0]
         self.local: dict[str, str] = {}
         self.unrounded = ""
         """The run of the gradient before it was cast to its own type, where it was."""
-        self.results = {state.updated: f"state{slot}_out" for slot, state in enumerate(self.cone.states)}
-        self.results[self.cone.parameter.updated] = "parameter_out"
+        self.results = {state.updated: f"state{slot}_out" for slot, state in enumerate(self.subgraph.states)}
+        self.results[self.subgraph.parameter.updated] = "parameter_out"
         self.states: dict[str, ShardedState] = {}
 
     def _named(self, role: str) -> str:
@@ -85,59 +89,59 @@ class _Run:
 
     def run(self, shard: str, *, alone: bool) -> OwnedParameter:
         """Emit the class; returns its part of the parameters, before and after the update."""
-        draft, cone, span = self.draft, self.cone, self.group.span
-        types = draft.graph.types
+        rewriter, subgraph, span = self.rewriter, self.subgraph, self.group.span
+        types = rewriter.graph.types
         if shard:
-            self.local[cone.gradient] = shard if alone else self._segment(shard, "gradient")
+            self.local[subgraph.gradient] = shard if alone else self._segment(shard, "gradient")
             unrounded = self.reduction.unrounded.get(shard, "")
             self.unrounded = unrounded if alone or not unrounded else self._segment(unrounded, "exact")
         parameter = self._named("parameter")
-        self.local[cone.parameter.tensor] = parameter
+        self.local[subgraph.parameter.tensor] = parameter
         if self.owned:
-            types[parameter] = emit.flat(types[cone.parameter.tensor].dtype)
+            types[parameter] = emit.flat(types[subgraph.parameter.tensor].dtype)
         else:
-            sources = [each.parameter.tensor for each in self.group.cones]
-            emit.local_slice(draft, sources, self.group.starts, span, parameter, types[sources[0]].dtype)
-        for slot in range(1, len(cone.states)):
-            self.local[cone.states[slot].tensor] = self._named(f"state{slot}")
-            types[self._named(f"state{slot}")] = emit.flat(types[cone.states[slot].tensor].dtype)
-        for place, node in enumerate(cone.nodes):
+            sources = [each.parameter.tensor for each in self.group.subgraphs]
+            emit.local_slice(rewriter, sources, self.group.starts, span, parameter, types[sources[0]].dtype)
+        for slot in range(1, len(subgraph.states)):
+            self.local[subgraph.states[slot].tensor] = self._named(f"state{slot}")
+            types[self._named(f"state{slot}")] = emit.flat(types[subgraph.states[slot].tensor].dtype)
+        for place, node in enumerate(subgraph.nodes):
             self._emit(place, node)
         self._add_states()
-        return OwnedParameter(parameter, self.local[cone.parameter.updated], span, span.stop - span.start)
+        return OwnedParameter(parameter, self.local[subgraph.parameter.updated], span, span.stop - span.start)
 
     def _segment(self, shard: str, role: str) -> str:
         """The rank's run of this class, out of its shard of the bucket."""
         name = self._named(role)
-        emit.shard_slice(self.draft, shard, self.group.span, name, self.draft.graph.types[shard].dtype)
+        emit.shard_slice(self.rewriter, shard, self.group.span, name, self.rewriter.graph.types[shard].dtype)
         return name
 
     def _add_states(self) -> None:
-        types = self.draft.graph.types
-        for slot in range(0 if self.owned else 1, len(self.cone.states)):
+        types = self.rewriter.graph.types
+        for slot in range(0 if self.owned else 1, len(self.subgraph.states)):
             parts = tuple(
-                BucketSlice(cone.states[slot].tensor, start, types[cone.states[slot].tensor].elements)
-                for cone, start in zip(self.group.cones, self.group.starts)
+                BucketSlice(subgraph.states[slot].tensor, start, types[subgraph.states[slot].tensor].elements)
+                for subgraph, start in zip(self.group.subgraphs, self.group.starts)
             )
-            state = self.cone.states[slot]
+            state = self.subgraph.states[slot]
             holding = ShardedState(
                 self.local[state.tensor], self.local[state.updated], types[state.tensor].dtype, parts, self.group.span
             )
             self.states.update((part.tensor, holding) for part in parts)
 
     def _emit(self, place: int, node: Node) -> None:
-        draft, types = self.draft, self.draft.graph.types
-        if node in self.cone.reductions:
+        rewriter, types = self.rewriter, self.rewriter.graph.types
+        if node in self.subgraph.reductions:
             self._reduce(place, node)
             return
         if node.is_a(*LAYOUT) and node.outputs[0] not in self.results:
-            # Only a full reduction reads it (``cones``), and that does not mind the order of elements.
+            # Only a full reduction reads it (``update_subgraphs``), and that does not mind the order of elements.
             self.local[node.outputs[0]] = self._operand(node.inputs[0], place, 0)
             return
         if not elementwise(node):
             raise InvariantError(f"{node.op_type} {node.label!r} cannot run on a piece of a tensor")
         operands = [self._operand(name, place, slot) for slot, name in enumerate(node.inputs)]
-        if self.unrounded and node.is_a("Cast") and node.inputs[0] == self.cone.gradient:
+        if self.unrounded and node.is_a("Cast") and node.inputs[0] == self.subgraph.gradient:
             operands = [self.unrounded]  # not rounded in between
         outputs: dict[str, TensorType] = {}
         for slot, name in enumerate(node.outputs):
@@ -145,37 +149,37 @@ class _Run:
                 role = self.results.get(name) or (f"v{place}" if slot == 0 else f"v{place}_{slot}")
                 self.local[name] = self._named(role)
                 outputs[self.local[name]] = emit.flat(types[name].dtype)
-        draft.repeat(node, operands, outputs, self.group.span)
+        rewriter.repeat(node, operands, outputs, self.group.span)
 
     def _operand(self, name: str, place: int, slot: int) -> str:
         """A full-shaped operand as the rank's run of it; a one-element operand as a value of rank at most 1."""
         if not name or name in self.local:
             return self.local.get(name, "")
-        type = self.draft.graph.types[name]
+        type = self.rewriter.graph.types[name]
         if type.elements > 1:
             output = self._named(f"x{place}_{slot}")
-            sources = [self._twin(cone, place, slot) for cone in self.group.cones]
-            emit.local_slice(self.draft, sources, self.group.starts, self.group.span, output, type.dtype)
+            sources = [self._twin(subgraph, place, slot) for subgraph in self.group.subgraphs]
+            emit.local_slice(self.rewriter, sources, self.group.starts, self.group.span, output, type.dtype)
             return output
         return self.scalars.flat(name) if len(type.dims) > 1 else name
 
-    def _twin(self, cone: Cone, place: int, slot: int) -> str:
-        name = cone.nodes[place].inputs[slot]
+    def _twin(self, subgraph: UpdateSubgraph, place: int, slot: int) -> str:
+        name = subgraph.nodes[place].inputs[slot]
         return self.reduction.reduced.get(name, name)
 
     def _reduce(self, place: int, node: Node) -> None:
         """A reduction of the run, as this class's share of the scalar."""
-        draft = self.draft
+        rewriter = self.rewriter
         value = self._operand(node.inputs[0], place, 0)
         source = node.outputs[0]
-        dtype = draft.graph.types[source].dtype
+        dtype = rewriter.graph.types[source].dtype
         op_type = "ReduceSumSquare" if node.is_a("ReduceL2") else node.op_type
         share = self._named(f"share{place}")
         if node.is_a("ReduceMean"):
-            self._mean(value, share, self.draft.graph.types[node.inputs[0]].elements, dtype)
+            self._mean(value, share, self.rewriter.graph.types[node.inputs[0]].elements, dtype)
         else:
             self._add(op_type, [value], share, TensorType(dtype, ()), keepdims=0)
-        self.scalars.share([cone.nodes[place].outputs[0] for cone in self.group.cones], share)
+        self.scalars.share([subgraph.nodes[place].outputs[0] for subgraph in self.group.subgraphs], share)
 
     def _mean(self, value: str, share: str, elements: int, dtype: str) -> None:
         """A mean is a sum of x/N, taken in float32 at least: N may be beyond the range of a half."""
@@ -190,4 +194,4 @@ class _Run:
 
     def _add(self, op_type: str, inputs: list[str], output: str, type: TensorType, **attributes: object) -> None:
         """A node that exists where the run does."""
-        self.draft.add(op_type, inputs, {output: type}, attributes=attributes, place=self.group.span)
+        self.rewriter.add(op_type, inputs, {output: type}, attributes=attributes, place=self.group.span)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gopt.analysis.updates import Cone
-from gopt.graph.edit import Draft
-from gopt.graph.types import TensorType
+from gopt.analysis.updates import UpdateSubgraph
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType
 from gopt.passes.shard import emit
 from gopt.passes.shard.gradient_reduction import GradientReduction
 from gopt.passes.shard.parameter_gather import GatherBucket, OwnedParameter, ParameterGather
@@ -17,11 +17,11 @@ from gopt.sharding.placements import FlatShard, OnMember
 
 def emit_replicated(bucket: ReplicatedBucket, reduction: GradientReduction) -> None:
     """Reduce the gradients of a bucket on every rank; the updates stay as they are."""
-    reduction.everywhere(bucket.name, [cone.gradient for cone in bucket.cones])
+    reduction.everywhere(bucket.name, [subgraph.gradient for subgraph in bucket.subgraphs])
 
 
 def emit_whole(
-    draft: Draft,
+    rewriter: GraphRewriter,
     bucket: WholeBucket,
     style: Style,
     scalars: ScalarReductions,
@@ -29,109 +29,119 @@ def emit_whole(
     gather: ParameterGather,
 ) -> Emitted:
     """Bring whole gradients to their owners, run each update there, deliver the new parameters."""
-    types = draft.graph.types
+    types = rewriter.graph.types
     out = Emitted()
-    _bring(draft, bucket, style, scalars, reduction)
+    _bring(rewriter, bucket, style, scalars, reduction)
     parts = []
-    for place, (cone, owner) in enumerate(zip(bucket.cones, bucket.owners)):
-        owned = gather.owned(cone)
-        part = _place(draft, bucket, place, cone, owner, scalars, owned)
-        parts.append(part if style is Style.BROADCAST else _flat(draft, bucket, place, part, scalars))
-        for state in cone.states[0 if owned else 1 :]:
-            input = part.current if state is cone.parameter else state.tensor
+    for place, (subgraph, owner) in enumerate(zip(bucket.subgraphs, bucket.owners)):
+        owned = gather.owned(subgraph)
+        part = _place(rewriter, bucket, place, subgraph, owner, scalars, owned)
+        parts.append(part if style is Style.BROADCAST else _flat(rewriter, bucket, place, part, scalars))
+        for state in subgraph.states[0 if owned else 1 :]:
+            input = part.current if state is subgraph.parameter else state.tensor
             held = BucketSlice(state.tensor, 0, types[state.tensor].elements)
             out.states[state.tensor] = ShardedState(
                 input, state.updated, types[state.tensor].dtype, (held,), OnMember(owner)
             )
             out.layout.append((state.tensor,))
     cuts = None if style is Style.BROADCAST else bucket.cuts
-    gather.add(GatherBucket(bucket.name, bucket.cones, tuple(parts), cuts))
-    if not gather.owned(bucket.cones[0]):
-        out.layout.insert(0, tuple(cone.parameter.tensor for cone in bucket.cones))
+    gather.add(GatherBucket(bucket.name, bucket.subgraphs, tuple(parts), cuts))
+    if not gather.owned(bucket.subgraphs[0]):
+        out.layout.insert(0, tuple(subgraph.parameter.tensor for subgraph in bucket.subgraphs))
     return out
 
 
 def _bring(
-    draft: Draft, bucket: WholeBucket, style: Style, scalars: ScalarReductions, reduction: GradientReduction
+    rewriter: GraphRewriter, bucket: WholeBucket, style: Style, scalars: ScalarReductions, reduction: GradientReduction
 ) -> None:
     """Reduce each gradient to where its update runs."""
-    gradients = [cone.gradient for cone in bucket.cones]
-    if any(cone.whole_gradient for cone in bucket.cones):
+    gradients = [subgraph.gradient for subgraph in bucket.subgraphs]
+    if any(subgraph.whole_gradient for subgraph in bucket.subgraphs):
         reduction.everywhere(bucket.name, gradients)
     elif style is Style.BROADCAST:
         reduction.to_owners(bucket.name, gradients, bucket.owners)
     else:
         shard = reduction.to_shard(bucket.name, gradients, bucket.cuts)
         unrounded = reduction.unrounded.get(shard)
-        for place, cone in enumerate(bucket.cones):
+        for place, subgraph in enumerate(bucket.subgraphs):
             span = FlatShard(bucket.cuts, bucket.offsets[place], bucket.offsets[place + 1])
             whole = emit.named(bucket.name, f"gradient{place}")
-            _unpack(draft, whole, draft.graph.types[cone.gradient], shard, span, scalars)
-            reduction.reduced[cone.gradient] = whole
+            _unpack(rewriter, whole, rewriter.graph.types[subgraph.gradient], shard, span, scalars)
+            reduction.reduced[subgraph.gradient] = whole
             if unrounded is not None:
-                type = TensorType(draft.graph.types[unrounded].dtype, draft.graph.types[cone.gradient].shape)
-                _unpack(draft, f"{whole}_exact", type, unrounded, span, scalars)
+                type = TensorType(rewriter.graph.types[unrounded].dtype, rewriter.graph.types[subgraph.gradient].shape)
+                _unpack(rewriter, f"{whole}_exact", type, unrounded, span, scalars)
                 reduction.unrounded[whole] = f"{whole}_exact"
 
 
-def _unpack(draft: Draft, whole: str, type: TensorType, shard: str, span: FlatShard, scalars: ScalarReductions) -> None:
+def _unpack(
+    rewriter: GraphRewriter, whole: str, type: TensorType, shard: str, span: FlatShard, scalars: ScalarReductions
+) -> None:
     """One tensor of a bucket in its own shape, on its owner."""
-    emit.shard_slice(draft, shard, span, f"{whole}_flat", type.dtype)
+    emit.shard_slice(rewriter, shard, span, f"{whole}_flat", type.dtype)
     shape = scalars.constant("shape" + "_".join(map(str, type.dims)), list(type.dims))
-    draft.add("Reshape", [f"{whole}_flat", shape], {whole: type}, place=span)
+    rewriter.add("Reshape", [f"{whole}_flat", shape], {whole: type}, place=span)
 
 
 def _flat(
-    draft: Draft, bucket: WholeBucket, place: int, part: OwnedParameter, scalars: ScalarReductions
+    rewriter: GraphRewriter, bucket: WholeBucket, place: int, part: OwnedParameter, scalars: ScalarReductions
 ) -> OwnedParameter:
     """An owned parameter as its run of the bucket."""
     one = scalars.constant("one", [-1])
     names = [emit.named(bucket.name, f"{role}{place}_flat") for role in ("parameter", "updated")]
     for source, name in zip((part.current, part.updated), names):
-        made = {name: emit.flat(draft.graph.types[source].dtype)}
-        draft.add("Reshape", [source, one], made, place=part.place)
+        made = {name: emit.flat(rewriter.graph.types[source].dtype)}
+        rewriter.add("Reshape", [source, one], made, place=part.place)
     return OwnedParameter(names[0], names[1], part.place, part.elements)
 
 
 def _place(
-    draft: Draft, bucket: WholeBucket, place: int, cone: Cone, owner: int, scalars: ScalarReductions, owned: bool
+    rewriter: GraphRewriter,
+    bucket: WholeBucket,
+    place: int,
+    subgraph: UpdateSubgraph,
+    owner: int,
+    scalars: ScalarReductions,
+    owned: bool,
 ) -> OwnedParameter:
     """Put the source's own nodes on the owner; returns the parameter there, before and after the update."""
-    for node in cone.nodes:
-        draft.own(node).place = OnMember(owner)
-        draft.explain(node, f"{bucket.name}: {cone.parameter.tensor} is updated by its owner alone; {cone.why}")
-    for number, node in enumerate(cone.reductions):
+    for node in subgraph.nodes:
+        rewriter.counterpart(node).place = OnMember(owner)
+        rewriter.annotate(
+            node, f"{bucket.name}: {subgraph.parameter.tensor} is updated by its owner alone; {subgraph.why}"
+        )
+    for number, node in enumerate(subgraph.reductions):
         name = node.outputs[0]
         share = emit.named(bucket.name, f"share{place}_{number}")
-        _rename(draft, cone, name, share)
-        if draft.graph.types[share].dims:
+        _rename(rewriter, subgraph, name, share)
+        if rewriter.graph.types[share].dims:
             scalar = f"{share}.scalar"
             empty = scalars.constant("shape", [])
-            draft.add(
+            rewriter.add(
                 "Reshape",
                 [share, empty],
-                {scalar: TensorType(draft.graph.types[share].dtype, ())},
+                {scalar: TensorType(rewriter.graph.types[share].dtype, ())},
                 place=OnMember(owner),
             )
             share = scalar
         scalars.share([name], share)
-    type = draft.graph.types[cone.parameter.updated]
-    parameter, updated = cone.parameter.tensor, cone.parameter.updated
+    type = rewriter.graph.types[subgraph.parameter.updated]
+    parameter, updated = subgraph.parameter.tensor, subgraph.parameter.updated
     if owned:
         # The owner's master has a name of its own: the source's name is what every rank gathers.
         parameter = emit.named(bucket.name, f"parameter{place}")
-        draft.graph.types[parameter] = type
-        for node in map(draft.own, cone.nodes):
-            draft.rewire(node, cone.parameter.tensor, parameter)
+        rewriter.graph.types[parameter] = type
+        for node in map(rewriter.counterpart, subgraph.nodes):
+            rewriter.rewire(node, subgraph.parameter.tensor, parameter)
     else:
         updated = emit.named(bucket.name, f"parameter{place}_out")
-        _rename(draft, cone, cone.parameter.updated, updated)
+        _rename(rewriter, subgraph, subgraph.parameter.updated, updated)
     return OwnedParameter(parameter, updated, OnMember(owner), type.elements)
 
 
-def _rename(draft: Draft, cone: Cone, old: str, new: str) -> None:
-    """Give a value that a cone makes another name, inside the cone."""
-    for node in map(draft.own, cone.nodes):
+def _rename(rewriter: GraphRewriter, subgraph: UpdateSubgraph, old: str, new: str) -> None:
+    """Give a value that a subgraph makes another name, inside the subgraph."""
+    for node in map(rewriter.counterpart, subgraph.nodes):
         if old in node.outputs:
-            draft.rename_output(node, old, new)
-        draft.rewire(node, old, new)
+            rewriter.rename_output(node, old, new)
+        rewriter.rewire(node, old, new)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gopt.errors import RunError
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 from gopt.mesh import Mesh
 from gopt.runtime.engines.shared import Key
 from gopt.runtime.engines.threads import ThreadGroup, named_ranks

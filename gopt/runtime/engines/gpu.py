@@ -19,8 +19,8 @@ import onnx
 
 from gopt.collectives.layout import ALIGN as SHARD
 from gopt.errors import RunError, UnsupportedError
-from gopt.graph.model import COMM, Graph
-from gopt.graph.types import TensorType, dtype_code, known, numpy_dtype
+from gopt.ir.graph import COMM, Graph
+from gopt.ir.types import TensorType, dtype_code, known, numpy_dtype
 from gopt.runtime import session
 from gopt.runtime.causes import failed
 from gopt.runtime.cut import Segment

@@ -20,8 +20,8 @@ import numpy as np
 
 from gopt.collectives.layout import HALVES, lengths, parse_shapes, resized, total_elements
 from gopt.errors import GoptError, OptionError, RunError
-from gopt.graph.model import Node
-from gopt.graph.types import numpy_dtype
+from gopt.ir.graph import Node
+from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.runtime.engines.common import join, reach
 from gopt.runtime.engines.shared import LEAST, Key, Loans, all_reduce, reduce_scatter

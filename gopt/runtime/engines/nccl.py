@@ -18,8 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 from gopt.collectives.layout import lengths, parse_shapes, resized, total_elements
 from gopt.errors import GoptError, OptionError, RunError
-from gopt.graph.model import Node
-from gopt.graph.types import numpy_dtype
+from gopt.ir.graph import Node
+from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.runtime.engines.cuda import INSTALL, Block, Cuda, Event, bindings
 from gopt.runtime.engines.gpu import Gpu

@@ -14,7 +14,7 @@ from typing import Protocol
 from gopt.collectives.node import CallSignature, call_signature
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import GoptError, InvariantError, RunError
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 from gopt.mesh import Mesh
 from gopt.runtime.program import CallBack
 from gopt.runtime.session import Array, array_dtype

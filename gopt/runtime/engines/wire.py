@@ -15,7 +15,7 @@ import numpy as np
 
 from gopt.collectives.layout import ALIGN as SHARD
 from gopt.collectives.layout import HALVES, resized
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 from gopt.runtime.engines.cuda import Block, Dtype
 from gopt.runtime.engines.gpu import ALIGN, Gpu
 from gopt.runtime.engines.kernels import Kernels

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gopt.graph.model import Graph
+from gopt.ir.graph import Graph
 from gopt.runtime.proof.result import Difference, Verification
 
 Values = dict[str, np.ndarray]

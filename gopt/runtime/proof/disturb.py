@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gopt.analysis.graph_walks import Index
 from gopt.analysis.operators import LAYOUT
-from gopt.analysis.sweeps import Index
 from gopt.analysis.training import TrainingGraph
-from gopt.graph.types import FLOATS, HALVES, dtype_name
+from gopt.ir.types import FLOATS, LOW_PRECISION, dtype_name
 from gopt.runtime.proof.compare import Values, floating
 from gopt.runtime.proof.expected import Batches, Expected, Local, Step, mean_of
 from gopt.runtime.proof.variants import Variant
@@ -65,12 +65,12 @@ def _narrow(index: Index, name: str) -> set[str]:
     found: set[str] = set()
     stack = [name]
     while stack:
-        for node in index.readers.get(stack.pop(), ()):
+        for node in index.users.get(stack.pop(), ()):
             if node.is_a("Cast"):
                 found.add(dtype_name(int(node.attributes["to"])))
             elif node.is_a(*LAYOUT):
                 stack.extend(node.outputs)
-    return found & HALVES
+    return found & LOW_PRECISION
 
 
 def measure(

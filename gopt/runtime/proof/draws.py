@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
+from gopt.analysis.graph_walks import Index
 from gopt.analysis.operators import LAYOUT
-from gopt.analysis.sweeps import Index
-from gopt.analysis.training import Kind, State, TrainingGraph
-from gopt.graph.types import FLOATS, TensorType, numpy_dtype
+from gopt.analysis.training import State, StateKind, TrainingGraph
+from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 
 DEFAULT_BOUND = 2
 HYPER = 0.01
@@ -67,7 +67,7 @@ def _range(index: Index, start: str) -> Range:
     queue, seen = deque([(start, False)]), {(start, False)}
     while queue:
         name, replaced = queue.popleft()
-        for node in index.readers.get(name, ()):
+        for node in index.users.get(name, ()):
             data = types.get(node.inputs[0]) if node.inputs else None
             axis = int(node.attributes.get("axis", 0))
             if node.is_a("Gather", "GatherElements", "ScatterElements") and node.inputs[1] == name:
@@ -101,7 +101,7 @@ def _range(index: Index, start: str) -> Range:
 
 def constant(index: Index, name: str) -> float | None:
     """A one-element constant's number, or None."""
-    tensor, maker = index.graph.initializers.get(name), index.producer.get(name)
+    tensor, maker = index.graph.initializers.get(name), index.producers.get(name)
     if tensor is not None and name not in index.graph.inputs and tensor.type.elements == 1:
         return float(np.asarray(tensor.numpy()).reshape(-1)[0])
     if maker is None or not maker.is_a("Constant"):
@@ -143,15 +143,15 @@ def initial_state(training: TrainingGraph, state: State, generator: np.random.Ge
     return drawn if stored is None else np.array(stored.numpy()).reshape(type.dims)
 
 
-def _draw_state(type: TensorType, kind: Kind, generator: np.random.Generator) -> np.ndarray:
+def _draw_state(type: TensorType, kind: StateKind, generator: np.random.Generator) -> np.ndarray:
     dtype = numpy_dtype(type.dtype)
     if type.dtype not in FLOATS:
         return np.ones(type.dims, dtype) if type.dtype != "bool" else np.zeros(type.dims, dtype)
-    if kind is Kind.PARAMETER:
+    if kind is StateKind.PARAMETER:
         return (0.2 * generator.standard_normal(type.dims)).astype(dtype)
-    if kind is Kind.SCALAR:
+    if kind is StateKind.SCALAR:
         return np.full(type.dims, 0.5, dtype)
-    low, high = (0.5, 1.5) if kind is Kind.STATISTIC else (1e-3, 1e-2)
+    low, high = (0.5, 1.5) if kind is StateKind.STATISTIC else (1e-3, 1e-2)
     return generator.uniform(low, high, type.dims).astype(dtype)
 
 

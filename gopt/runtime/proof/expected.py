@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.analysis.coupling.synchronise import Shared
-from gopt.analysis.loss_reduction import LossReduction, Rule
-from gopt.analysis.training import Kind, TrainingGraph
+from gopt.analysis.coupling.synchronise import SynchronisedValues
+from gopt.analysis.loss_reduction import LossReduction, LossRule
+from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.mesh import Mesh
 from gopt.runtime.program import Program
@@ -54,7 +54,7 @@ class Expected:
 
     def __init__(
         self, training: TrainingGraph, mesh: Mesh, cache: SessionCache, gates: Sequence[Gate] = (),
-        reduction: LossReduction = LossReduction(), shared: Shared = Shared(),
+        reduction: LossReduction = LossReduction(), shared: SynchronisedValues = SynchronisedValues(),
     ) -> None:  # fmt: skip
         self.training = training
         self.reduction = reduction
@@ -63,10 +63,10 @@ class Expected:
         self.gradients = set(training.gradients.values())
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
-        self.statistics = [state for state in training.states if state.kind is Kind.STATISTIC]
+        self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
         self.watched = watched(update_graph(training), gates)
         local = local_graph(training, reduction.value)
-        self._local = Program(local if shared == Shared() else with_means(local, shared), cache)
+        self._local = Program(local if shared == SynchronisedValues() else with_means(local, shared), cache)
         self._update = Program(update_graph(training, self.watched), cache)
 
     def refuse_inputs(self, drawn: Iterable[str]) -> None:
@@ -114,7 +114,7 @@ class Expected:
         updated = self._run(self._update, {**states, **settings, **means})
         new = {}
         for state in self.training.states:
-            if state.kind is Kind.STATISTIC:
+            if state.kind is StateKind.STATISTIC:
                 new[state.tensor] = mean_of([own[state.tensor] for own in local.statistics])
             else:
                 new[state.tensor] = np.asarray(updated[state.updated])
@@ -129,7 +129,7 @@ class Expected:
 
     def _locals(self, values: Sequence[Values]) -> list[Values]:
         """Run the local part of every data rank: one by one, or together where they share values on the way."""
-        if self.shared == Shared():
+        if self.shared == SynchronisedValues():
             return [self._run(self._local, each) for each in values]
         inputs = self._local.graph.inputs
         feeds = [{name: value for name, value in each.items() if name in inputs} for each in values]
@@ -142,14 +142,14 @@ class Expected:
 
 def _put_together(reduction: LossReduction, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
     """What the update reads of the gradients of all ranks and micro-steps. What weighs nothing is left out."""
-    if reduction.rule is Rule.MEAN:
+    if reduction.rule is LossRule.MEAN:
         return mean_of(values)
-    if reduction.rule is Rule.SUM:
+    if reduction.rule is LossRule.SUM:
         weights = [1.0] * len(values)
     with np.errstate(all="ignore"):
         terms = [weight * each.astype(np.float64) for each, weight in zip(values, weights) if weight]
         total = np.sum(terms, axis=0) if terms else np.zeros(values[0].shape)
-        over = sum(weights) if reduction.rule is Rule.WEIGHTED else 1.0
+        over = sum(weights) if reduction.rule is LossRule.WEIGHTED else 1.0
         result: np.ndarray = np.asarray(total / (over or 1.0)).astype(values[0].dtype)
     return result
 

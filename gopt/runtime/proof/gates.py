@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.analysis.sweeps import Index, ancestors, descendants
+from gopt.analysis.graph_walks import Index, ancestors, descendants
 from gopt.analysis.training import TrainingGraph
-from gopt.graph.model import Graph, Node
+from gopt.ir.graph import Graph, Node
 from gopt.runtime.proof.compare import Values
 from gopt.runtime.proof.draws import constant
 
@@ -76,7 +76,7 @@ def _told(index: Index, node: Node, inputs: Collection[str]) -> tuple[str, str] 
         return node.outputs[0], ""
     if node.is_a(*BOUND):
         wide = [name for name in node.reads if not index.one_element(name)]
-        moved = wide or [name for name in node.reads if name in index.producer or name in inputs]
+        moved = wide or [name for name in node.reads if name in index.producers or name in inputs]
         held = len(wide) < 2 and len(node.reads) > 1
         return (node.outputs[0], moved[0]) if moved and held else None
     flag = node.inputs[0] if node.inputs else ""

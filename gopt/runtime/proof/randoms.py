@@ -16,11 +16,11 @@ import onnx
 from gopt.analysis.operators import RANDOM
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
-from gopt.graph.model import Graph, Node, Tensor
-from gopt.graph.types import TensorType, dtype_code, numpy_dtype
+from gopt.ir.graph import Graph, Node, Tensor
+from gopt.ir.types import TensorType, dtype_code, numpy_dtype
+from gopt.opaque.table_body import opset
 from gopt.runtime.proof.compare import Values
 from gopt.runtime.proto import as_node, bodies
-from gopt.sources.tablebody import opset
 
 UNIFORM = "uniform"
 NORMAL = "normal"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from gopt.errors import InputError
-from gopt.graph.load import load
-from gopt.graph.types import TensorType, numpy_dtype
+from gopt.ir.load import load
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.manifest import check_rank
 from gopt.runtime.program import Program
 from gopt.runtime.proof.compare import Values

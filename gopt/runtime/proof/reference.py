@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from gopt.analysis.training import Kind, Phase, TrainingGraph
+from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import UnsupportedError
-from gopt.graph.model import COMM, Graph, Node, clone
+from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.mesh import Mesh
 
 
 def local_graph(training: TrainingGraph, weight: str = "") -> Graph:
     """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, and its
     ``weight`` (``--loss-reduction``)."""
-    statistics = [state.updated for state in training.states if state.kind is Kind.STATISTIC]
+    statistics = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
     wanted = [training.loss, *dict.fromkeys(training.gradients.values()), *statistics]
     wanted += [*training.shared.values(), *([weight] if weight else [])]
     return part_of(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
@@ -31,7 +31,7 @@ def update_graph(training: TrainingGraph, watched: Iterable[str] = ()) -> Graph:
 
     ``watched``: values of the update that are outputs as well.
     """
-    wanted = [state.updated for state in training.states if state.kind is not Kind.STATISTIC] + list(watched)
+    wanted = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC] + list(watched)
     stops = {*training.gradients.values(), *training.shared}
     nodes = [
         node for node in training.graph.nodes
@@ -52,13 +52,13 @@ def probed(graph: Graph, gradients: set[str]) -> Graph:
     own = {name for node in graph.nodes if not node.made_by and node.domain != COMM for name in node.outputs}
     shown = {name: graph.types[name] for name in sorted(gradients & own) if name in graph.types}
     graph = replace(graph, outputs={**shown, **graph.outputs})
-    readers = [
+    users = [
         node for node in graph.nodes if node.made_by and node.domain != COMM and gradients.intersection(node.inputs)
     ]
-    if not readers:
+    if not users:
         return graph
-    probed = {name for node in readers for name in node.inputs if name in gradients}
-    within = {id(node) for node in readers}
+    probed = {name for node in users for name in node.inputs if name in gradients}
+    within = {id(node) for node in users}
     nodes: list[Node] = []
     types = dict(graph.types)
     for node in graph.nodes:

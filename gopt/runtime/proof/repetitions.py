@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gopt.analysis.training import Kind
+from gopt.analysis.training import StateKind
 from gopt.runtime.proof.batches import Batches
 from gopt.runtime.proof.compare import Values, floating
 from gopt.runtime.proof.disturb import units
@@ -104,7 +104,7 @@ class Repetitions:
 
         Optimizer states begin near zero, for as many steps as asked, with gates as they are and the other way.
         """
-        states = [state.tensor for state in self.verifier.training.states if state.kind is Kind.OPTIMIZER_STATE]
+        states = [state.tensor for state in self.verifier.training.states if state.kind is StateKind.OPTIMIZER_STATE]
         low = {
             name: (self.start[name] * LOW).astype(self.start[name].dtype)
             for name in states

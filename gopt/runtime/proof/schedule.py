@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.analysis.sweeps import Index, descendants
+from gopt.analysis.graph_walks import Index, descendants
 from gopt.analysis.training import TrainingGraph
-from gopt.graph.types import FLOATS, numpy_dtype
+from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.runtime.program import Program
 from gopt.runtime.proof.compare import Values
 from gopt.runtime.proof.gates import Coverage
@@ -44,7 +44,7 @@ class Schedule:
         leaves = {name for gate in self.gates for name in gate.leaves}
         self.follows = {s.tensor: s.updated for s in training.states if s.tensor in leaves and s.updated not in moved}
         told = [name for gate in self.gates for name in (gate.output, gate.operand)]
-        wanted = [name for name in dict.fromkeys([*told, *self.follows.values()]) if name in index.producer]
+        wanted = [name for name in dict.fromkeys([*told, *self.follows.values()]) if name in index.producers]
         self.graph = part_of(training.graph, training.graph.nodes, wanted, ())
         self.program = Program(self.graph, cache) if wanted else None
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.analysis.sweeps import Index, descendants
-from gopt.analysis.training import Kind, TrainingGraph
+from gopt.analysis.graph_walks import Index, descendants
+from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.runtime.proof.compare import Values, floating
 from gopt.runtime.proof.disturb import apart, norm
 from gopt.runtime.proof.expected import Local, Step
@@ -71,7 +71,9 @@ class Seen:
         open_ = [
             state
             for state in self.training.states
-            if state.tensor not in self.changed and state.kind is not Kind.SCALAR and state.tensor not in result.noise
+            if state.tensor not in self.changed
+            and state.kind is not StateKind.SCALAR
+            and state.tensor not in result.noise
         ]
         if not open_:
             return []

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gopt.graph.types import TensorType
+from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.runtime.proof.compare import Values
 from gopt.runtime.proof.expected import Batches, Expected

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gopt.analysis.coupling.synchronise import Shared
+from gopt.analysis.coupling.synchronise import SynchronisedValues
 from gopt.errors import InputError
-from gopt.graph.model import COMM, Graph, Node, clone
-from gopt.graph.types import numpy_dtype
+from gopt.ir.graph import COMM, Graph, Node, clone
+from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.program import CallBack, Program
@@ -25,7 +25,7 @@ OURS = "verify"
 """``made_by`` of the calls that are put in: all others the source has itself."""
 
 
-def with_means(graph: Graph, shared: Shared) -> Graph:
+def with_means(graph: Graph, shared: SynchronisedValues) -> Graph:
     """The graph with every shared value replaced by its mean over the group ``shard`` for all that reads it."""
     points, constants = set(shared.points), {each.output: each for each in shared.corrected}
     lost = (points | constants.keys()) - {name for node in graph.nodes for name in node.outputs}

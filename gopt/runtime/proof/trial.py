@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gopt.graph.types import HALVES
+from gopt.ir.types import LOW_PRECISION
 from gopt.runtime.proof.compare import Ledger, Values, distance, finite, left_the_numbers, ratio
 from gopt.runtime.proof.disturb import MOST, MULTIPLE, UNITS, Sensitivity, apart, measure, norm
 from gopt.runtime.proof.expected import Batches, Expected, Local, Step
@@ -135,7 +135,7 @@ class _Moment:
         }
         for name, value in base.states.items():
             # A sum in another order turns the last place of a half: at most a unit of it is rounding.
-            if value.dtype.name in HALVES and name not in statistics:
+            if value.dtype.name in LOW_PRECISION and name not in statistics:
                 floors[name] = min(MULTIPLE * moved.states[name], UNITS[value.dtype.name] * norm(value))
         second = self._ledger(floors)
         if expected.training.loss in names:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from gopt.analysis.through import over_data
+from gopt.analysis.look_through import spans_data_axes
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.graph.model import Graph, Node
-from gopt.graph.types import FLOATS
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import FLOATS
 from gopt.runtime.program import CallBack, Program
 from gopt.runtime.proof.compare import Values
 from gopt.runtime.proof.reference import PROBE
@@ -62,7 +62,7 @@ class Varied:
 
     def run(self, feeds: Values, call: CallBack) -> Values:
         def varied(index: int, node: Node, inputs: list[np.ndarray]) -> Any:
-            if node.op_type != PROBE and not over_data(node, self.data):
+            if node.op_type != PROBE and not spans_data_axes(node, self.data):
                 return call(index, node, inputs)
             given = [
                 self.variant.vary(value, name == self.marked) if name in self.gradients else value

@@ -14,19 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from gopt.analysis.coupling.synchronise import Shared
+from gopt.analysis.coupling.synchronise import SynchronisedValues
+from gopt.analysis.look_through import declare_axes
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.roles import recover
-from gopt.analysis.take_over import take_over
-from gopt.analysis.through import declare
+from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError, OptionError, RunError
 from gopt.given import check_folder
-from gopt.graph.load import load
-from gopt.graph.model import COMM
-from gopt.graph.types import numpy_dtype
+from gopt.importers.collectives import DECLARED, parse_groups, recognise
+from gopt.ir.graph import COMM
+from gopt.ir.load import load
+from gopt.ir.types import numpy_dtype
 from gopt.manifest import check_source, read_manifest
 from gopt.mesh import Mesh
+from gopt.opaque.expand import expand
 from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.proof import draws
@@ -46,8 +48,6 @@ from gopt.runtime.proof.variants import (
     Variant,
 )
 from gopt.runtime.session import SessionCache
-from gopt.sources.collectives import DECLARED, parse_groups, recognise
-from gopt.sources.expand import expand
 
 
 class Verifier:
@@ -77,7 +77,7 @@ class Verifier:
         self.cache = SessionCache(deadline)
         self.gates = find_gates(self.training)
         reduction = LossReduction.parse(self.manifest.get("loss_reduction", "mean"))
-        shared = Shared.from_json(self.manifest.get("synchronised", {"values": [], "constants": []}))
+        shared = SynchronisedValues.from_json(self.manifest.get("synchronised", {"values": [], "constants": []}))
         self.expected = Expected(self.training, self.mesh, self.cache, self.gates, reduction, shared)
         self.expected.refuse_inputs(self.randoms.fed)
         self.ranks = [
@@ -210,8 +210,8 @@ def _training(
     given = expand(load(model))
     check_source(manifest, given, folder, os.fspath(model))
     recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
-    declare(given, dict(mesh.kinds))
-    return take_over(recover(given, roles), roles, mesh)
+    declare_axes(given, dict(mesh.kinds))
+    return adopt_source_collectives(recover(given, roles), roles, mesh)
 
 
 def verify(

@@ -18,7 +18,7 @@ import numpy as np
 from gopt.disk.draft import Draft, draft_folder
 from gopt.disk.files import create, sync, write_new
 from gopt.errors import InputError, OptionError, RunError
-from gopt.graph.external import SAFETENSORS, load_state
+from gopt.ir.external_data import SAFETENSORS, load_state
 from gopt.runtime.engines.base import Engine
 from gopt.runtime.session import Array, array_dtype
 from gopt.runtime.training.home import check_free, check_home, open_home, prune, remove_step, unwritable

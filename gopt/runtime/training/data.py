@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from gopt.errors import InputError, OptionError
-from gopt.graph.external import load_state
-from gopt.graph.types import TensorType, numpy_dtype
+from gopt.ir.external_data import load_state
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.session import Array, array_dtype
 
 Batch = dict[str, Array]

@@ -19,7 +19,7 @@ from gopt.disk.files import digest_of, is_plain, make_folders, reason, sync
 from gopt.disk.lock import is_busy, lock_file
 from gopt.documents import MANIFEST, REPORT, read_json
 from gopt.errors import InputError, OptionError, RunError
-from gopt.graph.load import load
+from gopt.ir.load import load
 from gopt.seal import INDEX, LOCK, STEP, digest, read_index, step_name, whole_steps
 from gopt.write.models import SOURCE, model_bytes
 from gopt.write.ours import check_place, place_of

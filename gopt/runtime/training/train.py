@@ -19,10 +19,10 @@ from gopt import manifest as manifests
 from gopt.collectives.node import format_shape
 from gopt.errors import GoptError, InputError, OptionError, RunError
 from gopt.given import check_folder
-from gopt.graph.external import load_state
-from gopt.graph.load import load
-from gopt.graph.model import COMM, Graph, Node
-from gopt.graph.types import TensorType, numpy_dtype
+from gopt.ir.external_data import load_state
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.load import load
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.mesh import Mesh
 from gopt.runtime.device import HOST, Device
 from gopt.runtime.engines.base import Ahead, Calls, Engine

@@ -9,8 +9,8 @@ import numpy as np
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import RunError, UnsupportedError
-from gopt.graph.model import Graph
-from gopt.graph.types import HALVES
+from gopt.ir.graph import Graph
+from gopt.ir.types import LOW_PRECISION
 from gopt.runtime.doubles import Doubles
 from gopt.runtime.program import CallBack
 from gopt.runtime.proof.reference import local_graph, part_of
@@ -98,7 +98,7 @@ class Forward:
 
     def _finest(self) -> tuple[Graph, Precision, Doubles]:
         graph = local_graph(self.training)
-        half = any(type.dtype in HALVES for type in graph.types.values())
+        half = any(type.dtype in LOW_PRECISION for type in graph.types.values())
         for precision in (DOUBLE, SINGLE):
             wide = widened(graph, precision.dtype)
             try:

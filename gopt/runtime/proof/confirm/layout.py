@@ -9,7 +9,7 @@ from itertools import permutations
 import numpy as np
 
 from gopt.analysis.training import TrainingGraph
-from gopt.graph.model import Node
+from gopt.ir.graph import Node
 from gopt.runtime.proof.confirm.slopes import Part
 
 LAYOUT = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
@@ -21,7 +21,7 @@ class Layouts:
 
     def __init__(self, training: TrainingGraph) -> None:
         self._training = training
-        self._readers: Mapping[str, list[Node]] = training.graph.readers()
+        self._readers: Mapping[str, list[Node]] = training.graph.users()
         self._turns: dict[str, list[Node]] = {}
 
     def of(self, name: str, gradient: np.ndarray, like: np.ndarray) -> np.ndarray:

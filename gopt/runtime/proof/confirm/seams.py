@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gopt.graph.model import Graph
-from gopt.graph.types import FLOATS
+from gopt.ir.graph import Graph
+from gopt.ir.types import FLOATS
 
 TRIES = 4
 

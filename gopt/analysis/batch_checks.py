@@ -1,0 +1,45 @@
+"""What a user calls a batch, and is none."""
+
+from __future__ import annotations
+
+from gopt.analysis.state_matching import reachable_states
+from gopt.analysis.step_skeleton import StepSkeleton
+from gopt.errors import OptionError
+from gopt.shown import show
+
+
+def refuse_state_batches(step: StepSkeleton) -> None:
+    """Raise OptionError where the role map calls an input a batch that the update replaces.
+
+    The map goes before the data flow, and may rightly take an input out of it that merely looks like a state. It is no
+    batch for all that where an output that the forward has no part in adds to it, or starts from its stored value.
+    """
+    index, batch = step.index, set(step.roles.batch)
+    if not batch:
+        return
+    free = batch - step.updated.keys()
+    for name in batch & step.updated.keys():
+        raise OptionError(f"the role map says that {show(name)} is a batch and a state", "leave one of them out")
+    for output in index.graph.outputs:
+        node = index.producers.get(output)
+        if output in step.replaces or node is None or id(node) in step.forward:
+            continue
+        held = index.graph.initializers
+        for name in reachable_states(index, output, free):
+            if name in held or _adds(step, output, name):
+                what = f"the role map says that {show(name)} is a batch, but it is a state"
+                raise OptionError(f"{what}: output {show(output)} replaces it", f"leave {show(name)} out of --batch")
+
+
+def _adds(step: StepSkeleton, output: str, name: str) -> bool:
+    """Whether the output is the input with something added to it."""
+    left, seen = [output], set()
+    while left:
+        value = left.pop()
+        if value == name:
+            return True
+        node = step.index.producers.get(value)
+        if value not in seen and node is not None and node.is_a("Add", "Sub", "Sum", "Identity", "Cast"):
+            left += node.inputs
+        seen.add(value)
+    return False

@@ -1,0 +1,153 @@
+"""What the rules see of a graph while one sweep marks its values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, Untraceable
+from gopt.analysis.graph_walks import Index
+from gopt.analysis.operators import elementwise
+from gopt.ir.graph import Node
+
+Shape = tuple[int | str | None, ...]
+
+
+@dataclass(slots=True)
+class CouplingContext:
+    """The graph, the marks so far, and the number of samples of a batch (0 where it is no number)."""
+
+    index: Index
+    batch: int
+    marks: dict[str, Mark] = field(default_factory=dict)
+    found: list[Coupling] = field(default_factory=list)
+    origins: dict[str, Node] = field(default_factory=dict)
+    """Value in which samples were reduced -> the node that did."""
+    fed: dict[str, Node] = field(default_factory=dict)
+    """Reduced value -> the first node of single samples that reads it."""
+    shared: set[str] = field(default_factory=set)
+    """Reduced values that are alike on all ranks, since they are averaged: no mark."""
+    walked: set[str] = field(default_factory=set)
+    """Reduced values whose origins are known to be read by values of single samples."""
+    _alike: dict[tuple[str, int, int, int], bool] = field(default_factory=dict)
+
+    @property
+    def opset(self) -> int:
+        """Version of the standard operators."""
+        versions = [each.version for each in self.index.graph.header.opset_import if each.domain in ("", "ai.onnx")]
+        return max(versions, default=20)
+
+    def shape(self, name: str) -> Shape:
+        """The shape of a value; raises Lost where not even its rank is known."""
+        type = self.index.graph.types.get(name)
+        if type is None or type.shape is None:
+            raise Untraceable(f"the rank of {name!r} is not known")
+        return type.shape
+
+    def rank(self, name: str) -> int:
+        return len(self.shape(name))
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """The value of a constant; None for what is fed, carried or computed."""
+        graph = self.index.graph
+        if name in graph.inputs:
+            return None
+        if name in graph.initializers:
+            return np.asarray(graph.initializers[name].numpy())
+        node = self.index.producers.get(name)
+        if node is None or not node.is_a("Constant"):
+            return None
+        for key, value in node.attributes.items():
+            if key == "value":
+                from onnx import numpy_helper
+
+                return np.asarray(numpy_helper.to_array(value))
+            if key in ("value_float", "value_int", "value_floats", "value_ints"):
+                return np.asarray(value)
+        return None
+
+    def ints(self, name: str) -> list[int] | None:
+        """A small constant list of integers."""
+        value = self.constant(name) if name else None
+        return None if value is None or value.dtype.kind not in "iu" else [int(each) for each in value.reshape(-1)]
+
+    def scalar(self, name: str) -> float:
+        """A constant of one element; 0 for anything else."""
+        value = self.constant(name)
+        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else 0.0
+
+    def samples(self, name: str) -> Mark | None:
+        """The mark of a value of single samples, None for any other."""
+        mark = self.marks.get(name)
+        return mark if mark is not None and mark.kind is Relation.SAMPLES else None
+
+    def extent(self, mark: Mark) -> int:
+        """Elements of the dimension that holds the samples; 0 where that is no number."""
+        return mark.outer * self.batch * mark.inner
+
+    def couple(self, kind: CouplingKind, node: Node, what: str, exact: str = "", value: str = "") -> None:
+        """Note a fact about a node, once for each value."""
+        name = value or next(each for each in node.outputs if each)
+        if all((each.kind, each.value) != (kind, name) for each in self.found[-32:]):
+            self.found.append(Coupling(kind, name, node.op_type, what, exact))
+
+    def alike(self, name: str, axis: int, mark: Mark) -> bool:
+        """Whether a value that no batch enters is the same for every sample of its dimension ``axis``."""
+        key = (name, axis, mark.outer, mark.inner)
+        if key not in self._alike:
+            self._alike[key] = self._is_alike(name, axis, mark)
+        return self._alike[key]
+
+    def _is_alike(self, name: str, axis: int, mark: Mark) -> bool:
+        shape = self.shape(name)
+        if not 0 <= axis < len(shape) or (shape[axis] == 1 and self.extent(mark) != 1):
+            return True
+        value = self.constant(name)
+        if value is not None:
+            if not self.batch or value.shape[axis] != self.extent(mark):
+                return False
+            split = value.reshape(*value.shape[:axis], mark.outer, self.batch, mark.inner, *value.shape[axis + 1 :])
+            return bool((split == split.take([0], axis + 1)).all())
+        node = self.index.producers.get(name)
+        if node is None:
+            return False
+        if node.is_a("ConstantOfShape"):
+            return True
+        if node.is_a("Expand") or elementwise(node):
+            operands = node.inputs[:1] if node.is_a("Expand") else [each for each in node.inputs if each]
+            return all(self.alike(each, axis - len(shape) + self.rank(each), mark) for each in operands)
+        if node.is_a("Gather") and not self._of_data(node, axis):
+            start = axis_of(node, self.rank(node.inputs[0]), 0)
+            return self.alike(node.inputs[1], axis - start, mark)
+        if node.is_a("Reshape") and self.shape(node.inputs[0])[: axis + 1] == shape[: axis + 1]:
+            return self.alike(node.inputs[0], axis, mark)
+        if node.is_a("Unsqueeze"):
+            axes = self.axes(node, len(shape)) or []
+            return axis in axes or self.alike(node.inputs[0], axis - sum(each < axis for each in axes), mark)
+        if node.is_a("Transpose"):
+            order = [int(each) for each in node.attributes.get("perm", range(len(shape))[::-1])]
+            return self.alike(node.inputs[0], order[axis], mark)
+        return False
+
+    def _of_data(self, node: Node, axis: int) -> bool:
+        """Whether dimension ``axis`` of what a Gather makes is one of its data, not of its indices."""
+        start = axis_of(node, self.rank(node.inputs[0]), 0)
+        return not start <= axis < start + self.rank(node.inputs[1])
+
+    def axes(self, node: Node, rank: int, slot: int = 1) -> list[int] | None:
+        """Axes given as an attribute or as input ``slot``, counted from the front; None where none are given.
+
+        Raises Lost where they are computed.
+        """
+        given = node.attributes.get("axes")
+        if given is None and len(node.inputs) > slot and node.inputs[slot]:
+            given = self.ints(node.inputs[slot])
+            if given is None:
+                raise Untraceable(f"the axes of {node.label!r} are computed")
+        return None if given is None else sorted(int(each) % max(rank, 1) for each in given)
+
+
+def axis_of(node: Node, rank: int, default: int) -> int:
+    """The attribute ``axis``, counted from the front."""
+    return int(node.attributes.get("axis", default)) % max(rank, 1)

@@ -1,0 +1,180 @@
+"""All couplings of a step: those of its forward, its loss, and what the update reads of the batch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
+from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
+from gopt.analysis.graph_walks import ancestors
+from gopt.analysis.loss_reduction import LossRule
+from gopt.analysis.operators import reads_shape_only
+from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.ir.graph import Node
+from gopt.program import SpmdProgram
+
+
+@dataclass(frozen=True, slots=True)
+class CouplingSummary:
+    """All couplings of a step, and what its loss is: a mean, a sum, or a mean weighted ``by`` a value.
+
+    ``loss`` is None where it could not be followed, or is none of these.
+    """
+
+    couplings: tuple[Coupling, ...]
+    loss: Relation | None
+    by: str = ""
+
+
+def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
+    """Every place where the step is not that of one large batch, or may not be; one sweep, kept with the step."""
+
+    def find() -> CouplingSummary:
+        graph = training.graph
+        forward = [node for node in graph.nodes if node.phase is Phase.FORWARD]
+        context = start(graph, training.batch)
+        read = {name for node in forward for name in node.reads}
+        context.found = [fact for fact in context.found if fact.value in read]
+        propagate(context, forward)
+        _loss(context, training)
+        _driven(context, training)
+        mark = context.marks.get(training.loss)
+        plain = mark is not None and mark.kind in (Relation.MEAN, Relation.SUM, Relation.WEIGHTED) and not mark.doubt
+        found = tuple(context.found)
+        return (
+            CouplingSummary(found, mark.kind, mark.by) if mark is not None and plain else CouplingSummary(found, None)
+        )
+
+    return training.once("couplings", find)
+
+
+def find_couplings(training: TrainingGraph) -> tuple[Coupling, ...]:
+    """Every place where the step is not that of one large batch, or may not be."""
+    return analyse_couplings(training).couplings
+
+
+def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
+    """The couplings that a sharded step still has; none where one micro-step of one rank sees all the data."""
+    group = step.mesh.data_group
+    if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
+        return ()
+    reading, asked = analyse_couplings(step.training), step.loss_reduction
+    found = list(reading.couplings)
+    fits = {LossRule.SUM: Relation.SUM, LossRule.MEAN: Relation.MEAN, LossRule.WEIGHTED: Relation.WEIGHTED}[asked.rule]
+    if asked.rule is not LossRule.MEAN and reading.loss in (fits, None):
+        found = [each for each in found if each.kind not in (CouplingKind.SUMMED, CouplingKind.WEIGHTED)]
+    if step.shared:
+        settled = (CouplingKind.STATISTICS, CouplingKind.NONLINEAR, CouplingKind.WEIGHTED)
+        found = [each for each in found if each.kind not in settled]
+    if asked.rule is not LossRule.MEAN and reading.loss not in (fits, None):
+        found.append(_contrary(step, reading))
+    elif reading.by and asked.value and reading.by != asked.value:
+        what = f"gradients are weighted by {asked.value!r}, the loss is a mean weighted by {reading.by!r}"
+        found.append(_of_loss(step, what, f"--loss-reduction weighted:{reading.by} is exact"))
+    return tuple(found)
+
+
+def _contrary(step: SpmdProgram, reading: CouplingSummary) -> Coupling:
+    """The user asked for a reduction that the loss does not have."""
+    assert reading.loss is not None
+    kinds = {Relation.MEAN: "a mean over the samples", Relation.SUM: "a sum over the samples"}
+    what = kinds.get(reading.loss, f"a mean weighted by {reading.by!r}")
+    return _of_loss(step, f"--loss-reduction is {step.loss_reduction}, and the loss is {what}", "")
+
+
+def _of_loss(step: SpmdProgram, what: str, exact: str) -> Coupling:
+    training = step.training
+    producer = next((node.op_type for node in training.graph.nodes if training.loss in node.outputs), "")
+    return Coupling(CouplingKind.REDUCTION, training.loss, producer, what, exact)
+
+
+def notes(couplings: Sequence[Coupling]) -> list[str]:
+    """One line for each kind of coupling: the first of it, and how many more there are."""
+    by_kind: dict[CouplingKind, list[Coupling]] = {}
+    for each in couplings:
+        by_kind.setdefault(each.kind, []).append(each)
+    more = {kind: f"; {len(facts) - 1} more like it" if len(facts) > 1 else "" for kind, facts in by_kind.items()}
+    return [facts[0].note + more[kind] for kind, facts in by_kind.items()]
+
+
+def _loss(context: CouplingContext, training: TrainingGraph) -> None:
+    """Whether the loss is a mean over samples."""
+    loss = training.loss
+    mark, node = context.marks.get(loss), context.index.producers.get(loss)
+    if node is None or mark is None or mark.kind in (Relation.UNKNOWN, Relation.MEAN) or mark.mixed:
+        if node is not None and mark is None:
+            context.couple(CouplingKind.UNKNOWN, node, f"the loss {loss!r} does not follow the samples: {UNDECIDED}")
+        return
+    if mark.kind is Relation.WEIGHTED and not _trained(context, training, mark.by):
+        by = f" {mark.by!r}" if mark.by else ", which the operator keeps to itself"
+        exact = f"--loss-reduction weighted:{mark.by} is exact" if mark.by else "write the division out in the model"
+        context.couple(
+            CouplingKind.WEIGHTED, node,
+            f"the loss is divided by a count of the rank's own batch{by}: ranks with different counts weigh alike",
+            exact, loss,
+        )  # fmt: skip
+    elif mark.kind is Relation.SUM:
+        _sum(context, loss, node)
+    elif mark.kind is Relation.SAMPLES:
+        context.couple(CouplingKind.UNKNOWN, node, f"the loss is that of one sample, no sum and no mean: {UNDECIDED}")
+    else:
+        origin = context.index.producers.get(mark.origin) or node
+        context.couple(
+            CouplingKind.NONLINEAR, node,
+            f"the loss is no mean over samples: {mark.origin!r} ({origin.op_type}) is a function of what they "
+            "have in common", "--statistics sync may make it exact", loss,
+        )  # fmt: skip
+
+
+def _sum(context: CouplingContext, loss: str, node: Node) -> None:
+    """A loss that is a sum over samples, as far as the constants in it tell."""
+    mark = context.marks[loss]
+    known = not context.batch or division(mark.factor, context.batch, mark.sizes).by_others
+    if context.batch == 1 or mark.doubt:
+        why = "a batch of one sample" if context.batch == 1 else "dimensions of equal size"
+        context.couple(
+            CouplingKind.UNKNOWN, node, f"{why} cannot tell a summed loss from a mean one: {UNDECIDED}", "", loss
+        )
+    elif known:
+        context.couple(
+            CouplingKind.SUMMED, node, "the loss is summed over the samples, and gradients are averaged over ranks",
+            "--loss-reduction sum is exact", loss,
+        )  # fmt: skip
+    else:
+        times = f"times {abs(mark.factor):.6g}" if mark.factor else "times a value that is no constant"
+        context.couple(
+            CouplingKind.UNKNOWN, node,
+            f"the loss is summed over {context.batch} samples, {times}: "
+            "whether that divides by their number is not told",
+            "--loss-reduction sum is exact where it does not", loss,
+        )  # fmt: skip
+
+
+def _driven(context: CouplingContext, training: TrainingGraph) -> None:
+    """What the update reads of a rank's own batch beside gradients: the loss above all."""
+    gradients = set(training.gradients.values())
+    stack = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
+    seen: set[int] = set()
+    while stack:
+        node = context.index.producers.get(stack.pop())
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        for name in node.reads:
+            producer = context.index.producers.get(name)
+            own = name in training.batch or (producer is not None and producer.phase is Phase.FORWARD)
+            if own and name in context.marks and not reads_shape_only(node):
+                context.couple(
+                    CouplingKind.LOSS_DRIVEN, node,
+                    f"the update reads {name!r}, a value of the rank's own batch, at {node.label!r}",
+                    f"--shared {name} lets it read the mean over the ranks", name,
+                )  # fmt: skip
+            elif name not in gradients and name not in training.shared and not own:
+                stack.append(name)
+
+
+def _trained(context: CouplingContext, training: TrainingGraph, value: str) -> bool:
+    """Whether a value depends on a parameter."""
+    return not ancestors(context.index, [value])[1].isdisjoint(state.tensor for state in training.parameters)

@@ -1,0 +1,66 @@
+"""The table of rules: operator -> what it makes of the samples' dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gopt.analysis.coupling import contract, lookups, shapes
+from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.marks import DRAWN, Marks, Relation
+from gopt.analysis.coupling.pointwise import pointwise
+from gopt.analysis.operators import ELEMENTWISE
+from gopt.ir.graph import Node
+
+TransferFunction = Callable[[CouplingContext, Node], Marks]
+
+
+def like(context: CouplingContext, node: Node) -> Marks:
+    """Random numbers of the shape of their first operand."""
+    mark = context.marks[node.inputs[0]]
+    return [mark if mark.kind is Relation.SAMPLES else DRAWN for _ in node.outputs]
+
+
+IN_FRONT = (
+    *("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "GlobalLpPool"),
+    *("DepthToSpace", "SpaceToDepth", "InstanceNormalization", "GroupNormalization", "LRN"),
+    *("Attention", "RotaryEmbedding"),
+)
+"""Operators whose first dimension is the batch."""
+
+RULES: dict[str, TransferFunction] = {
+    **dict.fromkeys(ELEMENTWISE, pointwise),
+    "Reshape": shapes.reshape,
+    "Flatten": shapes.reshape,
+    "Squeeze": shapes.squeeze,
+    "Unsqueeze": shapes.unsqueeze,
+    "Transpose": shapes.transpose,
+    "Expand": shapes.expand,
+    "Tile": shapes.tile,
+    "Concat": shapes.concat,
+    "Split": shapes.split,
+    "Slice": shapes.slices,
+    "Pad": shapes.pad,
+    "Trilu": shapes.trilu,
+    "Gather": lookups.gather,
+    "GatherElements": lookups.gather_elements,
+    "ScatterElements": lookups.gather_elements,
+    "GatherND": lookups.gather_nd,
+    "ScatterND": lookups.scatter_nd,
+    "OneHot": lookups.one_hot,
+    "MatMul": contract.matmul,
+    "Gemm": contract.gemm,
+    "Einsum": contract.einsum,
+    "Conv": contract.conv,
+    "ConvTranspose": contract.conv,
+    **dict.fromkeys(
+        ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum"],
+        contract.reduction,
+    ),
+    **dict.fromkeys(["ReduceLogSumExp", "ReduceSumSquare", "ArgMax", "ArgMin"], contract.reduction),
+    **dict.fromkeys(["Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "CumSum", "TopK"], contract.along),
+    **dict.fromkeys(["LayerNormalization", "RMSNormalization"], contract.layer_norm),
+    "BatchNormalization": contract.batch_norm,
+    **dict.fromkeys(IN_FRONT, contract.in_front),
+    **dict.fromkeys(["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"], contract.loss_operator),
+    **dict.fromkeys(["RandomNormalLike", "RandomUniformLike", "Bernoulli", "Dropout"], like),
+}

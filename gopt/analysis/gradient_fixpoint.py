@@ -1,0 +1,269 @@
+"""All gradients of a step: found one by one, and again until no update reads a value of one rank beside them.
+
+Where it does, the node in which the two meet belongs to the backward, and the walks stop behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gopt.analysis.gradients import AnalysisContext, LocalTaint, find_gradient, local_taint
+from gopt.analysis.graph_walks import Index, ancestors, descendants
+from gopt.analysis.step_skeleton import StepSkeleton
+from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS
+
+_OF_LOSS = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Neg", "Mul", "Div", "Add", "Sub", "Sum")
+MAX_ITERATIONS = 8
+"""How often a gradient may be moved towards the update after a value of one rank was found in it."""
+
+
+@dataclass(slots=True)
+class GradientMap:
+    """Parameter -> gradient, the nodes of the backward (by id), and what was learnt on the way."""
+
+    context: AnalysisContext
+    gradients: dict[str, str]
+    backward: set[int]
+
+
+def find_gradients(step: StepSkeleton) -> GradientMap:
+    """The gradient of every parameter that has one; raises UnsupportedError where an update reads more of the batch."""
+    context = _context(step)
+    wanted = _parameter_candidates(step)
+    for _ in range(MAX_ITERATIONS):
+        gradients = _walk(step, context, wanted)
+        backward = ancestors(step.index, gradients.values())[0] - step.forward
+        check = local_taint(context, set(gradients.values()), backward)
+        bad = _reaching_states(step, check.mixed)
+        _refuse_loss(step, context, bad)
+        _refuse_factor(step, context, bad, check.reduced)
+        local = [name for name in gradients if not _reads_reduced(step, name, check)]
+        fresh = {id(node) for node in bad}
+        if local:
+            # What stands between a gradient and another parameter's belongs to the backward.
+            fresh |= _behind(step, gradients, backward)
+        fresh -= context.barrier
+        if not fresh:
+            break
+        context.barrier |= fresh
+    if local:
+        raise UnsupportedError(
+            f"the update of {local[0]!r} reads a local gradient: {gradients[local[0]]!r} feeds other gradients too",
+            f"name its gradient: --params {local[0]}=VALUE",
+        )
+    if bad:
+        raise _own_value(_culprit(step, bad[0].inputs, check.rank_local), bad[0])
+    _refuse_found(step, context, gradients)
+    _refuse_drawn(step, backward)
+    return GradientMap(context, gradients, backward)
+
+
+def _own_value(value: str, node: Node) -> UnsupportedError:
+    return UnsupportedError(
+        f"the update reads {value!r}, a value of one rank's own batch, beside a gradient (in {node.label!r})",
+        "an update may depend on the batch through gradients alone",
+    )
+
+
+def _refuse_factor(step: StepSkeleton, context: AnalysisContext, mixed: list[Node], reduced: set[str]) -> None:
+    """Refuse a one-element value of one rank that no backward would multiply by.
+
+    A backward behind a contraction scales by what the forward divides by: a token count. Everything else, such as a
+    count that the loss does not know, would be a rate of this rank's own.
+    """
+    for node in mixed:
+        for name in node.reads:
+            if not step.index.one_element(name) or name in reduced or name not in step.tainted:
+                continue
+            if not _of_divisors(step, context, name):
+                raise _own_value(name, node)
+
+
+def _of_divisors(step: StepSkeleton, context: AnalysisContext, name: str) -> bool:
+    """Whether a value is made of divisors of the forward alone."""
+    stack, seen = [name], set()
+    while stack:
+        value = stack.pop()
+        if value in seen or value not in step.tainted or value in context.divisors:
+            continue
+        seen.add(value)
+        producer = step.index.producers.get(value)
+        if producer is None or id(producer) in step.forward:
+            return False
+        stack.extend(producer.reads)
+    return True
+
+
+def _context(step: StepSkeleton) -> AnalysisContext:
+    index = step.index
+    context = AnalysisContext(index, step.tainted, step.forward, of_loss=descendants(index, _same_as_loss(step)))
+    read = [name for name in step.updated if name in step.forward_values]
+    of_parameters = descendants(index, read)
+    context.model = step.forward_values | of_parameters
+    made = {name for node in index.graph.nodes if id(node) in step.forward for name in node.outputs}
+    context.computed = made & of_parameters - step.tainted
+    foreign = [name for name in index.graph.inputs if name not in step.forward_values and name not in step.batch]
+    # One-element states and settings are left out: a loss scale is in every gradient.
+    context.update_only = descendants(index, [name for name in foreign if not index.one_element(name)])
+    context.settings = {name for name in foreign if name not in step.updated}
+    for node in index.graph.nodes:
+        if id(node) in step.forward and node.is_a("Div") and len(node.inputs) == 2:
+            context.divisors.update(_scalar_chain(index, node.inputs[1]))
+    return context
+
+
+def _same_as_loss(step: StepSkeleton) -> list[str]:
+    """The loss, and the one-element values that it is cast, reshaped or scaled from: as good as it, and no backward of
+    these operators reads them."""
+    found, name = [step.loss], step.loss
+    while (producer := step.index.producers.get(name)) is not None and producer.is_a(*_OF_LOSS):
+        moving = [each for each in producer.reads if each in step.tainted]
+        if len(moving) != 1 or not step.index.one_element(moving[0]):
+            break
+        name = moving[0]
+        found.append(name)
+    return found
+
+
+def _scalar_chain(index: Index, name: str) -> list[str]:
+    """A one-element value and what it is a cast, a bound or a shift of: a count, clipped to one at least."""
+    found: list[str] = []
+    stack = [name]
+    while stack:
+        value = stack.pop()
+        if value in found or not index.one_element(value):
+            continue
+        found.append(value)
+        producer = index.producers.get(value)
+        if producer is not None and producer.is_a("Cast", "Max", "Clip", "Add", "Identity", "Reshape", "Squeeze"):
+            stack.extend(producer.reads)
+    return found
+
+
+def _refuse_loss(step: StepSkeleton, context: AnalysisContext, mixed: list[Node]) -> None:
+    """Refuse an update that reads the loss, or what is made of it: every rank has a loss of its own."""
+    for node in mixed:
+        if any(name in context.of_loss for name in node.reads):
+            read = [name for name in node.reads if name in context.of_loss]
+            raise UnsupportedError(
+                f"the update reads {_culprit(step, read, context.of_loss)!r}, "
+                f"which depends on the loss of one rank's own batch, beside a gradient (in {node.label!r})",
+                "feed what follows the loss as an input, such as a learning rate, equal on all ranks",
+            )
+
+
+def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mapping[str, str]) -> None:
+    """Hold what was found against the conditions that a named gradient must meet."""
+    for name, gradient in gradients.items():
+        why = _disqualified(step, context, name, gradient)
+        if why:
+            raise UnsupportedError(
+                f"no gradient of {name!r} was found: all of its update that depends on the batch runs through "
+                f"{gradient!r}, but {why}",
+                f"name its gradient: --params {name}=VALUE",
+            )
+
+
+def _reads_reduced(step: StepSkeleton, name: str, check: LocalTaint) -> bool:
+    """Whether a parameter's new value holds its gradient as reduced, and nothing of one rank alone."""
+    updated = step.updated[name]
+    return updated in check.reduced and updated not in check.rank_local
+
+
+def _refuse_drawn(step: StepSkeleton, backward: set[int]) -> None:
+    """Refuse gradients that are mixed with random numbers which the forward does not know."""
+    for node in step.random:
+        if id(node) in backward:
+            raise UnsupportedError(
+                f"{node.op_type} {node.label!r} draws random numbers between the gradients and their update: "
+                "every rank would draw its own",
+                "feed them as an input, equal on all ranks",
+            )
+
+
+def _behind(step: StepSkeleton, gradients: Mapping[str, str], backward: set[int]) -> set[int]:
+    """Nodes of the backward that depend on a value chosen as a gradient."""
+    behind, found = set(gradients.values()), set()
+    for node in step.index.graph.nodes:
+        if id(node) in backward and any(name in behind for name in node.reads):
+            behind.update(node.outputs)
+            found.add(id(node))
+    return found
+
+
+def _culprit(step: StepSkeleton, inputs: Sequence[str], rank_local: set[str]) -> str:
+    return next((name for name in inputs if name in rank_local), None) or next(
+        name for name in inputs if name in step.tainted
+    )
+
+
+def _parameter_candidates(step: StepSkeleton) -> list[str]:
+    """Floating states that the loss depends on and whose new value depends on the batch; scalars last."""
+    types = step.index.graph.types
+    lost = [name for name in step.roles.params if name not in step.updated]
+    if lost:
+        raise OptionError(f"{lost[0]!r} is no state: no output replaces it", f"name one: --states {lost[0]}=OUTPUT")
+    named = [name for name in step.updated if name in step.roles.params]
+    found = [
+        name
+        for name, output in step.updated.items()
+        if name not in step.roles.params
+        and name in step.forward_values
+        and output in step.tainted
+        and types[name].dtype in FLOATS
+    ]
+    return sorted(named + found, key=lambda name: types[name].elements == 1)
+
+
+def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> dict[str, str]:
+    types = step.index.graph.types
+    gradients: dict[str, str] = {}
+    chosen: set[str] = set()
+    context.clean = set()
+    for name in wanted:
+        if types[name].elements == 1 and not context.clean and gradients:
+            context.clean = descendants(step.index, chosen) - chosen
+        given = step.roles.params.get(name, "")
+        if given:
+            why = _disqualified(step, context, name, given)
+            if why:
+                raise OptionError(f"{given!r} cannot be the gradient of {name!r}: {why}")
+        gradient = given or find_gradient(context, name, step.updated[name])
+        single = types[name].elements == 1 and not given
+        if gradient is None or (single and (gradient in context.clean or gradient in chosen)):
+            continue
+        gradients[name] = gradient
+        chosen.add(gradient)
+    return gradients
+
+
+def _disqualified(step: StepSkeleton, context: AnalysisContext, name: str, gradient: str) -> str:
+    """Why a value cannot be the gradient of a parameter; empty when it can."""
+    types = step.index.graph.types
+    producer = step.index.producers.get(gradient)
+    if producer is None or gradient not in types:
+        return "no node makes it"
+    if types[gradient].shape != types[name].shape:
+        return f"it is {types[gradient]}, the parameter {types[name]}"
+    if gradient not in step.tainted or id(producer) in step.forward:
+        return "it does not come from the backward"
+    if gradient in context.update_only or _made_of_its_old(step, gradient):
+        return "it is a part of the update"
+    return ""
+
+
+def _made_of_its_old(step: StepSkeleton, value: str) -> bool:
+    """Whether a value is the new one of a state that it is computed from; a state may well keep a gradient itself."""
+    state = step.replaces.get(value)
+    return state is not None and state in ancestors(step.index, [value])[1]
+
+
+def _reaching_states(step: StepSkeleton, nodes: list[Node]) -> list[Node]:
+    """Those of the nodes that a state's new value depends on."""
+    if not nodes:
+        return []
+    needed = ancestors(step.index, step.updated.values())[0]
+    return [node for node in nodes if id(node) in needed]

@@ -1,0 +1,96 @@
+"""Which updates are alike: equal by structure, dtypes and the very same scalar operands."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from gopt.analysis.operators import control_flow
+from gopt.analysis.training import Phase, TrainingGraph
+from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
+from gopt.ir.graph import Node
+
+
+def assign_classes(training: TrainingGraph, updates: Updates) -> None:
+    """Give every split subgraph its equivalence class."""
+    numbers = _ValueNumbering(training, updates)
+    for subgraph in updates.subgraphs.values():
+        if subgraph.mode is Mode.SPLIT:
+            subgraph.equivalence_class = numbers.subgraph(subgraph)
+
+
+class _ValueNumbering:
+    """Numbers for values and subgraphs: equal numbers mean equal by structure."""
+
+    def __init__(self, training: TrainingGraph, updates: Updates) -> None:
+        self.graph = training.graph
+        self.updates = updates
+        self.producers = {
+            name: node for node in training.graph.nodes if node.phase is Phase.UPDATE for name in node.outputs
+        }
+        self._numbers: dict[Hashable, int] = {}
+        self._values: dict[str, int] = {}
+        leaves = {leaf for reduction in updates.scalar_reductions.values() for leaf in reduction.leaves}
+        self._opaque = leaves | set(training.gradients.values())
+
+    def _number(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def scalar(self, name: str) -> int:
+        """A number for a one-element value: equal for the same pure function of the same inputs."""
+        stack = [name]
+        while stack:
+            top = stack[-1]
+            if top in self._values:
+                stack.pop()
+                continue
+            node = self.producers.get(top)
+            if node is None or top in self._opaque or control_flow(node):
+                self._values[top] = self._number(self._leaf(top))
+                continue
+            missing = [x for x in node.reads if x not in self._values]
+            if missing:
+                stack.extend(missing)
+                continue
+            operands = tuple(self._values[x] if x else -1 for x in node.inputs)
+            self._values[top] = self._number((signature(node), operands, node.outputs.index(top)))
+        return self._values[name]
+
+    def _leaf(self, name: str) -> Hashable:
+        tensor = self.graph.initializers.get(name)
+        if tensor is not None and name not in self.graph.inputs and tensor.nbytes <= 64 and not tensor.external:
+            return ("constant", str(tensor.type), tensor.numpy().tobytes())
+        return ("value", name)
+
+    def subgraph(self, subgraph: UpdateSubgraph) -> int:
+        """A number for a split subgraph: its nodes, dtypes and scalar operands, and what its reductions feed."""
+        types = self.graph.types
+        local: dict[str, Hashable] = {subgraph.gradient: "gradient"}
+        local.update((state.tensor, ("state", place)) for place, state in enumerate(subgraph.states))
+        keys: list[Hashable] = [str(types[subgraph.gradient].dtype)]
+        keys += [(state.kind, types[state.tensor].dtype) for state in subgraph.states]
+        for place, node in enumerate(subgraph.nodes):
+            operands = tuple(self._operand(name, local) for name in node.inputs)
+            local.update((name, ("node", place, slot)) for slot, name in enumerate(node.outputs))
+            if node.is_a("ReduceMean"):
+                operands = (*operands, types[node.inputs[0]].elements)  # each divides by a count of its own
+            into = tuple(self.updates.reduction_of.get(name, "") for name in node.outputs)
+            keys.append((signature(node), operands, into))
+        keys.append(tuple(local.get(state.updated) for state in subgraph.states))
+        return self._number(tuple(keys))
+
+    def _operand(self, name: str, local: dict[str, Hashable]) -> Hashable:
+        if not name or name in local:
+            return local.get(name, "")
+        type = self.graph.type_of(name)
+        if type.static and type.elements == 1:
+            return ("scalar", self.scalar(name))
+        return ("outside", type.dtype)
+
+
+def signature(node: Node) -> Hashable:
+    """Operator and attributes of a node, for comparing."""
+    if node.proto is not None:
+        attributes: Hashable = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.proto.attribute))
+    else:
+        attributes = tuple(sorted((key, repr(value)) for key, value in node.attributes.items()))
+    return (node.domain, node.op_type, attributes)

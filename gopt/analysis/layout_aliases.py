@@ -1,0 +1,193 @@
+"""Which values are others in the same layout: what layout operators that change nothing make.
+
+An exporter leaves an Identity before an output, a Reshape to the same shape, a pair of Transposes around a clip. An
+optimizer joins all gradients into one row and splits it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gopt.ir.constant_folding import constant_value
+from gopt.ir.graph import Graph, Node
+from gopt.opaque.origin import Origin
+
+COPIES = ("Identity", "Cast", "CastLike")
+OF_ONE = ("Sum", "Max", "Min", "Mean", "Concat")
+"""Operators over any number of operands: over one, they copy it."""
+RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand")
+CUTS = ("Split", "Slice")
+_LOOKED_AT = (*COPIES, *OF_ONE, *RESHAPES, *CUTS, "Transpose")
+
+
+def find_aliases(graph: Graph) -> dict[str, str]:
+    """Values that equal another one in type, elements and order -> that value, their root; one sweep in order.
+
+    Bodies of opaque operators are left alone: they become the operator again as they are.
+    """
+    finder = _Finder(graph)
+    for node in graph.nodes:
+        if node.op_type == "Constant":
+            finder.constants[node.outputs[0]] = node
+        elif node.is_a(*_LOOKED_AT) and any(node.inputs[:1]) and not of_operator(node):
+            finder.look(node)
+    return finder.aliases
+
+
+def of_operator(node: Node) -> bool:
+    """Whether a node stands in the body of an operator of the table, and not in a function of the model."""
+    return isinstance(node.origin, Origin) and node.origin.call.operator is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A value as a layout operator over ``base``: ``perm`` of a Transpose, None of a Reshape."""
+
+    base: str
+    perm: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Join:
+    """A Concat: where each operand starts along ``axis``, and how long it is there -> the operand."""
+
+    axis: int
+    operands: dict[tuple[int, int], str]
+
+
+@dataclass
+class _Finder:
+    graph: Graph
+    aliases: dict[str, str] = field(default_factory=dict)
+    layouts: dict[str, _Layout] = field(default_factory=dict)
+    joins: dict[str, _Join] = field(default_factory=dict)
+    reshaped: dict[tuple[str, object], str] = field(default_factory=dict)
+    """(base, shape) -> the first value that is the base in that shape."""
+    constants: dict[str, Node] = field(default_factory=dict)
+    """Constant nodes by what they make."""
+
+    def look(self, node: Node) -> None:
+        if len(node.outputs) == 1:
+            self._look_at_one(node, self.aliases.get(node.inputs[0], node.inputs[0]), node.outputs[0])
+        if node.is_a(*CUTS):
+            self._cut(node)
+
+    def _look_at_one(self, node: Node, source: str, output: str) -> None:
+        if self._copies(node, source, output):
+            self.aliases[output] = source
+            return
+        if node.is_a("Concat"):
+            self._join(node)
+            return
+        layout = _layout(self.graph, node, source, output)
+        if layout is None:
+            return
+        layout = _composed(layout, self.layouts.get(source))
+        if self._changes_nothing(layout, output):
+            self.aliases[output] = layout.base
+            return
+        self.layouts[output] = layout
+        if layout.perm is None:
+            first = self.reshaped.setdefault((layout.base, self.graph.type_of(output).shape), output)
+            if first != output:
+                self.aliases[output] = first
+
+    def _copies(self, node: Node, source: str, output: str) -> bool:
+        if node.is_a("Identity"):
+            return True
+        if node.is_a(*COPIES):
+            known = self.graph.type_of(source).dtype
+            return known != "undefined" and known == self.graph.type_of(output).dtype
+        return node.is_a(*OF_ONE) and len(node.inputs) == 1
+
+    def _changes_nothing(self, layout: _Layout, output: str) -> bool:
+        if layout.perm is not None:
+            return list(layout.perm) == sorted(layout.perm)
+        return self.graph.type_of(layout.base).shape == self.graph.type_of(output).shape
+
+    def _join(self, node: Node) -> None:
+        types = [self.graph.type_of(name) for name in node.inputs]
+        if not all(type.static and type.shape for type in types):
+            return
+        axis = node.attributes["axis"] % len(types[0].dims)
+        operands: dict[tuple[int, int], str] = {}
+        start = 0
+        for name, type in zip(node.inputs, types):
+            operands[start, type.dims[axis]] = self.aliases.get(name, name)
+            start += type.dims[axis]
+        self.joins[node.outputs[0]] = _Join(axis, operands)
+
+    def _cut(self, node: Node) -> None:
+        """The pieces of a join that are its very operands."""
+        join = self.joins.get(self.aliases.get(node.inputs[0], node.inputs[0]))
+        if join is None:
+            return
+        for output, (axis, start, size) in zip(node.outputs, self._pieces(node), strict=False):
+            if output and axis == join.axis and (start, size) in join.operands:
+                self.aliases[output] = join.operands[start, size]
+
+    def _pieces(self, node: Node) -> list[tuple[int, int, int]]:
+        """(axis, start, size) of each output of a cut; none where they are not known, or more than one axis is cut."""
+        whole, cut = self.graph.type_of(node.inputs[0]), [self.graph.type_of(name) for name in node.outputs]
+        if not whole.static or not all(type.static for type in cut):
+            return []
+        if node.is_a("Split"):
+            axis = node.attributes.get("axis", 0) % len(whole.dims)
+            starts = np.cumsum([0, *(type.dims[axis] for type in cut)]).tolist()
+            return [(axis, start, type.dims[axis]) for start, type in zip(starts, cut)]
+        given = [self._integers(name) for name in node.inputs[1:]]
+        if len(given) < 2 or any(values is None or len(values) != 1 for values in given):
+            return []
+        start, axis, step = (given[place][0] if len(given) > place and given[place] else other  # type: ignore[index]
+                             for place, other in ((0, 0), (2, 0), (3, 1)))  # fmt: skip
+        axis %= len(whole.dims)
+        length = whole.dims[axis]
+        start = min(max(start + length if start < 0 else start, 0), length)
+        return [(axis, start, cut[0].dims[axis])] if step == 1 else []
+
+    def _integers(self, name: str) -> list[int] | None:
+        """The elements of a constant of whole numbers; None of anything else."""
+        value, tensor = None, self.graph.initializers.get(name)
+        if name in self.constants:
+            value = constant_value(self.constants[name])
+        elif tensor is not None and name not in self.graph.inputs and tensor.type.dtype in ("int64", "int32"):
+            value = np.asarray(tensor.numpy())
+        return None if value is None else [int(each) for each in value.reshape(-1)]
+
+
+def _layout(graph: Graph, node: Node, source: str, output: str) -> _Layout | None:
+    """The node as a layout operator that keeps all elements; None when it is something else, or shapes are open."""
+    old, new = graph.type_of(source), graph.type_of(output)
+    if not (old.static and new.static) or old.elements != new.elements:
+        return None
+    if node.is_a("Transpose"):
+        perm = tuple(node.attributes.get("perm", reversed(range(len(old.dims)))))
+        moved = [axis for axis in perm if old.dims[axis] != 1]
+        return _Layout(source, None if moved == sorted(moved) else perm)
+    return _Layout(source, None) if node.is_a(*RESHAPES) else None
+
+
+def keeps_order(graph: Graph, node: Node) -> bool:
+    """Whether a node keeps all elements of its operand, in their order, in whatever shape."""
+    if len(node.outputs) != 1 or not node.is_a(*RESHAPES, "Transpose") or not node.inputs[0]:
+        return False
+    layout = _layout(graph, node, node.inputs[0], node.outputs[0])
+    return layout is not None and layout.perm is None
+
+
+def identity(node: Node, of: str | None = None) -> Node:
+    """An Identity in the place of a node, of its first operand or another value."""
+    made = Node("Identity", [of or node.inputs[0]], node.outputs, name=node.name)
+    made.proto = made.to_proto()
+    return made
+
+
+def _composed(outer: _Layout, inner: _Layout | None) -> _Layout:
+    """Two layout operators in a row as one, where they are of one kind."""
+    if inner is None or (inner.perm is None) != (outer.perm is None):
+        return outer
+    if outer.perm is None or inner.perm is None:
+        return _Layout(inner.base, None)
+    return _Layout(inner.base, tuple(inner.perm[axis] for axis in outer.perm))

@@ -1,0 +1,88 @@
+"""A graph as the recovery of roles sees it: collectives look like operators of which it knows how they behave.
+
+A call over axes that see different data hands a gradient on (element by element); one over other axes belongs to the
+model: it moves data, so that what it makes is the gradient and not what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from gopt.analysis.training import Phase, TrainingGraph
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.mesh import AXES, Sees, axis_kinds
+
+SAME = ("AllReduce", "Reduce", "Broadcast")
+"""Calls whose results are shaped like their operands, one by one."""
+
+
+DECLARED = "gopt.axes"
+"""Key of a source's metadata: what the user says of axes that its calls name, such as ``zone=data,rep=replica``."""
+
+
+def declared_axes(graph: Graph) -> dict[str, Sees]:
+    """What was said of the axes that the calls of a source name."""
+    return axis_kinds(filter(None, graph.metadata.get(DECLARED, "").split(",")))
+
+
+def declare_axes(graph: Graph, axes: Mapping[str, Sees]) -> None:
+    """Note what was said of axes, over what the model's own metadata says: before its roles are recovered."""
+    said = {**declared_axes(graph), **axes}
+    if said:
+        graph.metadata[DECLARED] = ",".join(f"{name}={kind.value}" for name, kind in sorted(said.items()))
+
+
+def data_axes(graph: Graph) -> frozenset[str]:
+    """The axes along which calls of a source meet other data; no mesh is known yet."""
+    return frozenset(name for name, kind in {**AXES, **declared_axes(graph)}.items() if kind is Sees.DATA)
+
+
+def spans_data_axes(node: Node, data: Collection[str]) -> bool:
+    """Whether a call's group has one of the axes that see different data."""
+    return any(axis in data for axis in str(node.attributes["group"]).split("+"))
+
+
+@dataclass(frozen=True, slots=True)
+class LookThroughView:
+    """``graph`` without collectives, and for each of its nodes the place of the one it stands for."""
+
+    graph: Graph
+    origin: tuple[int, ...]
+
+    def restore(self, training: TrainingGraph, graph: Graph) -> TrainingGraph:
+        """The same roles over the graph with its collectives."""
+        found: dict[int, set[Phase]] = {}
+        for place, stand_in in zip(self.origin, training.graph.nodes):
+            assert stand_in.phase is not None
+            found.setdefault(place, set()).add(stand_in.phase)
+        for place, node in enumerate(graph.nodes):
+            if Phase.UPDATE in found[place] and len(found[place]) > 1:
+                raise UnsupportedError(
+                    f"{node.op_type} {node.label!r} carries values of the update together with others",
+                    "make them two calls",
+                )
+            node.phase = min(found[place], key=list(Phase).index)
+        return replace(training, graph=graph)
+
+
+def look_through(graph: Graph) -> LookThroughView | None:
+    """The graph with its collectives replaced; None when it has none."""
+    if not any(node.domain == COMM for node in graph.nodes):
+        return None
+    data = data_axes(graph)
+    nodes: list[Node] = []
+    origin: list[int] = []
+    for place, node in enumerate(graph.nodes):
+        stand_ins = _stand_ins(node, data) if node.domain == COMM else [node]
+        nodes += stand_ins
+        origin += [place] * len(stand_ins)
+    return LookThroughView(replace(graph, nodes=nodes), tuple(origin))
+
+
+def _stand_ins(node: Node, data: Collection[str]) -> list[Node]:
+    if node.op_type not in SAME or len(node.inputs) != len(node.outputs):
+        return [Node("Concat", node.inputs, node.outputs, name=node.name, attributes={})]
+    op_type = "Identity" if spans_data_axes(node, data) else "Slice"
+    return [Node(op_type, [old], [new], name=node.name, attributes={}) for old, new in zip(node.inputs, node.outputs)]

@@ -1,0 +1,44 @@
+"""What forward and backward read of the parameters, and in which type: told from the source, before any pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gopt.analysis.operators import reads_shape_only
+from gopt.analysis.training import Phase, TrainingGraph
+from gopt.ir.graph import Node
+from gopt.ir.types import LOW_PRECISION, nbytes
+
+
+def parameter_users(training: TrainingGraph) -> dict[str, list[Node]]:
+    """Parameter -> its readers in forward and backward, in order."""
+    names = {state.tensor for state in training.parameters}
+    found: dict[str, list[Node]] = {}
+    for node in training.graph.nodes:
+        if node.phase is not Phase.UPDATE:
+            for name in dict.fromkeys(node.reads):
+                if name in names:
+                    found.setdefault(name, []).append(node)
+    return found
+
+
+def low_precision_uses(training: TrainingGraph, nodes: Sequence[Node]) -> str:
+    """The narrow type to which all readers of a wide parameter cast it, inside the step; '' when that is not so."""
+    types, outputs = training.graph.types, training.graph.outputs
+    if not nodes or not all(node.is_a("Cast") and node.outputs[0] not in outputs for node in nodes):
+        return ""
+    wide, narrow = types[nodes[0].inputs[0]].dtype, {types[node.outputs[0]].dtype for node in nodes}
+    return narrow.pop() if len(narrow) == 1 and narrow <= LOW_PRECISION and wide not in LOW_PRECISION else ""
+
+
+def trained_bytes(training: TrainingGraph) -> tuple[int, int]:
+    """Bytes of all gradients as the backward makes them, and of the trained parameters as forward and backward read
+    them: narrow where they are read through casts alone, nothing where only the shape is looked at."""
+    types = training.graph.types
+    gradients = sum(types[name].nbytes for name in set(training.gradients.values()))
+    users, parameters = parameter_users(training), 0
+    for name in training.gradients:
+        nodes = [node for node in users.get(name, ()) if not reads_shape_only(node)]
+        if nodes:
+            parameters += nbytes(low_precision_uses(training, nodes) or types[name].dtype, types[name].elements)
+    return gradients, parameters

@@ -1,0 +1,38 @@
+"""What a user says of the roles of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gopt.errors import OptionError
+from gopt.ir.graph import Graph
+
+
+@dataclass(frozen=True)
+class RoleMap:
+    """What the user says of the roles; it goes before every rule.
+
+    ``params`` and ``gradients`` are input -> value ('' = find it), ``states`` input -> output.
+    """
+
+    loss: str = ""
+    states: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    batch: Sequence[str] = ()
+    shared: Sequence[str] = ()
+    """Scalars of the forward that the update reads as means over the ranks."""
+
+    def check(self, graph: Graph) -> None:
+        """Raise OptionError when the map names something the graph has not."""
+        known = {*graph.inputs, *graph.initializers}
+        for name in (*self.states, *self.params, *self.batch):
+            if name not in known:
+                raise OptionError(f"the role map names {name!r}, which is no input of the graph")
+        for name in (*self.states.values(), *([self.loss] if self.loss else [])):
+            if name not in graph.outputs:
+                raise OptionError(f"the role map names {name!r}, which is no output of the graph")
+        first: dict[str, str] = {}
+        for name, output in self.states.items():
+            if first.setdefault(output, name) != name:
+                raise OptionError(f"the role map says that {output!r} replaces both {first[output]!r} and {name!r}")

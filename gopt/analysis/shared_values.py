@@ -1,0 +1,105 @@
+"""Scalars of the forward that the update reads as their mean over the ranks: the loss that drives a rate, above all.
+
+The user names them (``--shared VALUE``). While roles are found, such a value stands as a constant of no batch; then an
+Identity makes it, ``VALUE.over_ranks``, which ``shard`` turns into a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gopt.analysis.graph_walks import Index, ancestors
+from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.graph import Graph, Node, Tensor, clone
+from gopt.ir.types import FLOATS, numpy_dtype
+
+SUFFIX = ".over_ranks"
+STAND_IN = 0.7310585786300049
+"""What a shared value is while roles are found: a number that is neutral to no operator."""
+
+
+def recover_shared(graph: Graph, values: Sequence[str], recover: Callable[[Graph], TrainingGraph]) -> TrainingGraph:
+    """The roles of a step whose update reads ``values`` as means over the ranks; ``recover`` finds the roles.
+
+    Raises OptionError for a value that is no floating scalar of the step, or that nothing reads; UnsupportedError where
+    forward or backward read it.
+    """
+    apart = _apart(graph, values)
+    names = {f"{name}{SUFFIX}": name for name in values}
+    held = {
+        new: Tensor(graph.types[old], array=np.full((), STAND_IN, numpy_dtype(graph.types[old].dtype)))
+        for new, old in names.items()
+    }
+    view = replace(
+        apart, nodes=[node for node in apart.nodes if names.keys().isdisjoint(node.outputs)],
+        initializers={**apart.initializers, **held},
+    )  # fmt: skip
+    training = recover(view)
+    for node in training.graph.nodes:
+        name = next((names[each] for each in node.reads if each in names), None)
+        if name is not None and node.phase not in (None, Phase.UPDATE):
+            raise UnsupportedError(
+                f"--shared {name}: the {node.phase.value} reads it too, at {node.label!r}",
+                "the update alone may read it, as a mean over the ranks",
+            )
+    _check_reach(training, names)
+    return _restored(training, names)
+
+
+def _apart(graph: Graph, values: Sequence[str]) -> Graph:
+    """The graph in which readers of each value read an Identity of it; as it is where they do already."""
+    producers = graph.producers()
+    fresh = [name for name in values if f"{name}{SUFFIX}" not in producers]
+    for name in values:
+        type = graph.type_of(name)
+        if name not in producers or type.dtype not in FLOATS or type.shape != ():
+            why = f"it is {type}" if name in producers else "no node makes it"
+            raise OptionError(f"--shared {name}: {why}", "name a floating scalar of the step, such as its loss")
+        if not any(name in node.reads for node in graph.nodes):
+            raise OptionError(f"--shared {name}: nothing reads it")
+    new = {name: f"{name}{SUFFIX}" for name in fresh}
+    nodes: list[Node] = []
+    for old in graph.nodes:
+        node = old
+        if any(name in new for name in old.inputs):
+            node = clone(old)
+            node.inputs = [new.get(name, name) for name in old.inputs]
+        if any(name in new for name in old.captures):
+            raise UnsupportedError(f"--shared: the body of {old.label!r} reads the value")
+        nodes.append(node)
+        nodes += [Node("Identity", [name], [new[name]]) for name in old.outputs if name in new]
+    types = graph.types | {made: graph.types[name] for name, made in new.items()}
+    return replace(graph, nodes=nodes, types=types)
+
+
+def _check_reach(training: TrainingGraph, names: dict[str, str]) -> None:
+    """A shared value must be the forward's: behind a gradient there is nothing to average."""
+    index = Index(training.graph)
+    for name in names.values():
+        behind = ancestors(index, [name])[1]
+        gradient = next((each for each in training.gradients.values() if each in behind), None)
+        if gradient is not None:
+            raise OptionError(f"--shared {name}: it follows the gradient {gradient!r}, which is a mean already")
+        kept = next((s.tensor for s in training.states if s.tensor in behind and s.kind is StateKind.STATISTIC), None)
+        if kept is not None:
+            raise OptionError(f"--shared {name}: it depends on the statistic {kept!r}")
+
+
+def _restored(training: TrainingGraph, names: dict[str, str]) -> TrainingGraph:
+    """The roles with the Identities in place of the constants."""
+    graph = training.graph
+    olds = {old: new for new, old in names.items()}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        nodes.append(node)
+        for name in node.outputs:
+            if name in olds:
+                nodes.append(Node("Identity", [name], [olds[name]]))
+                nodes[-1].phase = Phase.UPDATE
+    kept = {name: tensor for name, tensor in graph.initializers.items() if name not in names}
+    graph = replace(graph, nodes=nodes, initializers=kept)
+    return replace(training, graph=graph, shared=names)

@@ -1,0 +1,221 @@
+"""Calls by which a source reduces its own gradients: gopt takes them over, and reduces in its own way.
+
+A source with calls over data axes is the step of one data-parallel rank. Its all-reduce of a gradient becomes what the
+mean of the gradients gives: the value itself for a mean, D times the value for a sum over D ranks. The factor stands
+where the call stood, so a half overflows there exactly when the source's sum does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gopt.analysis.graph_walks import Index, descendants
+from gopt.analysis.look_through import SAME, data_axes
+from gopt.analysis.operators import LAYOUT
+from gopt.analysis.role_map import RoleMap
+from gopt.analysis.roles import recover
+from gopt.analysis.training import Phase, TrainingGraph
+from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.graph import COMM, Graph, Node, Tensor, clone
+from gopt.ir.types import FLOATS, TensorType, numpy_dtype
+from gopt.mesh import Mesh
+
+HINT = "gopt reduces over axes that see different data itself: leave only the calls that reduce gradients"
+
+
+def adopt_source_collectives(training: TrainingGraph, roles: RoleMap, mesh: Mesh) -> TrainingGraph:
+    """The step without its calls over data axes, and without those over groups of one rank; roles found anew.
+
+    Returns ``training`` itself when there are none. Raises OptionError for a group that the mesh has not,
+    UnsupportedError for a call over data axes that is no reduction of whole gradients over all of them.
+    """
+    calls = [node for node in training.graph.nodes if node.domain == COMM]
+    if not calls:
+        return training
+    finder = _Finder(training, mesh)
+    alone = {id(node): 1 for node in calls if not finder.live(node)}
+    if alone:
+        return adopt_source_collectives(recover(_without(training.graph, alone), roles), roles, mesh)
+    data = [node for node in calls if finder.live(node) & finder.data]
+    if not data:
+        return training
+    result = recover(_without(training.graph, finder.taken(data)), roles)
+    if result.gradients != training.gradients:
+        moved = next(name for name in training.gradients if result.gradients.get(name) != training.gradients[name])
+        raise UnsupportedError(
+            f"the gradient of {moved!r} is another value once the source's own calls are taken over",
+            f"name it: --params {moved}={training.gradients[moved]}",
+        )
+    result.notes += [
+        f"{node.op_type} {node.label} over {node.attributes['group']} is taken over: gopt reduces the gradients itself"
+        for node in data
+    ]
+    return result
+
+
+@dataclass(slots=True)
+class _Finder:
+    """What each call of a source is, on a mesh."""
+
+    training: TrainingGraph
+    mesh: Mesh
+    data: set[str] = field(init=False)
+    index: Index = field(init=False)
+    tainted: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        training = self.training
+        self.data = set(self.mesh.live(self.mesh.data_group)) if self.mesh.data_group is not None else set()
+        self.index = Index(training.graph)
+        drawn = (name for node in training.random for name in node.outputs)
+        self.tainted = descendants(self.index, [*training.batch, *drawn])
+
+    def live(self, node: Node) -> set[str]:
+        """The axes of a call's group along which the mesh has more than one rank."""
+        try:
+            axes = set(self.mesh.live(str(node.attributes["group"])))
+        except OptionError as error:
+            raise OptionError(
+                f"{node.op_type} {node.label!r}: {error.message}", "name the axis in --mesh, such as shard=2,tp=2"
+            ) from error
+        unsaid = sorted((axes & self.data) - data_axes(self.training.graph))
+        if unsaid:
+            raise OptionError(
+                f"{node.op_type} {node.label!r} meets other data along {unsaid[0]!r}, which was not said when the "
+                "source was loaded",
+                f"load it with axes={{{unsaid[0]!r}: 'data'}}",
+            )
+        return axes
+
+    def taken(self, calls: Sequence[Node]) -> dict[int, int]:
+        """Calls that reduce gradients -> the factor by which the mean must be multiplied; refuses all others."""
+        reducers = [node for node in calls if node.op_type in ("AllReduce", "Reduce")]
+        sent = {id(self._broadcast(node)): node for node in reducers if node.op_type == "Reduce"}
+        for node in calls:
+            self._check(node, pair=id(node) in sent)
+        followed: dict[str, set[int]] = {}
+        for node in reducers:
+            for name in node.inputs:
+                self._follow(node, name, followed)
+        self._check_readers(followed)
+        missing = [name for name, value in self.training.gradients.items() if reducers and value not in followed]
+        if missing:
+            raise UnsupportedError(
+                f"the source reduces some gradients itself, and not that of {missing[0]!r}",
+                "reduce all gradients over the data axes, or none: gopt reduces them all",
+            )
+        ranks = self.mesh.size(self.mesh.data_group or "") if reducers else 1
+        factors = {id(node): ranks if node.attributes.get("reduce", "sum") == "sum" else 1 for node in reducers}
+        return factors | dict.fromkeys(sent, 1)
+
+    def _check(self, node: Node, *, pair: bool) -> None:
+        """Refuse a call over data axes that cannot be the reduction of a gradient."""
+        what = f"{node.op_type} {node.label!r} over {node.attributes['group']}"
+        if self.live(node) != self.data:
+            raise UnsupportedError(f"{what} reaches a part of the ranks that see different data, {self.mesh}", HINT)
+        if node.phase is not None and node.phase is not Phase.UPDATE:
+            raise UnsupportedError(f"{what} stands in the {node.phase.value}", HINT)
+        if node.op_type not in SAME or (node.op_type == "Broadcast" and not pair):
+            raise UnsupportedError(f"{what} stands in the update: the source is sharded already", HINT)
+        if node.attributes.get("reduce", "sum") not in ("sum", "mean"):
+            raise UnsupportedError(f"{what} is no sum or mean of gradients", HINT)
+
+    def _broadcast(self, reduce: Node) -> Node:
+        """The Broadcast that sends what a Reduce leaves on its root."""
+        users = [each for name in reduce.outputs for each in self.index.users.get(name, ())]
+        below = users[0] if users else None
+        if (
+            below is None
+            or below.domain != COMM
+            or below.op_type != "Broadcast"
+            or any(each is not below for each in users)
+            or sorted(below.inputs) != sorted(reduce.outputs)
+            or any(below.attributes[key] != reduce.attributes[key] for key in ("group", "root"))
+            or any(name in self.training.graph.outputs for name in reduce.outputs)
+        ):
+            raise UnsupportedError(
+                f"Reduce {reduce.label!r} over {reduce.attributes['group']}: its results are not just broadcast", HINT
+            )
+        return below
+
+    def _follow(self, call: Node, name: str, followed: dict[str, set[int]]) -> None:
+        """Go back from a call's operand to the gradient of which it is a multiple; note who may read what."""
+        gradients, reader, value = set(self.training.gradients.values()), call, name
+        while True:
+            followed.setdefault(value, set()).add(id(reader))
+            if value in gradients:
+                return
+            node = self.index.producers.get(value)
+            source = self._scaled(node) if node is not None else None
+            if node is None or source is None or value in self.training.graph.outputs:
+                raise UnsupportedError(
+                    f"{call.op_type} {call.label!r} over {call.attributes['group']} carries {name!r}, which is no "
+                    "gradient, nor a multiple of one",
+                    HINT,
+                )
+            reader, value = node, source
+
+    def _scaled(self, node: Node) -> str | None:
+        """The operand of which a node's result is a multiple that is the same on all ranks; None when it is not."""
+        types = self.index.graph
+        if node.is_a("Cast"):
+            dtypes = {types.type_of(name).dtype for name in (node.inputs[0], node.outputs[0])}
+            return node.inputs[0] if dtypes <= FLOATS else None
+        if node.is_a("Neg", *LAYOUT):
+            return None if any(name in self.tainted for name in node.inputs[1:]) else node.inputs[0]
+        if node.is_a("Mul", "Div"):
+            moving = [name for name in node.inputs if name in self.tainted]
+            if len(moving) == 1 and (node.is_a("Mul") or moving[0] == node.inputs[0]):
+                return moving[0]
+        return None
+
+    def _check_readers(self, followed: dict[str, set[int]]) -> None:
+        """The update may see a gradient through its call alone."""
+        for value, allowed in followed.items():
+            for reader in self.index.users.get(value, ()):
+                if reader.phase is Phase.UPDATE and id(reader) not in allowed:
+                    raise UnsupportedError(
+                        f"{reader.op_type} {reader.label!r} reads {value!r} before the source reduces it",
+                        "let the update read the reduced gradient alone",
+                    )
+
+
+def _without(graph: Graph, factors: dict[int, int]) -> Graph:
+    """A copy of the graph in which some calls hand their operands on, multiplied by a factor."""
+    result = graph.copy()
+    held = set(graph.outputs).union(*(node.captures for node in graph.nodes))
+    alias: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        inputs = [alias.get(name, name) for name in node.inputs]
+        if id(node) not in factors:
+            copy = clone(node)
+            copy.inputs = inputs
+            nodes.append(copy)
+            continue
+        factor, name = factors[id(node)], node.name
+        for old, new in zip(inputs, node.outputs):
+            if factor == 1 and new not in held:
+                alias[new] = old
+                continue
+            operands = [old] if factor == 1 else [old, _constant(result, factor, graph.types[old].dtype)]
+            made = Node("Identity" if factor == 1 else "Mul", operands, [new], name=name)
+            name = ""  # the runtime wants names to be unique
+            made._attributes = {}
+            made.proto = made.to_proto()
+            nodes.append(made)
+    result.nodes = nodes
+    if not any(node.origin is not None for node in nodes):
+        result.file_nodes = None  # without its calls, the step is not as the file has it
+    return result
+
+
+def _constant(graph: Graph, factor: int, dtype: str) -> str:
+    name = f"gopt.collectives.ranks.{dtype}"
+    type = TensorType(dtype, ())
+    graph.initializers[name] = Tensor(type, array=np.array(factor, numpy_dtype(dtype)))
+    graph.types[name] = type
+    return name

@@ -1,0 +1,292 @@
+"""Update pairs: which graph output replaces which graph input, by data flow alone.
+
+A state's new value is computed element by element from its old one. Walking back from an output through
+elementwise operators of its own shape reaches the states its update reads: Adam's new first moment reaches that
+moment alone, the new parameter reaches all three. What is left open after settling the forced pairs goes to the
+assignment with the shortest paths, which must be the only one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from itertools import permutations
+
+import numpy as np
+
+from gopt.analysis.graph_walks import Index
+from gopt.analysis.operators import elementwise
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import Graph, Node, Tensor
+from gopt.ir.types import numpy_dtype
+
+JOIN_COST = 1 << 10
+"""By how much a path is longer for each node that joins values of the state's shape: scaling and casting join none."""
+FACTOR_COST = 1 << 20
+"""By how much a path through a factor is longer than any other."""
+FLAG_COST = 1 << 40
+"""By how much a path through a comparison is longer: Rprop keeps a gradient, or zero where its old sign differs."""
+DOUBT_COST = 1 << 60
+"""The same for one element, where a threshold looks like an old value: such a path settles nothing."""
+MAX_GROUP = 6
+"""Largest group of outputs that read the same states whose assignments are all tried."""
+
+
+def reachable_states(
+    index: Index, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
+) -> dict[str, int]:
+    """Candidates of the output's type that its elementwise slice reads -> length of the shortest path.
+
+    A path that enters a product beside one of ``moving``, the values that depend on the batch, counts as longer: a
+    factor of the update, such as a pruning mask or a learning rate, is no old value. Longest are paths through flags.
+    For one element a flag must choose something that depends on the batch: a count of skipped steps replaces no bound.
+    """
+    types = index.graph.types
+    want = types.get(output)
+    if want is None or want.shape is None:
+        return {}
+    found: dict[str, int] = {}
+    seen: set[str] = set()
+    queues = deque([(output, 0)]), deque[tuple[str, int]](), deque[tuple[str, int]]()
+    for place, queue in enumerate(queues):
+        while queue:
+            name, depth = queue.popleft()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name in candidates:
+                if types[name] == want:
+                    found[name] = depth
+                continue
+            node = index.producers.get(name)
+            if node is None or not elementwise(node):
+                continue
+            alike = [name for name in node.inputs if name in types and types[name].shape == want.shape]
+            for operand in alike:
+                if types[operand].dtype == "bool" != want.dtype:
+                    if want.elements > 1:
+                        queues[2].append((operand, max(depth, FLAG_COST)))
+                    elif node.is_a("Where") and not moving.isdisjoint(node.inputs[1:]):
+                        queues[2].append((operand, max(depth, DOUBT_COST)))
+                    continue
+                apart = place == 0 and _scales(node, operand, moving)
+                step = 1 + JOIN_COST * (len(alike) > 1) + FACTOR_COST * apart
+                queues[max(place, apart)].append((operand, depth + step))
+    return found
+
+
+def _scales(node: Node, operand: str, moving: AbstractSet[str]) -> bool:
+    """Whether an operand is a factor of something that depends on the batch, or divides anything."""
+    if node.is_a("Div") and operand != node.inputs[0]:
+        return True
+    return node.is_a("Mul") and any(name != operand and name in moving for name in node.inputs)
+
+
+def match_states(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Pair outputs with inputs: ``reach`` is output -> {input: distance}.
+
+    Returns the pairs (output -> input) and what stays open (output -> its candidates). Every forced choice is taken
+    first; a remaining group is settled when exactly one assignment has the least total distance.
+    """
+    pairs: dict[str, str] = {}
+    unmatched = {output: dict(found) for output, found in reach.items() if found}
+    _match_forced(unmatched, pairs)
+    for output, found in unmatched.items():
+        # A factor is no old value where there is another candidate.
+        added = {name: depth for name, depth in found.items() if depth < FACTOR_COST}
+        unmatched[output] = added or found
+    _match_forced(unmatched, pairs)
+    unsettled: dict[str, list[str]] = {}
+    for output, found in list(unmatched.items()):
+        if max(found.values(), default=0) >= FLAG_COST:
+            unsettled[output] = sorted(unmatched.pop(output))  # a flag or a factor: neither is nearer to an old value
+    for group in _groups(unmatched):
+        best = _nearest(group, unmatched) if len(group) > MAX_GROUP else _shortest(group, unmatched)
+        if best is None:
+            unsettled.update({output: sorted(unmatched[output]) for output in group})
+        else:
+            pairs.update(best)
+    return pairs, unsettled
+
+
+def _match_forced(unmatched: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
+    """Settle every output that has one candidate left, and what follows from that; ``open_`` loses what is settled."""
+    users: dict[str, set[str]] = {}
+    for output, found in unmatched.items():
+        for name in found:
+            users.setdefault(name, set()).add(output)
+    forced = deque(output for output, found in unmatched.items() if len(found) == 1)
+    while forced:
+        output = forced.popleft()
+        if output not in unmatched or len(unmatched[output]) != 1 or min(unmatched[output].values()) >= DOUBT_COST:
+            continue
+        (name,) = unmatched.pop(output)
+        pairs[output] = name
+        for other in sorted(users[name] & unmatched.keys()):
+            unmatched[other].pop(name, None)
+            if len(unmatched[other]) == 1:
+                forced.append(other)
+
+
+def _groups(unmatched: dict[str, dict[str, int]]) -> Iterable[list[str]]:
+    """Outputs that compete for the same inputs, as connected components."""
+    by_input: dict[str, list[str]] = {}
+    for output, found in unmatched.items():
+        for name in found:
+            by_input.setdefault(name, []).append(output)
+    seen: set[str] = set()
+    for start in unmatched:
+        if start in seen or not unmatched[start]:
+            continue
+        group, stack = [], [start]
+        seen.add(start)
+        while stack:
+            output = stack.pop()
+            group.append(output)
+            for name in unmatched[output]:
+                for other in by_input.pop(name, ()):
+                    if other not in seen:
+                        seen.add(other)
+                        stack.append(other)
+        yield group
+
+
+def _nearest(group: list[str], unmatched: dict[str, dict[str, int]]) -> dict[str, str] | None:
+    """The assignment of a large group in which each output and its input are each other's nearest, if there is one."""
+    ways: dict[str, list[tuple[int, str]]] = {}
+    for output in group:
+        for name, depth in unmatched[output].items():
+            ways.setdefault(name, []).append((depth, output))
+    first = {name: _alone(found) for name, found in ways.items()}
+    chosen = {output: _alone([(depth, name) for name, depth in unmatched[output].items()]) for output in group}
+    return chosen if all(first.get(name) == output for output, name in chosen.items()) else None
+
+
+def _alone(found: list[tuple[int, str]]) -> str:
+    """The nearest; nothing where two are equally near."""
+    depths = sorted(found)
+    return "" if len(depths) > 1 and depths[0][0] == depths[1][0] else depths[0][1]
+
+
+def _shortest(group: list[str], unmatched: dict[str, dict[str, int]]) -> dict[str, str] | None:
+    names = sorted({name for output in group for name in unmatched[output]})
+    if len(group) > MAX_GROUP or len(names) < len(group) or len(names) > MAX_GROUP:
+        return None
+    ranked: list[tuple[int, tuple[str, ...]]] = []
+    for choice in permutations(names, len(group)):
+        if all(name in unmatched[output] for output, name in zip(group, choice)):
+            ranked.append((sum(unmatched[output][name] for output, name in zip(group, choice)), choice))
+    ranked.sort()
+    if not ranked or (len(ranked) > 1 and ranked[0][0] == ranked[1][0]):
+        return None
+    return dict(zip(group, ranked[0][1]))
+
+
+def refuse_crossed(reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
+    """Raise when an output was given a state that another output, paired with one further away, is nearer to.
+
+    A state that is made anew in each step reads no old value of its own. The walk then finds the parameter that its
+    update reads, and leaves the state to the parameter.
+    """
+    nearest: dict[str, tuple[int, str]] = {}
+    for output, found in reach.items():
+        for name, depth in found.items() if output in pairs else ():
+            if depth // JOIN_COST < found[pairs[output]] // JOIN_COST:
+                nearest[name] = min(nearest.get(name, (depth, output)), (depth, output))
+    for output, name in pairs.items():
+        depth, other = nearest.get(name, (FACTOR_COST, ""))
+        if other not in ("", output) and depth // JOIN_COST <= reach[output][name] // JOIN_COST:
+            refuse_open({other: sorted({name, pairs[other]})})
+
+
+def refuse_contested(reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
+    """Raise when outputs compete for one input to which they are equally near: a rate of which each is made anew."""
+    taken = {name: (output, reach[output][name]) for output, name in pairs.items()}
+    for other, found in reach.items():
+        if other in pairs or not found:
+            continue
+        name = min(found, key=lambda each: found[each])
+        if taken.get(name, ("", -1))[1] == found[name]:
+            refuse_open({other: [name]})
+
+
+def match_copies(index: Index, pairs: dict[str, str], free: set[str]) -> dict[str, str]:
+    """Outputs that are casts of a paired new value -> the input of their type that each replaces.
+
+    A low-precision parameter beside its master copy: its update reads no old value of its own. The input is the only
+    one of its type, or the only one whose stored value is the cast of the stored master. Raises UnsupportedError when
+    several are left.
+    """
+    graph = index.graph
+    root = {_uncopied(index, output): name for output, name in pairs.items()}
+    wide: dict[str, str] = {}
+    for output in graph.outputs:
+        source = _uncopied(index, output)
+        node = index.producers.get(source)
+        if output not in pairs and node is not None and node.is_a("Cast"):
+            master = root.get(_uncopied(index, node.inputs[0]))
+            if master is not None and graph.types[output].shape == graph.types[master].shape:
+                wide[output] = master
+    found: dict[str, str] = {}
+    by_type: dict[object, tuple[list[str], list[str]]] = {}
+    for output in wide:
+        by_type.setdefault(graph.types[output], ([], []))[0].append(output)
+    for name in graph.inputs:
+        if name in free and graph.types[name] in by_type:
+            by_type[graph.types[name]][1].append(name)
+    for outputs, inputs in by_type.values():
+        if len(outputs) == len(inputs) == 1:
+            found[outputs[0]] = inputs[0]
+        elif inputs:
+            found |= _by_value(graph, {output: wide[output] for output in outputs}, inputs)
+    return found
+
+
+def _uncopied(index: Index, name: str) -> str:
+    node = index.producers.get(name)
+    return node.inputs[0] if node is not None and node.is_a("Identity") else name
+
+
+def _by_value(graph: Graph, wide: dict[str, str], inputs: list[str]) -> dict[str, str]:
+    stored: dict[bytes, list[str]] = {}
+    for name in inputs:
+        if name in graph.initializers:
+            stored.setdefault(_bytes(graph.initializers[name], graph.types[name].dtype), []).append(name)
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for output, master in wide.items():
+        held = graph.initializers.get(master)
+        names = stored.get(_bytes(held, graph.types[output].dtype), []) if held is not None else []
+        if len(names) != 1 or names[0] in taken:
+            refuse_open({output: names or inputs})
+        found[output] = names[0]
+        taken.add(names[0])
+    return found
+
+
+def _bytes(tensor: Tensor, dtype: str) -> bytes:
+    """A stored value as the dtype holds it."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(tensor.numpy()).astype(numpy_dtype(dtype)).tobytes()
+
+
+def refuse_dynamic(index: Index, pairs: dict[str, str]) -> None:
+    """Raise when a state's shape is not known: its elements cannot be shared out."""
+    for name in pairs.values():
+        type = index.graph.types[name]
+        if not type.static:
+            raise UnsupportedError(
+                f"state {name!r} has the dynamic shape {type}: its elements cannot be shared out",
+                "export the step with static shapes for parameters and states",
+            )
+
+
+def refuse_open(unsettled: dict[str, list[str]]) -> None:
+    """Raise when an output could replace several inputs; names it and the option that settles it."""
+    for output, names in unsettled.items():
+        shown = ", ".join(map(repr, names[:6])) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        raise UnsupportedError(
+            f"output {output!r} may replace any of {shown}: the data flow does not say which",
+            f"name the pair: --states {names[0]}={output}",
+        )

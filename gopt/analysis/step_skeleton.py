@@ -1,0 +1,68 @@
+"""What is settled of a step before its gradients are: states, loss, forward, batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gopt.analysis.graph_walks import Index, ancestors, descendants
+from gopt.analysis.operators import random
+from gopt.analysis.role_map import RoleMap
+from gopt.ir.graph import Node
+
+
+class StepSkeleton:
+    """One reading of a step, with the loss and the pairs settled.
+
+    ``updated``: state -> its new value, in the order of the inputs; ``replaces``: the inverse; ``forward``: nodes by
+    id, and ``forward_values`` all that they read; ``batch``: inputs, and ``tainted`` what depends on them, or on a
+    random node.
+    """
+
+    def __init__(self, index: Index, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> None:
+        self.index, self.loss, self.roles = index, loss, roles
+        graph = index.graph
+        order = {name: place for place, name in enumerate([*graph.inputs, *graph.initializers])}
+        self.updated = dict(sorted(((name, output) for output, name in pairs.items()), key=lambda p: order[p[0]]))
+        self.replaces = {output: name for name, output in self.updated.items()}
+        self.forward, self.forward_values = ancestors(index, [loss])
+        self.random = [node for node in graph.nodes if random(node)]
+        self.batch = [name for name in graph.inputs if self._is_batch(name)]
+        sources = [*self.batch, *(name for node in self.random for name in node.outputs)]
+        self.tainted = descendants(index, sources)
+
+    def _is_batch(self, name: str) -> bool:
+        if name in self.updated:
+            return False
+        if name in self.roles.batch:
+            return True
+        graph = self.index.graph
+        if name not in self.forward_values or name in graph.initializers or graph.inputs[name].shape == ():
+            return False
+        return not self._is_mask(name)
+
+    def _is_mask(self, name: str) -> bool:
+        """Whether an input masks a parameter, in the forward and in its update as well: all ranks have the same one.
+
+        The forward reads it beside a parameter of its shape alone. One more reader would be the backward's; a second
+        one is the update, which may read nothing that differs from rank to rank.
+        """
+        users = self._past_casts(name)
+        if not all(node.is_a("Mul", "Where") for node, _ in users):
+            return False
+        types = self.index.graph.types
+        forward = [(node, read) for node, read in users if id(node) in self.forward]
+        masked = [self._cast_from(other) for node, read in forward for other in node.inputs if other != read]
+        wide = [other for other in masked if other in self.updated or not self.index.one_element(other)]
+        alike = all(other in self.updated and types[other].shape == types[name].shape for other in wide)
+        return bool(wide) and alike and len(users) - len(forward) > 1
+
+    def _past_casts(self, name: str) -> list[tuple[Node, str]]:
+        """Who reads a value, or a cast of it, and under which name."""
+        found: list[tuple[Node, str]] = []
+        for node in self.index.users.get(name, []):
+            found += self._past_casts(node.outputs[0]) if node.is_a("Cast") else [(node, name)]
+        return found
+
+    def _cast_from(self, name: str) -> str:
+        node = self.index.producers.get(name)
+        return self._cast_from(node.inputs[0]) if node is not None and node.is_a("Cast") else name

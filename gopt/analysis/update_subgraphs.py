@@ -1,0 +1,246 @@
+"""Update subgraphs: the nodes between a parameter's gradient and states and their new values, and how they may be cut.
+
+A subgraph whose nodes act element by element, or reduce a whole tensor to one element, can run on any piece of its
+parameter (split). Any other runs where its parameter is whole. Subgraphs of equal structure with the very same scalar
+operands form a class: one run of it serves the neighbouring pieces of all of them.
+"""
+
+from __future__ import annotations
+
+from gopt.analysis import isomorphism
+from gopt.analysis.graph_walks import Index, ancestors
+from gopt.analysis.operators import COMBINERS, REDUCTIONS, control_flow, elementwise
+from gopt.analysis.ownership import Ownership
+from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
+from gopt.analysis.updates import Mode, ScalarReduction, Updates, UpdateSubgraph
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import COMM, Node
+
+FLATTENING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
+"""Layout operators through which a full reduction may look."""
+
+
+def find_updates(training: TrainingGraph, *, whole_accumulators: bool, uncut: bool = False) -> Updates:
+    """The update of every parameter with a gradient; found once for a training, and not to be changed.
+
+    ``whole_accumulators``: gradient accumulators stay whole on every rank (stage 1), what they hold included.
+    ``uncut``: no tensor is to be cut, also where its update would allow it.
+    Raises UnsupportedError for an operator that gopt does not know inside an update.
+    """
+    whole_accumulators = whole_accumulators and any(state.kind is StateKind.ACCUMULATOR for state in training.states)
+    question = ("updates", whole_accumulators, uncut)
+    return training.once(question, lambda: _find(training, whole_accumulators, uncut))
+
+
+def _find(training: TrainingGraph, whole_accumulators: bool, uncut: bool) -> Updates:
+    finder = _Finder(training, whole_accumulators)
+    finder.collect()
+    finder.settle()
+    for subgraph in finder.subgraphs.values() if uncut else ():
+        subgraph.weaken(Mode.WHOLE, "its owner updates it whole")
+    finder.localise()
+    updates = Updates(finder.subgraphs, *finder.scalar_reductions())
+    isomorphism.assign_classes(training, updates)
+    return updates
+
+
+class _Finder:
+    def __init__(self, training: TrainingGraph, whole_accumulators: bool) -> None:
+        self.training = training
+        self.graph = training.graph
+        self.index = Index(training.graph)
+        self.nodes = [node for node in training.graph.nodes if node.phase is Phase.UPDATE]
+        self.reachable = {name for state in training.states for name in (state.tensor, state.updated)}
+        updated = (s.updated for s in training.states if not {s.tensor, s.of} & training.gradients.keys())
+        self.held_by_all = {name for name in updated if not self.index.one_element(name)}
+        """New values of states that no parameter with a gradient owns."""
+        self.subgraphs: dict[str, UpdateSubgraph] = {}
+        wide: dict[str, str] = {}
+        self.flattened: set[str] = set()
+        """Values that hold a parameter-shaped one in another shape, for a full reduction alone."""
+        self.first: dict[str, str] = {}
+        """Gradient -> the first parameter that has it."""
+        accumulated = {state.of for state in training.states if state.kind is StateKind.ACCUMULATOR}
+        for state in training.parameters:
+            if state.tensor in training.gradients:
+                self._open(state, whole_accumulators and state.tensor in accumulated, wide)
+        for state in training.states:
+            if state.of in self.subgraphs and state.kind is not StateKind.SCALAR and state.tensor not in wide:
+                subgraph = self.subgraphs[state.of]
+                if state.kind is StateKind.ACCUMULATOR and whole_accumulators:
+                    continue
+                subgraph.states.append(state)
+                wide[state.tensor] = state.of
+        # A step counter of a parameter's own has one element, and is no piece of it.
+        self.owners = Ownership(self.graph, {name: of for name, of in wide.items() if self._as_wide(name, of)})
+
+    def _as_wide(self, name: str, parameter: str) -> bool:
+        return not self.index.one_element(name) or self.graph.types[parameter].elements == 1
+
+    def _open(self, state: State, whole_gradient: bool, wide: dict[str, str]) -> None:
+        name, gradient = state.tensor, self.training.gradients[state.tensor]
+        subgraph = self.subgraphs[name] = UpdateSubgraph(state, gradient, [state])
+        wide[name] = name
+        subgraph.whole_gradient = whole_gradient
+        if self.graph.types[name].elements == 1:
+            subgraph.weaken(Mode.REPLICATED, "it has one element")
+        if self.first.setdefault(gradient, name) != name:
+            first = self.subgraphs[self.first[gradient]]
+            for each in (subgraph, first):
+                each.weaken(Mode.REPLICATED, f"it shares its gradient {gradient}")
+        elif not subgraph.whole_gradient:
+            wide[gradient] = name
+
+    def collect(self) -> None:
+        """Give every node of the update to the parameter whose full-shaped values it handles."""
+        needed = ancestors(self.index, (state.updated for state in self.training.states))[0]
+        for node in self.nodes:
+            owners = self.owners.note(node)
+            if owners or id(node) in needed:
+                self._refuse_unknown(node)
+            if not owners:
+                continue
+            if len(owners) > 1:
+                for of in owners:
+                    self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} mixes it with another parameter")
+            subgraph = self.subgraphs[owners[0]]
+            subgraph.nodes.append(node)
+            self._judge(subgraph, node)
+
+    def _refuse_unknown(self, node: Node) -> None:
+        if control_flow(node):
+            if all(map(self.index.one_element, (*node.reads, *filter(None, node.outputs)))):
+                return  # a schedule: every rank has what it reads, and runs it
+            raise UnsupportedError(
+                f"control flow around a parameter: {node.op_type} {node.label!r} stands in the update",
+                "export the step with the branch taken, or with Where in place of If",
+            )
+        if node.domain == COMM and all(map(self.index.one_element, node.reads)):
+            return  # a scalar that members of another group complete: every rank has it, and makes the call
+        if node.domain not in ("", "ai.onnx"):
+            raise UnsupportedError(
+                f"unknown operator {node.domain}.{node.op_type} ({node.label!r}) in the update",
+                "express the update in standard operators",
+            )
+
+    def _judge(self, subgraph: UpdateSubgraph, node: Node) -> None:
+        types, shape = self.graph.types, self.graph.types[subgraph.parameter.tensor].shape
+        for name in node.outputs:
+            if name in self.held_by_all:
+                subgraph.weaken(Mode.REPLICATED, f"{name}, a state of all ranks, is made of it")
+            if name in self.graph.outputs and name not in self.reachable and not self.index.one_element(name):
+                subgraph.weaken(Mode.REPLICATED, f"output {name} shows its update")
+        full = [name for name in node.inputs if name and not self.index.one_element(name)]
+        data = node.inputs[:1] if node.is_a(*FLATTENING) else full
+        alike = all(name in types and types[name].shape == shape for name in data)
+        outputs = [name for name in node.outputs if name]
+        if elementwise(node) and alike and all(types.get(n) and types[n].shape == shape for n in outputs):
+            return
+        if node.is_a(*FLATTENING) and alike and self._only_reduced(node):
+            self.flattened.add(node.outputs[0])
+            return
+        source = node.inputs[0]
+        whole = source in full and (types[source].shape == shape or source in self.flattened)
+        if node.is_a(*REDUCTIONS) and whole and all(map(self.index.one_element, outputs)):
+            subgraph.reductions.append(node)
+            return
+        subgraph.weaken(Mode.WHOLE, f"{node.op_type} {node.label} is not elementwise")
+
+    def _only_reduced(self, node: Node) -> bool:
+        """Whether all that reads a node's result reduces it to one element."""
+        name = node.outputs[0]
+        users = self.index.users.get(name, [])
+        return (
+            bool(users)
+            and name not in self.graph.outputs
+            and all(
+                reader.is_a(*REDUCTIONS)
+                and reader.inputs[0] == name
+                and all(map(self.index.one_element, reader.outputs))
+                for reader in users
+            )
+        )
+
+    def settle(self) -> None:
+        """A state whose new value is not computed in the subgraph cannot be cut with it."""
+        for subgraph in self.subgraphs.values():
+            made = {name for node in subgraph.nodes for name in node.outputs}
+            for state in subgraph.states:
+                if state.updated not in made:
+                    subgraph.weaken(Mode.REPLICATED, f"{state.updated} is not computed from it")
+
+    def localise(self) -> None:
+        """Scalars that a whole subgraph computes for itself alone belong to it and need no call."""
+        member = {id(node): of for of, subgraph in self.subgraphs.items() for node in subgraph.nodes}
+        for node in reversed(self.nodes):
+            of = self.owners.reduced.get(node.outputs[0], "")
+            if id(node) in member or not of or self.subgraphs[of].mode is not Mode.WHOLE:
+                continue
+            users = [reader for name in node.outputs for reader in self.index.users.get(name, ())]
+            shown = any(name in self.graph.outputs for name in node.outputs)
+            if users and not shown and all(member.get(id(reader)) == of for reader in users):
+                member[id(node)] = of
+                self.subgraphs[of].nodes.append(node)
+        place = self.index.position
+        for subgraph in self.subgraphs.values():
+            subgraph.nodes.sort(key=lambda node: place[id(node)])
+            if subgraph.mode is Mode.WHOLE:
+                subgraph.reductions = [n for n in subgraph.nodes if self._crosses(n, member, subgraph.parameter.tensor)]
+
+    def _crosses(self, node: Node, member: dict[int, str], of: str) -> bool:
+        """Whether a one-element value leaves the subgraph."""
+        names = [name for name in node.outputs if name and self.index.one_element(name)]
+        return any(
+            name in self.graph.outputs or any(member.get(id(r)) != of for r in self.index.users.get(name, ()))
+            for name in names
+        )
+
+    def scalar_reductions(self) -> tuple[dict[str, ScalarReduction], dict[str, str]]:
+        """Group the reductions' outputs by the sums, maxima … they flow into."""
+        kind: dict[str, str] = {}
+        for subgraph in self.subgraphs.values():
+            if subgraph.mode is not Mode.REPLICATED:
+                for node in subgraph.reductions:
+                    kind[node.outputs[0]] = self._kind(node, subgraph.mode)
+        leaves = dict(kind)
+        owned = {id(node) for subgraph in self.subgraphs.values() for node in subgraph.nodes}
+        joins: list[Node] = []
+        for node in self.nodes:
+            if id(node) in owned or len(node.outputs) != 1:
+                continue
+            kinds = {kind[name] for name in node.inputs if name in kind}
+            if len(kinds) == 1 and node.is_a(*COMBINERS.get(next(iter(kinds)), ())) and self._scalars(node):
+                kind[node.outputs[0]] = next(iter(kinds))
+                joins.append(node)
+        root: dict[str, str] = {}
+        for node in reversed(joins):
+            top = node.outputs[0]
+            top = root.setdefault(top, top)
+            for name in node.inputs:
+                lone = len(self.index.users[name]) == 1 and name not in self.graph.outputs
+                if name in kind and lone and node.inputs.count(name) == 1:
+                    root[name] = top
+        scalar_reductions: dict[str, ScalarReduction] = {}
+        reduction_of: dict[str, str] = {}
+        for name in leaves:
+            reduction_of[name] = root.get(name, name)
+            scalar_reductions.setdefault(
+                reduction_of[name], ScalarReduction(reduction_of[name], kind[name])
+            ).leaves.append(name)
+        for node in joins:
+            reduction = scalar_reductions.get(root[node.outputs[0]])
+            if reduction is None:
+                continue
+            reduction.inner.append(node)
+            reduction.epilogue += [n for n in node.inputs if root.get(n) != reduction.root]
+        return scalar_reductions, reduction_of
+
+    def _scalars(self, node: Node) -> bool:
+        return all(self.index.one_element(name) for name in (*node.inputs, *node.outputs))
+
+    def _kind(self, node: Node, mode: Mode) -> str:
+        dtype = self.graph.type_of(node.outputs[0]).dtype
+        if dtype == "bool":
+            return "all" if node.is_a("ReduceMin") else "any"
+        # A whole subgraph's scalar is complete on its owner; the others add nothing to it.
+        return REDUCTIONS[node.op_type] if mode is Mode.SPLIT else "sum"

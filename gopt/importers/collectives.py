@@ -1,0 +1,165 @@
+"""Collectives that a source already has: recognised, checked and given types, whoever wrote them.
+
+``gopt.comm`` nodes are taken as they are. Of the ``com.microsoft`` ones the group is an integer whose meaning changed
+between schema generations (0 = all ranks or the data group, 1 = data or tensor group), so the user must declare it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+
+from gopt.collectives import schemas
+from gopt.collectives.table import COLLECTIVES
+from gopt.errors import InputError, OptionError, UnsupportedError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.inference import infer_types
+
+MICROSOFT = "com.microsoft"
+DECLARED = "gopt.group_type"
+"""Key of the model's metadata that may hold what ``--group-type`` says."""
+WORLD = "all"
+"""Stands for the group of operators that name none."""
+_PACKED = ("NcclAllGather", "NcclReduceScatter")
+_UNSUPPORTED = frozenset([
+    "AdasumAllReduce", "HorovodAllReduce", "HorovodBarrier", "MegatronF", "MegatronG", "AllToAll", "Send", "Recv",
+    "DistributedMatMul", "DistributedSlice", "DistributedReshape", "DistributedExpand", "DistributedReduceSum",
+])  # fmt: skip
+
+
+def parse_groups(text: str) -> dict[str, str]:
+    """``1=shard,4=tp`` -> ``{"1": "shard", "4": "tp"}``; raises OptionError on anything else."""
+    groups = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        number, equals, group = part.partition("=")
+        axes = group.split("+")
+        if not equals or not (number.isdigit() or number == WORLD) or not all(map(str.isidentifier, axes)):
+            raise OptionError(f"cannot read {part!r} as a group type", "write --group-type 1=shard,4=tp")
+        groups[number] = group
+    return groups
+
+
+def recognise(graph: Graph, groups: Mapping[str, str]) -> None:
+    """Turn all collectives of a loaded source into ``gopt.comm`` nodes with known types.
+
+    ``groups`` maps the integer ``group_type`` (or ``all``) to mesh axes, over what the model's own metadata says.
+    Raises UnsupportedError for a call whose group is not declared or that gopt cannot take, InputError for a
+    malformed one.
+    """
+    groups = parse_groups(graph.metadata.get(DECLARED, "")) | dict(groups)
+    nodes = [_recognised(graph, node, groups) for node in graph.nodes]
+    calls = [node for node in nodes if node.domain == COMM]
+    if not calls:
+        return
+    graph.nodes = nodes
+    _declare(graph, groups)
+    if not all(graph.type_of(name).static for node in nodes for name in node.outputs if name):
+        schemas.register()
+        infer_types(graph)
+    for node in calls:
+        _check(graph, node)
+
+
+def _recognised(graph: Graph, node: Node, groups: Mapping[str, str]) -> Node:
+    if node.domain != MICROSOFT:
+        return node
+    if node.op_type in _PACKED:
+        raise UnsupportedError(
+            f"{node.op_type} {node.label!r} leaves each rank its own range of the packed tensors: the source is "
+            "sharded already",
+            "start from the step before its optimizer was shared out",
+        )
+    if node.op_type in _UNSUPPORTED:
+        raise UnsupportedError(
+            f"{node.op_type} {node.label!r} is a collective that gopt cannot take", f"write it in {COMM} operators"
+        )
+    if node.op_type == "NcclAllReduce":
+        return _made(node, "AllReduce", group=_group(node, str(node.attributes.get("group_type", 0)), groups))
+    if node.op_type == "AllReduce":
+        return _made(node, "AllReduce", group=_group(node, WORLD, groups))
+    if node.op_type == "AllGather":
+        return _gather(graph, node, _group(node, WORLD, groups))
+    return node
+
+
+def _group(node: Node, number: str, groups: Mapping[str, str]) -> str:
+    if number in groups:
+        return groups[number]
+    what = "names no group" if number == WORLD else f"has group_type {number}"
+    why = "" if number == WORLD else ": that number means different groups in different versions of the operator"
+    raise UnsupportedError(
+        f"{node.op_type} {node.label!r} {what}{why}",
+        f"say which mesh axes it is: --group-type {number}=shard, or the model's metadata {DECLARED}",
+    )
+
+
+def _gather(graph: Graph, node: Node, group: str) -> Node:
+    axis, size = node.attributes.get("axis"), node.attributes.get("group_size")
+    type = graph.type_of(node.inputs[0])
+    if axis is None or size is None or len(node.inputs) != 1 or not type.static:
+        raise UnsupportedError(
+            f"AllGather {node.label!r} does not say all: one input of known shape, axis and group_size are needed"
+        )
+    axis = axis % max(len(type.dims), 1)
+    if axis >= len(type.dims):
+        raise InputError(f"AllGather {node.label!r}: its input {type} has no axis {axis}")
+    return _made(node, "AllGather", group=group, axis=axis, sizes=[type.dims[axis]] * size)
+
+
+def _made(node: Node, op_type: str, **attributes: Any) -> Node:
+    """The node as a ``gopt.comm`` one; it keeps its name and values, and counts as the source's own."""
+    made = Node(op_type, node.inputs, node.outputs, domain=COMM, name=node.name, attributes=attributes)
+    made.proto = made.to_proto()
+    return made
+
+
+def _declare(graph: Graph, groups: Mapping[str, str]) -> None:
+    """Let the header import the dialect, and keep what was declared for whoever reads the source again."""
+    header = onnx.ModelProto()
+    header.CopyFrom(graph.header)
+    if not any(opset.domain == COMM for opset in header.opset_import):
+        header.opset_import.append(onnx.helper.make_opsetid(COMM, 1))
+    text = ",".join(f"{number}={group}" for number, group in sorted(groups.items()))
+    if text:
+        kept = [entry for entry in header.metadata_props if entry.key != DECLARED]
+        del header.metadata_props[:]
+        header.metadata_props.extend([*kept, onnx.StringStringEntryProto(key=DECLARED, value=text)])
+    graph.header = header
+
+
+def _check(graph: Graph, node: Node) -> None:
+    """Refuse a call that is malformed, or that no rank-independent graph can hold; settle its outputs' types."""
+    record = COLLECTIVES.get(node.op_type)
+    if record is None:
+        raise InputError(f"{node.label!r}: {COMM} has no operator {node.op_type!r}", f"it has {', '.join(COLLECTIVES)}")
+    if record.pairwise:
+        raise UnsupportedError(f"{node.op_type} {node.label!r} joins two ranks: gopt does not take such sources")
+    if not all((*node.inputs, *node.outputs)):
+        raise InputError(f"{node.op_type} {node.label!r} has an absent operand or result")
+    given = [graph.type_of(name) for name in node.inputs]
+    try:
+        known = record.resolve(node.attributes)
+        types = record.infer(node.attributes, [(type.dtype, type.shape) for type in given])
+    except (InputError, UnsupportedError) as error:
+        raise type(error)(f"{node.label!r}: {error.message}", *error.hints) from error
+    if "cuts" in known:
+        raise UnsupportedError(f"{node.op_type} {node.label!r} has cuts: the source is sharded already")
+    uneven = [name for name in known if name.endswith("sizes") and len(set(known[name])) > 1]
+    if uneven:
+        raise UnsupportedError(f"{node.op_type} {node.label!r}: {uneven[0]} differ, so its members' shapes do too")
+    if len(types) != len(node.outputs):
+        raise InputError(
+            f"{node.op_type} {node.label!r} gives {len(types)} values, and has {len(node.outputs)} outputs"
+        )
+    unknown = [name for name in (*node.inputs, *node.outputs) if not graph.type_of(name).static]
+    if unknown:
+        raise UnsupportedError(
+            f"the shape of {unknown[0]!r}, which {node.op_type} {node.label!r} handles, is unknown",
+            "declare it in the file (value_info)",
+        )
+    for name, (dtype, shape) in zip(node.outputs, types):
+        if (graph.types[name].dtype, graph.types[name].shape) != (dtype, shape):
+            raise InputError(f"{node.op_type} {node.label!r} makes {name!r} {dtype}{list(shape or ())}, the file says "
+                             f"{graph.types[name]}")  # fmt: skip

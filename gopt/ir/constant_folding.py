@@ -1,0 +1,101 @@
+"""Small constants that are put together from other constants: what shape inference does not follow by itself.
+
+An exporter that folds nothing writes the axes of a reduction as Constant, Reshape, Cast. Inference then knows no rank
+behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx
+
+from gopt.ir.graph import Node, Tensor
+from gopt.ir.types import dtype_name, numpy_dtype
+
+_SMALL = 64
+"""Elements up to which a constant may be a shape, axes, or a place."""
+_INTEGERS = frozenset({"int32", "int64", "bool"})
+
+
+def fold_small(
+    nodes: Sequence[Node], initializers: Mapping[str, Tensor], inputs: Mapping[str, object]
+) -> dict[str, np.ndarray]:
+    """Values of at most 64 integers that nodes make of constants alone, by name; Constant nodes themselves left out."""
+    known: dict[str, np.ndarray] = {}
+    folded: dict[str, np.ndarray] = {}
+    for node in nodes:
+        if len(node.outputs) != 1 or node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "Constant":
+            value = constant_value(node)
+            if value is not None:
+                known[node.outputs[0]] = value
+            continue
+        rule = _RULES.get(node.op_type)
+        if rule is None or not node.inputs:
+            continue
+        operands = [_operand(name, known, initializers, inputs) for name in node.inputs if name]
+        if any(operand is None for operand in operands):
+            continue
+        try:
+            result = np.asarray(rule(node, [operand for operand in operands if operand is not None]))
+        except (ValueError, IndexError, TypeError, KeyError):
+            continue  # a malformed node: whoever needs its type says so
+        if result.size <= _SMALL and result.dtype.name in _INTEGERS:
+            known[node.outputs[0]] = folded[node.outputs[0]] = result
+    return folded
+
+
+def constant_value(node: Node) -> np.ndarray | None:
+    """The value of a Constant node of at most 64 integers; None of any other."""
+    if node.proto is None:
+        return None
+    for attribute in node.proto.attribute:
+        if attribute.name == "value" and attribute.HasField("t"):
+            if dtype_name(attribute.t.data_type) in _INTEGERS and np.prod(attribute.t.dims) <= _SMALL:
+                return np.asarray(onnx.numpy_helper.to_array(attribute.t))
+        elif attribute.name == "value_ints" and len(attribute.ints) <= _SMALL:
+            return np.array(attribute.ints, np.int64)
+        elif attribute.name == "value_int":
+            return np.array(attribute.i, np.int64)
+    return None
+
+
+def _operand(
+    name: str, known: Mapping[str, np.ndarray], initializers: Mapping[str, Tensor], inputs: Mapping[str, object]
+) -> np.ndarray | None:
+    if name in known:
+        return known[name]
+    tensor = initializers.get(name)
+    if tensor is None or name in inputs or tensor.type.dtype not in _INTEGERS or tensor.type.elements > _SMALL:
+        return None
+    return np.asarray(tensor.numpy())
+
+
+def _reshaped(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
+    old = operands[0].shape
+    wanted = [int(size) for size in operands[1]]
+    if not node.attributes.get("allowzero", 0):
+        wanted = [old[place] if size == 0 else size for place, size in enumerate(wanted)]
+    return operands[0].reshape(wanted)
+
+
+def _axes(node: Node, operands: Sequence[np.ndarray]) -> tuple[int, ...] | None:
+    given = operands[1].tolist() if len(operands) > 1 else node.attributes.get("axes")
+    return None if given is None else tuple(int(axis) for axis in given)
+
+
+def _cast(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
+    return operands[0].astype(numpy_dtype(dtype_name(node.attributes["to"])))
+
+
+_RULES: dict[str, Callable[[Node, Sequence[np.ndarray]], np.ndarray]] = {
+    "Identity": lambda node, operands: operands[0],
+    "Cast": _cast,
+    "Reshape": _reshaped,
+    "Squeeze": lambda node, operands: np.squeeze(operands[0], _axes(node, operands)),
+    "Unsqueeze": lambda node, operands: np.expand_dims(operands[0], _axes(node, operands) or ()),
+    "Concat": lambda node, operands: np.concatenate(operands, int(node.attributes["axis"])),
+}

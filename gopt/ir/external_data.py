@@ -1,0 +1,226 @@
+"""Values that lie outside the model file: external data beside a model, and the files that ``--state`` names.
+
+Paths come from the file, so they are hostile until shown otherwise. A location must be relative, stay in the
+model's folder, and pass through no symbolic link below that folder (the folder itself may be reached through
+links: the user named it). Hard links are accepted: both names are inside the folder, nothing can be reached
+through them that the folder does not hold already, the ONNX runtime takes them, and de-duplicating stores and
+backups make them unasked. Data is never read here: sizes are asked for, bytes are mapped later.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import onnx
+
+from gopt import limits
+from gopt.documents import HEADER, parse_json
+from gopt.errors import GoptError, InputError, UnsupportedError
+from gopt.ir.graph import Tensor
+from gopt.ir.types import TensorType, nbytes
+from gopt.shown import show as show
+
+_LIMIT = 2**63
+SAFETENSORS = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+    "C64": "complex64", "F8_E4M3": "float8e4m3fn", "F8_E5M2": "float8e5m2", "F8_E8M0": "float8e8m0",
+}  # fmt: skip
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Puts the file's name before the message of every refusal raised within."""
+    try:
+        yield
+    except GoptError as error:
+        name = path if path.isprintable() else show(path)
+        raise type(error)(f"{name}: {error.message}", *error.hints) from error.__cause__
+
+
+def regular_size(path: str) -> int:
+    """Bytes of a file that can be read.
+
+    Raises InputError if it is missing, a folder, a device or pipe, unreadable, or empty.
+    """
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError("no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise InputError(f"cannot be read: {reason(error)}") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise InputError("is a folder, not a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError("is not a regular file")
+    if not os.access(path, os.R_OK):
+        raise InputError("cannot be read: Permission denied")
+    if not status.st_size:
+        raise InputError("is empty")
+    return status.st_size
+
+
+def check_dims(dims: tuple[int | str | None, ...], dtype: str, owner: str) -> None:
+    """Raises InputError for a negative dimension, or for more elements or bytes than 2**63."""
+    if len(dims) > limits.DIMENSIONS:
+        raise InputError(f"{owner} has {len(dims)} dimensions; at most {limits.DIMENSIONS} can be held")
+    total = max(1, nbytes(dtype, 1))
+    for size in dims:
+        if not isinstance(size, int):
+            continue
+        if size < 0:
+            raise InputError(f"{owner} has a negative dimension: {size}")
+        # A zero beside huge sizes is no excuse: strides overflow all the same.
+        total *= max(size, 1)
+        if total >= _LIMIT:
+            shape = show(list(dims))
+            raise InputError(f"{owner} overflows: dimensions {shape} of {dtype} are 2**63 bytes or more")
+
+
+_DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+
+
+def data_fields(proto: onnx.TensorProto) -> list[str]:
+    """The fields of a tensor in which the model file itself holds values."""
+    found = [name for name in _DATA_FIELDS if len(getattr(proto, name))]
+    return [*found, "raw_data"] if proto.HasField("raw_data") else found
+
+
+def absolute(path: str) -> str:
+    """A path that holds wherever this process goes; the folder that it runs in is asked for only where that matters."""
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
+class DataFolder:
+    """The folder of a model, in which its external data must lie."""
+
+    def __init__(self, model_path: str) -> None:
+        # Joined, never normalised: 'link/../m.onnx' is not 'm.onnx' when 'link' is one.
+        self.folder = absolute(os.path.dirname(model_path))
+        self._sizes: dict[str, tuple[str, int]] = {}
+
+    def tensor(self, proto: onnx.TensorProto, type: TensorType) -> Tensor:
+        """Where the external data of an initializer lies.
+
+        Raises InputError if the file is missing, too short, or not inside the folder, or if offset or length are
+        wrong; UnsupportedError for packed 4-bit values.
+        """
+        owner = f"external data of {show(proto.name)}"
+        entries = {entry.key: entry.value for entry in proto.external_data}
+        if held := data_fields(proto):
+            raise InputError(f"{owner}: values lie in the model file as well ({held[0]})")
+        path, size = self._find(entries.get("location", ""), owner)
+        if type.dtype == "string":
+            raise InputError(f"{owner}: strings cannot lie in external data")
+        if nbytes(type.dtype, 2) == 1:
+            raise UnsupportedError(f"{owner}: packed {type.dtype} values", "store them in the model file")
+        offset = _number(entries, "offset", 0, owner)
+        length = _number(entries, "length", type.nbytes, owner)
+        if length != type.nbytes:
+            raise InputError(f"{owner}: its length is {length} bytes, but {type} takes {type.nbytes}")
+        if offset + length > size:
+            location = show(entries["location"])
+            raise InputError(f"{owner}: {location} is too short: {size} bytes, {offset + length} needed")
+        return Tensor(type, path=path, offset=offset)
+
+    def _find(self, location: str, owner: str) -> tuple[str, int]:
+        if location not in self._sizes:
+            self._sizes[location] = self._inspect(location, owner)
+        return self._sizes[location]
+
+    def _inspect(self, location: str, owner: str) -> tuple[str, int]:
+        shown = show(location)
+        if not isinstance(location, str) or not location or "\0" in location:
+            raise InputError(f"{owner}: {shown} is no file location")
+        if os.path.isabs(location) or location[1:2] == ":" or location.startswith("\\"):
+            raise InputError(f"{owner}: {shown} is an absolute path; data must lie in the model's folder")
+        path, depth, mode, size = self.folder, 0, stat.S_IFDIR, 0
+        for part in location.split("/"):
+            if part in ("", "."):
+                continue
+            # Counting is enough: what is counted was seen to be no link.
+            depth += -1 if part == ".." else 1
+            if depth < 0:
+                raise InputError(f"{owner}: {shown} leaves the model's folder")
+            path = os.path.join(path, part)
+            try:
+                status = os.lstat(path)
+            except OSError as error:
+                raise InputError(f"{owner}: {shown} cannot be opened: {reason(error)}") from error
+            mode, size = status.st_mode, status.st_size
+            if stat.S_ISLNK(mode):
+                raise InputError(
+                    f"{owner}: {shown} goes through a symbolic link ({show(part)})",
+                    "put the file itself beside the model, for example with cp -L",
+                )
+        if not stat.S_ISREG(mode):
+            raise InputError(f"{owner}: {shown} is not a regular file")
+        return path, size
+
+
+def load_state(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
+    """State values by name, from a ``.safetensors`` file (mapped) or an ``.npz`` file (an array is read when it is
+    asked for; nothing is unpickled).
+
+    Raises InputError if the file is missing, damaged, of another kind, or holds a type that ONNX has not: of an archive
+    when the array is asked for.
+    """
+    name = os.fspath(path)
+    with naming(name):
+        size = regular_size(name)
+        if name.endswith(".safetensors"):
+            return _safetensors(name, size)
+        if name.endswith(".npz"):
+            from gopt.ir.npz import Archive
+
+            return Archive(name, size)
+        raise InputError("state values come from a .safetensors or an .npz file")
+
+
+def _safetensors(path: str, size: int) -> dict[str, Tensor]:
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, limits.HEADER_BYTES):
+            raise InputError("is no safetensors file, or is truncated: its header does not fit")
+        header = parse_json(file.read(length), HEADER, "its header")
+    start = 8 + length
+    return {
+        name: _safetensor(path, name, entry, start, size) for name, entry in header.items() if name != "__metadata__"
+    }
+
+
+def _safetensor(path: str, name: str, entry: Any, start: int, size: int) -> Tensor:
+    try:
+        dtype, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
+    except (TypeError, KeyError, ValueError) as error:
+        raise InputError(f"the entry of {show(name)} is malformed") from error
+    # bool is an int to Python, and no size to anybody else
+    if any(type(number) is not int for number in (*shape, begin, end)):
+        raise InputError(f"the entry of {show(name)} is malformed")
+    if dtype not in SAFETENSORS:
+        raise InputError(f"{show(name)} has the element type {show(dtype)}, which ONNX has not")
+    check_dims(shape, SAFETENSORS[dtype], show(name))
+    kind = TensorType(SAFETENSORS[dtype], shape)
+    if end - begin != kind.nbytes:
+        raise InputError(f"{show(name)}: {end - begin} bytes, but {kind} takes {kind.nbytes}")
+    if begin < 0 or start + end > size:
+        raise InputError(f"is truncated: the data of {show(name)} ends at byte {start + end} of {size}")
+    return Tensor(kind, path=absolute(path), offset=start + begin)
+
+
+def _number(entries: dict[str, str], key: str, default: int, owner: str) -> int:
+    text = entries.get(key, str(default))
+    # Only plain ASCII digits: int() would also take '1_000', '+1' and digits of other scripts, or 4300 of them.
+    if not (isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 20):
+        raise InputError(f"{owner}: its {key} is {show(text)}, not a number of bytes")
+    return int(text)
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, on one line."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return " ".join(text.split())

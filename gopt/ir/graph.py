@@ -1,0 +1,267 @@
+"""The graph that gopt works on: ONNX nodes as they are, values by name, who makes and who reads them.
+
+A thin layer over protobuf: a source node keeps its NodeProto and is written back from it, so that nothing a
+user's exporter put there is lost, and 100,000 nodes load in well under a second.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, NodeProto, TensorProto
+
+from gopt.ir.phase import Phase
+from gopt.ir.types import TensorType, dtype_code, dtype_name, nbytes, numpy_dtype
+from gopt.sharding.placements import REPLICATED, Place
+
+COMM = "gopt.comm"
+"""Domain of the collectives: in every rank file (contract section 5)."""
+SPMD = "gopt.spmd"
+"""Domain of the rank-independent layout operators that ``specialise`` resolves; never written."""
+MADE_BY = "gopt.pass"
+
+
+class Node:
+    """One operator. ``inputs`` and ``outputs`` are value names; '' is an absent optional."""
+
+    __slots__ = (
+        "_attributes",
+        "captures",
+        "domain",
+        "inputs",
+        "made_by",
+        "name",
+        "op_type",
+        "origin",
+        "outputs",
+        "phase",
+        "place",
+        "proto",
+    )
+
+    def __init__(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        domain: str = "",
+        name: str = "",
+        attributes: dict[str, Any] | None = None,
+        made_by: str = "",
+        proto: NodeProto | None = None,
+        place: Place = REPLICATED,
+    ) -> None:
+        self.op_type = op_type
+        self.domain = domain
+        self.inputs = list(inputs)
+        self.outputs = list(outputs)
+        self.name = name
+        self.made_by = made_by
+        self.proto = proto
+        self.place = place
+        self.captures: tuple[str, ...] = ()
+        """Values of the outer graph that bodies of control flow read."""
+        self.origin: Any = None
+        """The opaque operator this node was written for (``gopt.opaque.origin``), or None."""
+        self.phase: Phase | None = None
+        """Forward, backward or update, once the roles of the source are recovered."""
+        self._attributes = attributes
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Attributes as Python values, decoded on first use."""
+        if self._attributes is None:
+            self._attributes = {a.name: attribute_value(a) for a in self.proto.attribute} if self.proto else {}
+        return self._attributes
+
+    @property
+    def reads(self) -> list[str]:
+        """Every value the node reads, captured ones included."""
+        reads = [name for name in self.inputs if name] if "" in self.inputs else self.inputs
+        return [*reads, *self.captures] if self.captures else reads
+
+    @property
+    def label(self) -> str:
+        """What a report calls the node: its name, or its first output."""
+        return self.name or next((name for name in self.outputs if name), self.op_type)
+
+    def is_a(self, *op_types: str) -> bool:
+        """Whether this is one of the standard operators named."""
+        return self.op_type in op_types and self.domain in ("", "ai.onnx")
+
+    def to_proto(self) -> NodeProto:
+        if self.proto is None:
+            proto = onnx.helper.make_node(self.op_type, self.inputs, self.outputs, name=self.name, domain=self.domain)
+            for key in sorted(self.attributes):
+                proto.attribute.append(make_attribute(key, self.attributes[key]))
+            if self.made_by:
+                entry = proto.metadata_props.add()
+                entry.key, entry.value = MADE_BY, self.made_by
+            return proto
+        if list(self.proto.input) == self.inputs and list(self.proto.output) == self.outputs:
+            return self.proto
+        proto = NodeProto()
+        proto.CopyFrom(self.proto)
+        del proto.input[:], proto.output[:]
+        proto.input.extend(self.inputs)
+        proto.output.extend(self.outputs)
+        return proto
+
+    def __repr__(self) -> str:
+        return f"{', '.join(self.outputs)} = {self.op_type}({', '.join(self.inputs)})"
+
+
+def attribute_value(attribute: AttributeProto) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    if attribute.type == AttributeProto.STRING:
+        return value.decode("utf-8", "replace")
+    if attribute.type == AttributeProto.STRINGS:
+        return [item.decode("utf-8", "replace") for item in value]
+    return list(value) if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS) else value
+
+
+def make_attribute(name: str, value: Any) -> AttributeProto:
+    if isinstance(value, (list, tuple)) and not value:
+        # An empty list has no element to tell its type by: ours are cuts and shapes.
+        kind = AttributeProto.STRINGS if name == "shapes" else AttributeProto.INTS
+        return AttributeProto(name=name, type=kind)
+    return onnx.helper.make_attribute(name, value)
+
+
+@dataclass(slots=True)
+class Tensor:
+    """A constant or an initial value: where it lies, read only when asked for.
+
+    Either ``array`` holds it, or ``proto`` does, or ``reader`` gives it, or ``path``/``offset`` say where the raw
+    little-endian bytes are, or ``parts`` are its pieces, flattened, one after the other.
+    """
+
+    type: TensorType
+    proto: TensorProto | None = None
+    array: np.ndarray | None = None
+    path: str = ""
+    offset: int = 0
+    cast_of: Tensor | None = None
+    """The tensor of which this one is the cast."""
+    parts: tuple[Tensor, ...] = ()
+    reader: Callable[[], np.ndarray] | None = None
+    """Reads the value from an archive, once."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.nbytes
+
+    @property
+    def external(self) -> bool:
+        return bool(self.path)
+
+    def numpy(self) -> np.ndarray:
+        """The value; a file is mapped, not read."""
+        if self.array is None and self.reader is not None:
+            self.array = self.reader()
+        if self.array is not None:
+            return self.array
+        if self.cast_of is not None:
+            return np.asarray(self.cast_of.numpy()).astype(numpy_dtype(self.type.dtype))
+        if self.parts:
+            return np.concatenate([part.numpy().reshape(-1) for part in self.parts]).reshape(self.type.dims)
+        if self.path:
+            dtype = numpy_dtype(self.type.dtype)
+            if not self.type.elements:
+                return np.zeros(self.type.dims, dtype)
+            mapped = np.memmap(self.path, np.uint8, "r", self.offset, (self.nbytes,))
+            return mapped.view(dtype).reshape(self.type.dims)
+        assert self.proto is not None
+        return onnx.numpy_helper.to_array(self.proto)
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.type}>"
+
+    def flat_slice(self, start: int, stop: int) -> Tensor:
+        """Elements ``start`` to ``stop`` of the flattened tensor, which must lie in a file; nothing is read."""
+        type = TensorType(self.type.dtype, (stop - start,))
+        return Tensor(type, path=self.path, offset=self.offset + nbytes(type.dtype, start))
+
+
+@dataclass(slots=True)
+class Graph:
+    """A step as one flat, topologically ordered list of nodes.
+
+    ``inputs`` and ``outputs`` keep their order; ``initializers`` hold constants and initial state values;
+    ``types`` knows every value whose type could be inferred. ``header`` is the model without its graph body.
+    """
+
+    name: str
+    nodes: list[Node]
+    inputs: dict[str, TensorType]
+    outputs: dict[str, TensorType]
+    initializers: dict[str, Tensor]
+    types: dict[str, TensorType]
+    header: onnx.ModelProto
+    metadata: dict[str, str] = field(default_factory=dict)
+    file_nodes: list[Node] | None = None
+    """The nodes as the file has them, where opaque ones were expanded or aliases dropped."""
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {len(self.nodes)} nodes, {len(self.inputs)} inputs, {len(self.outputs)} outputs>"
+
+    def producers(self) -> dict[str, Node]:
+        """Value name -> the node that makes it. Fresh on every call: analyses are never patched."""
+        return {name: node for node in self.nodes for name in node.outputs if name}
+
+    def users(self) -> dict[str, list[Node]]:
+        """Value name -> the nodes that read it, in order."""
+        result: defaultdict[str, list[Node]] = defaultdict(list)
+        for node in self.nodes:
+            reads = node.reads
+            for name in reads if len(reads) == 1 else dict.fromkeys(reads):
+                result[name].append(node)
+        return dict(result)
+
+    def type_of(self, name: str) -> TensorType:
+        """The type of a value; ``undefined[?]`` when nothing is known."""
+        return self.types.get(name) or TensorType("undefined", None)
+
+    def copy(self) -> Graph:
+        """A graph whose nodes may be edited without touching this one."""
+        return Graph(
+            self.name, [clone(node) for node in self.nodes], dict(self.inputs), dict(self.outputs),
+            dict(self.initializers), dict(self.types), self.header, dict(self.metadata), self.file_nodes,
+        )  # fmt: skip
+
+
+def clone(node: Node) -> Node:
+    copy = Node(
+        node.op_type, node.inputs, node.outputs, domain=node.domain, name=node.name,
+        attributes=node._attributes, made_by=node.made_by, proto=node.proto, place=node.place,
+    )  # fmt: skip
+    copy.captures, copy.origin, copy.phase = node.captures, node.origin, node.phase
+    return copy
+
+
+def read_type(proto: onnx.TypeProto) -> TensorType:
+    """The TensorType of a TypeProto; anything but a dense tensor is ``undefined[?]``."""
+    if not proto.HasField("tensor_type"):
+        return TensorType("undefined", None)
+    tensor = proto.tensor_type
+    shape: Iterable[int | str | None] | None = None
+    if tensor.HasField("shape"):
+        shape = tuple(
+            d.dim_value if d.HasField("dim_value") else (d.dim_param or None) if d.HasField("dim_param") else None
+            for d in tensor.shape.dim
+        )
+    return TensorType(dtype_name(tensor.elem_type), tuple(shape) if shape is not None else None)
+
+
+def value_info(name: str, type: TensorType) -> onnx.ValueInfoProto:
+    if type.dtype == "undefined":
+        info = onnx.ValueInfoProto()
+        info.name = name
+        return info
+    return onnx.helper.make_tensor_value_info(name, dtype_code(type.dtype), type.shape)

@@ -1,0 +1,117 @@
+"""Values at the border of a graph: its inputs, its outputs, and the values that it stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import onnx
+from onnx import GraphProto, TensorProto
+
+from gopt.errors import InputError, UnsupportedError
+from gopt.ir.external_data import DataFolder, check_dims, show
+from gopt.ir.graph import Tensor, read_type
+from gopt.ir.symbol_table import SymbolTable, text
+from gopt.ir.tensor_proto import check_data, stored_type
+from gopt.ir.types import TensorType, dtype_name, known
+
+
+def read_inputs(body: GraphProto, symbols: SymbolTable) -> dict[str, TensorType]:
+    """The graph's inputs by name; InputError for one that is named twice, or of no type and not stored either."""
+    stored = {tensor.name for tensor in body.initializer}
+    result: dict[str, TensorType] = {}
+    for name, kind in decoded(body.input, lambda info: _io_type(info, "input")):
+        if name in result:
+            raise InputError(f"two graph inputs are named {show(name)}")
+        symbols.define(name, "a graph input")
+        if not known(kind.dtype) and name not in stored:
+            raise InputError(f"input {show(name)} has no element type")
+        result[name] = kind
+    return result
+
+
+def read_outputs(body: GraphProto, symbols: SymbolTable) -> dict[str, TensorType]:
+    """The graph's outputs by name, once all nodes are read: InputError for one that none of them makes."""
+    result: dict[str, TensorType] = {}
+    for info in body.output:
+        if info.name in result:
+            raise InputError(f"two graph outputs are named {show(info.name)}")
+        if not info.name or info.name not in symbols.defined:
+            raise InputError(f"graph output {show(info.name)} is undefined: no node makes it")
+        result[info.name] = _io_type(info, "output")
+    return result
+
+
+def _io_type(info: onnx.ValueInfoProto, what: str) -> TensorType:
+    owner = f"{what} {show(info.name)}"
+    kind = info.type.WhichOneof("value")
+    if kind not in (None, "tensor_type"):
+        raise UnsupportedError(f"{owner} is a {kind.removesuffix('_type')}, not a dense tensor")
+    code = info.type.tensor_type.elem_type
+    if code and dtype_name(code) == "undefined":
+        raise UnsupportedError(f"{owner} has element type {code}, which gopt does not know")
+    return declared(info, owner)
+
+
+def declared(info: onnx.ValueInfoProto, owner: str) -> TensorType:
+    """The type that the file gives a value, of sane sizes; InputError in the name of its ``owner`` for others."""
+    kind = read_type(info.type)
+    check_dims(kind.shape or (), kind.dtype, owner)
+    for size in kind.shape or ():
+        if isinstance(size, bytes):
+            text(size)
+    return kind
+
+
+def read_initializers(
+    body: GraphProto, inputs: dict[str, TensorType], symbols: SymbolTable, folder: DataFolder
+) -> dict[str, Tensor]:
+    """Stored values by name; an input whose type the file leaves open takes it from its value."""
+    result: dict[str, Tensor] = {}
+    for proto in body.initializer:
+        name = proto.name
+        if name in result:
+            raise InputError(f"two initializers are named {show(name)}")
+        if name not in inputs:
+            symbols.define(name, "an initializer")
+        kind = stored_type(proto, f"initializer {show(name)}")
+        if name in inputs:
+            inputs[name] = _agreed(name, inputs[name], kind)
+        if proto.data_location == TensorProto.EXTERNAL:
+            result[name] = folder.tensor(proto, kind)
+        else:
+            check_data(proto, kind, f"initializer {show(name)}")
+            result[name] = Tensor(kind, proto=proto)
+    return result
+
+
+def _agreed(name: str, declared: TensorType, stored: TensorType) -> TensorType:
+    """The type of an input that has a stored value. A symbol in it stays one: another value may be fed."""
+    if declared.shape is None or not known(declared.dtype):
+        shape = stored.shape if declared.shape is None else declared.shape
+        declared = TensorType(declared.dtype if known(declared.dtype) else stored.dtype, shape)
+    assert declared.shape is not None
+    sizes_agree = len(declared.shape) == len(stored.dims) and all(
+        size == held for size, held in zip(declared.shape, stored.dims, strict=True) if isinstance(size, int)
+    )
+    if declared.dtype != stored.dtype or not sizes_agree:
+        raise InputError(f"input {show(name)} is {declared}, but its initializer is {stored}")
+    return declared
+
+
+def refuse_sparse(body: GraphProto) -> None:
+    """Raises UnsupportedError for a body that stores a sparse tensor."""
+    if body.sparse_initializer:
+        name = show(body.sparse_initializer[0].values.name)
+        raise UnsupportedError(f"initializer {name} is sparse", "store it as a dense tensor")
+
+
+def decoded(
+    infos: Iterable[onnx.ValueInfoProto], decode: Callable[[onnx.ValueInfoProto], TensorType]
+) -> Iterator[tuple[str, TensorType]]:
+    """Names and types. A graph has few distinct types: each is decoded, and held, once."""
+    seen: dict[bytes, TensorType] = {}
+    for info in infos:
+        key = info.type.SerializeToString()
+        if key not in seen:
+            seen[key] = decode(info)
+        yield info.name, seen[key]

@@ -1,0 +1,157 @@
+"""The type of every value: what the file declares or stores, and what ONNX's shape inference adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto
+
+from gopt import limits
+from gopt.ir.constant_folding import fold_small
+from gopt.ir.external_data import show
+from gopt.ir.graph import Graph, Node, Tensor, read_type, value_info
+from gopt.ir.graph_io import declared, decoded
+from gopt.ir.onnx_checker import check_legal, check_structure
+from gopt.ir.symbol_table import text
+from gopt.ir.types import TensorType, dtype_name, known
+
+_LONG = 1 << 16
+
+
+def declared_types(body: GraphProto) -> dict[str, TensorType]:
+    """The types that the file itself gives values, of sane sizes; raises InputError for others."""
+    types = dict(decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}")))
+    types.update((info.name, read_type(info.type)) for info in body.output)
+    return types
+
+
+def all_types(
+    model: ModelProto,
+    data: bytes,
+    types: dict[str, TensorType],
+    nodes: Sequence[Node],
+    inputs: dict[str, TensorType],
+    initializers: dict[str, Tensor],
+) -> dict[str, TensorType]:
+    """Every type that is declared (``types``, which grows), stored or inferred. A closer one takes its place.
+
+    ``data``: the file's bytes. Raises InputError for a model that onnx's checker refuses: inference is most of its full
+    check, and is done once.
+    """
+    constants = _large_constants(nodes)
+    # Where every shape is declared in numbers, as some exporters do, inference adds nothing.
+    static = {name for name, kind in types.items() if kind.static and known(kind.dtype)}
+    if all(name in static for node in nodes for name in node.outputs if name):
+        check_legal(model, data)
+    else:
+        check_structure(model, data)
+        strict = _copy(model, nodes, inputs, initializers, constants, {})
+        folded = fold_small(nodes, initializers, inputs)
+        try:
+            graph = onnx.shape_inference.infer_shapes(strict, check_type=True, strict_mode=True).graph
+        except Exception:  # its exceptions have no common base
+            check_legal(model, data)
+            graph = None
+        again = strict if not folded else _copy(model, nodes, inputs, initializers, constants, folded)
+        found = decoded(_inferred(again, None if folded else graph), _sane)
+        types.update((name, kind) for name, kind in found if known(kind.dtype))
+    types.update(constants)
+    types.update((name, tensor.type) for name, tensor in initializers.items())
+    types.update(inputs)
+    return types
+
+
+def infer_types(graph: Graph) -> None:
+    """Infer types once more, after nodes were replaced by others or operators were registered; only adds to them."""
+    model = ModelProto()
+    model.CopyFrom(graph.header)
+    for table, border in ((graph.inputs, model.graph.input), (graph.outputs, model.graph.output)):
+        border.extend(value_info(name, kind) for name, kind in table.items())
+    shown = {*graph.inputs, *graph.outputs, *graph.initializers}
+    static = {name: kind for name, kind in graph.types.items() if kind.static and name not in shown}
+    model.graph.value_info.extend(value_info(name, kind) for name, kind in static.items())
+    folded = fold_small(graph.nodes, graph.initializers, graph.inputs)
+    copy = _copy(model, graph.nodes, graph.inputs, graph.initializers, {}, folded)
+    for name, kind in decoded(_inferred(copy), _sane):
+        if known(kind.dtype) and not graph.type_of(name).static:
+            graph.types[name] = kind
+
+
+def _large_constants(nodes: Iterable[Node]) -> dict[str, TensorType]:
+    """The constants that inference is spared, with their types."""
+    found = {}
+    for node in nodes:
+        if node.op_type != "Constant" or node.proto is None or len(node.outputs) != 1:
+            continue
+        for attribute in node.proto.attribute:
+            if attribute.type == AttributeProto.TENSOR and attribute.name == "value":
+                kind = TensorType(dtype_name(attribute.t.data_type), tuple(attribute.t.dims))
+                if kind.nbytes > limits.CHECKED_BYTES:
+                    found[node.outputs[0]] = kind
+            elif attribute.name == "value_ints" and len(attribute.ints) * 8 > limits.CHECKED_BYTES:
+                found[node.outputs[0]] = TensorType("int64", (len(attribute.ints),))
+    return found
+
+
+def _sane(info: onnx.ValueInfoProto) -> TensorType:
+    """An inferred type; nothing, where inference itself went below zero."""
+    kind = read_type(info.type)
+    negative = any(isinstance(size, int) and size < 0 for size in kind.shape or ())
+    return TensorType("undefined", None) if negative else kind
+
+
+def _copy(
+    model: ModelProto,
+    nodes: Sequence[Node],
+    inputs: dict[str, TensorType],
+    initializers: dict[str, Tensor],
+    constants: dict[str, TensorType],
+    folded: Mapping[str, np.ndarray],
+) -> ModelProto:
+    """A copy in which large values are mere inputs, and ``folded`` ones constants."""
+    copy = ModelProto(ir_version=model.ir_version)
+    copy.opset_import.extend(model.opset_import)
+    copy.functions.extend(model.functions)
+    body = copy.graph
+    body.name = model.graph.name or "graph"
+    body.input.extend(model.graph.input)
+    body.input.extend(value_info(name, kind) for name, kind in constants.items())
+    for name, tensor in initializers.items():
+        if tensor.proto is not None and tensor.type.dtype != "string" and tensor.nbytes <= limits.CHECKED_BYTES:
+            body.initializer.append(tensor.proto)
+        elif name not in inputs:
+            body.input.append(value_info(name, tensor.type))
+    body.output.extend(model.graph.output)
+    body.value_info.extend(model.graph.value_info)
+    for node in nodes:
+        if node.proto and not (constants and constants.keys() & set(node.outputs)):
+            value = folded.get(node.outputs[0]) if folded and node.outputs else None
+            body.node.append(node.proto if value is None else _as_constant(node.outputs[0], value))
+    return copy
+
+
+def _inferred(copy: ModelProto, graph: GraphProto | None = None) -> Iterable[onnx.ValueInfoProto]:
+    """What ONNX's shape inference says of a model, or has said (``graph``); nothing if it fails."""
+    try:
+        if graph is None:
+            graph = onnx.shape_inference.infer_shapes(copy, strict_mode=False).graph
+        found = (*graph.value_info, *graph.output)
+        open_ends = any(not read_type(info.type).static for info in found) or len(found) < len(copy.graph.node)
+        if open_ends and not any(map(_long, (*found, *copy.graph.input))):
+            graph = onnx.shape_inference.infer_shapes(copy, data_prop=True, strict_mode=False).graph
+            found = (*graph.value_info, *graph.output)
+    except Exception:  # its exceptions have no common base, and no type is worth a refusal: what needs one will say so
+        return ()
+    return found
+
+
+def _as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:
+    return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(value))
+
+
+def _long(info: onnx.ValueInfoProto) -> bool:
+    """Whether a value is one long row: following its data would make a dimension of each of its elements."""
+    shape = read_type(info.type).shape
+    return shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > _LONG

@@ -1,0 +1,158 @@
+"""The hall: an ONNX file becomes a Graph, or is refused in one line.
+
+Everything later trusts what passes here: every value is defined once and read after it is made, sizes are sane,
+stored bytes match their shapes, and external data lies where it may. Values are neither copied nor read.
+"""
+
+from __future__ import annotations
+
+import os
+
+import onnx.defs
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
+from onnx import ModelProto
+
+from gopt.collecting import without_collection
+from gopt.errors import InputError, UnsupportedError
+from gopt.ir.external_data import DataFolder, naming, regular_size, show
+from gopt.ir.functions import check_functions
+from gopt.ir.graph import Graph
+from gopt.ir.graph_io import read_initializers, read_inputs, read_outputs, refuse_sparse
+from gopt.ir.inference import all_types, declared_types
+from gopt.ir.nodes import captures, read_node
+from gopt.ir.onnx_checker import check_legal
+from gopt.ir.symbol_table import SymbolTable, text
+from gopt.ir.topological_order import check_order
+from gopt.ir.types import known
+from gopt.ir.wire_format import check_parts
+
+_PROTOBUF_LIMIT = 2**31 - 1
+
+
+def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
+    """The graph in an ONNX file.
+
+    Initializers keep their TensorProto, or say where their external data lies; none is read. ``own`` admits names
+    that begin with ``gopt.``, for reading gopt's own output back.
+
+    Raises InputError if the file is missing, malformed, truncated or hostile, and for whatever ``onnx.checker``
+    refuses with its full check; UnsupportedError for training_info,
+    the Gradient operator, sparse initializers, and inputs or outputs that are not dense tensors.
+    """
+    name = os.fsdecode(path)
+    with naming(name), without_collection():
+        model, data = _read(name)
+        check_functions(model)
+        try:
+            return _graph(model, data, DataFolder(name), own)
+        except UnsupportedError:
+            check_legal(model, data)  # what is no ONNX is that first
+            raise
+
+
+def _read(path: str) -> tuple[ModelProto, bytes]:
+    """The file as a model that has at least a version, an operator set and a graph; and its bytes."""
+    size = regular_size(path)
+    if size > _PROTOBUF_LIMIT:
+        raise InputError(f"{size} bytes: a protobuf file ends at 2 GiB", "keep the values in external data")
+    try:
+        with open(path, "rb") as file:
+            data = file.read(1)
+            if data == b"\0":  # no field of any message begins so
+                raise InputError("is not an ONNX model: it begins with a zero")
+            data += file.read()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}") from error
+    check_parts(data)
+    try:
+        model: ModelProto = ModelProto.FromString(data)
+    except DecodeError:
+        raise _not_onnx(data) from None
+    if not (model.ir_version > 0 and (model.HasField("graph") or model.opset_import)):
+        raise _not_onnx(data)  # some text parses as protobuf by accident
+    if not model.HasField("graph"):
+        raise InputError("holds no graph")
+    if not model.opset_import:
+        raise InputError("names no operator set (opset_import is empty)")
+    return model, data
+
+
+def _not_onnx(data: bytes) -> InputError:
+    head = data[:4096]
+    if head.startswith(b"version https://git-lfs"):
+        return InputError("is a Git LFS pointer, not an ONNX model", "git lfs pull fetches the file itself")
+    try:
+        text = head.decode("utf-8") if len(head) == len(data) else head.decode("utf-8", "ignore")
+        if all(char.isprintable() or char in "\n\r\t\f" for char in text):
+            return InputError("is a text file, not an ONNX model")
+    except UnicodeDecodeError:
+        pass
+    if data[:1] == b"\x08":  # the tag of ir_version, which every exporter writes first
+        return InputError("is truncated or damaged: it begins like an ONNX model, but does not go on like one")
+    return InputError("is not an ONNX model")
+
+
+def _graph(model: ModelProto, data: bytes, folder: DataFolder, own: bool) -> Graph:
+    body = model.graph
+    _refuse_forms(model)
+    header = _header(model)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    symbols = SymbolTable(None if own else _reserved_hint(metadata))
+    inputs = read_inputs(body, symbols)
+    initializers = read_initializers(body, inputs, symbols, folder)
+    nodes = [read_node(proto, symbols, own) for proto in body.node]
+    check_order(nodes, {"", *inputs, *initializers})
+    outputs = read_outputs(body, symbols)
+    types = declared_types(body)
+    types = all_types(model, data, types, nodes, inputs, initializers)
+    for name, kind in outputs.items():
+        if not known(kind.dtype):
+            outputs[name] = types.get(name, kind)
+    return Graph(body.name, nodes, inputs, outputs, initializers, types, header, metadata)
+
+
+def _refuse_forms(model: ModelProto) -> None:
+    body = model.graph
+    known = onnx.defs.C.schema_version_map()
+    for entry in (*model.opset_import, *(each for function in model.functions for each in function.opset_import)):
+        newest = known.get("" if entry.domain == "ai.onnx" else entry.domain, (0, entry.version))[1]
+        if entry.version > newest:
+            what = f"operator set {entry.version} of domain {show(entry.domain or 'ai.onnx')}"
+            raise InputError(
+                f"asks for {what}, and the onnx that is installed knows them up to {newest}",
+                f"install a newer onnx, or export for operator set {newest}",
+            )
+    if model.training_info:
+        count = len(model.training_info)
+        raise UnsupportedError(
+            f"training_info holds {count} training {'step' if count == 1 else 'steps'}, which gopt cannot read yet",
+            "export the step as one plain graph: forward, backward and update, new states as outputs",
+        )
+    if not body.node:
+        raise InputError("its graph has no nodes")
+    refuse_sparse(body)
+    for function in model.functions:
+        for node in function.node:
+            captures(node, SymbolTable(None, function=True))
+
+
+def _header(model: ModelProto) -> ModelProto:
+    header = ModelProto()
+    for field, value in model.ListFields():
+        if field.name == "graph":
+            continue
+        if isinstance(value, (int, str)):
+            setattr(header, field.name, value)
+        elif isinstance(value, bytes):
+            raise InputError(f"{field.name} is {show(value)}, which is not UTF-8")
+        else:
+            getattr(header, field.name).MergeFrom(value)
+    for each in (model.graph.name, *(part for entry in model.metadata_props for part in (entry.key, entry.value))):
+        text(each)
+    return header
+
+
+def _reserved_hint(metadata: dict[str, str]) -> str:
+    if "gopt.format" in metadata:
+        return "this file is already an output of gopt; start from the graph it was made of"
+    return "rename it in the export"

@@ -1,0 +1,147 @@
+"""Nodes as a file has them: operators and attributes looked at, names defined, the bodies of control flow searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+
+from gopt import limits
+from gopt.errors import InputError, UnsupportedError
+from gopt.ir.external_data import show
+from gopt.ir.graph import MADE_BY, SPMD, Node
+from gopt.ir.graph_io import declared, refuse_sparse
+from gopt.ir.symbol_table import RESERVED, SymbolTable, text
+from gopt.ir.tensor_proto import check_data, stored_type
+
+_TENSOR_ATTRIBUTES = {AttributeProto.TENSOR, AttributeProto.TENSORS}
+_GRAPH_ATTRIBUTES = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
+_SPARSE_ATTRIBUTES = {AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS}
+_LOOKED_AT = _TENSOR_ATTRIBUTES | _GRAPH_ATTRIBUTES | _SPARSE_ATTRIBUTES | {AttributeProto.UNDEFINED}
+_SIZED = frozenset({"num_outputs", "shape", "axes"})
+"""Attributes from which shape inference makes as many outputs or dimensions as they say."""
+
+
+def read_node(proto: NodeProto, symbols: SymbolTable, own: bool) -> Node:
+    """A node of the graph, its outputs defined in ``symbols``; ``own``: it may say which pass of gopt made it."""
+    node = Node(proto.op_type, proto.input, proto.output, domain=proto.domain, name=proto.name, proto=proto)
+    for name in node.outputs:
+        if name:
+            symbols.define(name, "a node output")
+    if node.name[: len(RESERVED)] == RESERVED or type(node.name) is not str or len(node.name) > limits.NAME_LENGTH:
+        symbols.allow(node.name, "node")
+    if proto.attribute:
+        node.captures = tuple(captures(proto, symbols))
+    elif type(node.op_type) is not str or type(node.domain) is not str or node.op_type in ("Gradient", ""):
+        _check_operator(proto)
+    if node.domain == SPMD:
+        _refuse_spmd(proto)
+    if own:
+        node.made_by = next((entry.value for entry in proto.metadata_props if entry.key == MADE_BY), "")
+    return node
+
+
+def _check_operator(proto: NodeProto) -> None:
+    if text(proto.op_type) == "Gradient" and proto.domain == "ai.onnx.preview.training":
+        value = show(proto.output[0] if proto.output else proto.name)
+        raise UnsupportedError(
+            f"{value} comes from a Gradient operator, which says what to differentiate and not how",
+            "export the step with its backward pass written out in standard operators",
+        )
+    if text(proto.domain) == SPMD:
+        _refuse_spmd(proto)
+    if not proto.op_type:
+        raise InputError(f"node {show(proto.name)} has no operator type")
+
+
+def _refuse_spmd(proto: NodeProto) -> None:
+    value = show(proto.name or "".join(proto.output[:1]))
+    raise InputError(f"node {value}: the domain {SPMD} is gopt's own and stands in no file", "export the step anew")
+
+
+def captures(proto: NodeProto, symbols: SymbolTable) -> dict[str, None]:
+    """What the bodies in a node's attributes read from outside, in order; looks at the attributes on the way."""
+    _check_operator(proto)
+    found: dict[str, None] = {}
+    for attribute in proto.attribute:
+        kind = attribute.type
+        if attribute.name in _SIZED:
+            _refuse_sizes(proto, attribute)
+        if attribute.ref_attr_name and not symbols.function:
+            where = show(proto.name or "".join(proto.output[:1]))
+            raise InputError(
+                f"attribute {show(attribute.name)} of node {where} refers to {show(attribute.ref_attr_name)}, and only "
+                "the nodes of a function can refer to attributes"
+            )
+        if kind not in _LOOKED_AT:
+            continue
+        owner = f"attribute {show(attribute.name)} of node {show(proto.name or ''.join(proto.output[:1]))}"
+        if kind in _TENSOR_ATTRIBUTES:
+            _check_attribute_tensors(attribute, owner)
+        elif kind in _GRAPH_ATTRIBUTES:
+            for body in (attribute.g,) if kind == AttributeProto.GRAPH else attribute.graphs:
+                found.update(_body_captures(body, symbols.inner()))
+        elif kind in _SPARSE_ATTRIBUTES:
+            raise UnsupportedError(f"{owner} is a sparse tensor", "store it as a dense tensor")
+        elif not attribute.ref_attr_name:
+            raise InputError(f"{owner} has no type")
+    return found
+
+
+def _refuse_sizes(proto: NodeProto, attribute: AttributeProto) -> None:
+    """Raise InputError for numbers of outputs or dimensions that shape inference would make without looking twice."""
+    owner = f"attribute {show(attribute.name)} of node {show(proto.name or ''.join(proto.output[:1]))}"
+    if attribute.name == "num_outputs" and attribute.i > len(proto.output):
+        raise InputError(f"{owner} is {attribute.i}, and the node has {len(proto.output)} outputs")
+    if attribute.name != "num_outputs" and len(attribute.ints) > limits.DIMENSIONS:
+        raise InputError(
+            f"{owner} has {len(attribute.ints)} entries, and a tensor at most {limits.DIMENSIONS} dimensions"
+        )
+
+
+def _check_attribute_tensors(attribute: AttributeProto, owner: str) -> None:
+    for tensor in (attribute.t,) if attribute.type == AttributeProto.TENSOR else attribute.tensors:
+        if attribute.ref_attr_name:
+            continue
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raise UnsupportedError(f"{owner} lies in external data", "make it an initializer of the graph")
+        check_data(tensor, stored_type(tensor, owner), owner)
+
+
+def _body_captures(body: GraphProto, symbols: SymbolTable) -> dict[str, None]:
+    """What a body of control flow reads from outside, its outputs included.
+
+    Read in file order, so that a value used in the body before it is made there counts as one from outside, and
+    is found undefined.
+    """
+    found: dict[str, None] = {}
+    refuse_sparse(body)
+    for info in body.input:
+        symbols.define(info.name, "an input of a body")
+        declared(info, f"value {show(info.name)}")
+    for tensor in body.initializer:
+        if tensor.name not in {info.name for info in body.input}:
+            symbols.define(tensor.name, "an initializer")
+        owner = f"initializer {show(tensor.name)}"
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raise UnsupportedError(f"{owner} of a body lies in external data", "make it one of the outer graph")
+        check_data(tensor, stored_type(tensor, owner), owner)
+    for node in body.node:
+        inner = captures(node, symbols)
+        found.update((name, None) for name in (*node.input, *inner) if name not in symbols.defined)
+        symbols.allow(node.name, "node")
+        for name in node.output:
+            if name:
+                symbols.define(name, "a node output")
+    found.update((info.name, None) for info in body.output if info.name not in symbols.defined)
+    return found
+
+
+def nested(nodes: Iterable[NodeProto]) -> Iterable[NodeProto]:
+    """Nodes, and those in the bodies of their control flow."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type in _GRAPH_ATTRIBUTES:
+                for body in (attribute.g, *attribute.graphs):
+                    yield from nested(body.node)

@@ -1,0 +1,196 @@
+"""Arrays of an ``.npz`` file: their headers are read first, and an array only when it is asked for.
+
+A compressed archive can be a thousand times larger inside, so nothing is decompressed before its type is known and
+the sum of what is taken is bounded. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO
+
+import numpy as np
+import onnx
+
+from gopt import limits
+from gopt.errors import InputError
+from gopt.ir.external_data import absolute, naming, reason, show
+from gopt.ir.graph import Tensor
+from gopt.ir.types import TensorType, dtype_name
+
+_END, _END64 = b"PK\x05\x06", b"PK\x06\x06"
+_CHUNK = 1 << 20
+_PLAIN = "write it with numpy.savez, or use .safetensors, which is mapped"
+
+
+class Archive(Mapping[str, Tensor]):
+    """The arrays of an archive by name: their names are in its list of members, an array's header is read when it is
+    asked for, and its values when they are.
+
+    Raises InputError, whenever something is read, for a damaged file, a type that ONNX has not, or a limit.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        self._path, self._where = path, absolute(path)
+        self._budget = _SizeBudget(size)
+        self._made: dict[str, Tensor] = {}
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        with _reading(""):
+            _check_directory(path, size)
+            self._archive = zipfile.ZipFile(path)
+        for entry in self._archive.infolist():
+            name = entry.filename.removesuffix(".npy")
+            if name in self._members:
+                raise InputError(f"{show(name)} stands twice in it")
+            self._members[name] = entry
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._made:
+            entry = self._members[name]
+            with naming(self._path), _reading(name):
+                header = _Header.read(name, self._archive, entry)
+            read = _reader(self._path, self._where, name, entry, header, self._budget)
+            self._made[name] = Tensor(header.type, reader=read)
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._members
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # on damaged bytes zipfile, zlib and NumPy raise a dozen types, tokenize's own included
+        raise _damaged(name, error) from error
+
+
+def _damaged(name: str, error: Exception) -> InputError:
+    where = f" at {show(name)}" if name else ""
+    return InputError(f"is no .npz file, or is damaged{where}: {reason(error)}")
+
+
+def _check_directory(path: str, size: int) -> None:
+    """Raise InputError where the list of members, which zipfile reads at once, is beyond the limit."""
+    with open(path, "rb") as file:
+        file.seek(max(0, size - (1 << 16) - 22))
+        tail = file.read()
+    place = tail.rfind(_END)
+    if place < 0 or len(tail) < place + 22:
+        return  # zipfile says what is wrong with it
+    (listed,) = struct.unpack_from("<L", tail, place + 12)
+    place64 = tail.rfind(_END64, 0, place)
+    if listed == 0xFFFFFFFF and place64 >= 0 and len(tail) >= place64 + 48:
+        (listed,) = struct.unpack_from("<Q", tail, place64 + 40)
+    if min(listed, size) > limits.ARCHIVE_DIRECTORY:
+        most = limits.ARCHIVE_DIRECTORY
+        raise InputError(f"its list of arrays is {listed} bytes long; at most {most} are read (ARCHIVE_DIRECTORY)")
+
+
+class _SizeBudget:
+    """How many bytes may still be taken from one archive."""
+
+    def __init__(self, size: int) -> None:
+        self.most = max(limits.ARCHIVE_FREE, limits.ARCHIVE_GROWTH * size)
+        self.taken = 0
+
+    def take(self, name: str, nbytes: int) -> None:
+        """Raise InputError where an array is beyond what the archive may give."""
+        if self.taken + nbytes > self.most:
+            raise InputError(
+                f"{show(name)} takes {nbytes} bytes, and arrays of a file of this size may take {self.most} in all "
+                f"(ARCHIVE_FREE, or ARCHIVE_GROWTH = {limits.ARCHIVE_GROWTH} times its bytes)",
+                _PLAIN,
+            )
+        self.taken += nbytes
+
+
+class _Header:
+    """What stands before an array's values."""
+
+    def __init__(self, name: str, file: IO[bytes]) -> None:
+        start = file.read(8)
+        version = start[6:8]
+        if start[:6] != np.lib.format.MAGIC_PREFIX or version not in (b"\x01\x00", b"\x02\x00"):
+            raise InputError(f"{show(name)} is no NumPy array of version 1 or 2")
+        head = file.read(2 if version == b"\x01\x00" else 4)
+        length = int.from_bytes(head, "little")
+        if length > limits.ARCHIVE_HEADER:
+            most = limits.ARCHIVE_HEADER
+            raise InputError(f"the header of {show(name)} is {length} bytes long; at most {most} are read")
+        text = io.BytesIO(head + file.read(length))
+        read = np.lib.format.read_array_header_1_0 if len(head) == 2 else np.lib.format.read_array_header_2_0
+        shape, self.fortran, self.dtype = read(text)
+        self.nbytes = 8 + len(head) + length
+        self.type = _type(name, self.dtype, shape)
+
+    @classmethod
+    def read(cls, name: str, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> _Header:
+        """The header of a member; InputError where the member is not as long as header and values are."""
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise InputError(f"{show(name)} is compressed in a way that NumPy never writes", _PLAIN)
+        with archive.open(entry) as file:
+            header = cls(name, file)
+        if entry.file_size != header.nbytes + header.type.nbytes:
+            held = entry.file_size - header.nbytes
+            raise InputError(f"{show(name)} holds {held} bytes, but {header.type} takes {header.type.nbytes}")
+        return header
+
+
+def _type(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> TensorType:
+    from gopt.ir.external_data import check_dims
+
+    if dtype.hasobject:
+        raise ValueError("Object arrays cannot be loaded: they may run code")
+    try:
+        word = dtype_name(onnx.helper.np_dtype_to_tensor_dtype(dtype.newbyteorder("=")))
+    except (KeyError, ValueError):
+        word = "undefined"
+    if word in ("undefined", "string"):
+        raise InputError(
+            f"{show(name)} has the NumPy type {dtype}, which is no number to ONNX",
+            ".npz cannot hold bfloat16 and float8; use .safetensors for them",
+        )
+    dims = tuple(int(size) for size in shape)
+    check_dims(dims, word, show(name))
+    return TensorType(word, dims)
+
+
+def _reader(
+    path: str, where: str, name: str, entry: zipfile.ZipInfo, header: _Header, budget: _SizeBudget
+) -> Callable[[], np.ndarray]:
+    def read() -> np.ndarray:
+        with naming(path):
+            budget.take(name, header.type.nbytes)
+            with _reading(name), zipfile.ZipFile(where) as archive, archive.open(entry) as file:
+                return _values(file, header)
+
+    return read
+
+
+def _values(file: IO[bytes], header: _Header) -> np.ndarray:
+    """The values behind a header, in the machine's own order of bytes."""
+    file.read(header.nbytes)
+    flat = np.empty(header.type.elements, header.dtype)
+    held, place = flat.view(np.uint8), 0
+    while place < len(held):
+        chunk = file.read(min(_CHUNK, len(held) - place))
+        if not chunk:
+            raise ValueError(f"it ends {len(held) - place} bytes early")
+        held[place : place + len(chunk)] = np.frombuffer(chunk, np.uint8)
+        place += len(chunk)
+    shape = header.type.dims
+    array = flat.reshape(shape[::-1]).T if header.fortran else flat.reshape(shape)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -1,0 +1,174 @@
+"""What onnx's own checker refuses, gopt refuses: with the name of the node or value, before anything else is done.
+
+The checker sees the file as it is, unless values in it are large or lie outside: those become mere inputs of a copy,
+once gopt has looked at their types and sizes itself.
+"""
+
+from __future__ import annotations
+
+import re
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from gopt import limits
+from gopt.errors import InputError
+from gopt.ir.external_data import show
+from gopt.ir.graph import value_info
+from gopt.ir.nodes import nested
+from gopt.ir.types import TensorType, dtype_name
+
+_NEXT = "onnx.checker.check_model(MODEL, full_check=True) says more"
+_HEAD = re.compile(r"^\[\w+\]\s*(Inference error\(s\):\s*)?")
+_NODE = re.compile(r"Bad node spec for node\. Name: (.*?) OpType: (\S+)")
+
+
+def check_legal(model: ModelProto, data: bytes) -> None:
+    """Raise InputError for a model that ``onnx.checker`` refuses with its full check; ``data``: the file's bytes."""
+    found = _error(model, data)
+    if found is not None:
+        raise InputError(f"is no valid ONNX model: {found}", _NEXT)
+
+
+def check_structure(model: ModelProto, data: bytes) -> None:
+    """The same without shape inference: for who infers shapes anyway, strictly."""
+    slim = _slim(model)
+    if _said(data if slim is None else slim.SerializeToString(), full=False) is not None:
+        check_legal(model, data)
+
+
+def _error(model: ModelProto, data: bytes) -> str | None:
+    slim = _slim(model)
+    if _said(data if slim is None else slim.SerializeToString()) is None:
+        return None
+    # Once more, with a name for every node: most exporters give them none, and the checker says no other.
+    named = ModelProto()
+    named.CopyFrom(model if slim is None else slim)
+    for node in nested(named.graph.node):
+        if not node.name:
+            node.name = next((name for name in node.output if name), "")
+    text = _said(named.SerializeToString()) or "the checker does not say why"
+    said = _line(text)
+    owner = "" if "node name: " in said else _node(text, said) or _value(model)
+    said = f"{owner}: {said}" if owner else said
+    return said if len(said) <= limits.REASON else f"{said[: limits.REASON]}…"
+
+
+def _said(data: bytes, *, full: bool = True) -> str | None:
+    """What the checker says of a model; None where it accepts it."""
+    try:
+        onnx.checker.check_model(data, full_check=full)
+    except UnicodeDecodeError:
+        return "what is wrong with it cannot be said: some text in it is not UTF-8"
+    except Exception as error:  # its exceptions have no common base
+        return str(error) or type(error).__name__
+    return None
+
+
+def _line(text: str) -> str:
+    """The checker's message on one line, without the path through its own code."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("==>")]
+    said = _HEAD.sub("", " ".join(lines))
+    return "".join(char if char.isprintable() else "?" for char in said)
+
+
+def _node(text: str, said: str) -> str:
+    """The node that a message is about, where the checker names it beside what it says."""
+    found = _NODE.search(text)
+    if found is None or not found.group(1):
+        return ""
+    operator, name = found.group(2), found.group(1)
+    if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", said):
+        return ""
+    return f"{operator if operator.isidentifier() else show(operator)} {show(name)}"
+
+
+def _value(model: ModelProto) -> str:
+    """The value whose declared or stored type is at fault, where the checker names none."""
+    body = model.graph
+    stored = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in body.initializer}
+    bodies = [each for function in model.functions for each in function.value_info]
+    for info in (*body.input, *body.output, *body.value_info, *bodies):
+        kind = info.type.tensor_type
+        held = stored.get(info.name)
+        declared = (kind.elem_type, tuple(dim.dim_value for dim in kind.shape.dim))
+        if not _sound(info) or (held is not None and held != declared):
+            return f"value {show(info.name)}"
+    return ""
+
+
+def _sound(info: onnx.ValueInfoProto) -> bool:
+    """Whether a declared type is one at all."""
+    try:
+        onnx.checker.check_value_info(info)
+    except Exception:  # as above
+        return False
+    kind = info.type.WhichOneof("value")
+    return kind is not None and (kind != "tensor_type" or dtype_name(info.type.tensor_type.elem_type) != "undefined")
+
+
+# --- without large values ---------------------------------------------------------------------------------------------
+
+
+def _slim(model: ModelProto) -> ModelProto | None:
+    """A copy in which large values are inputs; None where the model has none."""
+    body = model.graph
+    stored = {tensor.name for tensor in body.initializer if _large(tensor)}
+    made = {node.output[0] for node in body.node if _large_constant(node)}
+    if not stored and not made:
+        return None
+    copy = ModelProto()
+    for field, value in model.ListFields():
+        if field.name == "graph":
+            _fill(copy.graph, body, stored, made)
+        elif isinstance(value, (int, str, bytes)):
+            setattr(copy, field.name, value)
+        else:
+            getattr(copy, field.name).MergeFrom(value)
+    return copy
+
+
+def _fill(copy: GraphProto, body: GraphProto, stored: set[str], made: set[str]) -> None:
+    for field, value in body.ListFields():
+        if field.name == "initializer":
+            copy.initializer.extend(tensor for tensor in value if tensor.name not in stored)
+        elif field.name == "node":
+            copy.node.extend(node for node in value if not (made and node.output and node.output[0] in made))
+        elif isinstance(value, (str, bytes)):
+            setattr(copy, field.name, value)
+        else:
+            getattr(copy, field.name).MergeFrom(value)
+    declared = {info.name for info in body.input}
+    for tensor in body.initializer:
+        if tensor.name in stored and tensor.name not in declared:
+            copy.input.append(_as_input(tensor.name, tensor))
+    for node in body.node:
+        if node.output and node.output[0] in made:
+            attribute = node.attribute[0]
+            kept = attribute.t if attribute.name == "value" else TensorProto(data_type=7, dims=[len(attribute.ints)])
+            copy.input.append(_as_input(node.output[0], kept))
+
+
+def _as_input(name: str, tensor: TensorProto) -> onnx.ValueInfoProto:
+    return value_info(name, TensorType(dtype_name(tensor.data_type), tuple(tensor.dims)))
+
+
+def _large(tensor: TensorProto) -> bool:
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return True
+    size = 1
+    for dim in tensor.dims:
+        size *= dim
+    return size * 16 > limits.CHECKED_BYTES and tensor.ByteSize() > limits.CHECKED_BYTES
+
+
+def _large_constant(node: NodeProto) -> bool:
+    """Whether a node is a plain Constant with a large value, which gopt has looked at itself."""
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.output) != 1 or node.input:
+        return False
+    if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:
+        return False
+    (attribute,) = node.attribute
+    if attribute.name == "value_ints" and attribute.type == AttributeProto.INTS:
+        return len(attribute.ints) * 8 > limits.CHECKED_BYTES
+    return attribute.name == "value" and attribute.type == AttributeProto.TENSOR and _large(attribute.t)

@@ -1,0 +1,129 @@
+"""The only place where a graph is changed: add, remove and rewire nodes, then put them in order again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gopt.errors import InvariantError
+from gopt.ir.graph import Graph, Node
+from gopt.ir.topological_order import topological_sort
+from gopt.ir.types import TensorType
+from gopt.sharding.placements import REPLICATED, Place
+
+_BEHIND = 1e-3
+"""How far behind its forerunner a node is due, where one node of the source is 1: chains stay in front of the next."""
+
+
+class GraphRewriter:
+    """A batch of changes to one graph by one pass. Nothing is reordered until ``finish``."""
+
+    def __init__(self, graph: Graph, pass_name: str) -> None:
+        self.graph = graph
+        self.pass_name = pass_name
+        self.reasons: dict[str, str] = {}
+        """First output of a source node that some or all ranks lose -> why."""
+        self._gone: set[int] = set()
+        self._priority = {id(node): float(place) for place, node in enumerate(graph.nodes)}
+        self._added: list[Node] = []
+        self._producers = graph.producers()
+        self._made: dict[str, Node] = {}
+        """What this pass makes -> the node that does."""
+
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: Mapping[str, TensorType],
+        *,
+        domain: str = "",
+        attributes: Mapping[str, Any] | None = None,
+        place: Place = REPLICATED,
+        after: Node | None = None,
+        before: Node | None = None,
+    ) -> Node:
+        """Add a node that makes ``outputs``; ``after``, ``before``: where it is due."""
+        node = Node(op_type, inputs, list(outputs), domain=domain, attributes=dict(attributes or {}), place=place)
+        self._add(node, outputs)
+        if after is not None:
+            self._priority[id(node)] = self._priority[id(after)] + _BEHIND
+        elif before is not None:
+            self._priority[id(node)] = self._priority[id(before)] - 0.25
+        return node
+
+    def repeat(self, source: Node, inputs: Sequence[str], outputs: Mapping[str, TensorType], place: Place) -> Node:
+        """Add a node that does to ``inputs`` what a source node does to its own."""
+        attributes = dict(source.attributes)
+        node = Node(source.op_type, inputs, list(outputs), domain=source.domain, attributes=attributes, place=place)
+        node.origin = source.origin
+        self._add(node, outputs)
+        return node
+
+    def _add(self, node: Node, outputs: Mapping[str, TensorType]) -> None:
+        node.made_by = self.pass_name
+        self.graph.types.update(outputs)
+        self._added.append(node)
+        self._made.update(dict.fromkeys(node.outputs, node))
+        self._priority[id(node)] = float("inf")
+
+    def move(self, node: Node, place: float) -> None:
+        """Let a node of the graph be due at a place of the order as it was: 7.5 is between nodes 7 and 8.
+
+        Nodes that are due at one place keep their order; one whose inputs come later stands right behind them.
+        """
+        self._priority[id(node)] = place
+
+    def latest(self, values: Sequence[str]) -> Node | None:
+        """The node that completes the last of the values; None when one of them is an input."""
+        producers = [self._made.get(name) or self._producers.get(name) for name in values]
+        known = [node for node in producers if node is not None]
+        return max(known, key=lambda node: self._priority[id(node)]) if len(known) == len(producers) else None
+
+    def earliest(self, nodes: Sequence[Node]) -> Node | None:
+        """The first of some nodes of the graph, None of none."""
+        return min(nodes, key=lambda node: self._priority[id(node)], default=None)
+
+    def between(self, nodes: Sequence[Node]) -> tuple[Node | None, Node | None]:
+        """The last node of the graph that makes an operand of the nodes, and the first of the nodes themselves."""
+        producers = {name: self._producers[name] for node in nodes for name in node.inputs if name in self._producers}
+        return max(producers.values(), key=lambda node: self._priority[id(node)], default=None), self.earliest(nodes)
+
+    def counterpart(self, source: Node) -> Node:
+        """This graph's copy of a node of the source graph."""
+        return self._producers[next(name for name in source.outputs if name)]
+
+    def remove(self, source: Node, why: str) -> None:
+        """Remove this graph's copy of a source node."""
+        self._gone.add(id(self.counterpart(source)))
+        self.annotate(source, why)
+
+    def discard(self, output: str) -> None:
+        """Remove the node of this graph that makes a value, which an earlier pass added."""
+        self._gone.add(id(self._producers[output]))
+
+    def annotate(self, source: Node, why: str) -> None:
+        """Say why a source node is not on every rank."""
+        self.reasons.setdefault(next(name for name in source.outputs if name), why)
+
+    def lookup(self, source: Node) -> Node | None:
+        """This graph's copy of a source node, None when this pass or one before it removed it."""
+        node = self._producers.get(next(name for name in source.outputs if name))
+        return None if node is None or id(node) in self._gone else node
+
+    def rewire(self, node: Node, old: str, new: str) -> None:
+        """Let ``node`` read ``new`` where it read ``old``."""
+        node.inputs = [new if name == old else name for name in node.inputs]
+
+    def rename_output(self, node: Node, old: str, new: str) -> None:
+        node.outputs = [new if name == old else name for name in node.outputs]
+        self.graph.types[new] = self.graph.types[old]
+
+    def finish(self) -> None:
+        """Apply the removals and restore a topological order, as near to the old one as dependencies allow."""
+        nodes = [node for node in self.graph.nodes if id(node) not in self._gone]
+        nodes += [node for node in self._added if id(node) not in self._gone]
+        self.graph.nodes = topological_sort(nodes, [self._priority[id(node)] for node in nodes])
+        if len(self.graph.nodes) != len(nodes):
+            placed = {id(node) for node in self.graph.nodes}
+            stuck = next(node for node in nodes if id(node) not in placed)
+            raise InvariantError(f"the rewritten graph has a cycle through {stuck.label!r}")

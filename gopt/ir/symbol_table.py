@@ -1,0 +1,51 @@
+"""The names that a graph or the body of control flow defines: each once, in UTF-8, and none of gopt's own."""
+
+from __future__ import annotations
+
+from gopt import limits
+from gopt.errors import InputError
+from gopt.ir.external_data import show
+
+RESERVED = "gopt."
+"""How every name begins that gopt makes."""
+
+
+def text(name: str) -> str:
+    """The text itself; raises InputError where it is not UTF-8."""
+    if not isinstance(name, str):  # what protobuf gives for bytes that are no UTF-8
+        raise InputError(f"the name {show(name)} is not UTF-8")
+    return name
+
+
+class SymbolTable:
+    """The values that one body defines, each once."""
+
+    def __init__(self, reserved_hint: str | None, *, function: bool = False) -> None:
+        self.reserved_hint = reserved_hint
+        """What to say of a name that is gopt's own; None admits such names."""
+        self.function = function
+        """Whether this is the body of a function, in which attributes refer to those of the call."""
+        self.defined: set[str] = {""}
+
+    def inner(self) -> SymbolTable:
+        """The scope of a body of control flow in it."""
+        return SymbolTable(self.reserved_hint, function=self.function)
+
+    def define(self, name: str, what: str) -> None:
+        """Add a value; raises InputError where the name is empty, taken, or gopt's own."""
+        if name in self.defined:
+            raise InputError(f"value {show(name)} is defined twice" if name else f"{what} without a name")
+        if (
+            name[: len(RESERVED)] == RESERVED or type(name) is not str or len(name) > limits.NAME_LENGTH
+        ):  # once per value: a call for each would show
+            self.allow(name, "value")
+        self.defined.add(name)
+
+    def allow(self, name: str, what: str) -> None:
+        """Raises InputError for a name that is gopt's own, or too long."""
+        if len(name) > limits.NAME_LENGTH:
+            raise InputError(f"{what} is named {show(name)}: longer than {limits.NAME_LENGTH} (NAME_LENGTH)")
+        if text(name).startswith(RESERVED) and self.reserved_hint is not None:
+            raise InputError(
+                f"{what} {show(name)}: names that begin with {RESERVED!r} are gopt's own", self.reserved_hint
+            )

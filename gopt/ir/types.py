@@ -1,0 +1,86 @@
+"""Element types and tensor types: one table from the manifest's words to ONNX and NumPy."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_TABLE: dict[str, tuple[int, float]] = {
+    "float32": (1, 4), "uint8": (2, 1), "int8": (3, 1), "uint16": (4, 2), "int16": (5, 2), "int32": (6, 4),
+    "int64": (7, 8), "string": (8, 0), "bool": (9, 1), "float16": (10, 2), "float64": (11, 8),
+    "uint32": (12, 4), "uint64": (13, 8), "complex64": (14, 8), "complex128": (15, 16), "bfloat16": (16, 2),
+    "float8e4m3fn": (17, 1), "float8e4m3fnuz": (18, 1), "float8e5m2": (19, 1), "float8e5m2fnuz": (20, 1),
+    "uint4": (21, 0.5), "int4": (22, 0.5), "float4e2m1": (23, 0.5), "float8e8m0": (24, 1),
+}  # fmt: skip
+_NAMES = {code: name for name, (code, _) in _TABLE.items()}
+
+FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
+LOW_PRECISION = frozenset({"float16", "bfloat16"})
+
+
+def dtype_name(code: int) -> str:
+    """``1`` -> ``float32``; an unknown or absent code is ``undefined``."""
+    return _NAMES.get(code, "undefined")
+
+
+def dtype_code(name: str) -> int:
+    """``float32`` -> the number ONNX uses for it."""
+    return _TABLE[name][0]
+
+
+@functools.cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """``bfloat16`` -> the type in which NumPy holds it; raises KeyError where the word is unknown."""
+    import numpy as np
+    import onnx
+
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype_code(name)))
+
+
+def known(name: str) -> bool:
+    return name in _TABLE
+
+
+def nbytes(dtype: str, elements: int) -> int:
+    """Bytes that ``elements`` elements take when stored raw."""
+    return math.ceil(_TABLE[dtype][1] * elements) if dtype in _TABLE else 0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Element type and shape; a dimension that is not a number is its symbol or None; no rank known: shape None.
+
+    ``static``: every dimension is a number; ``elements``: their product, 0 when not static.
+    """
+
+    dtype: str
+    shape: tuple[int | str | None, ...] | None
+    static: bool = field(init=False, repr=False, compare=False)
+    elements: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Asked for in every sweep, so settled once.
+        sizes = [size for size in self.shape or () if isinstance(size, int)]
+        static = self.shape is not None and len(sizes) == len(self.shape)
+        object.__setattr__(self, "static", static)
+        object.__setattr__(self, "elements", math.prod(sizes) if static else 0)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape, which must be static."""
+        assert self.static
+        return self.shape  # type: ignore[return-value]
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.dtype, self.elements)
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.dtype}[?]"
+        return f"{self.dtype}[{','.join('?' if size is None else str(size) for size in self.shape)}]"

@@ -1,0 +1,105 @@
+"""How many parts a file has, counted on its bytes before protobuf makes an object of each.
+
+An empty node has two bytes in the file and over a hundred in memory: some megabytes would become gigabytes.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from gopt import limits
+from gopt.errors import InputError
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_NESTED = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 11: "value", 12: "value", 13: "value"},
+    "function": {7: "node", 11: "attribute", 12: "value"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 14: "type", 15: "type"},
+    "tensor": {},
+    "value": {2: "type"},
+    "type": {1: "dense", 4: "sequence", 5: "map", 8: "dense", 9: "sequence"},
+    "dense": {2: "shape"},
+    "sequence": {1: "type"},
+    "map": {2: "type"},
+    "shape": {},
+}
+"""Message -> its fields that may hold many parts, by number in onnx.proto."""
+_LISTS = {("attribute", 7): 4, ("attribute", 8): 0, ("tensor", 1): 0}
+"""Packed lists that become Python's: the bytes of an element, or 0 where it ends with a byte below 128."""
+_CONTINUED = bytes(range(128, 256))
+
+
+def check_parts(data: bytes) -> None:
+    """Raise InputError for a model of more than PARTS nodes, values, tensors and attributes, and for a list of more
+    than LIST_ELEMENTS in an attribute or as the shape of a stored tensor.
+
+    A part of less than PART_BYTES counts as one, whatever it holds. Damaged bytes are left to protobuf.
+    """
+    if len(data) > min(2 * limits.PARTS, limits.LIST_ELEMENTS):  # else there is no room for so many
+        with suppress(IndexError):
+            _count(data)
+
+
+def _count(data: bytes) -> None:
+    """Every field of the messages that are looked into counts, whatever its type. Raises IndexError at the end of
+    damaged bytes."""
+    parts, most, large = 0, limits.PARTS, limits.PART_BYTES
+    stack = [("model", 0, len(data))]
+    while stack:
+        message, at, end = stack.pop()
+        inside = _NESTED[message]
+        while at < end:
+            parts += 1
+            if parts > most:
+                raise InputError(f"holds more than {most} nodes, values and attributes (PARTS)")
+            tag, size = data[at], 0
+            at += 1
+            if tag > 127:
+                tag, at = _varint(data, at - 1)
+            kind = tag & 7
+            if kind == _BYTES:
+                size = data[at]
+                at += 1
+                if size > 127:
+                    size, at = _varint(data, at - 1)
+                    if size >= large:
+                        if (step := _LISTS.get((message, tag >> 3))) is not None:
+                            _check_list(data, at, min(at + size, end), step)
+                        elif tag >> 3 in inside:
+                            stack.append((inside[tag >> 3], at, min(at + size, end)))
+                at += size
+            elif kind == _VARINT:
+                if data[at] < 128:
+                    at += 1
+                else:
+                    _, at = _varint(data, at)
+            elif kind in (_FIXED32, _FIXED64):
+                at += 4 if kind == _FIXED32 else 8
+            else:
+                break
+
+
+def _check_list(data: bytes, at: int, end: int, step: int) -> None:
+    if end - at <= limits.LIST_ELEMENTS * max(step, 1):
+        return
+    count = (end - at) // step if step else len(data[at:end].translate(None, _CONTINUED))
+    if count > limits.LIST_ELEMENTS:
+        raise InputError(f"holds a list of {count} numbers; at most {limits.LIST_ELEMENTS} are read (LIST_ELEMENTS)")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number that begins at ``at``, and where it ends; 0 behind the end of the bytes."""
+    value = shift = 0
+    while at < len(data):
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+        if shift > 63:
+            break
+    return 0, len(data)

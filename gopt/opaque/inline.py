@@ -1,0 +1,73 @@
+"""A call of a model's function becomes the function's nodes, under names of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+
+
+def inline_call(function: FunctionProto, call: NodeProto, prefix: str) -> list[NodeProto]:
+    """Copies of the function's nodes as they run for one call; what is inside gets names below ``prefix``.
+
+    An operand that the call leaves out stays out; a result that the call does not name is computed all the same. A
+    result that is an operand passes through an Identity.
+    """
+    table = {"": ""}
+    table.update(_formals(function.input, call.input))
+    nodes: list[NodeProto] = []
+    for formal, actual in _formals(function.output, call.output).items():
+        if formal in table and actual:
+            nodes.append(onnx.helper.make_node("Identity", [table[formal]], [actual]))
+        elif actual:
+            table[formal] = actual
+    attributes = {each.name: each for each in function.attribute_proto}
+    attributes.update((each.name, each) for each in call.attribute)
+    rename = _Renaming(table, prefix, attributes)
+    return [rename.node(each) for each in function.node] + nodes
+
+
+def _formals(formals: Sequence[str], actuals: Sequence[str]) -> dict[str, str]:
+    return {formal: actuals[place] if place < len(actuals) else "" for place, formal in enumerate(formals)}
+
+
+class _Renaming:
+    """Copies nodes with other names and the call's attributes."""
+
+    def __init__(self, table: dict[str, str], prefix: str, attributes: Mapping[str, AttributeProto]) -> None:
+        self.table, self.prefix, self.attributes = table, prefix, attributes
+
+    def name(self, old: str) -> str:
+        return self.table.setdefault(old, f"{self.prefix}.{old}")
+
+    def node(self, source: NodeProto) -> NodeProto:
+        copy = NodeProto()
+        copy.CopyFrom(source)
+        copy.input[:] = [self.name(name) for name in source.input]
+        copy.output[:] = [self.name(name) for name in source.output]
+        copy.name = f"{self.prefix}.{source.name}" if source.name else ""
+        del copy.attribute[:]
+        copy.attribute.extend(self._attributes(source))
+        return copy
+
+    def _attributes(self, source: NodeProto) -> Iterator[AttributeProto]:
+        for attribute in source.attribute:
+            copy = AttributeProto()
+            if not attribute.ref_attr_name:
+                copy.CopyFrom(attribute)
+                for body in (copy.g,) if copy.HasField("g") else copy.graphs:
+                    self._body(body)
+            elif attribute.ref_attr_name in self.attributes:
+                copy.CopyFrom(self.attributes[attribute.ref_attr_name])
+                copy.name = attribute.name
+            else:
+                continue  # the call leaves it to the operator's own default
+            yield copy
+
+    def _body(self, body: GraphProto) -> None:
+        for each in (*body.input, *body.output, *body.initializer, *body.value_info):
+            each.name = self.name(each.name)
+        nodes = [self.node(node) for node in body.node]
+        del body.node[:]
+        body.node.extend(nodes)

@@ -1,0 +1,80 @@
+"""Which nodes of a graph hold an update that is not written out."""
+
+from __future__ import annotations
+
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import TensorType
+from gopt.opaque.table import OPERATORS
+
+_CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+_THROUGH = frozenset({
+    "Abs", "Add", "And", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal", "Sign",
+    "Sqrt", "Sub", "Sum", "Tanh", "Where", "CastLike", "Expand", "Flatten", "Reshape", "Squeeze", "Transpose",
+    "Unsqueeze",
+})  # fmt: skip
+"""Operators through which a new state may hang on a call."""
+
+
+def select_opaque_nodes(graph: Graph) -> set[int]:
+    """Nodes (by id) to expand: operators of the table, and calls of the model's functions that make a new state.
+
+    From every output that is no scalar a walk goes back through values of its own shape; a call on the way that reads
+    that shape is a part of an update, or lies beside one and may be expanded as well.
+    """
+    functions = {(each.domain, each.name, each.overload): each for each in graph.header.functions}
+    chosen = {id(node) for node in graph.nodes if (node.domain, node.op_type) in OPERATORS}
+    if not functions or chosen.issuperset(map(id, graph.nodes)):
+        return chosen
+    plain = {key for key, each in functions.items() if not _holds_control(key, functions)}
+    called = [node for node in graph.nodes if _key(node) in plain]
+    return chosen | _updates(graph, {id(node) for node in called}) if called else chosen
+
+
+def _key(node: Node) -> tuple[str, str, str]:
+    return (node.domain, node.op_type, node.proto.overload if node.proto is not None else "")
+
+
+def _holds_control(key: tuple[str, str, str], functions: dict[tuple[str, str, str], object]) -> bool:
+    """Whether a function branches or loops, inside itself or further down."""
+    stack, seen = [key], set()
+    while stack:
+        top = stack.pop()
+        if top in seen:
+            continue
+        seen.add(top)
+        for node in functions[top].node:  # type: ignore[attr-defined]
+            if node.op_type in _CONTROL and node.domain in ("", "ai.onnx"):
+                return True
+            inner = (node.domain, node.op_type, node.overload)
+            if inner in functions:
+                stack.append(inner)
+    return False
+
+
+def _alike(type: TensorType, want: TensorType) -> bool:
+    return type.shape == want.shape or (want.elements > 1 and type.elements == want.elements)
+
+
+def _updates(graph: Graph, called: set[int]) -> set[int]:
+    producers, types, found, seen = graph.producers(), graph.types, set(), set()
+    given = {*graph.inputs, *graph.initializers}
+    for output, declared in graph.outputs.items():
+        want = types.get(output, declared)
+        stack = [output]
+        while stack:
+            node = producers.get(stack.pop())
+            if node is None or not (
+                id(node) in called or (node.op_type in _THROUGH and node.domain in ("", "ai.onnx"))
+            ):
+                continue
+            alike = [
+                name for name in node.inputs
+                if name in types and _alike(types[name], want) and (want.shape != () or name in given)
+            ]  # fmt: skip
+            if id(node) in called and any(want.shape != () or types[name] == want for name in alike):
+                found.add(id(node))
+            for name in alike:
+                if name not in seen:
+                    seen.add(name)
+                    stack.append(name)
+    return found

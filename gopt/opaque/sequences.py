@@ -1,0 +1,53 @@
+"""Sequences of tensors that are put together and taken apart in one graph are read through, value by value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from gopt.ir.graph import Node, Tensor
+
+
+def constant_index(name: str, producers: Mapping[str, Node], stored: Mapping[str, Tensor]) -> int | None:
+    """The number a one-element constant holds; None when the value is no constant."""
+    if name in stored:
+        return int(np.asarray(stored[name].numpy()).reshape(-1)[0]) if stored[name].type.elements == 1 else None
+    producer = producers.get(name)
+    if producer is None or not producer.is_a("Constant"):
+        return None
+    for attribute in ("value", "value_int"):
+        if attribute in producer.attributes:
+            value = producer.attributes[attribute]
+            array = np.asarray(value if attribute == "value_int" else _array(value)).reshape(-1)
+            return int(array[0]) if array.size == 1 else None
+    return None
+
+
+def _array(value: object) -> np.ndarray:
+    import onnx
+
+    return onnx.numpy_helper.to_array(value)  # type: ignore[arg-type]
+
+
+def look_through_sequences(
+    nodes: Iterable[Node], producers: Mapping[str, Node], stored: Mapping[str, Tensor]
+) -> dict[str, str]:
+    """Output of a SequenceAt -> the value that a SequenceConstruct put in that place."""
+    found: dict[str, str] = {}
+    for node in nodes:
+        if not node.is_a("SequenceAt"):
+            continue
+        source = producers.get(node.inputs[0])
+        place = constant_index(node.inputs[1], producers, stored)
+        if source is None or not source.is_a("SequenceConstruct") or place is None:
+            continue
+        if -len(source.inputs) <= place < len(source.inputs):
+            found[node.outputs[0]] = source.inputs[place]
+    return {name: _last(found, name) for name in found}
+
+
+def _last(found: Mapping[str, str], name: str) -> str:
+    while name in found:
+        name = found[name]
+    return name

@@ -1,0 +1,52 @@
+"""The body of one node whose operator is in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnx import FunctionProto
+
+from gopt.errors import InputError, UnsupportedError
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import FLOATS, TensorType, known
+from gopt.opaque.body_builder import BodyBuilder
+from gopt.opaque.operator_schema import OperatorSchema, SlotValues
+
+
+def opset(graph: Graph) -> int:
+    """The version of the standard operators in a graph."""
+    return next((each.version for each in graph.header.opset_import if each.domain in ("", "ai.onnx")), 1)
+
+
+def table_body(
+    operator: OperatorSchema, node: Node, given: SlotValues, types: Mapping[str, TensorType], version: int
+) -> tuple[FunctionProto, list[int]]:
+    """What an operator of the table does, as a function for this very node, and the weight of each of its nodes."""
+    dtypes = {}
+    for table in (given.scalars, *given.weights):
+        for slot, name in table.items():
+            type = types.get(name)
+            if type is None or not known(type.dtype):
+                raise UnsupportedError(
+                    f"the type of {name!r}, the {slot} of {node.op_type} {node.label!r}, is unknown",
+                    "declare it in the file (value_info)",
+                )
+            if slot in ("weight", "gradient", "rate") and type.dtype not in FLOATS:
+                raise InputError(f"{name!r}, the {slot} of {node.op_type} {node.label!r}, is {type.dtype}")
+            dtypes[name] = type.dtype
+    attributes = operator.resolve_attributes(node.label, node.attributes, len(given.weights))
+    body = BodyBuilder(operator, attributes, given, dtypes)
+    body.write()
+    if body.missing():
+        raise InputError(f"{node.op_type} {node.label!r} shows {body.missing()} without the input it is made of")
+    return body.function(list(node.attributes), version)
+
+
+def same_body(held: FunctionProto, made: FunctionProto) -> bool:
+    """Whether a function of the file says just what the table says."""
+    copy = FunctionProto()
+    copy.CopyFrom(held)
+    for field in ("overload", "doc_string"):
+        copy.ClearField(field)
+    del copy.metadata_props[:]
+    return bool(copy.SerializeToString(deterministic=True) == made.SerializeToString(deterministic=True))

@@ -1,0 +1,57 @@
+"""Small constants put together from constants are known to inference."""
+
+import numpy as np
+import pytest
+from helpers import Builder
+
+from gopt.errors import InputError
+from gopt.ir.constant_folding import fold_small
+from gopt.ir.load import load
+
+
+def made(b: Builder, tmp_path):
+    graph = load(b.save(tmp_path / "g.onnx"))
+    return graph, fold_small(graph.nodes, graph.initializers, graph.inputs)
+
+
+def test_axes_that_are_reshaped_and_cast_give_a_rank(tmp_path):
+    b = Builder()
+    b.input("x", (3, 5))
+    axis = b.op("Constant", value_int=1)
+    flat = b.op("Cast", b.op("Reshape", axis, b.op("Constant", value_ints=[-1])), to=7)
+    b.output("out", b.op("ReduceL2", "x", flat, keepdims=1), ("a", "b"))
+    graph, folded = made(b, tmp_path)
+    assert folded[flat].tolist() == [1]
+    assert graph.types["out"].shape == (3, 1)
+
+
+def test_every_rule_says_what_the_operator_does(tmp_path):
+    b = Builder()
+    b.input("x", (2,), "int64")
+    two = b.const([3, 4], "int64")
+    column = b.op("Unsqueeze", two, b.const([1], "int64"))
+    joined = b.op("Concat", column, column, axis=1)
+    back = b.op("Squeeze", column, b.const([1], "int64"))
+    b.output("out", b.op("Add", back, "x"), (2,), "int64")
+    b.output("other", b.op("Identity", joined), (2, 2), "int64")
+    _, folded = made(b, tmp_path)
+    assert folded[joined].tolist() == [[3, 3], [4, 4]]
+    assert folded[back].tolist() == [3, 4]
+
+
+def test_inputs_and_large_values_are_left_alone(tmp_path):
+    b = Builder()
+    b.state("given", np.zeros(2, np.int64))
+    long = b.const(np.zeros(100), "int64")
+    b.output("one", b.op("Identity", "given"), (2,), "int64")
+    b.output("two", b.op("Identity", long), (100,), "int64")
+    assert made(b, tmp_path)[1] == {}
+
+
+def test_a_malformed_node_is_refused(tmp_path):
+    b = Builder()
+    b.input("x", (2,), "int64")
+    bad = b.op("Reshape", b.const([1, 2, 3], "int64"), b.const([2, 2], "int64"))
+    b.output("out", b.op("Add", bad, "x"), (2,), "int64")
+    with pytest.raises(InputError, match=r"'?n0|n1"):
+        made(b, tmp_path)
