@@ -47,12 +47,12 @@ def choose(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The knobs of the best choice, and what the report says of it."""
     from gopt.api import on_mesh
-    from gopt.offline.links import Links, parse_bytes
     from gopt.offline.plan import best, choices
+    from gopt.offline.topology import Topology, parse_bytes
 
     limit = None if given["memory"] is None else parse_bytes(given["memory"])
-    links = None if given["link"] is None else Links.parse(given["link"], mesh)
-    found = list(choices(on_mesh(source, mesh), mesh, links=links, advance=advance))
+    topology = None if given["link"] is None else Topology.parse(given["link"], mesh)
+    found = list(choices(on_mesh(source, mesh), mesh, topology=topology, advance=advance))
     first = best(found, limit)
     record = {"weighed": len(found), "memory": limit, "link": given["link"], **first.to_json()}
-    return asdict(first.choice.knobs), record
+    return asdict(first.choice.settings), record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .say import say_json
+from .terminal import print_json
 
 
 @click.command("diff")
@@ -28,7 +28,7 @@ def command(a: str, b: str, as_json: bool) -> int:
 
     result = diff(a, b)
     if as_json:
-        say_json(result.to_json())
+        print_json(result.to_json())
     else:
         from .render_inspect import render_diff
 

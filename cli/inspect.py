@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .options import axis_option, axis_table, group_option, group_types, read_config, role_map, role_options
-from .say import say_json, say_note, say_text
+from .terminal import print_json, print_note, print_text
 
 
 @click.command("inspect")
@@ -45,7 +45,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
 
         found = inspect_folder(folder)
         if as_json:
-            say_json(found.to_json())
+            print_json(found.to_json())
         else:
             from .render_inspect import render_folder
 
@@ -57,7 +57,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
         groups, axes = group_types(given["group_type"]), axis_table(given["axis"], table)
         inspection = inspect_model(api.load(path, roles=roles, group_types=groups, axes=axes))
         if as_json:
-            say_json(inspection.to_json())
+            print_json(inspection.to_json())
         else:
             from .render_inspect import render_inspection
 
@@ -67,17 +67,17 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
 def _print_text(path: Path, roles: Any) -> None:
     """The text of a model, with roles where there are any; of a folder, rank after rank."""
     from gopt.api import read_roles
+    from gopt.artifact.manifest import read_manifest
     from gopt.errors import GoptError
     from gopt.ir.load import load
-    from gopt.manifest import read_manifest
     from gopt.offline.text import canonical_text
     from gopt.opaque.expand import expand
 
     if path.is_dir():
         for rank in read_manifest(path)[0]["ranks"]:
             for phase, name in rank["files"].items():
-                say_text(f"; rank {rank['rank']}" + ("" if phase == "step" else f", {phase}"))
-                say_text(canonical_text(load(path / name, own=True)))
+                print_text(f"; rank {rank['rank']}" + ("" if phase == "step" else f", {phase}"))
+                print_text(canonical_text(load(path / name, own=True)))
         return
     graph = load(path, own=True)
     training = None
@@ -85,5 +85,5 @@ def _print_text(path: Path, roles: Any) -> None:
         try:
             training = read_roles(expand(graph), roles)
         except GoptError as error:
-            say_note(f"printed without roles: {error.message}")
-    say_text(canonical_text(graph, training), newline=False)
+            print_note(f"printed without roles: {error.message}")
+    print_text(canonical_text(graph, training), newline=False)

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from gopt.shown import show
+from gopt.sanitize import show
 
-from .say import flush_stdout, open_streams, quiet_libraries, say_error
+from .terminal import flush_stdout, open_streams, print_error, quiet_libraries
 
 COMMANDS = {
     "shard": "Write one runnable graph per rank, with a manifest and a report.",
@@ -158,7 +158,7 @@ def _of_system(error: OSError) -> str:
 
 def _fail(message: str, hints: tuple[str, ...], code: int) -> int:
     """One line, then hints; always on stderr."""
-    say_error(message, hints)
+    print_error(message, hints)
     return code
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .say import say_json
+from .terminal import print_json
 
 
 @click.command("merge")
@@ -31,6 +31,6 @@ def command(path: str, output: str, force: bool, as_json: bool) -> None:
         advance("merging")
         merged = merge(path, output, force=force)
     if as_json:
-        say_json(merged.to_json())
+        print_json(merged.to_json())
     else:
         render_merged(merged.to_json())

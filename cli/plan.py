@@ -6,7 +6,7 @@ import json
 
 import click
 
-from gopt.collecting import without_collection
+from gopt.garbage import gc_paused
 
 from .options import (
     axis_option,
@@ -67,8 +67,8 @@ def command(
       gopt plan step.onnx --ranks 64 --link 8x200GB/s:5us,25GB/s:10us
     """
     from gopt import api
-    from gopt.offline.links import Links, parse_bytes
-    from gopt.offline.plan import choices, ranked
+    from gopt.offline.plan import choices, rank_choices
+    from gopt.offline.topology import Topology, parse_bytes
 
     from .render import progress
     from .render_plan import render_plan
@@ -77,14 +77,14 @@ def command(
     axes = axis_table(axis, table)
     grid = build_mesh(ranks, mesh, table, axes)
     limit = None if memory is None else parse_bytes(memory)
-    links = None if link is None else Links.parse(link, grid)
+    topology = None if link is None else Topology.parse(link, grid)
     caps = None if bucket_mb is None else [bucket_mb]
-    with without_collection(), progress() as advance:
+    with gc_paused(), progress() as advance:
         advance("reading")
         roles = role_map(loss, params, states, batch, table, shared)
         source = api.load(model, roles=roles, group_types=group_types(group_type), axes=axes)
-        found = list(choices(api.on_mesh(source, grid), grid, caps=caps, links=links, advance=advance))
-    rows = [each.to_json() for each in ranked(found, limit)]
+        found = list(choices(api.on_mesh(source, grid), grid, caps=caps, topology=topology, advance=advance))
+    rows = [each.to_json() for each in rank_choices(found, limit)]
     if as_json:
         click.echo(json.dumps({"mesh": str(grid), "memory": limit, "link": link, "choices": rows}, indent=1))
     else:

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gopt.report import alike, rank_ranges, size
-from gopt.shown import clean
+from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
+from gopt.sanitize import clean
 
 WIDE = 200
 """Columns of what goes into a pipe or a file."""
@@ -72,7 +72,7 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
     source, counts = report["source"], report["source"]["counts"]
     rest = (
         f"  {counts['nodes']} nodes, {counts.get('parameter', 0)} parameters, "
-        f"{counts.get('optimizer_state', 0)} optimizer states, {size(source['bytes'])}"
+        f"{counts.get('optimizer_state', 0)} optimizer states, {format_bytes(source['bytes'])}"
     )
     out.print(Text.assemble((source["file"], "bold"), rest))
     for each in report["pipeline"]:
@@ -84,7 +84,7 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
                     b["mode"],
                     len(b["tensors"]),
                     b.get("classes", ""),
-                    size(b["bytes"]),
+                    format_bytes(b["bytes"]),
                     b["dtype"],
                     b["closed_because"],
                 )
@@ -103,9 +103,9 @@ def render_report(report: Mapping[str, Any], output: Path | None) -> None:
     told = []
     for row in report["ranks"]:
         calls = ", ".join(f"{c['calls']} {c['op']}" for c in row["communication"]) or "none"
-        held = [size(row["bytes"][kind]) for kind in ("parameters", "optimizer_states", "gradients")]
-        told.append((row["rank"], (*held, calls, size(sum(c["bytes_sent"] for c in row["communication"])))))
-    groups = alike(told)
+        held = [format_bytes(row["bytes"][kind]) for kind in ("parameters", "optimizer_states", "gradients")]
+        told.append((row["rank"], (*held, calls, format_bytes(sum(c["bytes_sent"] for c in row["communication"])))))
+    groups = group_ranks(told)
     lines = [(rank_ranges(ranks), *what) for ranks, what in few(groups)]
     out.print(
         table(
@@ -137,7 +137,11 @@ def _figure_rows(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     kinds = ", ".join(f"{share:.0%} of {kind}" for kind, share in overlap["by_kind"].items())
     uneven = [kind for kind, value in report["balance"].items() if value == max(report["balance"].values())]
     rows = [
-        ("traffic", f"{traffic['ratio']:.3f} × bound", f"{size(traffic['sent'])} sent, bound {size(traffic['bound'])}"),
+        (
+            "traffic",
+            f"{traffic['ratio']:.3f} × bound",
+            f"{format_bytes(traffic['sent'])} sent, bound {format_bytes(traffic['bound'])}",
+        ),
         ("calls", str(calls["count"]), f"at least {calls['packing_bound']} at this cap"),
         (
             "balance",
@@ -147,7 +151,7 @@ def _figure_rows(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("overlap", f"{overlap['hidden_share']:.0%} hidden", kinds or "no calls"),
     ]
     if overlap["peak_gathered_bytes"]:
-        rows.append(("gathered", size(overlap["peak_gathered_bytes"]), "alive at once at most"))
+        rows.append(("gathered", format_bytes(overlap["peak_gathered_bytes"]), "alive at once at most"))
     if casts["owned_tensors"] or casts["in_forward"]:
         left = f", {casts['in_forward']} left in the forward" if casts["in_forward"] else ""
         rows.append(("casts", str(casts["per_update"]), f"{casts['owned_tensors']} owned tensors{left}"))
@@ -168,7 +172,7 @@ def render_merged(merged: Mapping[str, Any]) -> None:
     """What ``gopt merge`` shows."""
     out = console()
     beside = f", values in {merged['data']}" if merged["data"] else ""
-    out.print(f"{merged['states']} states, {size(merged['bytes'])}: written to {merged['model']}{beside}")
+    out.print(f"{merged['states']} states, {format_bytes(merged['bytes'])}: written to {merged['model']}{beside}")
     if merged["missing"]:
         shown = ", ".join(merged["missing"][:4]) + (", …" if len(merged["missing"]) > 4 else "")
         out.print(f"note: {len(merged['missing'])} states have no value: {shown}")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from gopt.report import alike, rank_ranges, size
+from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
 
 from .render import console, table
 
 if TYPE_CHECKING:
     from gopt.offline.diff import Diff
-    from gopt.offline.inspect import FolderInspection, Inspection, Named, Optimizer, Parameter
+    from gopt.offline.inspect import FolderInspection, Inspection, NamedValue, Optimizer, Parameter
     from gopt.offline.optimizer.clips import Clip
     from gopt.offline.optimizer.controls import Controls
 
@@ -26,7 +26,7 @@ def render_inspection(found: Inspection) -> None:
     """A training step."""
     out = console()
     opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items())
-    head = f"{size(found.file_bytes)}, opset {opsets}, loss {found.loss}"
+    head = f"{format_bytes(found.file_bytes)}, opset {opsets}, loss {found.loss}"
     out.print(Text.assemble((found.file, "bold"), f"  {head}"))
     rows: list[Sequence[Any]] = [
         (each.phase, each.nodes, ", ".join(f"{count} {op}" for op, count in list(each.operators.items())[:6]))
@@ -48,7 +48,7 @@ def render_inspection(found: Inspection) -> None:
         if named:
             more = f" and {len(named) - 8} more" if len(named) > 8 else ""
             out.print(Text(f"{title}: {', '.join(map(_named, named[:8]))}{more}"), soft_wrap=True)
-    held = ", ".join(f"{kind.replace('_', ' ')} {size(n)}" for kind, n in found.bytes.items() if n)
+    held = ", ".join(f"{kind.replace('_', ' ')} {format_bytes(n)}" for kind, n in found.bytes.items() if n)
     out.print(f"bytes: {held}", soft_wrap=True)
     for note in found.notes:
         out.print(Text(f"note: {note}"), soft_wrap=True)
@@ -77,10 +77,10 @@ def _parameter(each: Parameter) -> Sequence[str]:
     gradient = "none" if each.gradient is None else f"{each.gradient} {each.gradient_dtype}"
     states = ", ".join(state.role or state.name for state in each.states)
     why = "" if each.mode == "split" else f": {each.why}"
-    return each.name, f"{each.dtype}[{shape}]", size(each.bytes), gradient, states, f"{each.mode}{why}"
+    return each.name, f"{each.dtype}[{shape}]", format_bytes(each.bytes), gradient, states, f"{each.mode}{why}"
 
 
-def _named(each: Named) -> str:
+def _named(each: NamedValue) -> str:
     shape = "?" if each.shape is None else ",".join("?" if n is None else str(n) for n in each.shape)
     return f"{each.name} {each.dtype}[{shape}]"
 
@@ -131,7 +131,7 @@ def render_folder(found: FolderInspection) -> None:
     out.print(Text.assemble((found.folder, "bold"), rest))
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in found.states.items())
     where = f"{found.sharded} sharded, {found.replicated} on every rank"
-    out.print(f"states: {kinds}; {where}; values {size(found.values_bytes)}", soft_wrap=True)
+    out.print(f"states: {kinds}; {where}; values {format_bytes(found.values_bytes)}", soft_wrap=True)
     rows: list[Sequence[Any]] = []
     for each in found.pipeline:
         options = ", ".join(f"{key}={value}" for key, value in each["options"].items() if value is not None)
@@ -142,9 +142,9 @@ def render_folder(found: FolderInspection) -> None:
     for rank in found.per_rank:
         named = {call.split(" ", 1)[0] if len(groups) == 1 else call: count for call, count in rank.calls.items()}
         calls = ", ".join(f"{count} {call}" for call, count in named.items()) or "none"
-        held = [size(count) for count in (rank.parameters, rank.optimizer_states, rank.gradients)]
-        ranks.append((rank.rank, (*held, calls, size(rank.bytes_sent))))
-    grouped = alike(ranks)
+        held = [format_bytes(count) for count in (rank.parameters, rank.optimizer_states, rank.gradients)]
+        ranks.append((rank.rank, (*held, calls, format_bytes(rank.bytes_sent))))
+    grouped = group_ranks(ranks)
     columns = ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step", "file")
     files = {each.rank: each.file_bytes for each in found.per_rank}
     rows = [(rank_ranges(same), *told, _between([files[rank] for rank in same])) for same, told in grouped[:MOST]]
@@ -159,7 +159,7 @@ def render_folder(found: FolderInspection) -> None:
 
 
 def _between(sizes: Sequence[int]) -> str:
-    low, high = size(min(sizes)), size(max(sizes))
+    low, high = format_bytes(min(sizes)), format_bytes(max(sizes))
     return low if low == high else f"{low} to {high}"
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gopt.report import size
+from gopt.artifact.report import format_bytes
 
 from .render import Clean, console, describe, few, table
 
@@ -54,7 +54,7 @@ def render_plan(mesh: str, memory: int | None, rows: Sequence[Mapping[str, Any]]
     if rows and rows[0]["fits"]:
         out.print(f"best: {describe(rows[0])} ({rows[0]['why']}); gopt shard --auto takes it")
     elif memory is not None:
-        out.print(f"nothing fits in {size(memory)}: more ranks, or a smaller batch")
+        out.print(f"nothing fits in {format_bytes(memory)}: more ranks, or a smaller batch")
 
 
 def _line(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
@@ -63,10 +63,10 @@ def _line(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
         "stage": str(row["stage"]),
         "partition": row["partition"],
         "bucket": "default" if cap is None else f"{cap:g} MiB",
-        "parameters": size(held["parameters"]),
-        "states": size(held["optimizer_states"]),
-        "live": size(held["live"]),
-        "total": size(held["total"]),
+        "parameters": format_bytes(held["parameters"]),
+        "states": format_bytes(held["optimizer_states"]),
+        "live": format_bytes(held["live"]),
+        "total": format_bytes(held["total"]),
         "× bound": f"{row['traffic']['ratio']:.3f}",
         "calls": str(row["calls"]["count"]),
         "balance": f"{row['balance']:.3f}",

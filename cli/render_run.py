@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gopt.seal import step_name
+from gopt.artifact.checkpoint_index import step_dir
 
 from .render import console
 
@@ -63,7 +63,7 @@ def render_run(record: Mapping[str, Any], losses: Sequence[float]) -> None:
             soft_wrap=True,
         )
     if record["checkpoint"] is not None:
-        out.print(f"last checkpoint: {Path(record['checkpoint'], step_name(last['step']))}", soft_wrap=True)
+        out.print(f"last checkpoint: {Path(record['checkpoint'], step_dir(last['step']))}", soft_wrap=True)
     else:
         out.print("note: the values are not kept; give --checkpoint CKPT for that")
 

@@ -11,7 +11,7 @@ import click
 from gopt.errors import OptionError
 
 from .options import axis_option, axis_table, build_mesh, pass_option
-from .say import say_json, say_note
+from .terminal import print_json, print_note
 
 if TYPE_CHECKING:
     from gopt.mesh import Sees
@@ -56,13 +56,13 @@ def command(
       gopt reshard step.ranks --ranks 4 -o step4.ranks
       gopt reshard checkpoints/step_00000100 --mesh dp=2,shard=2 --stage 3 -o bigger.ranks
     """
+    from gopt.artifact.output_paths import check_output_folder
     from gopt.offline.merge import reshard
-    from gopt.write.ours import check_target
 
     from .render import progress, render_report
 
     target = Path(output)
-    check_target(target, force=force)
+    check_output_folder(target, force=force)
     given: dict[str, dict[str, object]] = {}
     for name, value in (("stage", stage), ("partition", partition), ("bucket-mb", bucket_mb)):
         if value is not None:
@@ -78,18 +78,18 @@ def command(
         advance("checking and writing")
         report = sharded.write(target, force=force)
     if as_json:
-        say_json(report)
+        print_json(report)
     else:
         render_report(report, target)
 
 
 def _kinds(path: str, mesh: str | None, said: Sequence[str]) -> dict[str, Sees]:
     """What ``--axis`` says, and of other axes that the mesh names again, what was said when they were sharded."""
-    from gopt.offline.held import read_mesh
+    from gopt.offline.folder_contents import read_mesh
 
     again = {part.partition("=")[0].strip() for part in (mesh or "").split(",")}
     return {name: kind for name, kind in read_mesh(path).kinds if name in again} | axis_table(said, {})
 
 
 def _note(text: str) -> None:
-    say_note(text)
+    print_note(text)

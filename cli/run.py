@@ -14,9 +14,9 @@ import click
 
 from gopt.errors import OptionError, RunError, StoppedError
 
+from .json_text import strict_json
 from .options import arguments_of, deadline
-from .say import say_error, say_json_text, say_note
-from .strict import strict_json
+from .terminal import print_error, print_json_text, print_note
 
 
 @click.command("run")
@@ -128,13 +128,13 @@ def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
 
 def told(line: str) -> dict[str, Any]:
     """What the first rank tells of a step."""
-    from gopt.documents import TOLD, as_run, parse_json
+    from gopt.documents import TOLD, as_run_error, parse_json
     from gopt.errors import InputError
 
     try:
         record = parse_json(line, TOLD, "what the first rank tells")
     except InputError as error:
-        raise as_run(error) from error
+        raise as_run_error(error) from error
     return record | {"loss": math.nan if record["loss"] is None else record["loss"]}
 
 
@@ -157,9 +157,9 @@ def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
 
 def _stopped(job: Any, step: int, number: int) -> StoppedError:
     """The end for which a signal asked, once what was complete is kept."""
-    from gopt.seal import step_name
+    from gopt.artifact.checkpoint_index import step_dir
 
-    return StoppedError(number, f"step {step} is kept in {job.checkpoint / step_name(step)}: --resume goes on from it")
+    return StoppedError(number, f"step {step} is kept in {job.checkpoint / step_dir(step)}: --resume goes on from it")
 
 
 def _whisper(text: str) -> None:
@@ -182,7 +182,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
     def explain(text: str) -> None:
         call = f", call {where['call']}" if where["call"] >= 0 else ""
         if beat is None or beat.first(RunError("").exit_code):
-            say_error(f"rank {engine.rank}, step {where['step'] + 1}{call}: {text}")
+            print_error(f"rank {engine.rank}, step {where['step'] + 1}{call}: {text}")
         else:
             time.sleep(SAYING)
         if beat is not None:
@@ -270,7 +270,7 @@ def _telling(
         "checkpoint": None if job.checkpoint is None else str(job.checkpoint),
     }  # fmt: skip
     if given["as_json"]:
-        say_json_text(strict_json(record, 1))
+        print_json_text(strict_json(record, 1))
     else:
         render_run(record, [each.loss for each in steps])
 
@@ -279,9 +279,9 @@ def _resumed(job: Any) -> int | None:
     """The step that a run goes on from; None: from the beginning."""
     if not job.resume or job.checkpoint is None:
         return None
-    from gopt.seal import whole_steps
+    from gopt.artifact.checkpoint_index import complete_steps
 
-    return max(whole_steps(job.checkpoint), default=None)
+    return max(complete_steps(job.checkpoint), default=None)
 
 
 def _going_on(job: Any, trainer: Any) -> Callable[[], None]:
@@ -289,12 +289,12 @@ def _going_on(job: Any, trainer: Any) -> Callable[[], None]:
     there = job.checkpoint is not None and job.checkpoint.exists()
 
     def say() -> None:
-        from gopt.seal import step_name
+        from gopt.artifact.checkpoint_index import step_dir
 
         if not job.resume or job.checkpoint is None or trainer.step >= job.steps:
             return
         if trainer.step:
-            _note(f"goes on from step {trainer.step}, {job.checkpoint / step_name(trainer.step)}")
+            _note(f"goes on from step {trainer.step}, {job.checkpoint / step_dir(trainer.step)}")
         else:
             lack = "holds no whole checkpoint" if there else "does not exist"
             _note(f"{job.checkpoint} {lack}: training starts from the beginning")
@@ -303,7 +303,7 @@ def _going_on(job: Any, trainer: Any) -> Callable[[], None]:
 
 
 def _note(text: str) -> None:
-    say_note(text)
+    print_note(text)
 
 
 @contextmanager

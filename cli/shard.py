@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from gopt.collecting import without_collection
 from gopt.errors import OptionError
+from gopt.garbage import gc_paused
 
 from .auto import auto_options, check_auto, choose
 from .options import (
@@ -23,7 +23,7 @@ from .options import (
     role_map,
     role_options,
 )
-from .say import say_json, say_text
+from .terminal import print_json, print_text
 
 
 @click.command("shard")
@@ -100,8 +100,8 @@ def command(model: str, **given: Any) -> None:
       gopt shard step.onnx --ranks 64 --auto --memory 80GB --link 200GB/s:5us
     """
     from gopt import api
-    from gopt.needs import check_mesh, check_room
-    from gopt.write.ours import check_target
+    from gopt.artifact.output_paths import check_output_folder
+    from gopt.preflight import check_disk_space, check_mesh
 
     check_auto(given)
     config = read_config(given["config"])
@@ -114,18 +114,18 @@ def command(model: str, **given: Any) -> None:
     output = Path(given["output"] or f"{Path(model).stem}.ranks")
     whole = output
     if not given["dry_run"]:
-        whole = check_target(output, force=given["force"])
+        whole = check_output_folder(output, force=given["force"])
     roles = role_map(
         given["loss"], given["params"], given["states"], given["batch"], config, given["shared"]
     )  # fmt: skip
     from .render import progress, render_report
 
-    with without_collection(), progress() as advance:
+    with gc_paused(), progress() as advance:
         advance("reading")
         groups = group_types(given["group_type"])
         source = api.load(model, roles=roles, state=given["state"], group_types=groups, axes=axes)
         if not given["dry_run"]:
-            check_room(source.training, mesh.ranks if wanted is None else len(wanted), whole)
+            check_disk_space(source.training, mesh.ranks if wanted is None else len(wanted), whole)
         advance("sharding")
         choice: dict[str, Any] = {}
         if given["auto"]:
@@ -136,7 +136,7 @@ def command(model: str, **given: Any) -> None:
         advance("checking and writing")
         report = sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"])
     if given["as_json"]:
-        say_json(report)
+        print_json(report)
     else:
         render_report(report, None if given["dry_run"] else output)
 
@@ -213,7 +213,7 @@ def _printer(name: str | None, folder: str | None, passes: dict[str, Any]) -> An
 
         text = canonical_text(step.graph)
         if folder is None:
-            say_text(text, error=True)
+            print_text(text, error=True)
         else:
             Path(folder, f"{len(step.applied):02d}_{done}.txt").write_text(text, encoding="utf-8")
 

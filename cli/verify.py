@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from .json_text import strict_json
 from .options import arguments_of, deadline
-from .say import say_error, say_json_text
-from .strict import strict_json
+from .terminal import print_error, print_json_text
 
 
 @click.command("verify")
@@ -79,7 +79,7 @@ def command(
         verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None, deadline)
         result = verifier.run(**options, advance=advance)
     if as_json:
-        say_json_text(strict_json(result.to_json(), 1))
+        print_json_text(strict_json(result.to_json(), 1))
     else:
         render_verification(result.to_json())
     return result.exit_code
@@ -97,7 +97,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
     from .render_verify import render_verification
 
     _, mesh = read_manifest(Path(paths[-1]))
-    engine = MpiEngine(mesh, deadline, say_error)
+    engine = MpiEngine(mesh, deadline, print_error)
     beat = Heartbeat.open(engine.rank, engine.gather)
     if beat is not None:
         follow(engine.watch, beat, engine.rank)
@@ -108,13 +108,13 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
         verifier.transport = one_of_many(engine)
         result = verifier.run(**options)
         if engine.rank == 0 and as_json:
-            say_json_text(strict_json(result.to_json(), 1))
+            print_json_text(strict_json(result.to_json(), 1))
         elif engine.rank == 0:
             render_verification(result.to_json())
         return result.exit_code
     except GoptError as error:
         how = SPOKE
-        say_error(f"rank {engine.rank}: {error.message}", error.hints)
+        print_error(f"rank {engine.rank}: {error.message}", error.hints)
         engine.fail(error)
         return error.exit_code
     finally:

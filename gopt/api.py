@@ -15,9 +15,9 @@ from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import recover
 from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.training import TrainingGraph
+from gopt.artifact.path_diagnostics import model_is_folder
 from gopt.disk.files import digest_of, write_new
 from gopt.errors import InputError, OptionError
-from gopt.given import folder_for_model
 from gopt.importers.collectives import recognise
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph
@@ -26,10 +26,10 @@ from gopt.lower.invariants import Check, check_ranks
 from gopt.lower.phases import phases
 from gopt.lower.specialise import RankGraph, RankState, common_states, specialise
 from gopt.mesh import Mesh, axis_kinds
-from gopt.needs import check_axes, check_mesh, check_passes, check_states
 from gopt.opaque import schema_roles
 from gopt.opaque.expand import expand
 from gopt.pipeline import PassRun, Pipeline, build_pipeline
+from gopt.preflight import check_axes, check_mesh, check_passes, check_states
 from gopt.program import SpmdProgram
 
 
@@ -82,18 +82,18 @@ def load(
     """
     data = Path(path)
     if data.is_dir():
-        raise folder_for_model(data)
+        raise model_is_folder(data)
     graph = expand(load_graph(data))
     recognise(graph, group_types or {})
     declare_axes(graph, axis_kinds(axes or {}))
     training = read_roles(graph, roles)
-    roles = with_schemas(graph, roles)
+    roles = with_schema_roles(graph, roles)
     if state is not None:
         _supply(training, Path(state))
     return Source(training, data.name, digest_of(data).hex(), data.stat().st_size, roles)
 
 
-def with_schemas(graph: Graph, roles: RoleMap) -> RoleMap:
+def with_schema_roles(graph: Graph, roles: RoleMap) -> RoleMap:
     """The user's map, and beside it what the schemas of opaque operators say; the rest is for the data flow."""
     taken = {*roles.states, *roles.states.values()}
     schema = {old: new for old, new in schema_roles.pairs(graph).items() if not {old, new} & taken}
@@ -102,7 +102,7 @@ def with_schemas(graph: Graph, roles: RoleMap) -> RoleMap:
 
 def read_roles(graph: Graph, roles: RoleMap) -> TrainingGraph:
     """Roles of an expanded graph: the user's map, then the schemas of its opaque operators, then the data flow."""
-    training = recover(graph, with_schemas(graph, roles))
+    training = recover(graph, with_schema_roles(graph, roles))
     check_states(training)
     training.notes += schema_roles.notes(graph)
     return training
@@ -140,31 +140,33 @@ class Sharded:
 
     def report(self) -> dict[str, Any]:
         """The report as it is written."""
-        from gopt import summary
+        from gopt.artifact import report_builder
 
-        record = summary.report(self.program, self.source.record(), self.ran, self.checks, self.common, self.ranks)
+        record = report_builder.report(
+            self.program, self.source.record(), self.ran, self.checks, self.common, self.ranks
+        )
         return record | ({"choice": self.choice} if self.choice else {})
 
     def manifest(self) -> dict[str, Any]:
         """The manifest as it is written."""
-        from gopt import summary
+        from gopt.artifact import report_builder
 
-        return summary.manifest(self.program, self.common, self.ranks)
+        return report_builder.manifest(self.program, self.common, self.ranks)
 
     def write(self, folder: str | os.PathLike[str], *, force: bool = False) -> dict[str, Any]:
         """Write the output folder, whole or not at all; returns the report."""
-        from gopt.write import models, ranks, records, values
-        from gopt.write.folder import output_folder
+        from gopt.artifact import json_writer, ranks, serialize, states_file
+        from gopt.artifact.output_folder import output_folder
 
         report = self.report()
-        stored = values.plan_values(self.program)
-        with output_folder(Path(folder), force=force) as draft:
-            stored.write(draft / values.VALUES)
-            ranks.write_ranks(draft, self.program, stored, self.common, self.ranks)
-            source = models.source_model(self.program, stored, roles_text(self.program.training))
-            write_new(draft / models.SOURCE, source)
-            records.write_json(draft / "report.json", report)
-            records.write_json(draft / "manifest.json", self.manifest())
+        stored = states_file.plan_states_file(self.program)
+        with output_folder(Path(folder), force=force) as staged:
+            stored.write(staged / states_file.STATES_FILE)
+            ranks.write_ranks(staged, self.program, stored, self.common, self.ranks)
+            source = serialize.source_model(self.program, stored, roles_text(self.program.training))
+            write_new(staged / serialize.SOURCE_FILE, source)
+            json_writer.write_json(staged / "report.json", report)
+            json_writer.write_json(staged / "manifest.json", self.manifest())
         return report
 
 
@@ -181,7 +183,7 @@ def roles_text(training: TrainingGraph) -> str:
     return json.dumps(record, ensure_ascii=False)
 
 
-def kept_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
+def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     """The roles that a source carries which gopt wrote, the file ``name``; raises InputError."""
     text = graph.metadata.get("gopt.roles")
     if text is None:
@@ -195,7 +197,7 @@ def kept_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     return roles
 
 
-def recover_kept(graph: Graph, roles: RoleMap, name: str | os.PathLike[str]) -> TrainingGraph:
+def load_stored_source(graph: Graph, roles: RoleMap, name: str | os.PathLike[str]) -> TrainingGraph:
     """The roles of a source that gopt kept as the file ``name``; raises InputError where they cannot be its own."""
     try:
         return recover(graph, roles)

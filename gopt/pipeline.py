@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gopt.artifact.report import PassRecord, PassResult
 from gopt.errors import GoptError, InvariantError, OptionError
 from gopt.ir.def_use_check import check_graph
 from gopt.passes import DEFAULT, find
 from gopt.passes.base import Pass, build_options, show_options
 from gopt.program import SpmdProgram
-from gopt.report import PassRecord, PassResult
 from gopt.sharding.verifier import Shardings
 
 _ITEM = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\{([^{}]*)\})?\s*(,|$)")

@@ -1,6 +1,6 @@
 """What gopt writes: beside its target, under a name that nobody can foresee, and in its place in one step.
 
-``files`` makes new files and syncs them, ``rename`` moves them into place, ``names`` are those of drafts, ``lock``
-tells a draft in work from one that was left, ``draft`` joins them, ``signals`` keeps an interrupt out of the steps
-that belong together.
+``files`` makes new files and syncs them, ``rename`` moves them into place, ``staging_names`` names what is staged,
+``lock`` tells what is being staged from what a dead process left, ``staging`` joins them, ``paths`` resolves targets,
+``signals`` keeps an interrupt out of the steps that belong together.
 """

@@ -92,7 +92,7 @@ def make_folders(path: Path) -> None:
         sync(made.parent)
 
 
-def is_plain(path: Path) -> bool:
+def is_regular_file(path: Path) -> bool:
     """Whether this is a file, and no link to one."""
     with suppress(OSError):
         return stat.S_ISREG(os.lstat(path).st_mode)

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 
-class Taken(Enum):
+class LockState(Enum):
     """How it went."""
 
     MINE = 1
@@ -20,16 +20,16 @@ class Taken(Enum):
     """The file system knows no locks."""
 
 
-def take(number: int, how: int = fcntl.LOCK_EX) -> Taken:
+def try_lock(number: int, how: int = fcntl.LOCK_EX) -> LockState:
     """Lock an open file, at once or not at all; closing it, or the end of the process, sets it free."""
     try:
         fcntl.flock(number, how | fcntl.LOCK_NB)
     except OSError as error:
-        return Taken.BUSY if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else Taken.UNKNOWN
-    return Taken.MINE
+        return LockState.BUSY if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else LockState.UNKNOWN
+    return LockState.MINE
 
 
-def hold(path: Path) -> tuple[int, Taken] | None:
+def lock_existing(path: Path) -> tuple[int, LockState] | None:
     """Open and lock what lies under a name, and follow no link; None where it is gone.
 
     Raises OSError. The caller closes the number, which sets it free.
@@ -38,21 +38,21 @@ def hold(path: Path) -> tuple[int, Taken] | None:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
-    taken = take(number)
+    taken = try_lock(number)
     if not _is_at(number, path):  # moved or removed before it was locked
         os.close(number)
         return None
     return number, taken
 
 
-def is_busy(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether another process has the lock of a file; False where there is no such file, or no locks."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:
-        return take(number, fcntl.LOCK_SH) is Taken.BUSY  # shared: those who only look do not meet
+        return try_lock(number, fcntl.LOCK_SH) is LockState.BUSY  # shared: those who only look do not meet
     finally:
         os.close(number)
 
@@ -66,7 +66,7 @@ def lock_file(path: Path) -> int | None:
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise OSError(errno.EINVAL, "is no file", str(path))
-    if take(number) is Taken.BUSY:
+    if try_lock(number) is LockState.BUSY:
         os.close(number)
         return None
     return number

@@ -25,14 +25,14 @@ def exchange(one: Path, other: Path) -> None:
     _rename(one, other, _EXCHANGE)
 
 
-def place(draft: Path, target: Path) -> None:
+def rename_noreplace(staged: Path, target: Path) -> None:
     """Give a file or folder a name that is free; raises FileExistsError where it is not, OSError."""
     try:
-        _rename(draft, target, _NO_REPLACE)
+        _rename(staged, target, _NO_REPLACE)
     except Unsupported:
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
-        os.rename(draft, target)
+        os.rename(staged, target)
 
 
 def _rename(one: Path, other: Path, flag: int) -> None:

@@ -17,7 +17,9 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 @contextmanager
-def handled(handler: Handler, numbers: Sequence[signal.Signals], wanted: Callable[[object], bool]) -> Iterator[None]:
+def handle_signals(
+    handler: Handler, numbers: Sequence[signal.Signals], wanted: Callable[[object], bool]
+) -> Iterator[None]:
     """Another handler for those of some signals whose present one is ``wanted``; only the main thread can set one."""
     mine = threading.current_thread() is threading.main_thread()
     before = {number: old for number in numbers if mine and wanted(old := signal.getsignal(number))}
@@ -31,11 +33,11 @@ def handled(handler: Handler, numbers: Sequence[signal.Signals], wanted: Callabl
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """What would raise in the midst of the block, such as Ctrl-C, raises at its end."""
     came: list[int] = []
     try:
-        with handled(lambda number, _: came.append(number), INTERRUPT + STOPS, callable):
+        with handle_signals(lambda number, _: came.append(number), INTERRUPT + STOPS, callable):
             yield
     finally:
         for number in came:
@@ -43,11 +45,11 @@ def deferred() -> Iterator[None]:
 
 
 @contextmanager
-def raised() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """Signals that would end the process without a word raise StoppedError; ignored ones, as under nohup, stay so."""
 
     def stop(number: int, _: FrameType | None) -> None:
         raise StoppedError(number)
 
-    with handled(stop, STOPS, lambda old: old == signal.SIG_DFL):
+    with handle_signals(stop, STOPS, lambda old: old == signal.SIG_DFL):
         yield

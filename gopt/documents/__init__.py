@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from gopt import limits
-from gopt.collecting import without_collection
-from gopt.documents.outline import check_outline
+from gopt.documents.prescan import check_prescan
 from gopt.documents.schema import VALUE, first_error
 from gopt.errors import InputError, RunError
-from gopt.shown import show
+from gopt.garbage import gc_paused
+from gopt.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DocumentKind:
     """A kind of document: its word in messages, the name of its schema, and how many bytes it may have."""
 
     what: str
@@ -34,30 +34,30 @@ class Kind:
     most: int
 
 
-MANIFEST = Kind("a manifest", "manifest", limits.DOCUMENT_BYTES)
-REPORT = Kind("a report", "report", limits.DOCUMENT_BYTES)
-INDEX = Kind("an index of a checkpoint", "index", limits.INDEX_BYTES)
-ROLES = Kind("a map of roles", "roles", limits.ROLES_BYTES)
-CONFIG = Kind("a configuration", "config", limits.CONFIG_BYTES)
-HEADER = Kind("a header of values", "header", limits.HEADER_BYTES)
-TOLD = Kind("what a rank tells", "told", limits.LINE_BYTES)
+MANIFEST = DocumentKind("a manifest", "manifest", limits.DOCUMENT_BYTES)
+REPORT = DocumentKind("a report", "report", limits.DOCUMENT_BYTES)
+INDEX = DocumentKind("an index of a checkpoint", "index", limits.INDEX_BYTES)
+ROLES = DocumentKind("a map of roles", "roles", limits.ROLES_BYTES)
+CONFIG = DocumentKind("a configuration", "config", limits.CONFIG_BYTES)
+HEADER = DocumentKind("a header of values", "header", limits.HEADER_BYTES)
+TOLD = DocumentKind("what a rank tells", "told", limits.LINE_BYTES)
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _WIDE = re.compile(rb"[\xf0-\xf4]")
 _FORMATS = re.compile(r"^gopt-[a-z]+/\d+$")
 
 
-def read_json(path: str | os.PathLike[str], kind: Kind) -> dict[str, Any]:
+def read_json(path: str | os.PathLike[str], kind: DocumentKind) -> dict[str, Any]:
     """A JSON file of a kind, checked; raises InputError."""
     return parse_json(read_bytes(path, kind.most), kind, os.fspath(path))
 
 
-def parse_json(data: bytes | str, kind: Kind, name: str) -> dict[str, Any]:
+def parse_json(data: bytes | str, kind: DocumentKind, name: str) -> dict[str, Any]:
     """JSON text of a kind, checked; ``name`` stands for it in messages. Raises InputError."""
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if len(data) > kind.most:
         raise InputError(f"{name} is too long: {len(data)} bytes, {kind.what} has at most {kind.most}")
-    check_outline(data, name)
+    check_prescan(data, name)
     surrogates = _SURROGATE.search(data) is not None
     if len(data) > limits.DOCUMENT_WIDE and (surrogates or _WIDE.search(data)):
         raise InputError(
@@ -66,7 +66,7 @@ def parse_json(data: bytes | str, kind: Kind, name: str) -> dict[str, Any]:
         )
     floats: list[float] = []
     number, table = functools.partial(_number, floats), functools.partial(_unique, name)
-    with without_collection():
+    with gc_paused():
         try:
             text = data.decode("utf-8")
             del data
@@ -83,7 +83,7 @@ def parse_json(data: bytes | str, kind: Kind, name: str) -> dict[str, Any]:
     return record
 
 
-def read_toml(path: str | os.PathLike[str], kind: Kind) -> dict[str, Any]:
+def read_toml(path: str | os.PathLike[str], kind: DocumentKind) -> dict[str, Any]:
     """A TOML file of a kind, checked; raises InputError."""
     import tomllib
 
@@ -138,7 +138,7 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     return data
 
 
-def _check_schema(found: Any, kind: Kind, name: str, floats: bool) -> None:
+def _check_schema(found: Any, kind: DocumentKind, name: str, floats: bool) -> None:
     """Refuse a value that is not as its kind's schema says; ``floats``: whether it has any."""
     wrong = first_error(kind.schema, found)
     if wrong is None and floats:
@@ -162,7 +162,7 @@ def key_path(place: Sequence[str | int]) -> str:
     return text
 
 
-def as_run(error: InputError) -> RunError:
+def as_run_error(error: InputError) -> RunError:
     """The same refusal where the document is a part of a run: its checkpoint."""
     return RunError(error.message, *error.hints)
 
@@ -173,7 +173,7 @@ def _told(place: Sequence[str | int]) -> str:
     return f"{key_path(shown)}: " if place else ""
 
 
-def _check_format(given: Any, kind: Kind, name: str) -> None:
+def _check_format(given: Any, kind: DocumentKind, name: str) -> None:
     wanted = f"gopt-{kind.schema}/1"
     if isinstance(given, str) and given != wanted and _FORMATS.match(given):
         other = "another version of gopt wrote it" if given.startswith(f"gopt-{kind.schema}/") else "it is another file"

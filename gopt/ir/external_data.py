@@ -22,7 +22,7 @@ from gopt.documents import HEADER, parse_json
 from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.ir.graph import Tensor
 from gopt.ir.types import TensorType, nbytes
-from gopt.shown import show as show
+from gopt.sanitize import show as show
 
 _LIMIT = 2**63
 SAFETENSORS = {

@@ -12,8 +12,8 @@ import onnx.defs
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import ModelProto
 
-from gopt.collecting import without_collection
 from gopt.errors import InputError, UnsupportedError
+from gopt.garbage import gc_paused
 from gopt.ir.external_data import DataFolder, naming, regular_size, show
 from gopt.ir.functions import check_functions
 from gopt.ir.graph import Graph
@@ -40,7 +40,7 @@ def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
     the Gradient operator, sparse initializers, and inputs or outputs that are not dense tensors.
     """
     name = os.fsdecode(path)
-    with naming(name), without_collection():
+    with naming(name), gc_paused():
         model, data = _read(name)
         check_functions(model)
         try:

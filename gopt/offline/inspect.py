@@ -13,10 +13,10 @@ from gopt.analysis.coupling import notes as coupling_notes
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import UpdateSubgraph
+from gopt.artifact.manifest import read_manifest, read_report
+from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import UnsupportedError
-from gopt.given import check_folder
 from gopt.ir.types import LOW_PRECISION, TensorType
-from gopt.manifest import read_manifest, read_report
 from gopt.offline.optimizer.controls import Controls, find_controls
 from gopt.offline.optimizer.evidence import Rule
 from gopt.offline.optimizer.fits import Hyper
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedValue:
     """A value of the graph: an input, or a state that belongs to no parameter."""
 
     name: str
@@ -37,7 +37,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldState:
+class OptimizerState:
     """An optimizer state of a parameter; ``role`` is what the rule makes of it ('' when it is not known)."""
 
     name: str
@@ -57,7 +57,7 @@ class Parameter:
     bytes: int
     gradient: str | None
     gradient_dtype: str | None
-    states: tuple[HeldState, ...]
+    states: tuple[OptimizerState, ...]
     mode: str
     why: str
     optimizer: str
@@ -106,11 +106,11 @@ class Inspection:
     optimizers: tuple[Optimizer, ...]
     controls: Controls
     casts: Casts
-    batch: tuple[Named, ...]
-    hyper: tuple[Named, ...]
-    statistics: tuple[Named, ...]
-    scalars: tuple[Named, ...]
-    metrics: tuple[Named, ...]
+    batch: tuple[NamedValue, ...]
+    hyper: tuple[NamedValue, ...]
+    statistics: tuple[NamedValue, ...]
+    scalars: tuple[NamedValue, ...]
+    metrics: tuple[NamedValue, ...]
     bytes: Mapping[str, int]
     couplings: tuple[Coupling, ...]
     """Where the step of several ranks is not that of one large batch."""
@@ -168,8 +168,8 @@ def _typed(type: TensorType) -> tuple[str, tuple[int | str | None, ...] | None, 
     return type.dtype, type.shape, type.nbytes
 
 
-def _named(training: TrainingGraph, names: Sequence[str]) -> tuple[Named, ...]:
-    return tuple(Named(name, *_typed(training.graph.type_of(name))) for name in names)
+def _named(training: TrainingGraph, names: Sequence[str]) -> tuple[NamedValue, ...]:
+    return tuple(NamedValue(name, *_typed(training.graph.type_of(name))) for name in names)
 
 
 def _phases(training: TrainingGraph) -> tuple[PhaseCount, ...]:
@@ -198,7 +198,7 @@ def _parameters(
         gradient, subgraph, rule = training.gradients.get(name), subgraphs.get(name), rules.get(name)
         roles = iter(rule.roles if rule else ())
         held = tuple(
-            HeldState(
+            OptimizerState(
                 other, kind.value, next(roles, "") if kind is StateKind.OPTIMIZER_STATE else "summed gradient",
                 types[other].dtype, types[other].nbytes,
             )
@@ -275,7 +275,7 @@ def _bytes(training: TrainingGraph) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class RankHeld:
+class RankUsage:
     """What a rank holds and sends."""
 
     rank: int
@@ -303,7 +303,7 @@ class FolderInspection:
     """States of the source that no rank holds whole."""
     replicated: int
     pipeline: tuple[Mapping[str, Any], ...]
-    per_rank: tuple[RankHeld, ...]
+    per_rank: tuple[RankUsage, ...]
     balance: Mapping[str, float]
     removed_ops: int
     added_ops: int
@@ -334,7 +334,7 @@ def _folder(folder: Path, manifest: Mapping[str, Any], report: Mapping[str, Any]
     common = {piece["tensor"] for state in manifest["common"]["state"] for piece in state["pieces"]}
     files = {each["rank"]: list(each["files"].values()) for each in manifest["ranks"]}
     held = [
-        RankHeld(
+        RankUsage(
             rank=row["rank"],
             parameters=row["bytes"]["parameters"],
             optimizer_states=row["bytes"]["optimizer_states"],

@@ -19,7 +19,7 @@ VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Se
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class LivePeaks:
     """Largest sums of bytes alive at once, each at its own moment; ``peak`` of all of them together.
 
     ``activations``: whatever is neither a gradient nor gathered.
@@ -56,7 +56,7 @@ def _holding_bytes(state: ShardedState, member: int) -> int:
     return nbytes(state.dtype, state.slices[0].elements) if state.place.covers(member) else 0
 
 
-def reduced(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> list[int]:
+def reduced_gradient_bytes(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> list[int]:
     """Bytes of reduced gradients of each member."""
     local = set(program.training.gradients.values())
     result = [0] * program.members
@@ -75,7 +75,7 @@ def balance(rows: Mapping[str, Sequence[int]]) -> float:
     return max((round(max(row) * len(row) / sum(row), 6) for row in rows.values() if sum(row)), default=1.0)
 
 
-def live(program: SpmdProgram, calls: Sequence[CollectiveCall], member: int) -> Live:
+def live(program: SpmdProgram, calls: Sequence[CollectiveCall], member: int) -> LivePeaks:
     """Peaks of what is alive on a member beside states, inputs and constants, in the order of the nodes.
 
     A new state takes its old one's place. One sweep to see last readers, one to count.
@@ -100,7 +100,7 @@ def live(program: SpmdProgram, calls: Sequence[CollectiveCall], member: int) -> 
             peak[kind] = max(peak[kind], value)
         for name in ends.get(place, ()):
             _count(now, kinds.get(name, "activations"), -sizer.size.get(name, 0))
-    return Live(peak[""], peak["activations"], peak["gradients"], peak["gathered"])
+    return LivePeaks(peak[""], peak["activations"], peak["gradients"], peak["gathered"])
 
 
 def _count(now: dict[str, int], kind: str, change: int) -> None:

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from gopt import api
+from gopt.artifact.model_file import check_model, write_model
+from gopt.artifact.output_paths import resolve_output
+from gopt.artifact.states_file import INLINE, StatesFile
 from gopt.disk.files import make_folders, reason
-from gopt.disk.signals import raised
+from gopt.disk.signals import raise_on_signals
 from gopt.errors import RunError
 from gopt.mesh import Mesh
-from gopt.offline.held import Held, read_held
+from gopt.offline.folder_contents import FolderContents, read_folder
 from gopt.opaque.expand import expand
 from gopt.passes import find
 from gopt.passes.base import build_options
 from gopt.passes.shard.options import Options, useless
 from gopt.pipeline import Pipeline, build_pipeline
-from gopt.write.model_file import check_model, write_model
-from gopt.write.ours import place_of
-from gopt.write.values import INLINE, Values
 
 EMBED = 64 << 20
 """Models of at most so many bytes of values are one file; the values of others lie beside them."""
@@ -50,18 +50,18 @@ def merge(path: str | os.PathLike[str], model: str | os.PathLike[str], *, force:
     States of which no rank has a value stay without one. Raises OptionError when the model exists and ``force`` is not
     given, InputError for ranks that are incomplete, RunError when the model cannot be written.
     """
-    held, target = read_held(path), place_of(model)
+    held, target = read_folder(path), resolve_output(model)
     check_model(target, shown=Path(model), force=force)
     graph = held.graph
     total = sum(tensor.nbytes for tensor in graph.initializers.values())
-    values = Values()
+    values = StatesFile()
     if total > EMBED:
         for name, tensor in graph.initializers.items():
             if tensor.nbytes > INLINE:
                 values.add([(name, tensor)])
     try:
         make_folders(target.parent)
-        with raised():
+        with raise_on_signals():
             data = write_model(target, graph, values, force=force)
     except OSError as error:
         raise RunError(f"cannot write {model}: {reason(error)}", "choose another place with -o") from error
@@ -83,15 +83,15 @@ def reshard(
     Passes and options are those of the report, ``options`` by pass replace some; so does ``accumulate``.
     What then has no use any more falls away, and ``note`` is told of it.
     """
-    held = read_held(path)
-    training = api.recover_kept(expand(held.graph), held.roles, "the kept source")
+    held = read_folder(path)
+    training = api.load_stored_source(expand(held.graph), held.roles, "the kept source")
     kept = held.report["source"]
     source = api.Source(training, kept["file"], kept["sha256"], kept["bytes"])
     micro_steps = held.manifest.get("accumulate", 1) if accumulate is None else accumulate
     return api.shard(source, mesh, pipeline=_pipeline(held, options or {}, note), accumulate=micro_steps)
 
 
-def _pipeline(held: Held, options: Mapping[str, Mapping[str, Any]], note: Callable[[str], None]) -> Pipeline:
+def _pipeline(held: FolderContents, options: Mapping[str, Mapping[str, Any]], note: Callable[[str], None]) -> Pipeline:
     """The pipeline of the report with some options replaced."""
     left = {name: dict(given) for name, given in options.items()}
     items = []

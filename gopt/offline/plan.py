@@ -10,15 +10,15 @@ from gopt.analysis.graph_walks import Index
 from gopt.analysis.partition import Item, default_cap, plan_buckets
 from gopt.analysis.traffic import find_calls
 from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.artifact.cost_report import CostReport, cost_report
+from gopt.artifact.report import format_bytes
 from gopt.errors import OptionError
-from gopt.figures import Figures, figures
 from gopt.mesh import Mesh
-from gopt.needs import check_mesh
-from gopt.offline.links import Links, Times, times
-from gopt.offline.memory import Live, balance, held, live, reduced
+from gopt.offline.memory import LivePeaks, balance, held, live, reduced_gradient_bytes
+from gopt.offline.topology import CommTimes, Topology, times
 from gopt.pipeline import Pipeline, build_pipeline
+from gopt.preflight import check_mesh
 from gopt.program import SpmdProgram
-from gopt.report import size
 
 MIB = 1 << 20
 STAGES = (0, 1, 2, 3)
@@ -26,7 +26,7 @@ PARTITIONS = ("flat", "rows", "whole")
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
+class ShardSettings:
     """What a choice sets of the pass ``shard``; ``bucket_mb`` None: its default. A field more is a knob more."""
 
     stage: int = 2
@@ -47,13 +47,13 @@ class Knobs:
 class Choice:
     """One way to shard, and what it costs; bytes are the largest over the ranks."""
 
-    knobs: Knobs
+    settings: ShardSettings
     parameters: int
     optimizer_states: int
-    live: Live
-    figures: Figures
+    live: LivePeaks
+    cost_report: CostReport
     balance: float
-    times: Times | None
+    times: CommTimes | None
 
     @property
     def held(self) -> int:
@@ -61,20 +61,20 @@ class Choice:
         return self.parameters + self.optimizer_states + self.live.peak
 
     def __repr__(self) -> str:
-        return f"<Choice {self.knobs}: {self.held} bytes held, {self.figures.calls} calls>"
+        return f"<Choice {self.settings}: {self.held} bytes held, {self.cost_report.calls} calls>"
 
     def to_json(self) -> dict[str, Any]:
-        figures = self.figures
-        record = asdict(self.knobs) | {
+        cost_report = self.cost_report
+        record = asdict(self.settings) | {
             "bytes": {
                 "parameters": self.parameters, "optimizer_states": self.optimizer_states,
                 "gradients": self.live.gradients, "gathered": self.live.gathered,
                 "activations": self.live.activations, "live": self.live.peak, "total": self.held,
             },
-            "traffic": {"sent": figures.sent, "bound": figures.bound, "ratio": figures.ratio},
-            "calls": {"count": figures.calls, "packing_bound": figures.packing_bound, "cap": figures.cap},
+            "traffic": {"sent": cost_report.sent, "bound": cost_report.bound, "ratio": cost_report.ratio},
+            "calls": {"count": cost_report.calls, "packing_bound": cost_report.packing_bound, "cap": cost_report.cap},
             "balance": self.balance,
-            "hidden_share": figures.overlap.hidden_share,
+            "hidden_share": cost_report.overlap.hidden_share,
         }  # fmt: skip
         return record | ({} if self.times is None else {"seconds": asdict(self.times)})
 
@@ -84,7 +84,7 @@ def choices(
     mesh: Mesh,
     *,
     caps: Sequence[float | None] | None = None,
-    links: Links | None = None,
+    topology: Topology | None = None,
     advance: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Choice]:
     """Run the passes for every choice and weigh the graph they leave; no rank's graph is made.
@@ -100,13 +100,13 @@ def choices(
             for stage in STAGES:
                 if stage == 0 and partition != PARTITIONS[0]:
                     continue
-                knobs = Knobs(stage, partition, cap)
-                advance(str(knobs))
+                settings = ShardSettings(stage, partition, cap)
+                advance(str(settings))
                 if stage == 2 and alike is not None and not accumulates:
                     # Without accumulation the step of stages 1 and 2 is the same (contract section 1).
-                    yield replace(alike, knobs=knobs)
+                    yield replace(alike, settings=settings)
                     continue
-                found = weigh(training, mesh, knobs, links)
+                found = estimate_cost(training, mesh, settings, topology)
                 alike = found if stage == 1 else None
                 yield found
 
@@ -127,26 +127,26 @@ def bucket_choices(training: TrainingGraph) -> list[float | None]:
     return list(found.values())
 
 
-def weigh(training: TrainingGraph, mesh: Mesh, knobs: Knobs, links: Links | None) -> Choice:
+def estimate_cost(training: TrainingGraph, mesh: Mesh, settings: ShardSettings, topology: Topology | None) -> Choice:
     """The cost of one choice."""
     step = SpmdProgram.start(training, mesh)
-    ran = knobs.pipeline().run(step)
+    ran = settings.pipeline().run(step)
     calls = find_calls(step)
     rows = held(step)
     most = max(range(step.members), key=lambda member: sum(row[member] for row in rows.values()))
     return Choice(
-        knobs,
+        settings,
         max(rows["parameters"]),
         max(rows["optimizer_states"]),
         live(step, calls, most),
-        figures(step, ran, calls),
-        balance({**rows, "gradients": reduced(step, calls)}),
-        None if links is None else times(calls, links),
+        cost_report(step, ran, calls),
+        balance({**rows, "gradients": reduced_gradient_bytes(step, calls)}),
+        None if topology is None else times(calls, topology),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedChoice:
     """A choice in its place, whether it fits, and one sentence on why it stands there."""
 
     choice: Choice
@@ -157,7 +157,7 @@ class Ranked:
         return {**self.choice.to_json(), "fits": self.fits, "why": self.why}
 
 
-def ranked(found: Sequence[Choice], memory: int | None) -> list[Ranked]:
+def rank_choices(found: Sequence[Choice], memory: int | None) -> list[RankedChoice]:
     """Best first: those that fit in ``memory`` bytes; then least time, to three digits; least traffic; fewest bytes
     held; fewest calls; the most even."""
 
@@ -165,16 +165,16 @@ def ranked(found: Sequence[Choice], memory: int | None) -> list[Ranked]:
         return (_over(choice, memory), _seconds(choice), *_ties(choice))
 
     ordered = sorted(found, key=key)
-    return [Ranked(each, not _over(each, memory), _why(each, ordered[0], memory)) for each in ordered]
+    return [RankedChoice(each, not _over(each, memory), _why(each, ordered[0], memory)) for each in ordered]
 
 
-def best(found: Sequence[Choice], memory: int | None) -> Ranked:
+def best(found: Sequence[Choice], memory: int | None) -> RankedChoice:
     """The first of the ranked choices; raises OptionError when none fits."""
-    first = ranked(found, memory)[0]
+    first = rank_choices(found, memory)[0]
     if not first.fits and memory is not None:
         least = min(found, key=lambda choice: choice.held)
         raise OptionError(
-            f"nothing fits in {size(memory)} a rank: {least.knobs} needs {size(least.held)}",
+            f"nothing fits in {format_bytes(memory)} a rank: {least.settings} needs {format_bytes(least.held)}",
             "take more ranks, or a smaller batch",
         )
     return first
@@ -189,16 +189,16 @@ def _seconds(choice: Choice) -> float:
 
 
 def _ties(choice: Choice) -> tuple[int, int, int, float]:
-    return choice.figures.sent, choice.held, choice.figures.calls, choice.balance
+    return choice.cost_report.sent, choice.held, choice.cost_report.calls, choice.balance
 
 
 def _why(choice: Choice, first: Choice, memory: int | None) -> str:
     """One sentence: what puts the choice behind the first."""
     if _over(choice, memory) and memory is not None:
-        return f"does not fit: {size(choice.held)} of {size(memory)}"
+        return f"does not fit: {format_bytes(choice.held)} of {format_bytes(memory)}"
     if choice is first:
         return _praise(choice, memory)
-    slower, mine, theirs = _seconds(choice) > _seconds(first), choice.figures, first.figures
+    slower, mine, theirs = _seconds(choice) > _seconds(first), choice.cost_report, first.cost_report
     if slower and _seconds(first):
         return f"{_seconds(choice) / _seconds(first):.2f} times the time of the first: {_cause(choice, first)}"
     if slower:
@@ -207,7 +207,7 @@ def _why(choice: Choice, first: Choice, memory: int | None) -> str:
     if mine.sent > theirs.sent:
         return f"{'same time, ' if choice.times else ''}sends {mine.sent / theirs.sent:.2f} times the bytes"
     if choice.held > first.held:
-        return f"{lead}, {size(choice.held - first.held)} more memory than the first"
+        return f"{lead}, {format_bytes(choice.held - first.held)} more memory than the first"
     if mine.calls > theirs.calls:
         return f"{lead} and memory, {mine.calls - theirs.calls} calls more than the first"
     if choice.balance > first.balance:
@@ -219,12 +219,12 @@ def _praise(choice: Choice, memory: int | None) -> str:
     among = "" if memory is None else " of those that fit"
     if choice.times is None:
         return f"fewest bytes sent{among}, then least memory"
-    return f"least time{among}: {choice.figures.overlap.hidden_share:.0%} of its bytes hide behind computation"
+    return f"least time{among}: {choice.cost_report.overlap.hidden_share:.0%} of its bytes hide behind computation"
 
 
 def _cause(choice: Choice, first: Choice) -> str:
     """What makes a choice slower than the first: the start of its calls, or bytes that nothing hides."""
-    mine, theirs = choice.figures, first.figures
+    mine, theirs = choice.cost_report, first.cost_report
     if choice.times is not None and first.times is not None:
         starts = choice.times.latency - first.times.latency
         if starts > choice.times.exposed - first.times.exposed - starts:
@@ -240,4 +240,4 @@ def _cause(choice: Choice, first: Choice) -> str:
 
 def _a_byte(choice: Choice) -> float:
     """Seconds on the link for each byte sent, starts left out."""
-    return (choice.times.total - choice.times.latency) / choice.figures.sent if choice.times is not None else 0.0
+    return (choice.times.total - choice.times.latency) / choice.cost_report.sent if choice.times is not None else 0.0

@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
+from gopt.artifact.report import PassResult
 from gopt.errors import OptionError
 from gopt.program import SpmdProgram
-from gopt.report import PassResult
 
 _MOST = 1 << 63
 """What a number of an option stays below: a report can hold it."""

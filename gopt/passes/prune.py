@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gopt.artifact.report import PassResult
 from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
-from gopt.report import PassResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ import onnx
 from gopt.analysis.coupling.synchronise import SynchronisedValues, synchronise
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.training import State, StateKind
+from gopt.artifact.report import PassResult
 from gopt.errors import OptionError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
-from gopt.report import PassResult
 
 
 class Keep(str, Enum):

@@ -13,7 +13,7 @@ import gopt
 from gopt.mesh import Mesh
 from gopt.offline.diff import diff
 from gopt.offline.inspect import inspect_folder, inspect_model
-from gopt.offline.plan import choices, ranked
+from gopt.offline.plan import choices, rank_choices
 from gopt.passes.shard.plan import Plan
 from gopt.runtime.proof.verify import Verifier
 
@@ -42,7 +42,7 @@ def objects(folder: Path) -> Iterator[tuple[str, Any]]:
         "ran": next(each for each in sharded.ran if each.record.name == "prune"),
     }.items()  # fmt: skip
     found = list(choices(source.training, Mesh.parse("shard=2"), caps=[None]))
-    yield from (("choice", found[0]), ("ranked", ranked(found, None)[0]))
+    yield from (("choice", found[0]), ("ranked", rank_choices(found, None)[0]))
 
 
 def test_each_is_one_short_line(shown):

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from faults import Fault
 
-import gopt.disk.draft as draft
+import gopt.artifact.model_file as model_file
+import gopt.disk.staging as staged
 import gopt.runtime.training.checkpoint as checkpoint
 import gopt.runtime.training.home as home
-import gopt.write.model_file as model_file
-from gopt.disk.draft import Draft
+from gopt.disk.staging import Staged
 
 _PUT = model_file._put_data
 
 
-def _two_steps(self: Draft, check: Callable[[Path], None]) -> None:
+def _two_steps(self: Staged, check: Callable[[Path], None]) -> None:
     """The old one goes before the new one comes."""
     check(self.target)
-    draft.remove(self.target)
+    staged.remove(self.target)
     os.rename(self.path, self.target)
 
 
@@ -31,7 +31,7 @@ def _in_place(target: Path, data: bytes) -> None:
     os.close(number)
 
 
-def _old_values_first(data: Draft, target: Path, force: bool) -> bool:
+def _old_values_first(data: Staged, target: Path, force: bool) -> bool:
     """The old model's values go before the new model comes."""
     for old in target.parent.glob("*.data"):
         old.unlink()
@@ -59,11 +59,11 @@ class Plant:
 
 
 PLANTS = {
-    "two-steps": Plant("shard-force", Fault.KILL, lambda: setattr(Draft, "_replace", _two_steps)),
-    "no-sweep": Plant("shard", Fault.KILL, lambda: setattr(draft, "sweep", lambda *_: None)),
-    "no-removal": Plant("merge", Fault.FULL, lambda: setattr(Draft, "close", lambda self: None)),
-    "no-sync": Plant("shard", Fault.TORN, lambda: setattr(draft, "sync_folder", lambda _: None)),
-    "in-place": Plant("resume", Fault.TORN, lambda: setattr(home, "put_file", _in_place)),
+    "two-steps": Plant("shard-force", Fault.KILL, lambda: setattr(Staged, "_replace", _two_steps)),
+    "no-sweep": Plant("shard", Fault.KILL, lambda: setattr(staged, "sweep", lambda *_: None)),
+    "no-removal": Plant("merge", Fault.FULL, lambda: setattr(Staged, "close", lambda self: None)),
+    "no-sync": Plant("shard", Fault.TORN, lambda: setattr(staged, "sync_folder", lambda _: None)),
+    "in-place": Plant("resume", Fault.TORN, lambda: setattr(home, "replace_file", _in_place)),
     "old-values-first": Plant("merge-force", Fault.KILL, lambda: setattr(model_file, "_put_data", _old_values_first)),
     "any-order": Plant("resume", Fault.KILL, lambda: setattr(home, "remove_step", _any_order)),
     "past-the-layer": Plant("run", Fault.KILL, lambda: setattr(checkpoint, "write_new", _plain)),

@@ -12,10 +12,10 @@ import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES
 
-import gopt.disk.draft as draft_module
+import gopt.disk.staging as draft_module
 import gopt.offline.merge as merging
-from gopt.disk import names, rename
-from gopt.disk.draft import claim, draft_folder, sweep
+from gopt.disk import rename, staging_names
+from gopt.disk.staging import create_staged, staged_folder, sweep
 
 MODEL = str(FIXTURES / "mlp_sgd.onnx")
 
@@ -222,8 +222,8 @@ def test_files_and_links_under_likely_names_stay():
 
 def test_names_of_drafts_cannot_be_foreseen(monkeypatch):
     """And what lies under one all the same is neither followed nor replaced."""
-    assert len({names.fresh(Path("a/out")) for _ in range(100)}) == 100
-    monkeypatch.setattr(names.secrets, "token_hex", lambda size: "0" * 2 * size)
+    assert len({staging_names.fresh_name(Path("a/out")) for _ in range(100)}) == 100
+    monkeypatch.setattr(staging_names.secrets, "token_hex", lambda size: "0" * 2 * size)
     Path(".m.onnx.gopt-0000000000000000.new").symlink_to("victim")
     assert main(["merge", "out", "-o", "m.onnx"]) == 5
     assert not Path("victim").exists() and not Path("m.onnx").exists()
@@ -282,7 +282,7 @@ def test_values_of_somebody_else_stay(monkeypatch):
 
 
 def test_a_draft_in_work_is_not_swept_away():
-    with draft_folder(Path("new").absolute()) as draft:
+    with staged_folder(Path("new").absolute()) as draft:
         (draft.path / "file").write_text("work")
         sweep(Path())
         assert main(["shard", MODEL, "--ranks", "2", "-o", "new"]) == 0
@@ -291,10 +291,10 @@ def test_a_draft_in_work_is_not_swept_away():
 
 
 def test_a_draft_that_was_left_is_swept_away():
-    left = claim(Path("out").absolute(), os.mkdir)
+    left = create_staged(Path("out").absolute(), os.mkdir)
     (left.path / "rank_0000.onnx").write_text("")
     os.close(left._lock)  # as the end of its process does
-    other = claim(Path("other").absolute(), os.mkdir)
+    other = create_staged(Path("other").absolute(), os.mkdir)
     os.close(other._lock)
     assert shard("--force") == 0
     assert sorted(os.listdir()) == sorted(["out", other.path.name])
@@ -303,14 +303,14 @@ def test_a_draft_that_was_left_is_swept_away():
 def test_what_was_put_aside_is_put_back():
     """A process was killed between two renames, on a file system that cannot exchange names."""
     kept = content(Path("out"))
-    Path("out").rename(names.fresh(Path("out"), names.OLD))
+    Path("out").rename(staging_names.fresh_name(Path("out"), staging_names.OLD))
     assert main(["merge", "out", "-o", "m.onnx"]) == 3
     sweep(Path(), Path("out"))
     assert content(Path("out")) == kept
 
 
 def test_it_is_said_where_a_folder_is_that_was_put_aside(capsys):
-    aside = names.fresh(Path("out"), names.OLD)
+    aside = staging_names.fresh_name(Path("out"), staging_names.OLD)
     Path("out").rename(aside)
     assert main(["verify", "out"]) == 3
     assert f"mv {aside} out" in capsys.readouterr().err

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PATHS = sorted((ROOT / "gopt/schemas").glob("*.schema.json"))
 SCHEMAS = {path.name.partition(".")[0]: json.loads(path.read_text(encoding="utf-8")) for path in PATHS}
 FIXTURES = sorted((ROOT / "fixtures").glob("*.onnx"))
-KINDS = {each.schema: each for each in vars(documents).values() if isinstance(each, documents.Kind)}
+KINDS = {each.schema: each for each in vars(documents).values() if isinstance(each, documents.DocumentKind)}
 MAKES_ITS_OWN = "mlp_adamw_accum"
 """The fixture that accumulates gradients itself: --accumulate is refused."""
 

@@ -20,11 +20,11 @@ from damage import KINDS, Damage, damaged, every, places
 from gopt.cli.main import main
 from helpers import FIXTURES, is_clean
 
-from gopt.api import kept_roles
+from gopt.api import stored_roles
+from gopt.artifact.checkpoint_index import open_index
+from gopt.artifact.manifest import read_manifest, read_report
 from gopt.errors import GoptError, InputError
 from gopt.ir.load import load
-from gopt.manifest import read_manifest, read_report
-from gopt.seal import open_index
 
 Check = Callable[[Path], object]
 
@@ -174,7 +174,7 @@ def test_damaged_roles(depth, world, capsys):
             entry.value = damage.text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
             path.write_bytes(model.SerializeToString())
             try:
-                kept_roles(load(path, own=True), path)
+                stored_roles(load(path, own=True), path)
             except InputError:
                 if damage.kind != "null":
                     continue

@@ -27,13 +27,13 @@ from typing import Any
 import onnx.parser
 
 from gopt import api
+from gopt.artifact.report import PassResult
 from gopt.errors import GoptError
 from gopt.mesh import Mesh
-from gopt.needs import check_passes
 from gopt.offline.text import canonical_text, place_notes, ref
 from gopt.pipeline import build_pipeline, parse_pipeline
+from gopt.preflight import check_passes
 from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
-from gopt.report import PassResult
 from gopt.sharding.placements import FlatShard
 
 HOME = Path(__file__).parent

@@ -10,15 +10,15 @@ from helpers import ROOT
 
 LAYERS = (
     {
-        "gopt.collecting",
+        "gopt.garbage",
         "gopt.errors",
         "gopt.limits",
-        "gopt.shown",
+        "gopt.sanitize",
         "gopt.documents",
         "gopt.mesh",
         "gopt.sharding.placements",
     },
-    {"gopt.report", "gopt.disk"},
+    {"gopt.artifact.report", "gopt.disk"},
     {"gopt.collectives"},
     {"gopt.ir", "gopt.opaque", "gopt.importers"},
     {"gopt.analysis", "gopt.program"},
@@ -27,14 +27,14 @@ LAYERS = (
     {"gopt.pipeline"},
     {
         "gopt.lower",
-        "gopt.figures",
-        "gopt.kept",
-        "gopt.needs",
-        "gopt.given",
-        "gopt.manifest",
-        "gopt.write",
-        "gopt.seal",
-        "gopt.summary",
+        "gopt.artifact.cost_report",
+        "gopt.artifact.optimizer_report",
+        "gopt.preflight",
+        "gopt.artifact.path_diagnostics",
+        "gopt.artifact.manifest",
+        "gopt.artifact",
+        "gopt.artifact.checkpoint_index",
+        "gopt.artifact.report_builder",
         "gopt.api",
     },
     {"gopt.runtime", "gopt.offline"},
@@ -140,7 +140,7 @@ def test_planted_imports_are_caught():
         "gopt.runtime.program": "from gopt.runtime.engines.base import Calls",
         "gopt.runtime.engines.mpi": "from gopt.runtime.training.trace import Trace",
         "gopt.cli.shard": "from rich.console import Console",
-        "gopt.mesh": "from .report import Change",
+        "gopt.mesh": "from .artifact.report import Change",
     }
     for module, line in plants.items():
         assert len(faults({module: f"{texts[module]}\n{line}\n"}, known=texts)) == 1, line

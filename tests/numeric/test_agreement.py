@@ -14,13 +14,13 @@ from helpers import FIXTURES, Builder, perceptron, sgd
 import gopt
 from gopt import api
 from gopt.analysis.role_map import RoleMap
+from gopt.artifact.report import PassResult
 from gopt.errors import InvariantError, UnsupportedError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.mesh import Mesh, axis_kinds
 from gopt.passes.base import Pass
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline
 from gopt.program import SpmdProgram
-from gopt.report import PassResult
 from gopt.runtime.proof.verify import Verifier
 from gopt.sharding.placements import FlatShard
 

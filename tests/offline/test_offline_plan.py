@@ -14,9 +14,9 @@ from gopt.analysis.traffic import find_calls
 from gopt.api import Source
 from gopt.errors import OptionError, UnsupportedError
 from gopt.mesh import Mesh
-from gopt.offline.links import Link, Links, Times, parse_bytes, times
-from gopt.offline.memory import balance, held, live, reduced
-from gopt.offline.plan import Choice, Knobs, best, bucket_choices, choices, ranked, weigh
+from gopt.offline.memory import balance, held, live, reduced_gradient_bytes
+from gopt.offline.plan import Choice, ShardSettings, best, bucket_choices, choices, estimate_cost, rank_choices
+from gopt.offline.topology import CommTimes, Link, Topology, parse_bytes, times
 from gopt.program import SpmdProgram
 
 MESH = Mesh((("dp", 2), ("shard", 4)))
@@ -30,11 +30,11 @@ def source(name: str) -> Source:
 
 @functools.cache
 def weighed(name: str = "gpt_adamw") -> list[Choice]:
-    return list(choices(source(name).training, Mesh((("shard", 4),)), caps=[None, 0.005], links=one_link(4)))
+    return list(choices(source(name).training, Mesh((("shard", 4),)), caps=[None, 0.005], topology=one_link(4)))
 
 
-def one_link(ranks: int) -> Links:
-    return Links.parse("200GB/s:5us", Mesh((("shard", ranks),)))
+def one_link(ranks: int) -> Topology:
+    return Topology.parse("200GB/s:5us", Mesh((("shard", ranks),)))
 
 
 # --- bytes ----------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def test_bytes_are_those_of_the_ranks(name, stage, partition):
     result = gopt.shard(source(name), MESH, stage=stage, partition=partition, bucket_mb=0.005)
     report = result.report()
     rows: dict[str, Any] = held(result.program)
-    rows["gradients"] = reduced(result.program, find_calls(result.program))
+    rows["gradients"] = reduced_gradient_bytes(result.program, find_calls(result.program))
     for kind, row in rows.items():
         assert row == [each["bytes"][kind] for each in report["ranks"][:4]], kind
     assert balance(rows) == max(report["balance"].values())
@@ -69,7 +69,11 @@ def test_live_bytes_of_a_chain(tmp_path):
 
 
 def test_sharding_and_reshard_lower_what_is_alive():
-    by_stage = {each.knobs.stage: each for each in weighed() if each.knobs == Knobs(each.knobs.stage, "flat", 0.005)}
+    by_stage = {
+        each.settings.stage: each
+        for each in weighed()
+        if each.settings == ShardSettings(each.settings.stage, "flat", 0.005)
+    }
     assert by_stage[0].live.gradients > by_stage[2].live.gradients
     assert by_stage[0].live.gathered == by_stage[2].live.gathered == 0 < by_stage[3].live.gathered
     assert by_stage[3].parameters < by_stage[2].parameters == by_stage[0].parameters
@@ -81,15 +85,17 @@ def test_sharding_and_reshard_lower_what_is_alive():
 
 @pytest.mark.parametrize("name", ["gpt_adamw", "mlp_adamw_accum"])
 def test_every_choice_once(name):
-    found = [each.knobs for each in weighed(name)]
+    found = [each.settings for each in weighed(name)]
     assert len(found) == len(set(found)) == 2 * (4 + 3 + 3)
-    assert sum(knobs.stage == 0 for knobs in found) == 2
+    assert sum(settings.stage == 0 for settings in found) == 2
 
 
 def test_what_is_copied_from_stage_1_is_right():
     for each in weighed():
-        if each.knobs.stage == 2:
-            assert weigh(source("gpt_adamw").training, Mesh((("shard", 4),)), each.knobs, one_link(4)) == each
+        if each.settings.stage == 2:
+            assert (
+                estimate_cost(source("gpt_adamw").training, Mesh((("shard", 4),)), each.settings, one_link(4)) == each
+            )
 
 
 def test_caps_that_give_the_same_buckets_are_tried_once():
@@ -97,7 +103,7 @@ def test_caps_that_give_the_same_buckets_are_tried_once():
 
 
 def test_the_order_is_explained():
-    rows = ranked(weighed(), None)
+    rows = rank_choices(weighed(), None)
     assert rows[0].why.startswith("least time:")
     seconds = [float(f"{each.choice.times.exposed:.3g}") for each in rows]
     assert seconds == sorted(seconds)
@@ -110,7 +116,7 @@ def test_the_order_is_explained():
 
 def test_what_does_not_fit_comes_last():
     most = max(each.held for each in weighed())
-    rows = ranked(weighed(), most - 1)
+    rows = rank_choices(weighed(), most - 1)
     assert rows[0].fits and not rows[-1].fits
     assert rows[-1].why.startswith("does not fit: ")
     assert [each.fits for each in rows] == sorted((each.fits for each in rows), reverse=True)
@@ -119,32 +125,34 @@ def test_what_does_not_fit_comes_last():
 
 
 def test_without_a_link_the_fewest_bytes_are_first():
-    rows = ranked([replace(each, times=None) for each in weighed()], None)
-    assert rows[0].choice.figures.sent == min(each.choice.figures.sent for each in rows)
-    assert rows[0].choice.knobs.stage > 0
+    rows = rank_choices([replace(each, times=None) for each in weighed()], None)
+    assert rows[0].choice.cost_report.sent == min(each.choice.cost_report.sent for each in rows)
+    assert rows[0].choice.settings.stage > 0
     assert rows[0].why == "fewest bytes sent, then least memory"
     assert any("sends 1." in each.why for each in rows)
 
 
 def test_a_choice_that_hides_everything_is_no_divisor():
     one, other = weighed()[:2]
-    nothing = replace(one, times=Times(1.0, 0.0, 0.0))
-    assert ranked([replace(other, times=Times(1.0, 0.5, 0.0)), nothing], None)[1].why.startswith(
+    nothing = replace(one, times=CommTimes(1.0, 0.0, 0.0))
+    assert rank_choices([replace(other, times=CommTimes(1.0, 0.5, 0.0)), nothing], None)[1].why.startswith(
         "the first adds no time"
     )
 
 
 def test_an_uneven_cut_is_named():
     training, mesh = source("cnn_mom_fp16").training, Mesh((("shard", 8),))
-    links = Links.parse("1MB/s", mesh)
-    rows = ranked([weigh(training, mesh, Knobs(2, cut), links) for cut in ("whole", "flat")], None)
-    assert rows[0].choice.knobs.partition == "flat"
+    topology = Topology.parse("1MB/s", mesh)
+    rows = rank_choices(
+        [estimate_cost(training, mesh, ShardSettings(2, cut), topology) for cut in ("whole", "flat")], None
+    )
+    assert rows[0].choice.settings.partition == "flat"
     assert "the ring waits for the largest share" in rows[1].why
 
 
 @pytest.mark.parametrize("axes", [(("shard", 1),), (("dp", 4),), (("shard", 2), ("tp", 2))])
 def test_any_mesh_is_weighed(axes):
-    found = ranked(list(choices(source("mlp_adamw").training, Mesh(axes))), None)
+    found = rank_choices(list(choices(source("mlp_adamw").training, Mesh(axes))), None)
     assert len(found) == 10
     with pytest.raises(UnsupportedError):
         next(choices(source("mlp_adamw").training, Mesh((*axes, ("pp", 2)))))
@@ -174,7 +182,7 @@ def test_links_are_read():
 )  # fmt: skip
 def test_links_that_say_nothing_clear_are_refused(text):
     with pytest.raises(OptionError):
-        Links.parse(text, MESH)
+        Topology.parse(text, MESH)
 
 
 @pytest.mark.parametrize("text", ["80XB", "GB", "-1GB", "1.2.3GB", "80Gb", "80", "9" * 400 + "GB", "٤GB"])
@@ -184,18 +192,18 @@ def test_sizes_that_are_none_are_refused(text):
 
 
 def test_a_group_over_several_axes_goes_at_the_slowest():
-    links = Links.parse("shard=200GB/s:5us,dp=25GB/s:10us", MESH)
-    assert (links.of("shard"), links.of("dp"), links.of("dp+shard")) == (FAST, SLOW, SLOW)
+    topology = Topology.parse("shard=200GB/s:5us,dp=25GB/s:10us", MESH)
+    assert (topology.of("shard"), topology.of("dp"), topology.of("dp+shard")) == (FAST, SLOW, SLOW)
 
 
 def test_a_group_inside_a_node_goes_at_the_first_tier():
-    links = Links.parse("4x200GB/s:5us,25GB/s:10us", MESH)
-    assert (links.of("shard"), links.of("dp"), links.of("dp+shard")) == (FAST, SLOW, SLOW)
+    topology = Topology.parse("4x200GB/s:5us,25GB/s:10us", MESH)
+    assert (topology.of("shard"), topology.of("dp"), topology.of("dp+shard")) == (FAST, SLOW, SLOW)
     wide = Mesh((("shard", 4), ("tp", 2)))
-    assert Links.parse("2x200GB/s:5us,25GB/s:10us", wide).of("tp") == FAST
-    assert Links.parse("4x200GB/s:5us,25GB/s:10us", wide).of("shard") == SLOW
+    assert Topology.parse("2x200GB/s:5us,25GB/s:10us", wide).of("tp") == FAST
+    assert Topology.parse("4x200GB/s:5us,25GB/s:10us", wide).of("shard") == SLOW
     # Groups of 3 do not stay inside nodes of 4.
-    assert Links.parse("4x200GB/s:5us,25GB/s:10us", Mesh((("dp", 4), ("shard", 3)))).of("shard") == SLOW
+    assert Topology.parse("4x200GB/s:5us,25GB/s:10us", Mesh((("dp", 4), ("shard", 3)))).of("shard") == SLOW
 
 
 def test_time_is_that_of_a_ring():

@@ -14,13 +14,13 @@ import gopt
 from gopt.analysis.operators import heavy
 from gopt.analysis.traffic import Carries, find_calls, measure, peak_gathered
 from gopt.api import Sharded, Source
+from gopt.artifact.report_builder import call_bytes
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
 from gopt.passes.overlap import Issue, Window, issue
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
 from gopt.runtime.proof.verify import Verifier
-from gopt.summary import call_bytes
 
 FLAT = Mesh((("shard", 4),))
 HYBRID = Mesh((("dp", 2), ("shard", 2)))

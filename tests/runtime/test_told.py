@@ -13,11 +13,11 @@ import pytest
 from gopt.cli.main import main
 from test_run import command, mpi, run, samples, settings, train, written
 
+from gopt.artifact.checkpoint_index import LOCK_FILE
 from gopt.disk.lock import lock_file
 from gopt.errors import OptionError, RunError
 from gopt.runtime.causes import MOST, failed
 from gopt.runtime.engines import launch
-from gopt.seal import LOCK
 
 
 def ran(folder: Path, data: str, steps: int, *more: str, lr: str = "") -> int:
@@ -77,7 +77,7 @@ def test_nothing_is_announced_that_does_not_come(what, tmp_path, capsys):
         index = home / "step_00000004" / "index.json"
         index.write_text(json.dumps(json.loads(index.read_text()) | {"manifest": "0" * 64}))
     else:
-        held = lock_file(home / LOCK)
+        held = lock_file(home / LOCK_FILE)
     assert ran(folder, data, 6, "--checkpoint", str(home), "--resume") == 5
     said = capsys.readouterr().err
     assert said.startswith("gopt: error: ") and "goes on" not in said.splitlines()[0] and "note" not in said

@@ -15,13 +15,13 @@ import pytest
 from helpers import FIXTURES
 
 import gopt
+from gopt.artifact.report import PassResult
 from gopt.errors import GoptError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.mesh import Mesh
 from gopt.passes.base import Pass
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline
 from gopt.program import SpmdProgram
-from gopt.report import PassResult
 from gopt.runtime.proof.verify import Verifier
 
 Random = np.random.Generator

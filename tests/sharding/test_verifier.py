@@ -10,13 +10,13 @@ from helpers import FIXTURES
 from onnx import helper
 
 import gopt
+from gopt.artifact.report import PassResult
 from gopt.errors import InvariantError
 from gopt.ir.graph import Node
 from gopt.mesh import Mesh
 from gopt.passes.base import Pass
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline
 from gopt.program import SpmdProgram
-from gopt.report import PassResult
 from gopt.sharding.placements import PER_MEMBER, REPLICATED, FlatShard
 from gopt.sharding.verifier import Shardings
 

@@ -1,7 +1,8 @@
 """Two models, output folders or checkpoints, compared by what they compute; names of inner values do not matter.
 
 ``pairing`` settles which node is which; ``models`` and ``nodes`` tell where a pair differs; ``folders`` compares every
-rank's graph and, with ``records``, what the manifests and reports say; ``checkpoints`` compares the values of states.
+rank's graph and, with ``json_records``, what the manifests and reports say; ``checkpoints`` compares the values of
+states.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gopt.artifact.checkpoint_index import INDEX_FILE
+from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import InputError, OptionError
-from gopt.given import check_folder
 from gopt.offline.diff.checkpoints import diff_checkpoints
 from gopt.offline.diff.folders import diff_folders
 from gopt.offline.diff.models import diff_models
 from gopt.offline.diff.result import Diff
-from gopt.seal import INDEX
 
 __all__ = ["Diff", "diff"]
 
@@ -38,7 +39,7 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Diff:
         return diff_models(first, second)
     for path in (first, second):
         check_folder(path, checkpoints=True)
-    checkpoints = [(path / INDEX).is_file() for path in (first, second)]
+    checkpoints = [(path / INDEX_FILE).is_file() for path in (first, second)]
     if all(checkpoints):
         return diff_checkpoints(first, second)
     if any(checkpoints):

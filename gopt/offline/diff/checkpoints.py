@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gopt.artifact.checkpoint_index import open_index
 from gopt.mesh import Mesh
 from gopt.offline.diff.models import diff_graphs
-from gopt.offline.diff.result import Diff, Line
-from gopt.offline.held import read_held
-from gopt.seal import open_index
+from gopt.offline.diff.result import Diff, Difference
+from gopt.offline.folder_contents import read_folder
 
 
 def diff_checkpoints(a: Path, b: Path) -> Diff:
     """Compare the states of two checkpoints value by value, their sources, meshes and steps."""
-    first, second = read_held(a), read_held(b)
+    first, second = read_folder(a), read_folder(b)
     lines = []
     for what, before, after in (
         ("step", *(open_index(path)["step"] for path in (a, b))),
         ("mesh", *(Mesh.from_record(held.manifest["mesh"]) for held in (first, second))),
     ):
         if before != after:
-            lines.append(Line("record", f"{what}: {before} -> {after}"))
+            lines.append(Difference("record", f"{what}: {before} -> {after}"))
     result = diff_graphs(str(a), first.graph, str(b), second.graph, states=True, roles=(first.roles, second.roles))
     return Diff(str(a), str(b), (*lines, *result.lines), result.renamed, result.notes)

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gopt.artifact.manifest import read_manifest, read_report
+from gopt.artifact.report import rank_ranges
 from gopt.ir.load import load
-from gopt.manifest import read_manifest, read_report
+from gopt.offline.diff.json_records import diff_json
 from gopt.offline.diff.models import diff_graphs
-from gopt.offline.diff.records import records
-from gopt.offline.diff.result import Diff, Line
-from gopt.report import rank_ranges
+from gopt.offline.diff.result import Diff, Difference
 
 
 @dataclass(slots=True)
 class _Folders:
     a: Path
     b: Path
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Difference] = field(default_factory=list)
     renamed: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -29,8 +29,8 @@ def diff_folders(a: Path, b: Path) -> Diff:
     both = _Folders(a, b)
     manifests = [read_manifest(folder)[0] for folder in (a, b)]
     reports = [read_report(folder, manifest) for folder, manifest in zip((a, b), manifests)]
-    both.lines += [Line("record", text, "manifest.json") for text in records(manifests[0], manifests[1])]
-    both.lines += [Line("record", text, "report.json") for text in records(reports[0], reports[1])]
+    both.lines += [Difference("record", text, "manifest.json") for text in diff_json(manifests[0], manifests[1])]
+    both.lines += [Difference("record", text, "report.json") for text in diff_json(reports[0], reports[1])]
     same_values = _same_bytes(a / "states.bin", b / "states.bin")
     if (a / "source.onnx").is_file() and (b / "source.onnx").is_file():
         _file_lines(both, "source.onnx", same_values)
@@ -48,7 +48,7 @@ def diff_folders(a: Path, b: Path) -> Diff:
             where = "" if phase == "step" else f", {phase}"
             found.setdefault((line.kind, line.text, where), []).append(rank)
     both.lines += [
-        Line(kind, text, f"rank {rank_ranges(ranks)}{where}") for (kind, text, where), ranks in found.items()
+        Difference(kind, text, f"rank {rank_ranges(ranks)}{where}") for (kind, text, where), ranks in found.items()
     ]
     return Diff(str(a), str(b), tuple(both.lines), both.renamed, tuple(both.notes))
 
@@ -63,7 +63,7 @@ def _file_lines(both: _Folders, name: str, same_values: bool) -> None:
         return
     first, second = both.a / name, both.b / name
     result = diff_graphs(str(first), load(first, own=True), str(second), load(second, own=True), states=True)
-    both.lines += [Line(line.kind, line.text, name) for line in result.lines]
+    both.lines += [Difference(line.kind, line.text, name) for line in result.lines]
     both.renamed += result.renamed
     both.notes += result.notes
 

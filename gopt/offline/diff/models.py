@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import State, TrainingGraph
-from gopt.api import kept_roles, read_roles
+from gopt.api import read_roles, stored_roles
 from gopt.errors import GoptError
 from gopt.ir.graph import Graph, Tensor
 from gopt.ir.load import load
 from gopt.offline.diff.nodes import node_lines
 from gopt.offline.diff.pairing import Pairing
-from gopt.offline.diff.result import Diff, Line
+from gopt.offline.diff.result import Diff, Difference
 from gopt.offline.text import digest, ref, tensor_text
 from gopt.opaque.expand import expand
 
@@ -54,15 +54,15 @@ def _kept_roles(graph: Graph, name: str) -> RoleMap:
     """Roles that gopt wrote into its own copy of a source."""
     if "gopt.roles" not in graph.metadata:
         return RoleMap()
-    return kept_roles(graph, name)
+    return stored_roles(graph, name)
 
 
-def _model_lines(a: Graph, b: Graph) -> Iterator[Line]:
+def _model_lines(a: Graph, b: Graph) -> Iterator[Difference]:
     opsets = [{e.domain or "ai.onnx": e.version for e in graph.header.opset_import} for graph in (a, b)]
     for domain in sorted({*opsets[0], *opsets[1]}):
         versions = [each.get(domain, "none") for each in opsets]
         if versions[0] != versions[1]:
-            yield Line("model", f"opset {domain}: {versions[0]} -> {versions[1]}")
+            yield Difference("model", f"opset {domain}: {versions[0]} -> {versions[1]}")
     functions = [
         {(f.domain, f.name, f.overload): f.SerializeToString(deterministic=True) for f in graph.header.functions}
         for graph in (a, b)
@@ -71,10 +71,12 @@ def _model_lines(a: Graph, b: Graph) -> Iterator[Line]:
         if functions[0].get(key) != functions[1].get(key):
             both = key in functions[0] and key in functions[1]
             word = "changed" if both else "added" if key in functions[1] else "removed"
-            yield Line("model", f"function {key[0]}.{key[1]} {word}")
+            yield Difference("model", f"function {key[0]}.{key[1]} {word}")
 
 
-def _interface_lines(a: Graph, b: Graph, first: TrainingGraph | None, second: TrainingGraph | None) -> Iterator[Line]:
+def _interface_lines(
+    a: Graph, b: Graph, first: TrainingGraph | None, second: TrainingGraph | None
+) -> Iterator[Difference]:
     told_inputs: set[str] = set()
     told_outputs: set[str] = set()
     if first is not None and second is not None:
@@ -85,45 +87,45 @@ def _interface_lines(a: Graph, b: Graph, first: TrainingGraph | None, second: Tr
             yield from _state_lines(name, state, other, a, b)
         yield from _byte_lines(first, second)
         if first.loss != second.loss:
-            yield Line("output", f"loss: {ref(first.loss)} -> {ref(second.loss)}")
+            yield Difference("output", f"loss: {ref(first.loss)} -> {ref(second.loss)}")
     sides = ("input", a.inputs, b.inputs, told_inputs), ("output", a.outputs, b.outputs, told_outputs)
     for kind, old, new, told in sides:
         for name, before, after in _joined(old, new):
             if name in told:
                 continue
             if before is None or after is None:
-                yield Line(kind, f"{ref(name)} {'added' if before is None else 'removed'}: {after or before}")
+                yield Difference(kind, f"{ref(name)} {'added' if before is None else 'removed'}: {after or before}")
             elif before != after:
-                yield Line(kind, f"{ref(name)}: {before} -> {after}")
+                yield Difference(kind, f"{ref(name)}: {before} -> {after}")
         if list(old) != list(new) and sorted(old) == sorted(new):
-            yield Line(kind, "order changed")
+            yield Difference(kind, "order changed")
     for name in a.inputs:
         if name in b.inputs:
             values = a.initializers.get(name), b.initializers.get(name)
             if not _same_tensor(*values):
                 texts = ["none" if value is None else tensor_text(value) for value in values]
-                yield Line("value", f"{ref(name)}: {texts[0]} -> {texts[1]}")
+                yield Difference("value", f"{ref(name)}: {texts[0]} -> {texts[1]}")
 
 
-def _state_lines(name: str, state: State | None, other: State | None, a: Graph, b: Graph) -> Iterator[Line]:
+def _state_lines(name: str, state: State | None, other: State | None, a: Graph, b: Graph) -> Iterator[Difference]:
     if state is None or other is None:
         each, graph = (state, a) if state is not None else (other, b)
         assert each is not None
         owner = f" of {ref(each.of)}" if each.of else ""
         word = "added" if state is None else "removed"
-        yield Line("state", f"{ref(name)} {word}: {graph.types[name]} {each.kind.value}{owner}")
+        yield Difference("state", f"{ref(name)} {word}: {graph.types[name]} {each.kind.value}{owner}")
         return
     if a.types[name] != b.types[name]:
-        yield Line("state", f"{ref(name)}: {a.types[name]} -> {b.types[name]}")
+        yield Difference("state", f"{ref(name)}: {a.types[name]} -> {b.types[name]}")
     if state.kind != other.kind:
-        yield Line("state", f"{ref(name)}: {state.kind.value} -> {other.kind.value}")
+        yield Difference("state", f"{ref(name)}: {state.kind.value} -> {other.kind.value}")
     if state.of != other.of:
-        yield Line("state", f"{ref(name)}: of {ref(state.of or '')} -> of {ref(other.of or '')}")
+        yield Difference("state", f"{ref(name)}: of {ref(state.of or '')} -> of {ref(other.of or '')}")
     if state.updated != other.updated:
-        yield Line("state", f"{ref(name)}: replaced by {ref(state.updated)} -> {ref(other.updated)}")
+        yield Difference("state", f"{ref(name)}: replaced by {ref(state.updated)} -> {ref(other.updated)}")
 
 
-def _byte_lines(first: TrainingGraph, second: TrainingGraph) -> Iterator[Line]:
+def _byte_lines(first: TrainingGraph, second: TrainingGraph) -> Iterator[Difference]:
     sums: list[dict[str, int]] = [{}, {}]
     for training, total in zip((first, second), sums):
         for state in training.states:
@@ -131,7 +133,7 @@ def _byte_lines(first: TrainingGraph, second: TrainingGraph) -> Iterator[Line]:
     for kind in sorted({*sums[0], *sums[1]}):
         before, after = sums[0].get(kind, 0), sums[1].get(kind, 0)
         if before != after:
-            yield Line("bytes", f"{kind}: {before} -> {after} ({after - before:+d})")
+            yield Difference("bytes", f"{kind}: {before} -> {after} ({after - before:+d})")
 
 
 def _joined(a: Mapping[str, T], b: Mapping[str, T]) -> Iterator[tuple[str, T | None, T | None]]:

@@ -9,7 +9,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.offline.text import digest
 
 
-class Side:
+class GraphIndex:
     """One graph, with what the pairing asks of it."""
 
     def __init__(self, graph: Graph) -> None:
@@ -37,8 +37,8 @@ class Pairing:
     """
 
     def __init__(self, a: Graph, b: Graph) -> None:
-        self.a, self.b = Side(a), Side(b)
-        self.mate: dict[int, Node] = {}
+        self.a, self.b = GraphIndex(a), GraphIndex(b)
+        self.match: dict[int, Node] = {}
         self.back: dict[int, Node] = {}
         self.value: dict[str, str] = {name: name for name in a.inputs if name in b.inputs}
         self.changed: dict[str, str] = {}
@@ -63,7 +63,7 @@ class Pairing:
         self._pair_constants()
 
     def _join(self, first: Node, second: Node) -> None:
-        self.mate[id(first)], self.back[id(second)] = second, first
+        self.match[id(first)], self.back[id(second)] = second, first
         for name, other in zip(first.outputs, second.outputs):
             if name and other:
                 self.value.setdefault(name, other)
@@ -88,9 +88,9 @@ class Pairing:
         while self._work:
             name, other = self._work.pop()
             first, second = self.a.producers.get(name), self.b.producers.get(other)
-            if first is None or second is None or id(first) in self.mate or id(second) in self.back:
+            if first is None or second is None or id(first) in self.match or id(second) in self.back:
                 continue
-            if alike(first, second) and first.outputs.index(name) == second.outputs.index(other):
+            if same_signature(first, second) and first.outputs.index(name) == second.outputs.index(other):
                 self._join(first, second)
                 self._work.extend(zip(reversed(first.inputs), reversed(second.inputs)))
 
@@ -103,7 +103,7 @@ class Pairing:
                 waiting.setdefault(key, []).append(node)
         for queue in waiting.values():
             queue.reverse()
-        for node in self.a.open(self.mate):
+        for node in self.a.open(self.match):
             key = self._operands(node, self.a, self.value)
             queue = waiting.get(key, [])
             while queue and id(queue[-1]) in self.back:
@@ -112,11 +112,11 @@ class Pairing:
                 self._join(node, queue.pop())
         self._from_readers()
 
-    def _operands(self, node: Node, side: Side, names: Mapping[str, str] | None) -> Hashable:
+    def _operands(self, node: Node, index: GraphIndex, names: Mapping[str, str] | None) -> Hashable:
         keys: list[Hashable] = []
         for name in node.reads:
-            if name in side.constants:
-                keys.append(side.constant(name))
+            if name in index.constants:
+                keys.append(index.constant(name))
             elif names is None:
                 keys.append(name)
             elif name in names:
@@ -127,11 +127,11 @@ class Pairing:
 
     def _by_name(self, *, same_operator: bool) -> None:
         others = {next((x for x in node.outputs if x), ""): node for node in self.b.open(self.back)}
-        for node in self.a.open(self.mate):
+        for node in self.a.open(self.match):
             other = others.get(next((x for x in node.outputs if x), ""))
             if other is None or id(other) in self.back:
                 continue
-            if alike(node, other) or not same_operator:
+            if same_signature(node, other) or not same_operator:
                 self._join(node, other)
                 self._work.extend(zip(node.inputs, other.inputs))
                 self._from_readers()
@@ -140,7 +140,7 @@ class Pairing:
         """Constants at the same operand of matched nodes whose values differ; one pair for each."""
         taken: set[str] = set()
         for node in self.a.graph.nodes:
-            other = self.mate.get(id(node))
+            other = self.match.get(id(node))
             if other is None or id(node) in self._equal:
                 continue
             for name, new in zip(node.inputs, other.inputs):
@@ -172,7 +172,7 @@ class Pairing:
         return sum(name != other and not {name, other} & outputs for name, other in self.value.items())
 
 
-def alike(first: Node, second: Node) -> bool:
+def same_signature(first: Node, second: Node) -> bool:
     return first.op_type == second.op_type and domain(first) == domain(second)
 
 
@@ -180,14 +180,14 @@ def domain(node: Node) -> str:
     return "" if node.domain == "ai.onnx" else node.domain
 
 
-def _numbers(side: Side, table: dict[Hashable, int]) -> Iterator[tuple[Node, int]]:
+def _numbers(index: GraphIndex, table: dict[Hashable, int]) -> Iterator[tuple[Node, int]]:
     """Each node with a number that it shares with every node of the same operator, attributes and operands."""
-    values: dict[str, Hashable] = {name: ("input", name) for name in side.graph.inputs}
+    values: dict[str, Hashable] = {name: ("input", name) for name in index.graph.inputs}
     values[""] = None
-    for node in side.graph.nodes:
+    for node in index.graph.nodes:
         for name in node.reads:
             if name not in values:
-                values[name] = side.constant(name)
+                values[name] = index.constant(name)
         key = (signature(node), tuple(values[name] for name in node.inputs), tuple(map(bool, node.outputs)),
                tuple(values[name] for name in node.captures))  # fmt: skip
         number = table.setdefault(key, len(table))

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Difference:
     """One difference. ``kind``: added, removed, op, attribute, rewired, input, output, value, state, bytes, model,
     record; ``where``: the file it is in, '' for a pair of models."""
 
@@ -25,7 +25,7 @@ class Diff:
 
     a: str
     b: str
-    lines: tuple[Line, ...]
+    lines: tuple[Difference, ...]
     renamed: int
     notes: tuple[str, ...] = ()
 

@@ -1,9 +1,13 @@
 """Which optimizer updates a parameter, with which constants, and what steers it from outside.
 
-A rule is found by trying the update and believed only when it reproduces it: ``path`` goes from the gradient to where
-the rule begins, ``trial`` runs the small values of the update and ``cell`` one parameter's (by ``arithmetic``),
-``probe`` reads off what its states become, ``rules`` lists one formula a rule (``plain``, ``rooted`` and ``moments``;
-each yields a ``fits.Fit``), ``settle`` makes hyper-parameters of what all trials agree on (``evidence``; ``scheduled``
-for rules that follow the count of steps). ``recogniser`` asks in that order; ``gates``, ``clips`` and ``controls`` tell
-the rest: schedule, clip, finite check, loss scale, accumulation.
+A rule is found by trying the update and believed only when it reproduces it. In order, as ``recogniser`` asks them:
+
+- ``gradient_path`` goes from the gradient to where the rule begins;
+- ``probe_harness`` runs the small values of the update, ``update_function`` one parameter's, both by ``numpy_ops``;
+- ``sampler`` reads off what the states become;
+- ``rules`` lists one formula a rule (``sgd_rules``, ``rms_rules``, ``adam_rules``); each yields a ``fits.Fit``;
+- ``fit_rule`` makes hyper-parameters of what all trials agree on, with ``evidence``; ``step_count_rules`` has the rules
+  that follow the count of steps.
+
+``predicates``, ``clips`` and ``controls`` find the rest: schedule, clip, finite check, loss scale, accumulation.
 """

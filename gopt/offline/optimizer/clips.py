@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.offline.optimizer.cell import Cell
 from gopt.offline.optimizer.evidence import tidy
-from gopt.offline.optimizer.path import Path, Paths
-from gopt.offline.optimizer.trial import Scalars, Trial, spread
+from gopt.offline.optimizer.gradient_path import GradientPath, GradientPaths
+from gopt.offline.optimizer.probe_harness import ProbeHarness, Scalars, spread
+from gopt.offline.optimizer.update_function import UpdateFunction
 
 _TRIALS = 3
 _LARGE = (1e10, 1e14)
@@ -35,7 +35,7 @@ class Clip:
     of: int
 
 
-def find_clips(paths: Paths, parameters: Sequence[str]) -> tuple[Clip, ...]:
+def find_clips(paths: GradientPaths, parameters: Sequence[str]) -> tuple[Clip, ...]:
     """The clips on the ways of these parameters' gradients."""
     ways = {name: paths.path(name) for name in parameters}
     count = len(ways)
@@ -43,8 +43,8 @@ def find_clips(paths: Paths, parameters: Sequence[str]) -> tuple[Clip, ...]:
     bounded = [_magnitude(path) for path in ways.values() if path.low is not None or path.high is not None]
     if bounded:
         found.append(Clip("value", bounded[0] if len({*bounded}) == 1 else None, "", "", "", len(bounded), count))
-    norms = _Norms(paths.trial)
-    ways_of: dict[tuple[str, ...], list[Path]] = {}
+    norms = _Norms(paths.harness)
+    ways_of: dict[tuple[str, ...], list[GradientPath]] = {}
     for path in ways.values():
         if path.factors:
             ways_of.setdefault(tuple(dict.fromkeys(path.factors)), []).append(path)
@@ -69,7 +69,7 @@ def find_clips(paths: Paths, parameters: Sequence[str]) -> tuple[Clip, ...]:
     return tuple(found)
 
 
-def _magnitude(path: Path) -> float | None:
+def _magnitude(path: GradientPath) -> float | None:
     same = path.low is not None and path.high is not None and path.low == -path.high
     return tidy(path.high) if same and path.high is not None else None
 
@@ -86,13 +86,13 @@ class _Norm:
 class _Norms:
     """Finds what gradients are clipped by: they are scaled by constant / norm once they are large."""
 
-    def __init__(self, trial: Trial) -> None:
-        self.trial = trial
-        given = [spread(trial.inputs, seed) for seed in range(_TRIALS)]
-        self.asleep = [Scalars(trial, each) for each in given]
-        self.awake = [[Scalars(trial, each, large) for large in _LARGE] for each in given]
+    def __init__(self, harness: ProbeHarness) -> None:
+        self.harness = harness
+        given = [spread(harness.inputs, seed) for seed in range(_TRIALS)]
+        self.inactive = [Scalars(harness, each) for each in given]
+        self.active = [[Scalars(harness, each, large) for large in _LARGE] for each in given]
 
-    def of(self, path: Path) -> _Norm | None:
+    def of(self, path: GradientPath) -> _Norm | None:
         """The norm behind the factors of a path, if they are a clip."""
         gains = self._gains(path)
         if gains is None:
@@ -101,7 +101,7 @@ class _Norms:
         for name in names:
             if self._owners(name) != owners:
                 continue
-            norms = [[each.number(name) for each in runs] for runs in self.awake]
+            norms = [[each.number(name) for each in runs] for runs in self.active]
             if any(norm is None or not np.isfinite(norm) or norm <= 1 for row in norms for norm in row):
                 continue
             products = [[gain * float(norm or 0) for gain, norm in zip(*rows)] for rows in zip(gains, norms)]
@@ -113,21 +113,23 @@ class _Norms:
                 return _Norm(name, coefficient, bound, self._type(name), owners)
         return None
 
-    def _gains(self, path: Path) -> list[list[float]] | None:
+    def _gains(self, path: GradientPath) -> list[list[float]] | None:
         """By how much the gradient shrinks when norms are large; None unless it does, and throughout."""
-        cell = Cell(self.trial, [path.start], [path.end], self.trial.owners.reduced)
+        update_fn = UpdateFunction(self.harness, [path.start], [path.end], self.harness.owners.reduced)
         gradient = np.array([1e-9])
 
         def scale(scalars: Scalars) -> float:
-            result = cell(scalars, {path.start: gradient, **_zeros(cell, path.start)})
+            result = update_fn(scalars, {path.start: gradient, **_zeros(update_fn, path.start)})
             return float("nan") if result is None else float(result[0][0]) / 1e-9
 
         with np.errstate(all="ignore"):
-            found = [[abs(scale(each) / scale(still)) for each in runs] for runs, still in zip(self.awake, self.asleep)]
+            found = [
+                [abs(scale(each) / scale(still)) for each in runs] for runs, still in zip(self.active, self.inactive)
+            ]
         return found if all(0 < gain < 1 for row in found for gain in row) else None
 
     def _is(self, name: str, gains: Sequence[Sequence[float]]) -> bool:
-        values = [[each.number(name) for each in runs] for runs in self.awake]
+        values = [[each.number(name) for each in runs] for runs in self.active]
         return all(
             value is not None and abs(value - gain) <= 1e-9 * gain
             for rows in zip(values, gains) for value, gain in zip(*rows)
@@ -135,17 +137,17 @@ class _Norms:
 
     def _behind(self, factors: Sequence[str]) -> tuple[list[str], frozenset[str]]:
         """Small values that lead to the factors and come from reductions, in order, and whose values were reduced."""
-        trial = self.trial
+        harness = self.harness
         stack, seen, owners = list(factors), {*factors}, set()
         while stack:
-            node = trial.producers.get(stack.pop())
+            node = harness.producers.get(stack.pop())
             for operand in () if node is None else node.reads:
-                if operand in trial.owners.wide:
-                    owners.add(trial.owners.wide[operand])
-                elif operand not in seen and operand in trial.owners.reduced:
+                if operand in harness.owners.wide:
+                    owners.add(harness.owners.wide[operand])
+                elif operand not in seen and operand in harness.owners.reduced:
                     seen.add(operand)
                     stack.append(operand)
-        order = sorted(seen, key=lambda value: trial.position[id(trial.producers[value])])
+        order = sorted(seen, key=lambda value: harness.position[id(harness.producers[value])])
         return order, frozenset(owners)
 
     def _owners(self, name: str) -> frozenset[str]:
@@ -153,12 +155,12 @@ class _Norms:
 
     def _type(self, name: str) -> str:
         """Which norm it is, by what it does with what each gradient was reduced to."""
-        trial = self.trial
+        harness = self.harness
         leaves = [
             value for value in self._behind([name])[0]
-            if any(operand in trial.owners.wide for operand in trial.producers[value].reads)
+            if any(operand in harness.owners.wide for operand in harness.producers[value].reads)
         ]  # fmt: skip
-        small, large = (Scalars(trial, spread(trial.inputs, 0), size) for size in (1e4, 4e4))
+        small, large = (Scalars(harness, spread(harness.inputs, 0), size) for size in (1e4, 4e4))
         values = np.array([small.number(leaf) or np.nan for leaf in leaves])
         first, second = small.number(name) or np.nan, large.number(name) or np.nan
         if abs(second / first - 2) < 1e-6 and abs(first - np.sqrt(values.sum())) <= 1e-6 * first:
@@ -172,17 +174,17 @@ class _Norms:
 
     def _kind(self, leaf: str) -> str:
         """Which norm of one gradient a reduction is; '' where that is not its own to tell."""
-        node = self.trial.producers[leaf]
+        node = self.harness.producers[leaf]
         if node.is_a("ReduceSum", "ReduceMax"):
-            source = self.trial.producers.get(node.inputs[0])
+            source = self.harness.producers.get(node.inputs[0])
             if source is None or not source.is_a("Abs"):
                 return ""
         return {"ReduceL2": "2", "ReduceL1": "1", "ReduceSum": "1", "ReduceMax": "inf"}.get(node.op_type, "")
 
 
-def _zeros(cell: Cell, start: str) -> dict[str, np.ndarray]:
+def _zeros(update_fn: UpdateFunction, start: str) -> dict[str, np.ndarray]:
     """Zeros for the states that the nodes read beside the gradient: sums of gradients."""
-    made = {name for node in cell.nodes for name in node.outputs}
-    wide = cell.trial.owners.wide
-    read = {name for node in cell.nodes for name in node.reads}
+    made = {name for node in update_fn.nodes for name in node.outputs}
+    wide = update_fn.harness.owners.wide
+    read = {name for node in update_fn.nodes for name in node.reads}
     return {name: np.zeros(1) for name in sorted(read - made - {start}) if name in wide}

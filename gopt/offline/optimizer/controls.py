@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from gopt.analysis.training import State, StateKind
 from gopt.offline.optimizer.clips import Clip, find_clips
 from gopt.offline.optimizer.evidence import Rule, tidy
-from gopt.offline.optimizer.gates import find_gates
+from gopt.offline.optimizer.predicates import find_predicates
+from gopt.offline.optimizer.probe_harness import Scalars, spread
 from gopt.offline.optimizer.recogniser import Recogniser
-from gopt.offline.optimizer.trial import Scalars, spread
 
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 
@@ -66,11 +66,11 @@ class Controls:
 
 def find_controls(recogniser: Recogniser, rules: Iterable[Rule]) -> Controls:
     """All controls of a step; ``rules`` are those of its subgraphs."""
-    gates = find_gates(recogniser.training, recogniser.trial)
-    finite = _finite_check(recogniser, gates)
+    predicates = find_predicates(recogniser.training, recogniser.harness)
+    finite = _finite_check(recogniser, predicates)
     return Controls(
         _learning_rate(recogniser, rules), find_clips(recogniser.paths, [*recogniser.training.gradients]), finite,
-        _loss_scale(recogniser, finite), _accumulation(recogniser, gates),
+        _loss_scale(recogniser, finite), _accumulation(recogniser, predicates),
     )  # fmt: skip
 
 
@@ -78,18 +78,18 @@ def _learning_rate(recogniser: Recogniser, rules: Iterable[Rule]) -> LearningRat
     sources = dict.fromkeys(rule.step_size for rule in rules if rule.recognised)
     hypers = set(recogniser.training.hyper)
     if len(sources) == 1 and (source := next(iter(sources))):
-        trial = recogniser.trial
-        if trial.is_constant(source):
+        harness = recogniser.harness
+        if harness.is_constant(source):
             value = recogniser.trials[0].number(source)
             return LearningRate("", source, None if value is None else tidy(abs(value)), (), ())
-        behind = trial.inputs_behind(source)
-        name = _proportional(recogniser, source, [name for name in trial.inputs if name in behind & hypers])
+        behind = harness.inputs_behind(source)
+        name = _proportional(recogniser, source, [name for name in harness.inputs if name in behind & hypers])
         if source == name:
             return LearningRate(name, name, None, (), ())
-        between = [x for x in trial.scalars_before([source]) if x in trial.producers]
-        order = trial.position
-        between.sort(key=lambda x: order[id(trial.producers[x])])
-        follows = tuple(x for x in trial.inputs if x in behind and x not in hypers)
+        between = [x for x in harness.scalars_before([source]) if x in harness.producers]
+        order = harness.position
+        between.sort(key=lambda x: order[id(harness.producers[x])])
+        follows = tuple(x for x in harness.inputs if x in behind and x not in hypers)
         return LearningRate(name, source, None, tuple(between), follows)
     common = _reaching_all(recogniser)
     return LearningRate(common[0], "", None, (), ()) if len(common) == 1 else None
@@ -99,9 +99,9 @@ def _proportional(recogniser: Recogniser, value: str, names: Sequence[str]) -> s
     """The one of the inputs that the value is proportional to; '' when there is not exactly one."""
     found = []
     for name in names:
-        given = spread(recogniser.trial.inputs, 0)
+        given = spread(recogniser.harness.inputs, 0)
         before, doubled = (
-            Scalars(recogniser.trial, given | {name: times * given[name]}).number(value) for times in (1, 2)
+            Scalars(recogniser.harness, given | {name: times * given[name]}).number(value) for times in (1, 2)
         )
         if doubled is not None and before and abs(doubled - 2 * before) <= 1e-9 * abs(before):
             found.append(name)
@@ -110,11 +110,11 @@ def _proportional(recogniser: Recogniser, value: str, names: Sequence[str]) -> s
 
 def _reaching_all(recogniser: Recogniser) -> list[str]:
     """One-element hyper-parameter inputs that every parameter's new value depends on."""
-    training, trial = recogniser.training, recogniser.trial
+    training, harness = recogniser.training, recogniser.harness
     wanted = [state.updated for state in training.parameters if state.tensor in training.gradients]
     found = []
     for name in training.hyper:
-        if name not in trial.inputs:
+        if name not in harness.inputs:
             continue
         behind = {name}
         for node in training.graph.nodes:
@@ -125,13 +125,13 @@ def _reaching_all(recogniser: Recogniser) -> list[str]:
     return found
 
 
-def _finite_check(recogniser: Recogniser, gates: dict[str, list[tuple[State, bool]]]) -> FiniteCheck | None:
+def _finite_check(recogniser: Recogniser, predicates: dict[str, list[tuple[State, bool]]]) -> FiniteCheck | None:
     """The gate on the gradients that an infinite one changes."""
-    trial = recogniser.trial
-    given = spread(trial.inputs, 0)
-    runs = [Scalars(trial, given, reduced) for reduced in (0.0, float("inf"))]
-    for condition, states in gates.items():
-        if condition in trial.owners.reduced:
+    harness = recogniser.harness
+    given = spread(harness.inputs, 0)
+    runs = [Scalars(harness, given, reduced) for reduced in (0.0, float("inf"))]
+    for condition, states in predicates.items():
+        if condition in harness.owners.reduced:
             values = [each.number(condition) for each in runs]
             if None not in values and values[0] != values[1]:
                 return FiniteCheck(condition, len(states))
@@ -142,20 +142,20 @@ def _loss_scale(recogniser: Recogniser, finite: FiniteCheck | None) -> LossScale
     if not recogniser.paths.unscaled:
         return None
     name = next(iter(recogniser.paths.unscaled))
-    trial, states = recogniser.trial, recogniser.training.state_of()
+    harness, states = recogniser.harness, recogniser.training.state_of()
     if name not in states or states[name].updated == name:
         return LossScale(name, False, None, None, None)
     updated = states[name].updated
     if finite is None:
         return LossScale(name, True, None, None, None)
-    good = next(flag for _, flag in find_gates(recogniser.training, recogniser.trial)[finite.condition])
+    good = next(flag for _, flag in find_predicates(recogniser.training, recogniser.harness)[finite.condition])
     interval, counter = _threshold(recogniser, updated)
-    given = dict.fromkeys(trial.inputs, 1.0)
-    backoff = Scalars(trial, given, pinned={finite.condition: not good}).number(updated)
+    given = dict.fromkeys(harness.inputs, 1.0)
+    backoff = Scalars(harness, given, pinned={finite.condition: not good}).number(updated)
     growth = None
     if interval is not None:
         given[counter] = 2 * interval
-        growth = Scalars(trial, given, pinned={finite.condition: good}).number(updated)
+        growth = Scalars(harness, given, pinned={finite.condition: good}).number(updated)
     return LossScale(
         name, True, None if growth is None or growth <= 1 else tidy(growth),
         None if backoff is None or backoff >= 1 else tidy(backoff), interval,
@@ -164,23 +164,23 @@ def _loss_scale(recogniser: Recogniser, finite: FiniteCheck | None) -> LossScale
 
 def _threshold(recogniser: Recogniser, value: str) -> tuple[float | None, str]:
     """The one constant that a counter is compared with before ``value``, and the counter's input."""
-    trial = recogniser.trial
+    harness = recogniser.harness
     found: dict[tuple[float, str], None] = {}
-    for name in trial.scalars_before([value]):
-        node = trial.producers.get(name)
-        if node is None or not node.is_a(*_COMPARISONS) or name in trial.owners.reduced:
+    for name in harness.scalars_before([value]):
+        node = harness.producers.get(name)
+        if node is None or not node.is_a(*_COMPARISONS) or name in harness.owners.reduced:
             continue
         for place, operand in enumerate(node.inputs):
-            number, counters = recogniser.trials[0].number(operand), trial.inputs_behind(node.inputs[1 - place])
-            if trial.is_constant(operand) and number is not None and len(counters) == 1:
+            number, counters = recogniser.trials[0].number(operand), harness.inputs_behind(node.inputs[1 - place])
+            if harness.is_constant(operand) and number is not None and len(counters) == 1:
                 found[tidy(number), next(iter(counters))] = None
     return next(iter(found)) if len(found) == 1 else (None, "")
 
 
-def _accumulation(recogniser: Recogniser, gates: dict[str, list[tuple[State, bool]]]) -> Accumulation | None:
+def _accumulation(recogniser: Recogniser, predicates: dict[str, list[tuple[State, bool]]]) -> Accumulation | None:
     accumulators = sum(state.kind is StateKind.ACCUMULATOR for state in recogniser.training.states)
     if not accumulators:
         return None
-    condition = next((name for name in gates if name not in recogniser.trial.owners.reduced), "")
+    condition = next((name for name in predicates if name not in recogniser.harness.owners.reduced), "")
     every, _ = _threshold(recogniser, condition) if condition else (None, "")
     return Accumulation(condition, accumulators, every)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.offline.optimizer.cell import Cell
 from gopt.offline.optimizer.fits import ABOUT, Fit, Hyper
-from gopt.offline.optimizer.probe import close
-from gopt.offline.optimizer.trial import Scalars, Trial
+from gopt.offline.optimizer.probe_harness import ProbeHarness, Scalars
+from gopt.offline.optimizer.sampler import close
+from gopt.offline.optimizer.update_function import UpdateFunction
 
 _ROOTLESS = ("SGD", "momentum", "Lion", "Rprop", "ASGD")
 
@@ -56,13 +56,16 @@ class Correction:
 class Evidence:
     """The fits of one cell, and the scalars of the graph that may have had a part in them."""
 
-    def __init__(self, trial: Trial, runs: Sequence[Scalars], cell: Cell, fits: Sequence[Fit]) -> None:
-        self.trial, self.runs, self.fits = trial, runs, fits
-        seen = {x for node in cell.nodes for name in node.inputs for x in trial.inputs_behind(name)}
-        self.inputs = [name for name in trial.inputs if name in seen]
-        before = (x for node in cell.nodes for x in trial.scalars_before(node.inputs))
+    def __init__(
+        self, harness: ProbeHarness, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]
+    ) -> None:
+        self.harness, self.runs, self.fits = harness, runs, fits
+        seen = {x for node in update_fn.nodes for name in node.inputs for x in harness.inputs_behind(name)}
+        self.inputs = [name for name in harness.inputs if name in seen]
+        before = (x for node in update_fn.nodes for x in harness.scalars_before(node.inputs))
         self.sources = sorted(
-            dict.fromkeys([*self.inputs, *before]), key=lambda name: (name not in trial.hyper, name not in trial.inputs)
+            dict.fromkeys([*self.inputs, *before]),
+            key=lambda name: (name not in harness.hyper, name not in harness.inputs),
         )
         """What the step size may be: a hyper-parameter first, an input before a computed value."""
 
@@ -114,7 +117,7 @@ class Evidence:
         for name in self.sources:
             values = [scalars.number(name) for scalars in self.runs]
             if all(close(None if value is None else abs(value), size) for value, size in zip(values, sizes)):
-                return name, 3 if name in self.trial.hyper else 2 if self.trial.is_constant(name) else 1
+                return name, 3 if name in self.harness.hyper else 2 if self.harness.is_constant(name) else 1
         return "", 0
 
     def is_(self, name: str, values: Sequence[float]) -> bool:

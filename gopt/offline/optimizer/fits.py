@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.offline.optimizer.arithmetic import Array
-from gopt.offline.optimizer.probe import Form, Probe
+from gopt.offline.optimizer.numpy_ops import Array
+from gopt.offline.optimizer.sampler import Form, Sampler
 
 Hyper = float | bool | None
 ABOUT = 2e-5
@@ -42,7 +42,7 @@ class Fit:
 
 
 def read_all(
-    probe: Probe,
+    sampler: Sampler,
     forms: Sequence[Form],
     g: Sequence[float],
     p: Sequence[float],
@@ -54,14 +54,14 @@ def read_all(
     at = np.asarray(g, np.float64), np.asarray(p, np.float64)
     states = {f"s{place}": forms[place - 1].old(np.asarray(value), *at) for place, value in new.items()}
     states |= {f"s{place}": np.asarray(value, np.float64) for place, value in (old or {}).items()}
-    return probe.at(g=at[0], p=at[1], **states)
+    return sampler.at(g=at[0], p=at[1], **states)
 
 
 def read_off(
-    probe: Probe, forms: Sequence[Form], g: Sequence[float], p: Sequence[float], new: Mapping[int, Sequence[float]]
+    sampler: Sampler, forms: Sequence[Form], g: Sequence[float], p: Sequence[float], new: Mapping[int, Sequence[float]]
 ) -> Array | None:
     """The new parameter alone."""
-    found = read_all(probe, forms, g, p, new)
+    found = read_all(sampler, forms, g, p, new)
     return None if found is None else found[0]
 
 
@@ -77,7 +77,7 @@ class Root:
         return np.asarray(np.sqrt(square + self.eps) if self.inside else np.sqrt(square) + self.eps)
 
 
-def find_root(probe: Probe, bare: float, full: float, made: Callable[[Root], Array], place: int = 0) -> Root | None:
+def find_root(sampler: Sampler, bare: float, full: float, made: Callable[[Root], Array], place: int = 0) -> Root | None:
     """The root with which ``made`` gives the new value at ``place``; ``bare``, ``full``: quotients by that of 0 and 1.
 
     Epsilon beside the root goes first.
@@ -90,4 +90,4 @@ def find_root(probe: Probe, bare: float, full: float, made: Callable[[Root], Arr
     else:
         beside, inside = 1 / (ratio - 1), 1 / (ratio**2 - 1)
         roots = [Root(False, beside, full * (1 + beside)), Root(True, inside, full * float(np.sqrt(1 + inside)))]
-    return next((root for root in roots if probe.explains(made(root), place)), None)
+    return next((root for root in roots if sampler.explains(made(root), place)), None)

@@ -7,14 +7,14 @@ from dataclasses import replace
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.analysis.updates import Mode, UpdateSubgraph
 from gopt.ir.types import FLOATS
-from gopt.offline.optimizer.cell import Cell
 from gopt.offline.optimizer.evidence import Rule
+from gopt.offline.optimizer.fit_rule import fit_rule
 from gopt.offline.optimizer.fits import Fit
-from gopt.offline.optimizer.gates import ungated
-from gopt.offline.optimizer.path import Paths
-from gopt.offline.optimizer.rules import fit
-from gopt.offline.optimizer.settle import settle
-from gopt.offline.optimizer.trial import Trial
+from gopt.offline.optimizer.gradient_path import GradientPaths
+from gopt.offline.optimizer.predicates import strip_predicates
+from gopt.offline.optimizer.probe_harness import ProbeHarness
+from gopt.offline.optimizer.rules import fit_update
+from gopt.offline.optimizer.update_function import UpdateFunction
 
 _MOST_STATES = 4
 
@@ -24,9 +24,9 @@ class Recogniser:
 
     def __init__(self, training: TrainingGraph) -> None:
         self.training = training
-        self.trial = Trial(training)
-        self.trials = self.trial.runs()
-        self.paths = Paths(training, self.trial, self.trials)
+        self.harness = ProbeHarness(training)
+        self.trials = self.harness.runs()
+        self.paths = GradientPaths(training, self.harness, self.trials)
         self._alike: dict[tuple[int, bool], Rule] = {}
 
     def rule(self, subgraph: UpdateSubgraph) -> Rule:
@@ -42,27 +42,29 @@ class Recogniser:
         states = [s for s in subgraph.states if s.kind in (StateKind.PARAMETER, StateKind.OPTIMIZER_STATE)]
         path = self.paths.path(subgraph.parameter.tensor)
         tensors = [state.tensor for state in states]
-        cell = Cell(self.trial, [path.end, *tensors], [ungated(self.trial, state)[0] for state in states])
-        fallback = _unknown(subgraph, cell, len(states) - 1)
+        update_fn = UpdateFunction(
+            self.harness, [path.end, *tensors], [strip_predicates(self.harness, state)[0] for state in states]
+        )
+        fallback = _unknown(subgraph, update_fn, len(states) - 1)
         floats = all(self.training.graph.type_of(tensor).dtype in FLOATS for tensor in tensors)
-        if not floats or len(states) > _MOST_STATES or not cell.nodes:
+        if not floats or len(states) > _MOST_STATES or not update_fn.nodes:
             return fallback
         fits: list[Fit] = []
         for scalars in self.trials:
-            found = fit(cell, scalars, [path.end, *tensors])
+            found = fit_update(update_fn, scalars, [path.end, *tensors])
             if found is None:
                 return fallback
             fits.append(found)
-        rule = settle(self.trial, self.trials, cell, fits)
+        rule = fit_rule(self.harness, self.trials, update_fn, fits)
         if rule is None:
             return fallback
         return replace(rule, flipped=rule.flipped != path.flipped)
 
 
-def _unknown(subgraph: UpdateSubgraph, cell: Cell, states: int) -> Rule:
+def _unknown(subgraph: UpdateSubgraph, update_fn: UpdateFunction, states: int) -> Rule:
     """What can be said of an update that is no known rule; a clip before it is none of its doing."""
     count = f"{states} state{'' if states == 1 else 's'}" if states else "no state"
     if subgraph.mode is Mode.WHOLE:
         return Rule(f"non-elementwise update with {count}", recognised=False)
-    own = " and norms of its own" if cell.reduces else ""
+    own = " and norms of its own" if update_fn.reduces else ""
     return Rule(f"elementwise update with {count}{own}", recognised=False)

@@ -10,34 +10,34 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from gopt.offline.optimizer import moments, plain, rooted
-from gopt.offline.optimizer.cell import Cell
+from gopt.offline.optimizer import adam_rules, rms_rules, sgd_rules
 from gopt.offline.optimizer.fits import Fit
-from gopt.offline.optimizer.probe import Form, Probe, find_forms
-from gopt.offline.optimizer.trial import Scalars
+from gopt.offline.optimizer.probe_harness import Scalars
+from gopt.offline.optimizer.sampler import Form, Sampler, find_forms
+from gopt.offline.optimizer.update_function import UpdateFunction
 
 
-def fit(cell: Cell, scalars: Scalars, names: Sequence[str]) -> Fit | None:
+def fit_update(update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]) -> Fit | None:
     """The rule of these values (the gradient, the parameter, then its states) that agrees with the cell, or None."""
     with np.errstate(all="ignore"):
-        probe = Probe(cell, scalars, names)
-        if not probe.usable:
+        sampler = Sampler(update_fn, scalars, names)
+        if not sampler.usable:
             return None
-        forms = find_forms(probe)
+        forms = find_forms(sampler)
         # Moments may come in any order.
         rules = _RULES.get(tuple(sorted(form.kind for form in forms)), ())
-        fits = (rule(probe, forms) for rule in rules)
+        fits = (rule(sampler, forms) for rule in rules)
         return next((found for found in fits if found is not None), None)
 
 
-_RULES: Mapping[tuple[str, ...], Sequence[Callable[[Probe, Sequence[Form]], Fit | None]]] = {
-    (): (plain.sgd,),
-    ("mean",): (plain.momentum, plain.lion, plain.asgd),
-    ("square",): (rooted.scaled,),
-    ("mean", "square"): (moments.adam, moments.lamb, moments.unrectified, rooted.scaled),
-    ("maximum", "mean", "square"): (moments.adam,),
-    ("mean", "peak"): (moments.adamax,),
-    ("other", "square"): (rooted.with_momentum, rooted.adadelta),
-    ("mean", "other", "square"): (rooted.with_momentum,),
-    ("other", "other"): (plain.rprop,),
+_RULES: Mapping[tuple[str, ...], Sequence[Callable[[Sampler, Sequence[Form]], Fit | None]]] = {
+    (): (sgd_rules.sgd,),
+    ("mean",): (sgd_rules.momentum, sgd_rules.lion, sgd_rules.asgd),
+    ("square",): (rms_rules.scaled,),
+    ("mean", "square"): (adam_rules.adam, adam_rules.lamb, adam_rules.unrectified, rms_rules.scaled),
+    ("maximum", "mean", "square"): (adam_rules.adam,),
+    ("mean", "peak"): (adam_rules.adamax,),
+    ("other", "square"): (rms_rules.with_momentum, rms_rules.adadelta),
+    ("mean", "other", "square"): (rms_rules.with_momentum,),
+    ("other", "other"): (sgd_rules.rprop,),
 }

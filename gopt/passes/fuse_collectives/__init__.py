@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.partition import MIB
+from gopt.artifact.report import PassResult
 from gopt.errors import OptionError
 from gopt.ir.graph import COMM
 from gopt.ir.rewriter import GraphRewriter
@@ -16,7 +17,6 @@ from gopt.passes.fuse_collectives.order import Order, orders
 from gopt.passes.fuse_collectives.pack import Packing, bound_by, item, pack
 from gopt.passes.fuse_collectives.rules import combine
 from gopt.program import SpmdProgram
-from gopt.report import PassResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gopt.artifact.report import PassResult
 from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.opaque.operator_schema import Values
@@ -13,7 +14,6 @@ from gopt.opaque.refold import REFOLD, RefoldedCall, RefoldedWeight
 from gopt.passes.base import Pass
 from gopt.passes.refold_optimizers.match import Match, NoFoldError, Now, Pieces, slots
 from gopt.program import SpmdProgram
-from gopt.report import PassResult
 from gopt.sharding.placements import REPLICATED
 
 NAME = "refold-optimizers"

@@ -10,6 +10,7 @@ from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.training import Phase
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import Mode, UpdateSubgraph
+from gopt.artifact.report import PassResult
 from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.base import Pass
 from gopt.passes.shard.emit import Groups
@@ -23,7 +24,6 @@ from gopt.passes.shard.shared_scalars import share
 from gopt.passes.shard.split import Emitted, emit_split
 from gopt.passes.shard.whole import emit_replicated, emit_whole
 from gopt.program import SpmdProgram
-from gopt.report import PassResult
 
 
 def shard(program: SpmdProgram, options: Options) -> PassResult:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gopt.artifact.report import rank_ranges
 from gopt.errors import RunError
-from gopt.report import rank_ranges
 from gopt.runtime.engines.watch import Watch
 
 HEARTBEATS = "GOPT_HEARTBEATS"

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from gopt.artifact.manifest import check_rank
 from gopt.errors import InputError
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.manifest import check_rank
 from gopt.runtime.program import Program
 from gopt.runtime.proof.compare import Values
 from gopt.runtime.proof.randoms import Randoms, feed_graph

@@ -20,13 +20,13 @@ from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.roles import recover
 from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.training import TrainingGraph
+from gopt.artifact.manifest import check_source, read_manifest
+from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import InputError, OptionError, RunError
-from gopt.given import check_folder
 from gopt.importers.collectives import DECLARED, parse_groups, recognise
 from gopt.ir.graph import COMM
 from gopt.ir.load import load
 from gopt.ir.types import numpy_dtype
-from gopt.manifest import check_source, read_manifest
 from gopt.mesh import Mesh
 from gopt.opaque.expand import expand
 from gopt.runtime.capacity import check_fits
@@ -200,13 +200,13 @@ def _training(
     folder: Path, model: str | os.PathLike[str] | None, manifest: Mapping[str, Any], mesh: Mesh
 ) -> TrainingGraph:
     """The source with the roles that were settled when it was sharded."""
-    from gopt.api import kept_roles, recover_kept
+    from gopt.api import load_stored_source, stored_roles
 
     kept = load(folder / "source.onnx", own=True)
-    roles = kept_roles(kept, folder / "source.onnx")
+    roles = stored_roles(kept, folder / "source.onnx")
     check_source(manifest, kept, folder)
     if model is None:
-        return recover_kept(expand(kept), roles, folder / "source.onnx")
+        return load_stored_source(expand(kept), roles, folder / "source.onnx")
     given = expand(load(model))
     check_source(manifest, given, folder, os.fspath(model))
     recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))

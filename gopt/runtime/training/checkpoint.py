@@ -15,14 +15,23 @@ from typing import Any
 
 import numpy as np
 
-from gopt.disk.draft import Draft, draft_folder
+from gopt.artifact.checkpoint_index import (
+    FORMAT,
+    INDEX_FILE,
+    check_states_file,
+    complete_steps,
+    manifest_digest,
+    rank_states_file,
+    read_index,
+    step_dir,
+)
 from gopt.disk.files import create, sync, write_new
+from gopt.disk.staging import Staged, staged_folder
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import SAFETENSORS, load_state
 from gopt.runtime.engines.base import Engine
 from gopt.runtime.session import Array, array_dtype
 from gopt.runtime.training.home import check_free, check_home, open_home, prune, remove_step, unwritable
-from gopt.seal import FORMAT, INDEX, check_file, digest, rank_name, read_index, step_name, whole_steps
 
 _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
 
@@ -63,10 +72,10 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of which there is a whole checkpoint, in order."""
-        return whole_steps(self.home)
+        return complete_steps(self.home)
 
     def path(self, step: int) -> Path:
-        return self.home / step_name(step)
+        return self.home / step_dir(step)
 
     def save(self, engine: Engine, step: int, held: Mapping[str, Any], down: Callable[[Any], Array]) -> None:
         """Write a checkpoint; every rank calls it. ``down`` gives a state's array in host memory.
@@ -82,24 +91,29 @@ class Checkpoints:
 
     def _save(self, engine: Engine, step: int, mine: Mapping[str, Array], opened: ExitStack) -> None:
         target = self.path(step)
-        made: list[Draft] = []
+        made: list[Staged] = []
 
         def begin() -> str:
             if engine.rank:
                 return ""
             remove_step(target)
-            made.append(opened.enter_context(draft_folder(target)))
+            made.append(opened.enter_context(staged_folder(target)))
             return made[0].path.name
 
-        draft = self.home / _together(engine, target, begin)[0]
-        path = draft / rank_name(engine.rank)
+        staged = self.home / _together(engine, target, begin)[0]
+        path = staged / rank_states_file(engine.rank)
         entries = _together(engine, path, lambda: (path.name, _write(path, mine)))
 
         def finish() -> None:
             if made:
-                index = {"format": FORMAT, "step": step, "manifest": digest(self.manifest), "files": dict(entries)}
-                write_new(draft / INDEX, json.dumps(index, indent=1).encode())
-                made[0].put()
+                index = {
+                    "format": FORMAT,
+                    "step": step,
+                    "manifest": manifest_digest(self.manifest),
+                    "files": dict(entries),
+                }
+                write_new(staged / INDEX_FILE, json.dumps(index, indent=1).encode())
+                made[0].commit()
                 prune(self.home, self.keep)
 
         _together(engine, target, finish)
@@ -113,8 +127,8 @@ class Checkpoints:
         files = read_index(folder, self.manifest)
         found: dict[str, Array] = {}
         for writer, names in self._writers(rank).items():
-            path = folder / rank_name(writer)
-            check_file(path, files.get(path.name))
+            path = folder / rank_states_file(writer)
+            check_states_file(path, files.get(path.name))
             try:
                 tensors = load_state(path)
                 found.update({name: np.array(tensors[name].numpy()) for name in names})

@@ -14,16 +14,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gopt.disk.draft import draft_file, put_file, sweep
-from gopt.disk.files import digest_of, is_plain, make_folders, reason, sync
-from gopt.disk.lock import is_busy, lock_file
+from gopt.artifact.checkpoint_index import (
+    INDEX_FILE,
+    LOCK_FILE,
+    STEP_DIR,
+    complete_steps,
+    manifest_digest,
+    read_index,
+    step_dir,
+)
+from gopt.artifact.output_paths import check_not_inside, resolve_output
+from gopt.artifact.serialize import SOURCE_FILE, model_bytes
+from gopt.artifact.states_file import INLINE, StatesFile
+from gopt.disk.files import digest_of, is_regular_file, make_folders, reason, sync
+from gopt.disk.lock import is_locked, lock_file
+from gopt.disk.staging import replace_file, staged_file, sweep
 from gopt.documents import MANIFEST, REPORT, read_json
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.load import load
-from gopt.seal import INDEX, LOCK, STEP, digest, read_index, step_name, whole_steps
-from gopt.write.models import SOURCE, model_bytes
-from gopt.write.ours import check_place, place_of
-from gopt.write.values import INLINE, Values
 
 _HINT = "choose another --checkpoint"
 _RANK = re.compile(r"rank_\d{4,}\.safetensors")
@@ -32,14 +40,14 @@ _BIN = re.compile(r"source(\.[0-9a-f]{8})?\.bin")
 
 def check_home(home: Path, folder: Path) -> None:
     """Raise OptionError where checkpoints of the ranks in ``folder`` must not be kept."""
-    whole = Path(os.path.realpath(place_of(home)))  # a link to the folder will do
+    whole = Path(os.path.realpath(resolve_output(home)))  # a link to the folder will do
     if whole == Path(os.path.realpath(folder)):
         raise OptionError(f"--checkpoint {home} is the folder that runs", "choose another one")
-    if (home / INDEX).is_file():
+    if (home / INDEX_FILE).is_file():
         raise OptionError(f"--checkpoint {home} is a checkpoint itself", f"give what holds it: {home.parent}")
     if (home / "manifest.json").is_file() and any(home.glob("rank_*.onnx")):
         raise OptionError(f"--checkpoint {home} is an output folder", "choose another one")
-    check_place(home, whole, "choose another --checkpoint, and move there what you want to go on from")
+    check_not_inside(home, whole, "choose another --checkpoint, and move there what you want to go on from")
 
 
 @contextmanager
@@ -63,7 +71,7 @@ def open_home(home: Path, folder: Path, manifest: Mapping[str, Any], keep: int) 
 
 def check_free(home: Path) -> None:
     """Raise RunError while another job holds the folder: what lies there changes as one reads it."""
-    if is_busy(home / LOCK):
+    if is_locked(home / LOCK_FILE):
         raise _busy(home)
 
 
@@ -74,7 +82,7 @@ def _busy(home: Path) -> RunError:
 
 def _lock(home: Path) -> int:
     make_folders(home)
-    number = lock_file(home / LOCK)
+    number = lock_file(home / LOCK_FILE)
     if number is None:
         raise _busy(home)
     return number
@@ -82,21 +90,21 @@ def _lock(home: Path) -> int:
 
 def _check_manifest(home: Path, manifest: Mapping[str, Any]) -> None:
     """Raise RunError for steps of other ranks: the index of the newest one decides, a manifest may be damaged."""
-    if steps := whole_steps(home):
-        read_index(home / step_name(steps[-1]), manifest)
+    if steps := complete_steps(home):
+        read_index(home / step_dir(steps[-1]), manifest)
         return
     try:
         kept = read_json(home / "manifest.json", MANIFEST)
     except InputError:
         return
-    if digest(kept) != digest(manifest):
+    if manifest_digest(kept) != manifest_digest(manifest):
         raise RunError(f"{home} is of a job with other ranks", "choose another --checkpoint, or use gopt reshard")
 
 
 def _check_steps(home: Path) -> None:
     """Raise RunError where a step could not be written later: what stands in its place is not gopt's."""
     for path in home.iterdir():
-        if STEP.fullmatch(path.name) and not (path / INDEX).is_file():
+        if STEP_DIR.fullmatch(path.name) and not (path / INDEX_FILE).is_file():
             if path.is_symlink() or not path.is_dir():
                 raise RunError(f"cannot write checkpoints into {home}: {path.name} is a file", "move it away")
             if other := next((each.name for each in path.iterdir() if not _RANK.fullmatch(each.name)), None):
@@ -104,22 +112,22 @@ def _check_steps(home: Path) -> None:
 
 
 def _share(home: Path, folder: Path) -> None:
-    graph = load(folder / SOURCE, own=True)
-    values = Values()
+    graph = load(folder / SOURCE_FILE, own=True)
+    values = StatesFile()
     for name, tensor in graph.initializers.items():
         if tensor.nbytes > INLINE:
             values.add([(name, tensor)])
     data = _put_values(home, values)
-    put_file(home / SOURCE, model_bytes(graph, values.offset, data, {}))
+    replace_file(home / SOURCE_FILE, model_bytes(graph, values.offset, data, {}))
     for name, kind in (("report.json", REPORT), ("manifest.json", MANIFEST)):
         read_json(folder / name, kind)
-        put_file(home / name, (folder / name).read_bytes())
+        replace_file(home / name, (folder / name).read_bytes())
     for path in home.iterdir():
         if _BIN.fullmatch(path.name) and path.name != data:
             path.unlink()
 
 
-def _put_values(home: Path, values: Values) -> str:
+def _put_values(home: Path, values: StatesFile) -> str:
     """Large constants of the source; returns the name of their file, which has their digest in it: a source that
     stands there never refers to a file that is being replaced."""
     if not values.offset:
@@ -128,11 +136,11 @@ def _put_values(home: Path, values: Values) -> str:
     for chunk in values.chunks():
         seen.update(chunk)
     target = home / f"source.{seen.hexdigest()[:8]}.bin"
-    if not is_plain(target) or digest_of(target) != seen.digest():
-        with draft_file(target) as draft:
-            with draft.open() as file:
+    if not is_regular_file(target) or digest_of(target) != seen.digest():
+        with staged_file(target) as staged:
+            with staged.open() as file:
                 values.write_to(file)
-            draft.put_over()
+            staged.commit_over()
     return target.name
 
 
@@ -142,19 +150,19 @@ def remove_step(path: Path) -> None:
     if path.is_symlink():
         return
     with suppress(OSError):
-        (path / INDEX).unlink(missing_ok=True)
+        (path / INDEX_FILE).unlink(missing_ok=True)
         sync(path)
         for each in path.iterdir():
-            if _RANK.fullmatch(each.name) and is_plain(each):
+            if _RANK.fullmatch(each.name) and is_regular_file(each):
                 each.unlink()
         path.rmdir()
 
 
 def prune(home: Path, keep: int) -> None:
     """Remove all steps before the newest ``keep`` whole ones, what was left of unfinished ones included."""
-    first = whole_steps(home)[-keep:][:1]
+    first = complete_steps(home)[-keep:][:1]
     for path in home.iterdir():
-        match = STEP.fullmatch(path.name)
+        match = STEP_DIR.fullmatch(path.name)
         if match and first and int(match[1]) < first[0]:
             remove_step(path)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from gopt.disk.signals import INTERRUPT, STOPS, handled
+from gopt.disk.signals import INTERRUPT, STOPS, handle_signals
 from gopt.errors import StoppedError
 
 _USUAL = (signal.SIG_DFL, signal.default_int_handler)
@@ -37,5 +37,5 @@ def asked(wanted: bool, tell: Callable[[str], None]) -> Iterator[Asked]:
         found.number = number
         tell(f"{signal.Signals(number).name}: the run ends when this step is done and kept; again ends it at once")
 
-    with handled(hear, INTERRUPT + STOPS if wanted else (), lambda old: old in _USUAL):
+    with handle_signals(hear, INTERRUPT + STOPS if wanted else (), lambda old: old in _USUAL):
         yield found

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from gopt import manifest as manifests
+from gopt.artifact import manifest as manifests
+from gopt.artifact.path_diagnostics import check_folder
 from gopt.collectives.node import format_shape
 from gopt.errors import GoptError, InputError, OptionError, RunError
-from gopt.given import check_folder
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.load import load
@@ -33,7 +33,7 @@ from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.data import Source, Turn, open_data, parse_schedule
 from gopt.runtime.training.trace import Trace, check_writable
 
-Values = dict[str, Array]
+StatesFile = dict[str, Array]
 """Arrays; once steps run, what the device shows for them."""
 
 
@@ -152,7 +152,7 @@ class Trainer:
                 raise InputError(f"batch input {each['name']!r} has the open shape {each['shape']}")
         return {each["name"]: TensorType(each["dtype"], tuple(each["shape"])) for each in inputs}
 
-    def _start(self) -> Values:
+    def _start(self) -> StatesFile:
         """The states at the first step: of the checkpoint, else the stored ones, else of ``--state``."""
         held = {each["input"]: np.zeros(each["shape"], numpy_dtype(each["dtype"])) for each in self.sums}
         if self.job.resume:
@@ -349,7 +349,7 @@ class Trainer:
             or bool(self.job.every and self.step % self.job.every == 0)
         )
 
-    def _hyper(self) -> Values:
+    def _hyper(self) -> StatesFile:
         made = {}
         for each in self.manifest["common"]["inputs"]:
             if each["kind"] == "hyper":

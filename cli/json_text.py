@@ -1,0 +1,22 @@
+"""JSON for other programs: it has no word for what is no number, so that becomes null."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from .terminal import safe_json
+
+
+def strict_json(record: Any, indent: int | None = None) -> str:
+    """A record as JSON that every parser reads; NaN and infinities are null."""
+    return safe_json(json.dumps(_finite(record), indent=indent, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

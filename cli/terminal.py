@@ -1,0 +1,130 @@
+"""Where text leaves gopt: every line to a terminal or a pipe goes through here or ``render``, and is clean there."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gopt.sanitize import clean, line
+
+_WIDE = re.compile(r"[^\x00-\x7f]")
+_ODD = re.compile(r"[^\x20-\x7e\n\u00a1-\u024f]")
+
+
+def print_error(message: str, hints: Sequence[str] = ()) -> None:
+    """One line on stderr, and one for each hint."""
+    click.echo(f"gopt: error: {line(message)}", err=True)
+    for hint in hints:
+        click.echo(f"  hint: {line(hint)}", err=True)
+
+
+def print_note(text: str) -> None:
+    """One line on stderr of what is no error."""
+    click.echo(f"gopt: note: {line(text)}", err=True)
+
+
+def print_text(text: str, *, newline: bool = True, error: bool = False) -> None:
+    """A result of many lines."""
+    click.echo(clean(text), nl=newline, err=error)
+
+
+def print_json(record: Any) -> None:
+    """A record as JSON on stdout."""
+    print_json_text(safe_json(json.dumps(record, indent=1, ensure_ascii=False)))
+
+
+def print_json_text(text: str) -> None:
+    """JSON text on stdout, with JSON's own escapes where the terminal has no such characters."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        text = _WIDE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    click.echo(text)
+
+
+def open_streams() -> None:
+    """Make the three streams of this process such that text can be written to them.
+
+    Characters that a terminal's encoding has not are shown as escapes. A number that was closed is taken by no file;
+    who writes to a closed stdout is told so, as on a full disk.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+    if sys.stdout is None:
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Closed()), "utf-8")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+class _Closed(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        raise OSError(errno.EBADF, "it is closed")
+
+
+def flush_stdout() -> OSError | None:
+    """Write what is left; the error where stdout takes nothing, and then nothing more is tried."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - else the interpreter's end tries again
+        return error
+    except ValueError:  # closed by the caller
+        pass
+    return None
+
+
+def safe_json(text: str) -> str:
+    """JSON text in which what a terminal would obey stands as an escape: the same to every parser."""
+    return text if text.isascii() else _ODD.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else json.dumps(character)[1:-1]
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Warnings of libraries say nothing that a user can act on, and stay unsaid; those of the user's own functions are
+    a note each. Python's own switches (-W, PYTHONWARNINGS) turn this off."""
+    if sys.warnoptions:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.showwarning = _tell_warning
+        yield
+
+
+def _tell_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    if not any(Path(filename).is_relative_to(each) for each in _libraries()):
+        print_note(f"{Path(filename).name}, line {lineno}: {category.__name__}: {message}")
+
+
+def _libraries() -> list[str]:
+    import sysconfig
+
+    here = str(Path(__file__).parent), str(Path(sys.modules["gopt"].__file__ or "").parent)
+    found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    packages = {each for each in sys.path if each.endswith(("site-packages", "dist-packages"))}
+    return [*here, *found, *packages, "<"]

@@ -1,0 +1,88 @@
+"""What shows that a checkpoint is whole: an index, written last, with the size and digest of every rank's file.
+
+Files are read in blocks: a check needs no memory, however large the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gopt import documents
+from gopt.errors import InputError, RunError
+
+INDEX_FILE = "index.json"
+FORMAT = "gopt-checkpoint/1"
+LOCK_FILE = ".gopt.lock"
+"""File in a folder of checkpoints, locked by the job that adds to them; it stays."""
+_BLOCK = 1 << 22
+STEP_DIR = re.compile(r"step_(\d{8,})")
+
+
+def step_dir(step: int) -> str:
+    """The folder of one step, inside the one that holds the checkpoints."""
+    return f"step_{step:08d}"
+
+
+def complete_steps(home: Path) -> list[int]:
+    """Steps of which a folder holds a whole checkpoint, in order."""
+    found = []
+    for path in home.iterdir() if home.is_dir() else ():
+        match = STEP_DIR.fullmatch(path.name)
+        if match and (path / INDEX_FILE).is_file():
+            found.append(int(match[1]))
+    return sorted(found)
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """By it a checkpoint knows the ranks that it is of."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def rank_states_file(rank: int) -> str:
+    return f"rank_{rank:04d}.safetensors"
+
+
+def read_index(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The files of one step of a checkpoint -> size and digest; raises RunError when it is damaged, or of other ranks
+    than the manifest's."""
+    index = open_index(folder)
+    if index["manifest"] != manifest_digest(manifest):
+        raise RunError(f"checkpoint {folder} is of other ranks", "make ranks of it with gopt reshard")
+    files: dict[str, Mapping[str, Any]] = index["files"]
+    return files
+
+
+def open_index(folder: Path) -> dict[str, Any]:
+    """The index of one step of a checkpoint; raises RunError when it is damaged."""
+    try:
+        index = documents.read_json(folder / INDEX_FILE, documents.INDEX)
+        match = STEP_DIR.fullmatch(os.path.basename(os.path.realpath(folder)))
+        if match and int(match[1]) != index["step"]:
+            raise InputError(f"{folder / INDEX_FILE}: step: {index['step']} is not that of its folder")
+    except InputError as error:
+        raise RunError(
+            f"the checkpoint is damaged: {error.message}", f"remove {folder} to go on from the one before"
+        ) from error
+    return index
+
+
+def check_states_file(path: Path, entry: Mapping[str, Any] | None) -> None:
+    """Raise RunError when a rank's file is missing, or differs from its ``entry`` of the index."""
+    if entry is None or not path.is_file():
+        raise RunError(f"checkpoint {path.parent} lacks {path.name}", "remove it to go on from the one before")
+    seen = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_BLOCK):
+                seen.update(chunk)
+            size = file.tell()
+    except OSError as error:
+        raise RunError(f"checkpoint {path} cannot be read: {error.strerror}") from error
+    if size != entry["bytes"] or seen.hexdigest() != entry["sha256"]:
+        raise RunError(f"checkpoint {path} is damaged", f"remove {path.parent} to go on from the one before")

@@ -1,0 +1,185 @@
+"""The figures of a sharded step against their bounds: traffic, calls, casts, overlap. They need no rank's graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gopt.analysis.parameter_uses import low_precision_uses, parameter_users, trained_bytes
+from gopt.analysis.traffic import Carries, CollectiveCall, Overlap, find_calls, measure
+from gopt.collectives.layout import ITEM_BYTES, parse_shapes, total_elements
+from gopt.ir.graph import COMM
+from gopt.ir.types import LOW_PRECISION
+from gopt.lower.phases import phases
+from gopt.lower.specialise import RankGraph, RankState
+from gopt.pipeline import PassRun
+from gopt.program import SpmdProgram
+
+
+@dataclass(frozen=True, slots=True)
+class CostReport:
+    """What a step costs on the wire, and what it could cost; bytes are a rank's mean per update."""
+
+    sent: int
+    by_kind: dict[str, int]
+    bound: int
+    calls: int
+    packing_bound: int
+    cap: int | None
+    """Bytes of a bucket at most, as the pass that packs them says; None without one."""
+    overlap: Overlap
+
+    @property
+    def ratio(self) -> float:
+        return round(self.sent / self.bound, 6) if self.bound else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "traffic": {"sent": self.sent, "by_kind": dict(self.by_kind), "bound": self.bound, "ratio": self.ratio},
+            "calls": {"count": self.calls, "packing_bound": self.packing_bound, "cap": self.cap},
+            "overlap": self.overlap.to_json(),
+        }
+
+
+def cost_report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
+    """The figures of a step as it stands after its passes, with its calls."""
+    times = _times(program)
+    caps = [each.record.facts["bucket_cap_bytes"] for each in ran if "bucket_cap_bytes" in each.record.facts]
+    cap = max(caps, default=None)
+    turns = [times.get(call.node.outputs[0], 1) for call in calls]
+    kinds = {kind.value: round(sum(c.sent_as(kind) * n for c, n in zip(calls, turns))) for kind in Carries}
+    by_kind = {kind: sent for kind, sent in kinds.items() if sent}
+    bounds = traffic_bound(program, calls), packing_bound(program, calls, cap)
+    sent = sum(call.sent * count for call, count in zip(calls, turns))
+    return CostReport(round(sent), by_kind, bounds[0], len(calls), bounds[1], cap, measure(calls))
+
+
+def _times(program: SpmdProgram) -> dict[str, int]:
+    """First output of a call -> how often it is made in one update, all its micro-steps together."""
+    found: dict[str, int] = {}
+    for phase in phases(program) if program.micro_steps > 1 else ():
+        for node in phase.graph.nodes:
+            if node.domain == COMM:
+                found[node.outputs[0]] = found.get(node.outputs[0], 0) + phase.times
+    return found
+
+
+def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
+    """Bytes no rank can send less of on average, however the step is sharded (ring, bandwidth-optimal).
+
+    G bytes of gradients as the backward makes them, P of parameters as forward and backward read them; D ranks see
+    different data, in M groups of N that share states. Nothing shared: an all-reduce, 2(D-1)/D·G. Else (N-1)/N·G to
+    scatter, 2(M-1)/M·G/N between the groups, (N-1)/N·P to gather once. Told from the source, not from the calls: a
+    stage that gathers twice is at 1.5 of it. Scalars and statistics are not in it.
+    """
+    data = program.mesh.data_group
+    ranks = program.mesh.size(data) if data else 1
+    gradients, parameters = trained_bytes(program.training)
+    members = program.members
+    if members == 1 or not _shares(program, calls):
+        return round(2 * (ranks - 1) / ranks * gradients)
+    groups = ranks // members
+    scatter = (members - 1) / members * (gradients + parameters)
+    return round(scatter + 2 * (groups - 1) / groups * gradients / members)
+
+
+def _shares(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> bool:
+    """Whether the members of the sharding group hold different pieces, or hand one another what they made."""
+    return any(h.sharded for h in program.states) or any(call.carries is Carries.PARAMETERS for call in calls)
+
+
+def packing_bound(program: SpmdProgram, calls: Sequence[CollectiveCall], cap: int | None) -> int:
+    """The fewest calls that could carry the same tensors without cutting one (anchors: section 4.5).
+
+    By kind, dtype, group and phase: a call for each tensor of at least ``cap`` bytes, and one for every ``cap`` bytes
+    of the rest. Buckets are measured in bytes of gradient, so parameters are weighed as their gradients are. Calls of
+    scalars and statistics, one a dependency level, count as they stand.
+    """
+    if cap is None:
+        return len(calls)
+    weight = _gradient_item(program)
+    tensors: dict[tuple[object, ...], list[float]] = {}
+    loop_carried: dict[str, list[float]] = {}
+    seen: set[str] = set()
+    fixed = 0
+    for call in calls:
+        if call.carries is Carries.OTHER:
+            fixed += 1
+            continue
+        held = _tensors(program, call, loop_carried, weight)
+        again = not seen.isdisjoint(call.node.inputs)
+        if call.carries is Carries.PARAMETERS:
+            seen.update(call.node.inputs)
+        attributes = call.node.attributes
+        dtype = program.graph.types[call.node.outputs[0]].dtype
+        extra = (attributes.get("reduce"), attributes.get("root"), call.before_use, again)
+        tensors.setdefault((call.node.op_type, dtype, attributes["group"], *extra), []).extend(held)
+    return fixed + sum(_fewest(sizes, cap) for sizes in tensors.values())
+
+
+def _tensors(
+    program: SpmdProgram, call: CollectiveCall, loop_carried: dict[str, list[float]], weight: int
+) -> list[float]:
+    """Bytes, as gradients, of the source's tensors in a call; ``carried`` remembers them for a call that goes on."""
+    node, types = call.node, program.graph.types
+    if call.carries is Carries.PARAMETERS:
+        if "shapes" in node.attributes:
+            return [float(total_elements([shape]) * weight) for shape in parse_shapes(node.attributes["shapes"])]
+        return [float(types[name].elements * weight) for name in node.outputs]
+    each = [loop_carried.get(name, [float(types[name].nbytes)]) for name in node.inputs]
+    if len(node.outputs) == len(node.inputs):
+        loop_carried.update(zip(node.outputs, each))
+    else:
+        loop_carried[node.outputs[0]] = [size for sizes in each for size in sizes]
+    return [size for sizes in each for size in sizes]
+
+
+def _gradient_item(program: SpmdProgram) -> int:
+    """Bytes of an element of the narrowest gradient."""
+    types = program.training.graph.types
+    return min((ITEM_BYTES[types[name].dtype] for name in program.training.gradients.values()), default=4)
+
+
+def _fewest(sizes: Sequence[float], cap: int) -> int:
+    rest = sum(size for size in sizes if size < cap)
+    return sum(size >= cap for size in sizes) + (math.ceil(rest / cap) if rest else 0)
+
+
+def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> dict[str, int]:
+    """Casts of parameters to a narrow type in one step, and the tensors they serve; the largest over ``ranks``.
+
+    ``per_update``: behind an update or before a gather; neighbours of one class are cast at once, so there may be fewer
+    than ``owned_tensors``, those of which a rank owns elements. ``in_forward``: left where the source has them.
+    """
+    training, types = program.training, program.graph.types
+    users = parameter_users(training)
+    narrow = {name for name in training.gradients if low_precision_uses(training, users.get(name, ()))}
+    wide = {name for state in training.parameters for name in (state.tensor, state.updated)}
+    held = [[s for s in (*common, *rank.states) if s.pieces and s.pieces[0].tensor in narrow] for rank in ranks]
+    wide |= {name for states in held for state in states if not state.copy for name in (state.input, state.output)}
+    found = [
+        node
+        for node in program.graph.nodes
+        if node.is_a("Cast") and node.inputs[0] in wide and types[node.outputs[0]].dtype in LOW_PRECISION
+    ]
+    members = {program.mesh.index(program.group, rank.rank) if program.sharding else 0 for rank in ranks}
+    counts = [sum(bool(node.made_by) and node.place.covers(member) for node in found) for member in members]
+    owned = [len({piece.tensor for s in states if not s.copy for piece in s.pieces}) for states in held]
+    return {
+        "per_update": max(counts, default=0),
+        "owned_tensors": max(owned, default=0),
+        "in_forward": sum(not node.made_by for node in found),
+    }
+
+
+def cost_section(
+    program: SpmdProgram, ran: Sequence[PassRun], common: Sequence[RankState], ranks: Sequence[RankGraph]
+) -> Mapping[str, Any]:
+    """The section ``figures`` of the report."""
+    record = cost_report(program, ran, find_calls(program)).to_json()
+    return {key: record[key] for key in ("traffic", "calls")} | {
+        "casts": casts(program, common, ranks),
+        "overlap": record["overlap"],
+    }

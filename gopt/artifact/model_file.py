@@ -1,0 +1,147 @@
+"""A model and the file of its values: the old pair or the new one stands there, at any moment.
+
+The values' name has their digest in it. So a new pair never writes over the values of the old model; they are put
+beside it first, the model takes its place in one step, and only then the old values go.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from gopt.artifact.output_paths import check_not_inside
+from gopt.artifact.serialize import model_bytes
+from gopt.artifact.states_file import StatesFile
+from gopt.disk.files import digest_of, is_regular_file, remove
+from gopt.disk.signals import defer_signals
+from gopt.disk.staging import Staged, staged_file
+from gopt.disk.staging_names import find_staged
+from gopt.errors import OptionError
+from gopt.ir.graph import Graph
+
+_DIGITS = 8
+LARGEST = 512 << 20
+"""Bytes of a model beyond which gopt did not write it: its values would lie beside it."""
+
+
+def check_model(target: Path, *, shown: Path, force: bool) -> None:
+    """Raise OptionError where a model must not be written."""
+    if os.path.lexists(target):
+        if not force:
+            raise OptionError(f"{shown} exists already", "choose another name with -o, or replace it with --force")
+        if not is_regular_file(target):
+            what = "a link" if target.is_symlink() else "a folder" if target.is_dir() else "no file"
+            raise OptionError(f"{shown} is {what}: --force replaces files alone", "choose another name with -o")
+    check_not_inside(shown, target)
+
+
+def write_model(target: Path, graph: Graph, values: StatesFile, *, force: bool) -> str:
+    """Write a graph, with ``values`` in a file beside it if there are any; returns that file's name, or nothing.
+
+    Raises OptionError where the target is taken and ``force`` is not given, OSError.
+    """
+    if not values.offset:
+        with staged_file(target) as staged:
+            old = old_data(target)
+            _fill(staged, model_bytes(graph, {}, "", {}))
+            with defer_signals():
+                _put(staged, target, force)
+                _tidy(target, "", old, {staged.path})
+        return ""
+    with staged_file(target) as data, staged_file(target) as staged:
+        old = old_data(target)
+        with data.open() as file:
+            name = data_name(target, values.write_to(file))
+        _fill(staged, model_bytes(graph, values.offset, name, {}))
+        with defer_signals():
+            made = _put_data(data, target.with_name(name), force)
+            try:
+                _put(staged, target, force)
+            except BaseException:
+                if made and old_data(target) != target.with_name(name):
+                    remove(target.with_name(name))
+                raise
+            _tidy(target, name, old, {staged.path, data.path})
+    return name
+
+
+def data_name(target: Path, digest: str) -> str:
+    """The file of a model's values."""
+    return f"{target.name}.{digest[:_DIGITS]}.data"
+
+
+def old_data(target: Path) -> Path | None:
+    """The file of values of a model that ``write_model`` wrote, and that stands there now."""
+    if not is_regular_file(target) or target.stat().st_size > LARGEST:
+        return None
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(target.read_bytes())
+    except (OSError, DecodeError):
+        return None
+    named = {
+        entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"
+    }  # fmt: skip
+    if len(named) == 1 and _data_of(target).fullmatch(name := named.pop()) and is_regular_file(target.with_name(name)):
+        return target.with_name(name)
+    return None
+
+
+def _fill(staged: Staged, content: bytes) -> None:
+    with staged.open() as file:
+        file.write(content)
+
+
+def _put(staged: Staged, target: Path, force: bool) -> None:
+    """The model takes its place. Raises OptionError where somebody else has taken it meanwhile."""
+    try:
+        staged.commit_over() if force else staged.commit()
+    except FileExistsError:
+        raise OptionError(f"{target} was made by another command meanwhile", "choose another name with -o") from None
+
+
+def _put_data(data: Staged, target: Path, force: bool) -> bool:
+    """The values take their place, unless the very same are there: says whether they were put there.
+
+    Raises OptionError for other ones, unless ``force`` is given: the name says that they were gopt's.
+    """
+    data.target = target
+    if is_regular_file(target) and digest_of(target) == digest_of(data.path):
+        return False
+    if os.path.lexists(target):
+        if not force or not is_regular_file(target):
+            raise OptionError(f"{target} exists already", "choose another name with -o")
+        data.commit_over()
+        return False
+    data.commit()
+    return True
+
+
+def _tidy(target: Path, name: str, old: Path | None, mine: set[Path]) -> None:
+    """Remove values of earlier models of this name: of the ``old`` one, and those that a dead process left, which are
+    known by the digest in their name. What a model in the folder refers to stays, such as a copy of the old one."""
+    with suppress(OSError):
+        if any(each.path not in mine for each in find_staged(target.parent, target)):
+            return  # another command is about to refer to its values
+        for path in target.parent.iterdir():
+            match = _data_of(target).fullmatch(path.name)
+            if match and path.name != name and is_regular_file(path):
+                ours = path == old or digest_of(path).hex().startswith(match[1])
+                if ours and not any(_mentions(model, path.name) for model in {target, *target.parent.glob("*.onnx")}):
+                    remove(path)
+
+
+def _data_of(target: Path) -> re.Pattern[str]:
+    return re.compile(rf"{re.escape(target.name)}\.([0-9a-f]{{{_DIGITS}}})\.data")
+
+
+def _mentions(model: Path, name: str) -> bool:
+    """Whether a model may refer to a file: one that is too large to be read may."""
+    if not model.is_file():
+        return False
+    return model.stat().st_size > LARGEST or os.fsencode(name) in model.read_bytes()

@@ -1,0 +1,74 @@
+"""What the report says of opaque optimizers: which weights of which node went from which ranks, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gopt.artifact.report import OpRecord, rank_ranges
+from gopt.opaque.origin import OpaqueCall
+from gopt.opaque.refold import CoveredRange, RefoldedCall, RefoldedWeight
+from gopt.opaque.schema_roles import calls
+from gopt.pipeline import PassRun
+from gopt.program import SpmdProgram
+
+PASS = "refold-optimizers"
+Holder = tuple[RefoldedCall, RefoldedWeight, CoveredRange]
+
+
+def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequence[int]) -> list[OpRecord]:
+    """One record per node, reason and set of ranks; ``ranks`` are those that were made."""
+    members = {rank: program.mesh.index(program.group, rank) if program.sharding else 0 for rank in ranks}
+    holders = _holders(program)
+    reasons = _reasons(ran)
+    records: list[OpRecord] = []
+    for call in calls(program.training.graph):
+        found: dict[tuple[str, str], list[str]] = {}
+        for table in call.slot_values.weights:
+            title = table.get("weight") or next(iter(table.values()))
+            holder = next((holders[name] for name in table.values() if name in holders), None)
+            why, gone = _absent(call, holder, members, reasons.get((call.label, title), ""))
+            if gone:
+                found.setdefault((why, rank_ranges(gone)), []).append(title)
+        count = len(call.slot_values.weights)
+        for (why, where), titles in found.items():
+            which = "" if count == 1 else f"{len(titles)} of {count} weights ({_shown(titles)}): "
+            records.append(OpRecord(call.label, call.op_type, PASS, which + why, where))
+    return records
+
+
+def _shown(titles: Sequence[str]) -> str:
+    return ", ".join(titles[:8]) + (", …" if len(titles) > 8 else "")
+
+
+def _holders(program: SpmdProgram) -> dict[str, Holder]:
+    """Source tensor -> the kept operator and the member of it that update it."""
+    return {
+        covered.tensor: (node.origin, member, covered)
+        for node in program.graph.nodes
+        if isinstance(node.origin, RefoldedCall)
+        for member in node.origin.members
+        for covered in member.covers
+    }
+
+
+def _reasons(ran: Sequence[PassRun]) -> dict[tuple[str, str], str]:
+    """(node, weight) -> why its standard operators stay."""
+    return {
+        (row["name"], title): str(group["why"])
+        for each in ran
+        if each.record.name == PASS
+        for row in each.result.facts.get("operators", ())
+        for group in row.get("expanded", ())
+        for title in group["weights"]
+    }
+
+
+def _absent(call: OpaqueCall, holder: Holder | None, members: Mapping[int, int], why: str) -> tuple[str, list[int]]:
+    """Why the node does not update a weight on some ranks, and on which."""
+    if holder is None:
+        text = "written out in standard operators" + (f": {why}" if why else ", as a part of another weight's update")
+        return text, list(members)
+    kept, member, covered = holder
+    if kept.call is not call:
+        return f"updated by {kept.call.label}, over runs of weights of one class", list(members)
+    return "updated by other ranks", [rank for rank, place in members.items() if not member.holds(covered, place)]

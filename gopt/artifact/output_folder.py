@@ -1,0 +1,45 @@
+"""A folder that appears whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gopt.artifact.output_paths import check_output_folder, check_replaceable, check_resolved_folder
+from gopt.disk.files import make_folders, reason
+from gopt.disk.signals import raise_on_signals
+from gopt.disk.staging import LeftAsideError, Staged, staged_folder
+from gopt.errors import OptionError, RunError
+
+
+@contextmanager
+def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
+    """A folder beside ``target`` that takes its place in one step when the block ends well, and vanishes otherwise.
+
+    Raises OptionError when the target exists and ``force`` is not given, or holds what gopt did not write; RunError
+    when it cannot be written; StoppedError when a signal asks for the end.
+    """
+    whole = check_output_folder(target, force=force)
+    try:
+        make_folders(whole.parent)
+        with raise_on_signals(), staged_folder(whole) as staged:
+            yield staged.path
+            if os.path.lexists(whole):
+                check_resolved_folder(target, whole, force=force)
+                staged.commit(lambda old: check_replaceable(target, old))
+            else:
+                _put_new(staged, target)
+    except LeftAsideError as error:
+        hint = f"what was there is whole: mv {error.filename} {target}, or let the next run put it back"
+        raise RunError(f"cannot write {target}: {reason(error)}", hint) from error
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {reason(error)}", "nothing was left behind") from error
+
+
+def _put_new(staged: Staged, target: Path) -> None:
+    try:
+        staged.commit()
+    except FileExistsError:
+        raise OptionError(f"{target} was made by another command meanwhile", "choose another folder with -o") from None

@@ -1,0 +1,143 @@
+"""What gopt wrote, told by format and contents: it alone may be replaced, and nothing of the user's may lie in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gopt.artifact.checkpoint_index import FORMAT, INDEX_FILE, LOCK_FILE, complete_steps
+from gopt.artifact.manifest import read_manifest
+from gopt.artifact.serialize import SOURCE_FILE
+from gopt.artifact.states_file import STATES_FILE
+from gopt.disk.files import is_regular_file, reason
+from gopt.disk.paths import real_path
+from gopt.documents import read_bytes
+from gopt.documents.prescan import check_prescan
+from gopt.errors import InputError, OptionError, RunError
+from gopt.limits import DOCUMENT_BYTES
+
+MANIFEST = "gopt-manifest/1"
+_HINT = "choose another place with -o"
+_RANK = re.compile(r"rank_\d{4,}(\.\w+)?\.onnx")
+_ALWAYS = frozenset({"manifest.json", "report.json", SOURCE_FILE, STATES_FILE})
+
+
+def resolve_output(target: str | os.PathLike[str]) -> Path:
+    """The path under which an output is looked at and written (``real_path``); raises RunError."""
+    try:
+        return real_path(target)
+    except OSError as error:
+        raise RunError(f"cannot write {os.fspath(target)}: {reason(error)}", _HINT) from error
+
+
+def check_output_folder(target: Path, *, force: bool) -> Path:
+    """Where an output folder is to be written; raises OptionError where it must not be: what stands there, and where
+    it lies, RunError where it cannot be."""
+    whole = resolve_output(target)
+    check_resolved_folder(target, whole, force=force)
+    return whole
+
+
+def check_resolved_folder(target: Path, whole: Path, *, force: bool) -> None:
+    """As ``check_output_folder``, of a place that is known already."""
+    if os.path.lexists(whole):
+        if not force:
+            raise OptionError(f"{target} exists already", "choose another folder with -o, or replace it with --force")
+        if _runs_in(whole):
+            raise OptionError(f"{target} is the folder that this command runs in", "run it from another folder")
+        check_replaceable(target, whole)
+    check_not_inside(target, whole)
+
+
+def _runs_in(folder: Path) -> bool:
+    with suppress(OSError):
+        return os.path.samefile(folder, os.curdir)
+    return False
+
+
+def check_not_inside(target: Path, whole: Path, hint: str = _HINT) -> None:
+    """Raise OptionError for a place inside an output folder or a checkpoint: nothing else may lie in one.
+
+    ``whole`` is where it really lies, ``target`` how it was given.
+    """
+    for folder in whole.parents:
+        if (what := artifact_kind(folder)) is not None:
+            raise OptionError(f"{target} lies inside of {folder}, which is {what}", hint)
+
+
+def artifact_kind(folder: Path) -> str | None:
+    """``an output folder``, ``a checkpoint`` (one step, or the folder that holds them), or None."""
+    index = folder / INDEX_FILE
+    if is_regular_file(index) and _format(index) == FORMAT:
+        return "a checkpoint"
+    manifest = folder / "manifest.json"
+    if is_regular_file(manifest) and _format(manifest) == MANIFEST:
+        return "a folder of checkpoints" if _is_home(folder) else "an output folder"
+    return None
+
+
+def check_replaceable(target: Path, folder: Path) -> None:
+    """Raise OptionError unless a folder, ``target`` when it stands in its place, is empty or all gopt's."""
+    if folder.is_symlink():
+        raise OptionError(f"{target} is a link: --force does not replace it", f"give {os.path.realpath(folder)}")
+    if not folder.is_dir():
+        raise OptionError(f"{target} is no folder: --force does not replace it", _HINT)
+    if _is_home(folder):
+        raise OptionError(f"{target} holds checkpoints: --force does not replace them", _HINT)
+    entries = sorted(os.listdir(folder))
+    if not entries:
+        return
+    manifest = _read(folder / "manifest.json")
+    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST:
+        raise OptionError(f"{target} is nothing that gopt wrote: --force does not replace it", _HINT)
+    try:
+        read_manifest(folder)
+    except InputError as error:  # such a one anybody can write: it vouches for nothing
+        fault = error.message.removeprefix(f"{folder}{os.sep}")
+        raise OptionError(
+            f"{target} is not as gopt writes it: --force does not replace it: {fault}",
+            f"look at it, and remove it by hand: rm -r {target}",
+        ) from error
+    known = _ALWAYS | _rank_files(manifest)
+    for name in entries:
+        if name not in known or not is_regular_file(folder / name):
+            what = artifact_kind(folder / name)
+            shown = f"{name!r} ({what})" if what else f"{name!r}"
+            raise OptionError(
+                f"{target} holds {shown}, which gopt did not write there: --force would delete it",
+                "move it away, or choose another folder with -o",
+            )
+
+
+def _is_home(folder: Path) -> bool:
+    return bool(complete_steps(folder)) or is_regular_file(folder / LOCK_FILE)
+
+
+def _rank_files(manifest: dict[str, Any]) -> set[str]:
+    """Names of rank files in a manifest that may not be gopt's."""
+    try:
+        names = [name for rank in manifest["ranks"] for name in rank["files"].values()]
+    except (KeyError, TypeError, AttributeError):
+        return set()
+    return {name for name in names if isinstance(name, str) and _RANK.fullmatch(name)}
+
+
+def _format(path: Path) -> Any:
+    record = _read(path)
+    return record.get("format") if isinstance(record, dict) else None
+
+
+def _read(path: Path) -> Any:
+    """A JSON file, or None for what is none."""
+    try:
+        if not is_regular_file(path):
+            return None
+        data = read_bytes(path, DOCUMENT_BYTES)
+        check_prescan(data, str(path))
+        return json.loads(data)
+    except (InputError, OSError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,66 @@
+"""What a path is that was given where another thing belongs, and which command takes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gopt.artifact.checkpoint_index import INDEX_FILE, complete_steps, step_dir
+from gopt.disk.staging_names import displaced_copies
+from gopt.errors import InputError
+
+
+def check_folder(path: Path, *, checkpoints: bool = False) -> None:
+    """Raise InputError for what is no output folder; ``checkpoints``: one step of a checkpoint will do as well."""
+    steps = complete_steps(path)
+    if steps:
+        newest = path / step_dir(steps[-1])
+        holds = f"holds {len(steps)} checkpoint{'s' * (len(steps) != 1)}"
+        if checkpoints:
+            raise InputError(f"{path} {holds}", f"name one: {newest}{' is the newest' * (len(steps) != 1)}")
+        raise InputError(f"{path} is no output folder: it {holds}", *_of_checkpoint(newest))
+    if (path / INDEX_FILE).is_file():
+        if not checkpoints:
+            raise InputError(f"{path} is no output folder: it is a checkpoint", *_of_checkpoint(path))
+    elif not (path / "manifest.json").is_file():
+        raise InputError(f"{path} is no output folder: {_lacks(path)}", _of_other(path))
+
+
+def model_is_folder(path: Path) -> InputError:
+    """The refusal of a folder where a model belongs."""
+    error = f"{path}: is a folder, not a file"
+    if steps := complete_steps(path):
+        return InputError(error, _merges(path / step_dir(steps[-1])))
+    if (path / INDEX_FILE).is_file():
+        return InputError(error, _merges(path))
+    if (path / "manifest.json").is_file():
+        return InputError(error, f"it is an output folder: gopt reshard {path} makes other ranks of it", _merges(path))
+    return InputError(error)
+
+
+def _of_checkpoint(step: Path) -> tuple[str, str]:
+    home = step.parent
+    return (
+        f"gopt run DIR --checkpoint {home} --resume goes on from it",
+        f"gopt reshard {step} --ranks N -o DIR makes ranks of it",
+    )
+
+
+def _merges(path: Path) -> str:
+    return f"gopt merge {path} -o MODEL makes a model of it"
+
+
+def _lacks(path: Path) -> str:
+    if not path.exists():
+        return "there is no such folder"
+    return "it has no manifest.json" if path.is_dir() else "it is a model" if path.suffix == ".onnx" else "it is a file"
+
+
+def _of_other(path: Path) -> str:
+    aside = [] if path.exists() else displaced_copies(path)
+    if aside:
+        return f"it was being replaced when a process died: mv {aside[0]} {path} puts it back"
+    if path.is_file() and any((path.parent / name).is_file() for name in ("manifest.json", INDEX_FILE)):
+        return f"it is a part of one: give {path.parent}"
+    if path.is_file() and path.suffix == ".onnx":
+        return f"shard it first: gopt shard {path} --ranks N"
+    return "make one with gopt shard"

@@ -1,0 +1,150 @@
+"""One file per rank and phase; what all ranks share is turned into bytes once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, ValueInfoProto
+
+from gopt.artifact.serialize import external_tensor, named_tensor
+from gopt.artifact.states_file import StatesFile
+from gopt.disk.files import write_new
+from gopt.ir.graph import COMM, Node, Tensor, value_info
+from gopt.ir.types import nbytes
+from gopt.lower.phases import STEP, Phase
+from gopt.lower.specialise import RankGraph, RankState
+from gopt.opaque.function_export import prepare
+from gopt.program import SpmdProgram
+
+
+def write_ranks(
+    folder: Path, program: SpmdProgram, values: StatesFile, common: Sequence[RankState], ranks: Iterable[RankGraph]
+) -> dict[str, int]:
+    """Write one file per rank and phase; returns bytes by file. What all ranks share is turned into bytes once."""
+    writers: dict[str, _RankWriter] = {}
+    sizes = {}
+    for rank in ranks:
+        if rank.phase.name not in writers:
+            writers[rank.phase.name] = _RankWriter(program, rank.phase, values, common)
+        data = writers[rank.phase.name].model(rank)
+        name = rank_file(rank.rank, rank.phase)
+        write_new(folder / name, data)
+        sizes[name] = len(data)
+    return sizes
+
+
+def rank_file(rank: int, phase: Phase) -> str:
+    return f"rank_{rank:04d}.onnx" if phase.name == STEP else f"rank_{rank:04d}.{phase.name}.onnx"
+
+
+class _RankWriter:
+    """Builds rank files from parts that are serialised once: a protobuf message is the sum of its fields."""
+
+    def __init__(self, program: SpmdProgram, phase: Phase, values: StatesFile, common: Sequence[RankState]) -> None:
+        self.program, self.values, self.graph = program, values, phase.graph
+        self._nodes: dict[int, bytes] = {}
+        graph, types = phase.graph, program.training.graph.types
+        self._spmd = {id(node) for node in graph.nodes}
+        header = onnx.ModelProto()
+        header.CopyFrom(graph.header)
+        header.ClearField("graph")
+        if not any(opset.domain == COMM for opset in header.opset_import):
+            header.opset_import.append(onnx.helper.make_opsetid(COMM, 1))
+        self._header = header
+        body = onnx.GraphProto(name=graph.name)
+        held = {state.input: state.type for state in common if state.input in graph.inputs}
+        given = [name for name in (*program.training.batch, *program.training.hyper) if name in graph.inputs]
+        frozen = [name for name in program.training.graph.inputs if name in graph.initializers]
+        inputs = {name: types[name] for name in (*given, *frozen)} | held
+        shown = [name for name in (program.training.loss, *program.training.metrics) if name in graph.outputs]
+        outputs = {name: types[name] for name in shown}
+        outputs |= {state.output: state.type for state in common if state.output in graph.outputs}
+        for names, table, border in (
+            (program.training.graph.inputs, inputs, body.input),
+            (program.training.graph.outputs, outputs, body.output),
+        ):
+            # What the source has keeps the source's order; what a pass made comes behind it.
+            order = {name: place for place, name in enumerate(names)}
+            for name in sorted(table, key=lambda name: order.get(name, len(order))):
+                border.append(value_info(name, table[name]))
+        used = {name for node in graph.nodes for name in node.reads} | set(given) | set(frozen)
+        used.update(graph.outputs)
+        for name, tensor in graph.initializers.items():
+            if name in used:
+                body.initializer.append(self._constant(name, tensor))
+        for state in common:
+            if state.input in held and state.pieces[0].tensor in values.offset:
+                body.initializer.append(self._initial(state))
+        body.value_info.extend(self._opaque())
+        self._body = body.SerializeToString(deterministic=True)
+
+    def _opaque(self) -> Iterator[ValueInfoProto]:
+        """Types that no standard rule can infer: what calls and unknown operators make."""
+        types = self.graph.types
+        for node in self.graph.nodes:
+            if node.domain not in ("", "ai.onnx"):
+                for name in node.outputs:
+                    if name in types and types[name].static and name not in self.graph.outputs:
+                        yield value_info(name, types[name])
+
+    def _constant(self, name: str, tensor: Tensor) -> TensorProto:
+        if name in self.values.offset:
+            return external_tensor(name, tensor.type, self.values.offset[name])
+        return named_tensor(name, tensor)
+
+    def _initial(self, state: RankState) -> TensorProto:
+        piece = state.pieces[0]
+        start = self.values.offset[state.stored] + nbytes(state.type.dtype, piece.start)
+        return external_tensor(state.input, state.type, start)
+
+    def _node(self, node: Node) -> bytes:
+        data = self._nodes.get(id(node))
+        if data is None:
+            data = _field(1, node.to_proto().SerializeToString(deterministic=True))
+            if id(node) in self._spmd:
+                self._nodes[id(node)] = data
+        return data
+
+    def model(self, rank: RankGraph) -> bytes:
+        own = onnx.GraphProto()
+        for state in rank.own:
+            if state.input in self.graph.inputs:
+                own.input.append(value_info(state.input, state.type))
+            if state.output in self.graph.outputs:
+                own.output.append(value_info(state.output, state.type))
+        for held in rank.states:
+            if held.input in self.graph.inputs and held.stored in self.values.offset:
+                own.initializer.append(self._initial(held))
+        for name in sorted(rank.constants):
+            own.initializer.append(onnx.numpy_helper.from_array(rank.constants[name], name))
+        borders = {name for each in rank.accumulators for name in (each.input, each.output)}
+        for name in sorted(rank.types):
+            if name not in rank.constants and name not in borders:
+                own.value_info.append(value_info(name, rank.types[name]))
+        nodes = b"".join(map(self._node, rank.nodes))
+        graph = nodes + self._body + own.SerializeToString(deterministic=True)
+        header = onnx.ModelProto()
+        header.CopyFrom(self._header)
+        entries = {"gopt.format": "gopt-rank/1", "gopt.mesh": str(self.program.mesh), "gopt.rank": str(rank.rank)}
+        for key, value in entries.items():
+            entry = header.metadata_props.add()
+            entry.key, entry.value = key, value
+        prepare(header, rank.functions)
+        head: bytes = header.SerializeToString(deterministic=True)
+        return head + _field(7, graph)
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    """A length-delimited protobuf field."""
+    return bytes([number << 3 | 2]) + _varint(len(payload)) + payload
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

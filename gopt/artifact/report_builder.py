@@ -1,0 +1,319 @@
+"""The manifest and the report of a sharded step, as plain records (contract section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gopt.analysis.coupling import notes, open_couplings
+from gopt.analysis.loss_reduction import LossReduction
+from gopt.analysis.training import StateKind
+from gopt.artifact.cost_report import cost_section
+from gopt.artifact.optimizer_report import removed_optimizers
+from gopt.artifact.output_paths import MANIFEST
+from gopt.artifact.ranks import rank_file
+from gopt.artifact.report import OpRecord, VarRecord, rank_ranges
+from gopt.artifact.serialize import SOURCE_FILE
+from gopt.collectives.table import COLLECTIVES
+from gopt.ir.graph import COMM, Node
+from gopt.ir.types import TensorType
+from gopt.lower.invariants import Check
+from gopt.lower.specialise import RankGraph, RankState
+from gopt.pipeline import PassRun
+from gopt.program import SpmdProgram
+from gopt.sharding.placements import REPLICATED
+
+REPORT = "gopt-report/1"
+
+
+def manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> dict[str, Any]:
+    """All that a launcher needs."""
+    training = program.training
+    types = training.graph.types
+    inputs = [(name, "batch") for name in training.batch] + [(name, "hyper") for name in training.hyper]
+    by_rank = _by_rank(ranks)
+    several: dict[str, Any] = {}
+    if program.micro_steps > 1:
+        parts = next(iter(by_rank.values()))
+        several["accumulate"] = program.micro_steps
+        several["phases"] = [{"name": part.phase.name, "times": part.phase.times} for part in parts]
+    if program.loss_reduction != LossReduction():
+        several["loss_reduction"] = str(program.loss_reduction)
+    if program.shared:
+        several["synchronised"] = program.shared
+    return {
+        "format": MANIFEST,
+        **several,
+        "mesh": program.mesh.to_json(),
+        "source": SOURCE_FILE,
+        "loss": training.loss,
+        "states": [
+            {"tensor": s.tensor, "updated": s.updated, "kind": s.kind.value, "of": s.of, **_typed(types[s.tensor])}
+            for s in training.states
+        ],
+        "common": {
+            "inputs": [{"name": name, **_typed(types[name]), "kind": kind} for name, kind in inputs],
+            "outputs": [{"name": name, **_typed(types[name])} for name in (training.loss, *training.metrics)],
+            "state": [state.to_json() for state in common],
+        },
+        "ranks": [_rank_record(parts) for parts in by_rank.values()],
+    }
+
+
+def _by_rank(ranks: Sequence[RankGraph]) -> dict[int, list[RankGraph]]:
+    """The phases of every rank."""
+    found: dict[int, list[RankGraph]] = {}
+    for part in ranks:
+        found.setdefault(part.rank, []).append(part)
+    return found
+
+
+def _rank_record(parts: Sequence[RankGraph]) -> dict[str, Any]:
+    record = {
+        "rank": parts[0].rank,
+        "role": "trainer",
+        "files": {part.phase.name: rank_file(part.rank, part.phase) for part in parts},
+        "state": [state.to_json() for state in parts[0].states],
+    }
+    accumulators = [held.to_json() for held in parts[0].accumulators]
+    return record | ({"accumulators": accumulators} if accumulators else {})
+
+
+def _typed(type: TensorType) -> dict[str, Any]:
+    return {"dtype": type.dtype, "shape": list(type.shape) if type.shape is not None else None}
+
+
+def report(
+    program: SpmdProgram,
+    source: Mapping[str, Any],
+    ran: Sequence[PassRun],
+    checks: Sequence[Check],
+    common: Sequence[RankState],
+    ranks: Sequence[RankGraph],
+) -> dict[str, Any]:
+    """What was removed, added and moved; grows with the graph, not with graph times ranks."""
+    reasons = {key: (each.record.name, why) for each in ran for key, why in each.result.removed.items()}
+    removed_ops, removed_vars = _removed(program, reasons, ranks)
+    removed_ops = removed_optimizers(program, ran, [rank.rank for rank in ranks]) + removed_ops
+    added_ops, added_vars = _added(program, common, ranks)
+    reducible = _reducible(program)
+    kinds = {state.tensor: state.kind for state in program.training.states}
+    rows = [_rank_row(program, kinds, common, parts, reducible) for parts in _by_rank(ranks).values()]
+    couplings = open_couplings(program)
+    return {
+        "format": REPORT,
+        "source": dict(source),
+        "mesh": program.mesh.to_json(),
+        "pipeline": [each.record.to_json() for each in ran],
+        "notes": list(program.training.notes) + _notes(program) + notes(couplings),
+        "couplings": [each.to_json() for each in couplings],
+        "removed_ops": [record.to_json() for record in removed_ops],
+        "removed_vars": [record.to_json() for record in removed_vars],
+        "added_ops": [record.to_json() for record in added_ops],
+        "added_vars": [record.to_json() for record in added_vars],
+        "ranks": rows,
+        "balance": {kind: _balance([row["bytes"][kind] for row in rows]) for kind in rows[0]["bytes"]} if rows else {},
+        "figures": cost_section(program, ran, common, ranks),
+        "checks": [check.to_json() for check in checks],
+    }
+
+
+def _notes(program: SpmdProgram) -> list[str]:
+    elements = sum(program.training.graph.types[s.tensor].elements for s in program.training.parameters)
+    notes = []
+    if program.mesh.ranks > elements:
+        notes.append(f"{program.mesh.ranks} ranks share {elements} elements: some own nothing")
+    if program.mesh.data_ranks > 1 and program.members == 1:
+        notes.append(f"no axis of the mesh {program.mesh} shards states: every rank holds all of them, at any stage")
+    used = {axis for group in _groups(program) for axis in program.mesh.live(group)}
+    for name, size in program.mesh.axes:
+        if size > 1 and name not in used:
+            notes.append(f"no call goes along mesh axis {name}: its ranks hold and compute the same")
+    behind: set[str] = set()
+    for node in program.graph.nodes:
+        # a gather of parameters, or a reduction that the source had in its forward, is none of gradients
+        reduces = node.domain == COMM and node.made_by and COLLECTIVES[node.op_type].reduces
+        if reduces or any(name in behind for name in node.reads):
+            behind.update(node.outputs)
+    for name in program.training.metrics:
+        what = "follows the reduced gradients" if name in behind else "is the rank's own"
+        notes.append(f"metric {name} {what}")
+    return notes
+
+
+def _groups(program: SpmdProgram) -> set[str]:
+    return {str(node.attributes["group"]) for node in program.graph.nodes if node.domain == COMM}
+
+
+def _balance(values: Sequence[int]) -> float:
+    """max / mean over the ranks; 1 when nothing is held."""
+    total = sum(values)
+    return round(max(values) * len(values) / total, 6) if total else 1.0
+
+
+def _removed(
+    program: SpmdProgram, reasons: Mapping[str, tuple[str, str]], ranks: Sequence[RankGraph]
+) -> tuple[list[OpRecord], list[VarRecord]]:
+    source = program.training.graph
+    every = list(_by_rank(ranks))
+    members = {rank.rank: program.mesh.index(program.group, rank.rank) if program.sharding else 0 for rank in ranks}
+    left = {id(node.proto): node for node in program.graph.nodes if node.proto is not None}
+    ops: list[OpRecord] = []
+    variables: list[VarRecord] = []
+    for node in source.nodes:
+        if node.origin is not None:
+            continue  # it stands for an opaque operator, which has a record of its own
+        kept = left.get(id(node.proto))
+        if kept is not None and kept.place == REPLICATED:
+            continue
+        gone = every if kept is None else [rank for rank in every if not kept.place.covers(members[rank])]
+        if not gone:
+            continue
+        key = next(name for name in node.outputs if name)
+        owner, why = reasons.get(key, ("prune", "nothing reads it any more"))
+        where = rank_ranges(gone)
+        ops.append(OpRecord(node.label, node.op_type, owner, why, where))
+        for name in node.outputs:
+            if name and name not in source.outputs and name not in program.graph.inputs:
+                type = source.type_of(name)
+                variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, owner, why, where))
+    for node in program.training.looked_through:
+        why = "it changes nothing: its readers read what it reads"
+        ops.append(OpRecord(node.label, node.op_type, "load", why, rank_ranges(every)))
+        for name in node.outputs:
+            type = source.type_of(name)
+            variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, "load", why, rank_ranges(every)))
+    for state in program.states:
+        if state.sharded and state.input not in source.types:
+            why = f"held as runs of {state.input}"
+            for part in state.slices:
+                type = source.types[part.tensor]
+                variables.append(
+                    VarRecord(part.tensor, type.dtype, type.shape, type.nbytes, "shard", why, rank_ranges(every))
+                )
+        elif state.sharded:
+            type = source.types[state.input]
+            gone = [rank for rank in every if not state.place.covers(members[rank])]
+            if gone:
+                variables.append(
+                    VarRecord(
+                        state.input, type.dtype, type.shape, type.nbytes, "shard", "held by its owner",
+                        rank_ranges(gone),
+                    )
+                )  # fmt: skip
+    return ops, variables
+
+
+def _added(
+    program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]
+) -> tuple[list[OpRecord], list[VarRecord]]:
+    where: dict[tuple[str, str], dict[int, None]] = {}
+    nodes: dict[tuple[str, str], Node] = {}
+    shared = [node for node in program.graph.nodes if node.place == REPLICATED and node.made_by and _real(node)]
+    every = list(_by_rank(ranks))
+    known = set(map(id, shared))
+    for node in shared:
+        key = (node.label, node.op_type)
+        where[key], nodes[key] = dict.fromkeys(every), node
+    states: dict[str, dict[int, None]] = {}
+    for rank in ranks:
+        for node in rank.nodes:
+            if node.made_by and id(node) not in known:
+                key = (node.label, node.op_type)
+                where.setdefault(key, {})[rank.rank] = None
+                nodes.setdefault(key, node)
+        for state in rank.own:
+            if state.input not in program.training.graph.types:
+                states.setdefault(state.input, {})[rank.rank] = None
+    accumulators = {held.input for held in program.accumulators}
+    ops, variables = [], []
+    for key, held in where.items():
+        node, places = nodes[key], rank_ranges(list(held))
+        ops.append(OpRecord(key[0], _full_name(node), node.made_by, _purpose(node), places))
+        for name in node.outputs:
+            if name and (name not in program.training.graph.types or name.startswith("gopt.")):
+                type = program.graph.type_of(name)
+                variables.append(
+                    VarRecord(name, type.dtype, type.shape, type.nbytes, node.made_by, _purpose(node), places)
+                )
+    for name, held in states.items():
+        type = program.graph.types[name]
+        why = "the rank's sum of gradients" if name in accumulators else "the rank's run of a bucket's states"
+        variables.append(VarRecord(name, type.dtype, type.shape, 0, "shard", why, rank_ranges(list(held))))
+    return ops, variables
+
+
+def _real(node: Node) -> bool:
+    return node.domain != "gopt.spmd"
+
+
+def _full_name(node: Node) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def _purpose(node: Node) -> str:
+    if node.domain == COMM:
+        return f"communication over {node.attributes['group']}"
+    return "update on the rank's shard, or its layout"
+
+
+def _rank_row(
+    program: SpmdProgram,
+    kinds: Mapping[str, StateKind],
+    common: Sequence[RankState],
+    parts: Sequence[RankGraph],
+    reducible: set[str],
+) -> dict[str, Any]:
+    """What one rank holds, and what it sends in one update: all its micro-steps included."""
+    held = {"parameters": 0, "optimizer_states": 0, "gradients": 0}
+    for state in (*common, *parts[0].states):
+        kind = kinds[state.pieces[0].tensor] if state.pieces else None
+        if kind is StateKind.PARAMETER:
+            held["parameters"] += state.type.nbytes
+        elif kind in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
+            held["optimizer_states"] += state.type.nbytes
+    held["gradients"] = sum(each.type.nbytes for each in parts[0].accumulators)
+    calls: dict[tuple[str, str], dict[str, Any]] = {}
+    for part, node in [(each, node) for each in parts for node in each.nodes if node.domain == COMM]:
+        group = str(node.attributes["group"])
+        row = calls.setdefault((node.op_type, group), {"op": node.op_type, "group": group, "calls": 0, "bytes_sent": 0})
+        row["calls"] += part.phase.times
+        row["bytes_sent"] += part.phase.times * call_bytes(program, part, node)
+        if any(name in reducible for name in node.inputs) and _defined(program, part, node):
+            made = node.outputs
+            if len(made) == len(node.inputs):  # a fused call may carry statistics and scalars as well
+                made = [new for old, new in zip(node.inputs, made) if old in reducible]
+            held["gradients"] += sum(part.types.get(name, program.graph.type_of(name)).nbytes for name in made)
+    return {"rank": parts[0].rank, "bytes": held, "communication": list(calls.values())}
+
+
+def _reducible(program: SpmdProgram) -> set[str]:
+    """Local gradients, and what passes make of them on their way into a call."""
+    found = set(program.training.gradients.values())
+    for node in program.graph.nodes:
+        if node.made_by and node.domain != COMM and node.is_a("Cast") and node.inputs[0] in found:
+            found.update(node.outputs)
+    return found
+
+
+def _defined(program: SpmdProgram, part: RankGraph, node: Node) -> bool:
+    """Whether the rank gets the results of a call."""
+    root = node.attributes.get("root")
+    return root is None or root == program.mesh.index(str(node.attributes["group"]), part.rank)
+
+
+def call_bytes(program: SpmdProgram, rank: RankGraph, node: Node) -> int:
+    """Bytes the rank sends in one call, by the call's own record."""
+    group = str(node.attributes["group"])
+    size, index = program.mesh.size(group), program.mesh.index(group, rank.rank)
+    if node.op_type == "AllGather" and "cuts" in node.attributes:
+        dtype, cuts = program.graph.types[node.outputs[0]].dtype, node.attributes["cuts"]
+        types: list[tuple[str, tuple[int, ...]]] = [(dtype, (cuts[index + 1] - cuts[index],))]
+    elif node.op_type == "Broadcast":
+        # What a member gets: the root's inputs have the same types.
+        held = [program.graph.types[name] for name in node.outputs]
+        types = [(type.dtype, type.dims) for type in held] if node.inputs else []
+    else:
+        held = [rank.types.get(name, program.graph.types[name]) for name in node.inputs]
+        types = [(type.dtype, type.dims) for type in held]
+    return COLLECTIVES[node.op_type].bytes_sent(node.attributes, types, size, index)

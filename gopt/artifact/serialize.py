@@ -1,0 +1,82 @@
+"""Graphs as model files, and the source without the values of its states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from gopt.analysis.reshapes import MOVED
+from gopt.artifact.states_file import STATES_FILE, StatesFile
+from gopt.ir.graph import Graph, Tensor, value_info
+from gopt.ir.symbol_table import RESERVED
+from gopt.ir.types import TensorType, dtype_code
+from gopt.opaque.function_export import prepare, source_nodes
+from gopt.program import SpmdProgram
+
+SOURCE_FILE = "source.onnx"
+
+
+def external_tensor(name: str, type: TensorType, offset: int, location: str = STATES_FILE) -> TensorProto:
+    """A tensor whose bytes lie in a file beside the model."""
+    tensor = TensorProto(name=name, data_type=dtype_code(type.dtype), dims=type.dims)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(type.nbytes))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+    return tensor
+
+
+def named_tensor(name: str, tensor: Tensor) -> TensorProto:
+    """A constant inside the graph, under its name."""
+    if tensor.proto is not None and not tensor.external:
+        proto = TensorProto()
+        proto.CopyFrom(tensor.proto)
+    else:
+        proto = onnx.numpy_helper.from_array(np.ascontiguousarray(tensor.numpy()).reshape(tensor.type.dims))
+    proto.name = name
+    return proto
+
+
+def source_model(program: SpmdProgram, values: StatesFile, roles: str) -> bytes:
+    """The source graph without state values: what merge, reshard and verify start from. Roles travel as metadata."""
+    source: Graph = program.training.graph
+    states = {state.tensor for state in program.training.states}
+    inputs = {**source.inputs, **{name: source.types[name] for name in sorted(states) if name not in source.inputs}}
+    own = {
+        name for name in source.initializers if name.startswith(f"{RESERVED}{MOVED}.")
+    }  # the file does not have them
+    kept = {name: tensor for name, tensor in source.initializers.items() if name not in states | own}
+    whole = replace(source, inputs=inputs, initializers=kept)
+    metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
+    return model_bytes(whole, values.offset, STATES_FILE, metadata)
+
+
+def model_bytes(graph: Graph, offsets: Mapping[str, int], location: str, metadata: Mapping[str, str]) -> bytes:
+    """A graph as a model file; initializers that have an offset lie there in the file ``location``, all else inside."""
+    body = onnx.GraphProto(name=graph.name)
+    body.input.extend(value_info(name, type) for name, type in graph.inputs.items())
+    body.output.extend(value_info(name, type) for name, type in graph.outputs.items())
+    for name, tensor in graph.initializers.items():
+        at = offsets.get(name)
+        body.initializer.append(
+            named_tensor(name, tensor) if at is None else external_tensor(name, tensor.type, at, location)
+        )
+    nodes, functions = source_nodes(graph)
+    body.node.extend(node.to_proto() for node in nodes)
+    for node in nodes:
+        if node.domain not in ("", "ai.onnx"):
+            known = [name for name in node.outputs if graph.type_of(name).static]
+            body.value_info.extend(value_info(name, graph.types[name]) for name in known)
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.header)
+    prepare(model, functions)
+    model.graph.CopyFrom(body)
+    for key, value in metadata.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data

@@ -1,0 +1,109 @@
+"""``states.bin``: every value once, however many ranks refer to it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from gopt.disk.files import create
+from gopt.errors import InputError, RunError
+from gopt.ir.graph import Tensor
+from gopt.ir.types import TensorType
+from gopt.program import SpmdProgram
+
+STATES_FILE = "states.bin"
+INLINE = 1024
+"""Constants of at most so many bytes stay inside the graphs."""
+ALIGN = 64
+CHUNK = 1 << 24
+
+
+class StatesFile:
+    """``states.bin``: every value once, in the order ranks read them; knows where each tensor starts."""
+
+    def __init__(self) -> None:
+        self.offset: dict[str, int] = {}
+        self._order: list[tuple[str, Tensor, int]] = []
+        self.size = 0
+
+    def add(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """Put tensors one after the other, without a gap, on an aligned start."""
+        if not tensors:
+            return
+        self.size += -self.size % ALIGN
+        for name, tensor in tensors:
+            self._order.append((name, tensor, self.size))
+            self.offset[name] = self.size
+            self.size += tensor.nbytes
+
+    def write(self, path: Path) -> None:
+        """All of it as a new file, or none where there is nothing; raises OSError, RunError."""
+        if self._order:
+            with create(path) as file:
+                self.write_to(file)
+
+    def write_to(self, file: BinaryIO) -> str:
+        """All of it into an open file; returns the digest, in hexadecimal. Raises OSError, RunError."""
+        seen = hashlib.sha256()
+        for chunk in self.chunks():
+            file.write(chunk)
+            seen.update(chunk)
+        return seen.hexdigest()
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The bytes, with the gaps, piece by piece."""
+        place = 0
+        for _, tensor, offset in self._order:
+            yield b"\0" * (offset - place)
+            yield from _chunks(tensor)
+            place = offset + tensor.nbytes
+
+
+def _chunks(tensor: Tensor) -> Iterator[bytes | memoryview]:
+    if tensor.parts:
+        for part in tensor.parts:
+            yield from _chunks(part)
+    elif tensor.path and tensor.nbytes:
+        with open(tensor.path, "rb") as file:
+            file.seek(tensor.offset)
+            left = tensor.nbytes
+            while left:
+                chunk = file.read(min(left, CHUNK))
+                if not chunk:
+                    raise RunError(f"{tensor.path} ended while it was read")
+                left -= len(chunk)
+                yield chunk
+    elif tensor.proto is not None and tensor.proto.HasField("raw_data"):
+        yield tensor.proto.raw_data
+    else:
+        yield np.ascontiguousarray(tensor.numpy()).tobytes()
+
+
+def plan_states_file(program: SpmdProgram) -> StatesFile:
+    """Where every stored value goes: the buckets' states in bucket order, then the others whole."""
+    source = program.training.graph
+    values = StatesFile()
+    placed: set[str] = set()
+    for names in program.layout:
+        held = [(name, source.initializers[name]) for name in names if name in source.initializers]
+        if held and len(held) < len(names):
+            missing = next(name for name in names if name not in source.initializers)
+            raise InputError(
+                f"state {held[0][0]!r} has a value and {missing!r} has none, and ranks hold both as one tensor",
+                "give values to all of them with --state FILE, or to none",
+            )
+        values.add(held)
+        placed.update(name for name, _ in held)
+    states = {state.tensor for state in program.training.states}
+    for name, tensor in source.initializers.items():
+        if name not in placed and (name in states or tensor.nbytes > INLINE):
+            values.add([(name, tensor)])
+    for parameter, copy in program.copies().items():
+        if parameter in source.initializers:
+            type = TensorType(copy.dtype, source.types[parameter].shape)
+            values.add([(copy.input, Tensor(type, cast_of=source.initializers[parameter]))])
+    return values

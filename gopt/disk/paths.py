@@ -1,0 +1,24 @@
+"""Where a path leads, as the system has it: ``link/../NAME`` lies beside what the link leads to, not the link."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """The one path under which something is looked at and written: the real folder that it lies in, and its name.
+
+    The name itself is not followed: a link stays one. Raises OSError where the system could not even look there: a
+    name that is too long, a folder before ``..`` that is missing, a folder to run in that is gone.
+    """
+    parts = Path(path).parts
+    fixed = len(parts) - parts[::-1].index("..") if ".." in parts else 0
+    head = os.path.realpath(os.path.join(*parts[:fixed]), strict=True) if fixed else ""
+    if fixed == len(parts):  # ``..`` and ``.`` have no name to stand beside
+        return Path(head or os.path.realpath(os.curdir))
+    whole = Path(os.path.realpath(os.path.join(head, *parts[fixed:-1]) or os.curdir), parts[-1])
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(whole)
+    return whole

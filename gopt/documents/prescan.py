@@ -1,0 +1,70 @@
+"""What can be seen of a JSON text before it is parsed, in time and memory of the size of the text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gopt import limits
+from gopt.errors import InputError
+
+_BLOCK = 1 << 20
+_LONG = re.compile(rb"(?<![0-9.])[0-9]{%d}" % (limits.NUMBER_DIGITS + 1))
+_DIGITS = bytes(ord("0") if chr(each).isdigit() and each < 128 else each for each in range(256))
+_TWENTY = b"0" * (limits.NUMBER_DIGITS + 1)
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def check_prescan(data: bytes, name: str) -> None:
+    """What can be seen before anything is parsed, in time and memory of the size of the text: depth, number of values
+    and of tables, lengths of texts, digits of numbers."""
+    bare = b"".join(_outside(data, name))
+    containers = bare.count(b"[") + bare.count(b"{")
+    if bare.count(b",") + containers > limits.DOCUMENT_VALUES:
+        raise InputError(f"{name} has more than {limits.DOCUMENT_VALUES} values (DOCUMENT_VALUES)")
+    brackets = bare.translate(_BRACKETS, _NO_BRACKETS)
+    left = brackets if 2 * brackets.count(b"[") == len(brackets) else b"?"
+    for _ in range(limits.DOCUMENT_DEPTH):
+        left = left.replace(b"[]", b"")
+    if left and _is_deep(brackets):
+        raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep")
+    if containers > limits.DOCUMENT_TABLES:
+        raise InputError(f"{name} has more than {limits.DOCUMENT_TABLES} tables and lists (DOCUMENT_TABLES)")
+    if bare.count(b":") > limits.DOCUMENT_KEYS:
+        raise InputError(f"{name} has more than {limits.DOCUMENT_KEYS} keys (DOCUMENT_KEYS)")
+    if _TWENTY in bare.translate(_DIGITS) and _LONG.search(bare):
+        raise InputError(f"{name} has a number of more than {limits.NUMBER_DIGITS} digits")
+
+
+def _outside(data: bytes, name: str) -> Iterator[bytes]:
+    """What stands outside of texts, block by block; one that does not end goes to the end. Raises InputError where a
+    text is too long."""
+    if data.count(b'"') > 4 * limits.DOCUMENT_VALUES:
+        raise InputError(f"{name} has more than {limits.DOCUMENT_VALUES} values (DOCUMENT_VALUES)")
+    if b"\\" in data:  # escapes become letters: the quotes that are left begin and end texts
+        data = data.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    inside, length = 0, 0
+    for place in range(0, len(data), _BLOCK):
+        parts = data[place : place + _BLOCK].split(b'"')
+        texts = parts[1 - inside :: 2]
+        yield b"".join(parts[inside::2])
+        open_first, ends_inside = inside, (inside + len(parts) - 1) % 2
+        if texts:
+            lengths = [*map(len, texts)]
+            lengths[0] += length if open_first else 0
+            if max(lengths) > limits.DOCUMENT_TEXT:
+                raise InputError(f"{name} has a text of more than {limits.DOCUMENT_TEXT} bytes (DOCUMENT_TEXT)")
+            length = lengths[-1] if ends_inside else 0
+        inside = ends_inside
+
+
+def _is_deep(brackets: bytes) -> bool:
+    depth = 0
+    for each in brackets:
+        depth += 1 if each == ord("[") else -1
+        if depth > limits.DOCUMENT_DEPTH:
+            return True
+        if depth < 0:  # no JSON at all
+            return False
+    return False

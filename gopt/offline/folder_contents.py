@@ -1,0 +1,178 @@
+"""What an output folder or a checkpoint holds: the source, and the current value of each of its states, in pieces.
+
+A value is a list of byte ranges in the ranks' files: of those nothing is kept but headers. Files of a checkpoint are
+read once, in blocks, for their digests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from gopt.analysis.role_map import RoleMap
+from gopt.api import stored_roles
+from gopt.artifact.checkpoint_index import INDEX_FILE, check_states_file, rank_states_file, read_index
+from gopt.artifact.manifest import check_source, read_manifest, read_report
+from gopt.artifact.path_diagnostics import check_folder
+from gopt.artifact.report import rank_ranges
+from gopt.errors import InputError, OptionError
+from gopt.ir.external_data import load_state
+from gopt.ir.graph import Graph, Tensor
+from gopt.ir.load import load
+from gopt.ir.types import TensorType
+from gopt.mesh import Mesh
+from gopt.pipeline import build_pipeline
+from gopt.sanitize import show
+
+
+@dataclass(slots=True)
+class FolderContents:
+    """The source graph with the values that the ranks hold, how its roles were settled, and what was written then."""
+
+    graph: Graph
+    roles: RoleMap
+    manifest: dict[str, Any]
+    report: dict[str, Any]
+    missing: list[str]
+    """States without a value."""
+
+
+def read_folder(path: str | os.PathLike[str]) -> FolderContents:
+    """Read an output folder, or one step of a checkpoint; raises InputError where something is missing or
+    differs, RunError where a checkpoint is damaged."""
+    folder, home = Path(path), _home(path)
+    checkpoint = home != folder
+    manifest, mesh = read_manifest(home)
+    report = read_report(home, manifest)
+    _check_pipeline(home, report, manifest, mesh)
+    source = home / "source.onnx"
+    if not source.is_file():
+        raise InputError(f"{home} has no {source.name}")
+    graph = load(source, own=True)
+    roles = stored_roles(graph, source)
+    check_source(manifest, graph, home)
+    values = _values(folder, manifest, graph, checkpoint)
+    _check_complete(home, manifest, mesh, values)
+    missing = [each["tensor"] for each in manifest["states"] if each["tensor"] not in values]
+    header = onnx.ModelProto()
+    header.CopyFrom(graph.header)
+    kept = [entry for entry in header.metadata_props if not entry.key.startswith("gopt.")]
+    del header.metadata_props[:]
+    header.metadata_props.extend(kept)
+    metadata = {key: value for key, value in graph.metadata.items() if not key.startswith("gopt.")}
+    whole = replace(graph, header=header, metadata=metadata, initializers={**graph.initializers, **values})
+    return FolderContents(whole, roles, manifest, report, missing)
+
+
+def read_mesh(path: str | os.PathLike[str]) -> Mesh:
+    """The mesh of an output folder or a checkpoint; raises InputError."""
+    return read_manifest(_home(path))[1]
+
+
+def _home(path: str | os.PathLike[str]) -> Path:
+    """The folder that has the manifest: of a checkpoint the one it lies in."""
+    folder = Path(path)
+    check_folder(folder, checkpoints=True)
+    if not (folder / INDEX_FILE).is_file():
+        return folder
+    follow = folder.name in ("", "..") or folder.is_symlink()
+    return (Path(os.path.realpath(folder)) if follow else folder).parent
+
+
+def _check_pipeline(home: Path, report: Mapping[str, Any], manifest: Mapping[str, Any], mesh: Mesh) -> None:
+    """Refuse a report whose passes cannot have made these ranks, or have options that are not known; raises
+    InputError."""
+    items = [
+        (each["name"], {key.replace("_", "-"): value for key, value in each["options"].items()})
+        for each in report["pipeline"]
+    ]
+    try:
+        build_pipeline(items)
+    except OptionError as error:
+        raise InputError(f"{home / 'report.json'}: pipeline: {error.message}", *error.hints) from None
+    needed = {"shard"} if mesh.data_ranks > 1 or "accumulate" in manifest else set()
+    if mesh.data_ranks > 1 and any(state["kind"] == "statistic" for state in manifest["states"]):
+        needed.add("statistics")
+    for name in sorted(needed - {name for name, _ in items}):
+        raise InputError(f"{home / 'report.json'}: pipeline: it lacks {name}, which these ranks need")
+
+
+def _check_complete(home: Path, manifest: Mapping[str, Any], mesh: Mesh, values: Mapping[str, Tensor]) -> None:
+    """Refuse a folder that lacks ranks, where states lie on them; raises InputError."""
+    there = {rank["rank"] for rank in manifest["ranks"]}
+    if len(there) == mesh.ranks or all(each["tensor"] in values for each in manifest["states"]):
+        return
+    lost = [rank for rank in range(mesh.ranks) if rank not in there]
+    name = next(each["tensor"] for each in manifest["states"] if each["tensor"] not in values)
+    raise InputError(
+        f"{home} holds {len(there)} of {mesh.ranks} ranks: {'rank' if len(lost) == 1 else 'ranks'} "
+        f"{rank_ranges(lost)} {'is' if len(lost) == 1 else 'are'} missing, with the values of {show(name)} and others",
+        "shard without --only-ranks",
+    )
+
+
+def _values(folder: Path, manifest: Mapping[str, Any], graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
+    """Every state whose pieces are all there."""
+    pieces: dict[str, dict[int, Tensor]] = {}
+    files = read_index(folder, manifest) if checkpoint else {}
+    for rank in manifest["ranks"]:
+        stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, rank)
+        for state in (*manifest["common"]["state"], *rank["state"]):
+            if state.get("copy") or state["input"] not in stored:
+                continue
+            tensor, place = stored[state["input"]], 0
+            if tensor.type.elements != sum(piece["stop"] - piece["start"] for piece in state["pieces"]):
+                what = f"{show(state['input'])} is {tensor.type}, its pieces have another number of elements"
+                raise InputError(f"rank {rank['rank']}: {what}")
+            for piece in state["pieces"]:
+                length = piece["stop"] - piece["start"]
+                held = pieces.setdefault(piece["tensor"], {})
+                if piece["start"] not in held:
+                    held[piece["start"]] = tensor.flat_slice(place, place + length)
+                place += length
+    found = {}
+    order = {name: place for place, name in enumerate(graph.inputs)}  # every state is an input of the kept source
+    for name in sorted(pieces, key=lambda name: order[name]):
+        held = pieces[name]
+        type = graph.types[name]
+        parts = tuple(held[start] for start in sorted(held))
+        if len(manifest["ranks"]) < manifest["mesh"]["ranks"] and sum(p.type.elements for p in parts) < type.elements:
+            continue
+        _check_tiles(name, type, [(start, held[start].type) for start in sorted(held)])
+        found[name] = replace(parts[0], type=type) if len(parts) == 1 else Tensor(type, parts=parts)
+    return found
+
+
+def _check_tiles(name: str, type: TensorType, parts: list[tuple[int, TensorType]]) -> None:
+    place = 0
+    for start, part in parts:
+        if start != place or part.dtype != type.dtype:
+            raise InputError(f"the pieces of {name} do not tile it: {part} at {start}, expected at {place}")
+        place += part.elements
+    if place != type.elements:
+        raise InputError(f"the pieces of {name} end at {place} of {type.elements}: a rank is missing")
+
+
+def _written(folder: Path, rank: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Initial values to which the files of a rank refer."""
+    found = {}
+    for name in rank["files"].values():
+        path = folder / Path(name).name
+        if not path.is_file():
+            raise InputError(f"rank {rank['rank']} has no file {path}")
+        tensors = load(path, own=True).initializers
+        found.update({name: tensor for name, tensor in tensors.items() if tensor.path})
+    return found
+
+
+def _checkpointed(
+    folder: Path, rank: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Tensor]:
+    path = folder / rank_states_file(rank["rank"])
+    check_states_file(path, files.get(path.name))
+    return load_state(path)

@@ -1,0 +1,158 @@
+"""The links between ranks, and how long a step's calls take on them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gopt.analysis.traffic import CollectiveCall
+from gopt.errors import OptionError
+from gopt.mesh import Mesh
+from gopt.sanitize import show
+
+_NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,15})?)"
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_A_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3}
+_HINT = "write --link 200GB/s:5us, --link shard=200GB/s:5us,dp=25GB/s:10us or --link 8x200GB/s:5us,25GB/s:10us"
+
+
+def parse_bytes(text: str) -> int:
+    """``80GB`` or ``80GiB`` -> bytes, powers of 1024; raises OptionError."""
+    match = re.fullmatch(rf"{_NUMBER}\s*(?:([KMGTkmgt])(?:i?B)?|B)", text.strip())
+    if match is None:
+        bare = re.fullmatch(_NUMBER, text.strip())
+        hint = f"say of what: {text.strip()}GB, or {text.strip()}B for bytes" if bare else "write --memory 80GB"
+        raise OptionError(f"cannot read {show(text)} as a size" + (": it has no unit" if bare else ""), hint)
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link: ``bandwidth`` in bytes a second and direction, ``latency`` in seconds a message."""
+
+    bandwidth: float
+    latency: float
+
+    @classmethod
+    def parse(cls, text: str) -> Link:
+        """Read ``200GB/s:5us``, or ``1600Gb/s:5us`` in bits; powers of 1000. Raises OptionError on anything else."""
+        match = re.fullmatch(rf"{_NUMBER}\s*([KMGTk]?)(B|b|bit)/s(?::{_NUMBER}(us|ms|ns))?", text.strip())
+        if match is None:
+            raise OptionError(f"cannot read {show(text)} as a link", "B/s are bytes, b/s or bit/s bits", _HINT)
+        rate = float(match[1]) * 1000.0 ** " KMGT".index(match[2].upper() or " ") / (1 if match[3] == "B" else 8)
+        if not rate:
+            raise OptionError(f"a link of {show(text)} carries nothing", _HINT)
+        return cls(rate, float(match[4] or 0) / _A_SECOND[match[5] or "us"])
+
+    def slower(self, other: Link) -> Link:
+        """What a message meets that takes both."""
+        return Link(min(self.bandwidth, other.bandwidth), max(self.latency, other.latency))
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The link that each group of a mesh uses.
+
+    ``by_axis``: a group over several axes goes at its slowest. ``tiers``: ranks a node or a pod holds, ascending, the
+    last without bound (0); a group goes at the first tier that holds it whole.
+    """
+
+    mesh: Mesh
+    by_axis: tuple[tuple[str, Link], ...] = ()
+    tiers: tuple[tuple[int, Link], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str, mesh: Mesh) -> Topology:
+        """Read one link, ``AXIS=LINK,...`` or ``RANKSxLINK,...,LINK``; raises OptionError on anything else."""
+        parts = [part.strip() for part in text.split(",")]
+        if any("=" in part for part in parts):
+            return cls(mesh, by_axis=_axes(parts, mesh))
+        return cls(mesh, tiers=_tiers(parts))
+
+    def of(self, group: str) -> Link:
+        """The link on which the group's calls travel."""
+        axes = self.mesh.split(group)
+        if self.by_axis:
+            known = dict(self.by_axis)
+            found = known[axes[0]]
+            for axis in axes[1:]:
+                found = found.slower(known[axis])
+            return found
+        return next(link for ranks, link in self.tiers if not ranks or self._inside(axes, ranks))
+
+    def _inside(self, axes: Sequence[str], ranks: int) -> bool:
+        """Whether every group over the axes stays inside a block of so many neighbouring ranks."""
+        strides, stride = {}, 1
+        for name, size in reversed(self.mesh.axes):
+            strides[name] = (size, stride)
+            stride *= size
+        reach = sum((strides[name][0] - 1) * strides[name][1] for name in axes)
+        others = [range(0, size * step, step) for name, (size, step) in strides.items() if name not in axes]
+        return all(sum(base) % ranks + reach < ranks for base in itertools.product(*others))
+
+
+def _axes(parts: Iterable[str], mesh: Mesh) -> tuple[tuple[str, Link], ...]:
+    found: dict[str, Link] = {}
+    for part in parts:
+        name, equals, link = part.partition("=")
+        if not equals or name in found:
+            raise OptionError(f"cannot read {show(part)} as the link of an axis", _HINT)
+        if name not in dict(mesh.axes):
+            raise OptionError(f"--link names axis {name!r}, which the mesh {mesh} has not")
+        found[name] = Link.parse(link)
+    lost = [name for name, _ in mesh.axes if name not in found]
+    if lost:
+        raise OptionError(
+            f"--link says nothing of axis {lost[0]!r} of the mesh {mesh}", f"add {lost[0]}=RATE[:LATENCY]"
+        )
+    return tuple(found.items())
+
+
+def _tiers(parts: Sequence[str]) -> tuple[tuple[int, Link], ...]:
+    found: list[tuple[int, Link]] = []
+    for part in parts[:-1]:
+        ranks, times, link = part.partition("x")
+        if not times or not re.fullmatch("[0-9]{1,9}", ranks) or int(ranks) <= (found[-1][0] if found else 0):
+            raise OptionError(f"cannot read {show(part)} as the link inside a node", _HINT)
+        found.append((int(ranks), Link.parse(link)))
+    return (*found, (0, Link.parse(parts[-1])))
+
+
+@dataclass(frozen=True, slots=True)
+class CommTimes:
+    """Seconds of a step's calls: all of them one after the other; what no computation hides, of that the latency."""
+
+    total: float
+    exposed: float
+    latency: float
+
+
+def times(calls: Iterable[CollectiveCall], topology: Topology) -> CommTimes:
+    """Ring times (anchors: section 4.6): (n-1)·α a round and the bytes sent over the bandwidth.
+
+    Where shares are uneven the ring waits for the largest. The bytes of a call with independent heavy work between its
+    issue and its first reader count as hidden; its latency does not, for every call costs its start.
+    """
+    total = exposed = latency = 0.0
+    for call in calls:
+        group = str(call.node.attributes["group"])
+        link = topology.of(group)
+        rounds = 2 if call.node.op_type == "AllReduce" else 1
+        start, bytes_ = (
+            rounds * (topology.mesh.size(group) - 1) * link.latency,
+            call.sent * _skew(call) / link.bandwidth,
+        )
+        total += start + bytes_
+        exposed += start + (0.0 if call.hidden else bytes_)
+        latency += start
+    return CommTimes(total, exposed, latency)
+
+
+def _skew(call: CollectiveCall) -> float:
+    """The largest share of a call over the mean one."""
+    cuts = call.node.attributes.get("cuts")
+    if not cuts or not cuts[-1]:
+        return 1.0
+    return float(max(stop - start for start, stop in itertools.pairwise(cuts)) * (len(cuts) - 1) / cuts[-1])

@@ -1,0 +1,90 @@
+"""What a request lacks, said before any work: axes that do nothing, passes without which the ranks would be wrong."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from gopt.analysis.operators import draws
+from gopt.analysis.training import Phase, TrainingGraph
+from gopt.errors import InputError, OptionError, RunError, UnsupportedError
+from gopt.ir.external_data import show
+from gopt.ir.graph import COMM
+from gopt.ir.types import known
+from gopt.mesh import Mesh, Sees
+from gopt.passes import PASSES
+from gopt.program import SpmdProgram
+
+
+def check_mesh(mesh: Mesh) -> None:
+    """Raise UnsupportedError on an axis that gopt does not shard along."""
+    for name, size in mesh.axes:
+        if size > 1 and name == "pp":
+            raise UnsupportedError("mesh axis 'pp' is not supported: gopt does not cut a step into pipeline stages")
+        if size > 1 and mesh.sees(name) is Sees.PART:
+            raise UnsupportedError(
+                f"mesh axis {name!r} is not supported: gopt does not cut samples into parts",
+                f"let its ranks see samples of their own: --mesh dp={size} or shard={size}",
+            )
+
+
+def check_axes(mesh: Mesh, training: TrainingGraph) -> None:
+    """Refuse a mesh whose axes shard, split and replicate nothing, and ranks that must compute the same and cannot.
+
+    Axes that see different data share the work out; others do so by calls of the source, or because the user said
+    that copies are meant. Raises OptionError, UnsupportedError.
+    """
+    live = [name for name, size in mesh.axes if size > 1]
+    same = [name for name in live if name not in mesh.data_axes]
+    node = next(filter(draws, training.graph.nodes), None) if same else None
+    if node is not None:
+        raise UnsupportedError(
+            f"{node.op_type} {node.label!r} draws other values on every rank, and ranks along {same[0]!r} must compute "
+            "the same",
+            "give it a seed, or what it draws as an input",
+        )
+    groups = {str(node.attributes["group"]) for node in training.graph.nodes if node.domain == COMM}
+    called = {axis for group in groups for axis in mesh.live(group)}
+    if live and not {*mesh.data_axes, *called, *dict(mesh.kinds)}.intersection(live):
+        raise OptionError(
+            f"the mesh {mesh} shards, splits and replicates nothing: every rank would be a plain copy of the source",
+            f"did you mean --mesh shard={mesh.ranks}, or dp={mesh.ranks}?",
+            f"if copies are meant, say so: --axis {live[0]}=replica",
+        )
+
+
+def check_states(training: TrainingGraph) -> None:
+    """Raise InputError for a state whose new value is of another type: the next step could not read it."""
+    graph = training.graph
+    for state in training.states:
+        old, new = graph.type_of(state.tensor), graph.type_of(state.updated)
+        other = old.static and new.static and old.shape != new.shape
+        if known(new.dtype) and (other or old.dtype != new.dtype):
+            raise InputError(
+                f"state {show(state.tensor)} is {old}, and its new value {show(state.updated)} is {new}",
+                "a state keeps its type from step to step: is --states right?",
+            )
+
+
+def check_disk_space(training: TrainingGraph, ranks: int, target: Path) -> None:
+    """Raise RunError where the disk under ``target``, a whole path, has less room than so many ranks take at least, in
+    bytes: what every rank has of the forward and backward, and all values once."""
+    graph = training.graph
+    each = sum(node.to_proto().ByteSize() for node in graph.nodes if node.phase is not Phase.UPDATE)
+    values = sum(tensor.nbytes for tensor in graph.initializers.values())
+    home = next(folder for folder in (target, *target.parents) if folder.is_dir())
+    free, needed = shutil.disk_usage(home).free, ranks * each + values
+    if needed > free:
+        raise RunError(
+            f"{ranks} ranks take at least {needed} bytes ({each} a rank, {values} of values), {home} has {free} free",
+            "take fewer ranks, write some of them with --only-ranks, or choose another folder with -o",
+        )
+
+
+def check_passes(program: SpmdProgram, names: Collection[str]) -> None:
+    """Raise OptionError where a pass is missing from ``names`` without which the ranks of a step would be wrong."""
+    for name, spec in PASSES.items():
+        why = spec.needed(program) if name not in names else ""
+        if why:
+            raise OptionError(f"the pipeline has no pass {name}: {why}", f"add {name} to it; see gopt passes")
