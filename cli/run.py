@@ -84,7 +84,7 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     if given["every"] and not given["checkpoint"]:
         raise OptionError("--every needs --checkpoint CKPT")
     if given["launch"] is not None:
-        return _launch(context, folder, given)
+        return _launch_ranks(context, folder, given)
     job = Job(
         folder=Path(folder), data=given["data"], steps=given["steps"], settings=_pairs(given["settings"]),
         state=given["state"], shuffle=given["shuffle"],
@@ -92,7 +92,7 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
         keep=given["keep"], resume=given["resume"], stop_on_nan=given["stop_on_nan"], sync_init=given["sync_init"],
         trace=None if given["trace"] is None else Path(given["trace"]),
     )  # fmt: skip
-    from gopt.runtime.engines.mpi import launched, load_mpi, told_once
+    from gopt.runtime.engines.mpi import launched, load_mpi, raise_on_all_ranks
 
     engine = given["engine"] or ("mpi" if launched() else "threads")
     if engine == "threads":
@@ -103,11 +103,11 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
             f"add --launch {ranks}, or start it with mpiexec -n {ranks}",
         )
     load_mpi(engine)
-    _, mesh = told_once(lambda: read_manifest(job.folder))
+    _, mesh = raise_on_all_ranks(lambda: read_manifest(job.folder))
     return _processes(job, mesh, given, engine, context.find_root().params["debug"])
 
 
-def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
+def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) -> int:
     from gopt.runtime.engines.launch import launch, mpiexec
     from gopt.runtime.training.train import read_manifest
 
@@ -123,10 +123,10 @@ def _launch(context: click.Context, folder: str, given: dict[str, Any]) -> int:
 
     with live_run(given["steps"]) as show:
         kept = given["checkpoint"] is not None
-        return launch(mesh.ranks, arguments, given["deadline"], lambda line: show(told(line)), patient=kept)
+        return launch(mesh.ranks, arguments, given["deadline"], lambda line: show(step_line(line)), patient=kept)
 
 
-def told(line: str) -> dict[str, Any]:
+def step_line(line: str) -> dict[str, Any]:
     """What the first rank tells of a step."""
     from gopt.documents import TOLD, as_run_error, parse_json
     from gopt.errors import InputError
@@ -140,15 +140,18 @@ def told(line: str) -> dict[str, Any]:
 
 def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
     from gopt.runtime.engines.base import run_threads
-    from gopt.runtime.training.stop import asked
+    from gopt.runtime.training.stop_signal import listen_for_stop
     from gopt.runtime.training.train import Trainer
 
     def live(engine: Any) -> tuple[int, int]:
-        trainer = Trainer(job, engine, _nowhere, asked=stop)
-        trainer.run(tell, _going_on(job, trainer))
+        trainer = Trainer(job, engine, _ignore_position, stop_signal=stop)
+        trainer.run(tell, _report_resume(job, trainer))
         return trainer.step, trainer.stopped
 
-    with asked(job.checkpoint is not None, _whisper) as stop, _telling(job, mesh, given, "threads") as tell:
+    with (
+        listen_for_stop(job.checkpoint is not None, _signal_note) as stop,
+        _report_steps(job, mesh, given, "threads") as tell,
+    ):
         step, stopped = run_threads(mesh, given["deadline"], live)[0]
     if stopped:
         raise _stopped(job, step, stopped)
@@ -162,7 +165,7 @@ def _stopped(job: Any, step: int, number: int) -> StoppedError:
     return StoppedError(number, f"step {step} is kept in {job.checkpoint / step_dir(step)}: --resume goes on from it")
 
 
-def _whisper(text: str) -> None:
+def _signal_note(text: str) -> None:
     """A note from within a signal handler, which may have come in the midst of other output."""
     os.write(2, f"gopt: note: {text}\n".encode())
 
@@ -170,9 +173,9 @@ def _whisper(text: str) -> None:
 def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bool) -> int:
     """This process is one rank of many."""
     from gopt.runtime.device import Host
-    from gopt.runtime.engines.beats import ENDED, SAYING, SPOKE, Heartbeat, follow
-    from gopt.runtime.engines.mpi import MpiEngine, told_once
-    from gopt.runtime.training.stop import asked
+    from gopt.runtime.engines.heartbeat import ENDED, ERROR_GRACE, REPORTED, Heartbeat, follow
+    from gopt.runtime.engines.mpi import MpiEngine, raise_on_all_ranks
+    from gopt.runtime.training.stop_signal import listen_for_stop
     from gopt.runtime.training.train import Trainer
 
     from .main import exit_code, explain_error
@@ -184,14 +187,14 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
         if beat is None or beat.first(RunError("").exit_code):
             print_error(f"rank {engine.rank}, step {where['step'] + 1}{call}: {text}")
         else:
-            time.sleep(SAYING)
+            time.sleep(ERROR_GRACE)
         if beat is not None:
-            beat.at(where["step"], where["call"], SPOKE)
+            beat.at(where["step"], where["call"], REPORTED)
 
-    engine: Any = told_once(lambda: MpiEngine(mesh, given["deadline"], explain))
+    engine: Any = raise_on_all_ranks(lambda: MpiEngine(mesh, given["deadline"], explain))
     beat = Heartbeat.open(engine.rank, engine.gather)
     if beat is not None:
-        follow(engine.watch, beat, engine.rank)
+        follow(engine.watchdog, beat, engine.rank)
 
     def position(step: int, call: int) -> None:
         where.update(step=step, call=call)
@@ -205,11 +208,11 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
             from gopt.runtime.engines.nccl import on_gpus
 
             engine, *place = on_gpus(mesh, engine)
-        with asked(job.checkpoint is not None, lambda _: None) as stop:
-            trainer = told_once(lambda: Trainer(job, engine, position, *place, asked=stop))
+        with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
+            trainer = raise_on_all_ranks(lambda: Trainer(job, engine, position, *place, stop_signal=stop))
             if engine.rank == 0:
-                with _telling(job, mesh, given, kind, lambda: host.shared) as tell:
-                    trainer.run(tell, _going_on(job, trainer))
+                with _report_steps(job, mesh, given, kind, lambda: host.shared_calls) as tell:
+                    trainer.run(tell, _report_resume(job, trainer))
             else:
                 trainer.run(lambda _: None)
         if trainer.stopped and engine.rank == 0 and (beat is None or beat.first(128 + trainer.stopped)):
@@ -220,9 +223,9 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
         if beat is None or beat.first(exit_code(error)):
             explain_error(error, debug)
         else:
-            time.sleep(SAYING)  # another rank is saying why, and ends this one
+            time.sleep(ERROR_GRACE)  # another rank is saying why, and ends this one
         if beat is not None:
-            beat.at(where["step"], where["call"], SPOKE)
+            beat.at(where["step"], where["call"], REPORTED)
         engine.fail(error)
     except SystemExit:  # another rank says why
         if beat is not None:
@@ -231,22 +234,22 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
     return 128 + trainer.stopped if trainer.stopped else 0
 
 
-def _nowhere(step: int, call: int) -> None:
+def _ignore_position(step: int, call: int) -> None:
     return None
 
 
 @contextmanager
-def _telling(
-    job: Any, mesh: Any, given: dict[str, Any], engine: str, shared: Callable[[], int] = lambda: 0
+def _report_steps(
+    job: Any, mesh: Any, given: dict[str, Any], engine: str, shared_calls: Callable[[], int] = lambda: 0
 ) -> Iterator[Callable[[Any], None]]:
     """Loss and throughput in the terminal, the log, and a result at the end."""
-    from gopt.runtime.engines.beats import HEARTBEATS
+    from gopt.runtime.engines.heartbeat import HEARTBEATS
     from gopt.runtime.engines.launch import LIVE
 
     from .render_run import live_run, render_run
 
     steps: list[Any] = []
-    resumed = _resumed(job)
+    resumed = _resume_step(job)
     watched = os.environ.get(HEARTBEATS)
     live_path = os.path.join(watched, LIVE) if watched else None
     with live_run(job.steps) as show, _log(given["log"]) as write, _log(live_path) as live:
@@ -261,8 +264,8 @@ def _telling(
     spent = sum(each.seconds for each in steps)
     failed = [each.step for each in steps if not math.isfinite(each.loss)]
     record = {
-        "folder": str(job.folder), "engine": engine, "ranks": mesh.ranks, "shared_calls": shared(), "steps": len(steps),
-        "asked": job.steps, "resumed": resumed,
+        "folder": str(job.folder), "engine": engine, "ranks": mesh.ranks,
+        "shared_calls": shared_calls(), "steps": len(steps), "asked": job.steps, "resumed": resumed,
         "first": steps[0].to_json() if steps else None, "last": steps[-1].to_json() if steps else None,
         "not_finite": {"steps": len(failed), "first": failed[0]} if failed else None,
         "seconds": round(spent, 6),
@@ -275,7 +278,7 @@ def _telling(
         render_run(record, [each.loss for each in steps])
 
 
-def _resumed(job: Any) -> int | None:
+def _resume_step(job: Any) -> int | None:
     """The step that a run goes on from; None: from the beginning."""
     if not job.resume or job.checkpoint is None:
         return None
@@ -284,7 +287,7 @@ def _resumed(job: Any) -> int | None:
     return max(complete_steps(job.checkpoint), default=None)
 
 
-def _going_on(job: Any, trainer: Any) -> Callable[[], None]:
+def _report_resume(job: Any, trainer: Any) -> Callable[[], None]:
     """What says on stderr which step a run goes on from, when all that could refuse it has passed."""
     there = job.checkpoint is not None and job.checkpoint.exists()
 

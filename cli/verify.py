@@ -69,7 +69,7 @@ def command(
         _, mesh = read_manifest(Path(paths[-1]))
         arguments = ["verify", *paths, *arguments_of(context, ("paths",))]
         return launch(mesh.ranks, arguments, deadline, lambda line: None)
-    from gopt.runtime.proof.verify import Verifier
+    from gopt.verification.verify import Verifier
 
     options: dict[str, Any] = {"steps": steps, "seed": seed, "hyper": hyper, "data": data, "confirm": not no_confirm}
     if engine == "mpi":
@@ -88,11 +88,11 @@ def command(
 def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, as_json: bool) -> int:
     """One process of many: each computes the reference, runs its own rank, and hears what the others made."""
     from gopt.errors import GoptError
-    from gopt.runtime.engines.base import one_of_many
-    from gopt.runtime.engines.beats import ENDED, SPOKE, Heartbeat, follow
+    from gopt.runtime.engines.base import run_one_rank
+    from gopt.runtime.engines.heartbeat import ENDED, REPORTED, Heartbeat, follow
     from gopt.runtime.engines.mpi import MpiEngine
-    from gopt.runtime.proof.verify import Verifier
     from gopt.runtime.training.train import read_manifest
+    from gopt.verification.verify import Verifier
 
     from .render_verify import render_verification
 
@@ -100,12 +100,12 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
     engine = MpiEngine(mesh, deadline, print_error)
     beat = Heartbeat.open(engine.rank, engine.gather)
     if beat is not None:
-        follow(engine.watch, beat, engine.rank)
+        follow(engine.watchdog, beat, engine.rank)
     how = ENDED
     try:
         verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None, deadline)
         engine.prepare(verifier.groups())
-        verifier.transport = one_of_many(engine)
+        verifier.transport = run_one_rank(engine)
         result = verifier.run(**options)
         if engine.rank == 0 and as_json:
             print_json_text(strict_json(result.to_json(), 1))
@@ -113,7 +113,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
             render_verification(result.to_json())
         return result.exit_code
     except GoptError as error:
-        how = SPOKE
+        how = REPORTED
         print_error(f"rank {engine.rank}: {error.message}", error.hints)
         engine.fail(error)
         return error.exit_code

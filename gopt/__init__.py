@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gopt.api import Sharded, Source, load, shard
     from gopt.mesh import Mesh
-    from gopt.runtime.proof.verify import verify
+    from gopt.verification.verify import verify
 
 __version__ = "0.1.0"
 __all__ = ["Mesh", "Sharded", "Source", "__version__", "load", "shard", "verify"]
 
 _HOME = {
     "Mesh": "gopt.mesh", "Sharded": "gopt.api", "Source": "gopt.api", "load": "gopt.api", "shard": "gopt.api",
-    "verify": "gopt.runtime.proof.verify",
+    "verify": "gopt.verification.verify",
 }  # fmt: skip
 
 

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
-from gopt.runtime.cut import Segment
-from gopt.runtime.lent import ALONE, Lender
-from gopt.runtime.places import Places
-from gopt.runtime.rooms import Rooms, lay_out
+from gopt.runtime.allocator import NO_ALLOCATOR, Allocator
+from gopt.runtime.partition import Segment
+from gopt.runtime.planner.buffer_assignment import BufferAssignment, assign_buffers
+from gopt.runtime.planner.memory_planner import BufferViews
 from gopt.runtime.session import Array, SessionCache, Value, bind_memory, run_bound
 
 
-class Piece(Protocol):
+class CompiledSegment(Protocol):
     """A segment with its session, made ready."""
 
     inputs: tuple[str, ...]
@@ -31,38 +31,38 @@ class Piece(Protocol):
 class Device(Protocol):
     """A place for values. *Shown* is how calls and the caller of a program get a value: in host memory, an array."""
 
-    lowers: bool
+    emulates_half: bool
     """Whether operators on halves are lowered to float32 ones."""
-    shares: bool
+    shares_memory: bool
     """Whether a value made of an array is the array's own memory, and changes with it: then results have fixed places
     in host memory, and long elementwise runs are done there."""
 
     def sessions(self) -> SessionCache:
         """An empty cache whose sessions run here."""
 
-    def put(self, shown: Any) -> Any:
+    def to_device(self, array: Any) -> Any:
         """A value for sessions: of an array, or of what is shown already."""
 
-    def show(self, value: Any) -> Any:
+    def view(self, value: Any) -> Any:
         """The inverse of put."""
 
-    def down(self, shown: Any) -> Array:
+    def to_host(self, array: Any) -> Array:
         """An array in host memory, whole and current."""
 
-    def rooms(self, graph: Graph, replaces: Mapping[str, str]) -> Rooms:
+    def buffers(self, graph: Graph, replaces: Mapping[str, str]) -> BufferAssignment:
         """Where values lie so that calls need no copies, shown; ``replaces``: output -> state."""
 
-    def piece(
+    def compile_segment(
         self,
         segment: Segment,
         session: tuple[tuple[str, ...], Any],
         types: Mapping[str, TensorType],
-        places: Places | None,
-    ) -> Piece:
+        views: BufferViews | None,
+    ) -> CompiledSegment:
         """A segment made ready, step after step with its results in these places; None: always in new ones."""
 
 
-class HostPiece:
+class HostSegment:
     """A segment on the CPU, with results in memory of their own."""
 
     overwrites: frozenset[str] = frozenset()
@@ -87,30 +87,30 @@ class _Side:
     """A binding, and what it is bound to."""
 
     binding: Any
-    places: dict[str, Value]
+    views: dict[str, Value]
     """Results that always lie there."""
     bound: dict[str, Value] = field(default_factory=dict)
     results: list[Value] = field(default_factory=list)
     """Of places alone, when there is nothing else."""
 
 
-class KeptPiece(HostPiece):
+class BoundSegment(HostSegment):
     """A segment that runs step after step, on what is mostly the same memory: only what moved is bound anew.
 
     It has two sides, in turn, for results that have two places, and for states that come from such ones.
     """
 
-    def __init__(self, segment: Segment, session: tuple[tuple[str, ...], Any], places: Places) -> None:
+    def __init__(self, segment: Segment, session: tuple[tuple[str, ...], Any], views: BufferViews) -> None:
         super().__init__(segment, session)
-        self._others = [name for name in self.outputs if name not in places]
+        self._others = [name for name in self.outputs if name not in views]
         self._sides = []
         for turn in (0, -1):
             side = _Side(
-                self._session.io_binding(), {name: places[name][turn] for name in self.outputs if name in places}
+                self._session.io_binding(), {name: views[name][turn] for name in self.outputs if name in views}
             )
-            for name, value in side.places.items():
+            for name, value in side.views.items():
                 side.binding.bind_ortvalue_output(name, value.given)
-            side.results = [] if self._others else [side.places[name] for name in self.outputs]
+            side.results = [] if self._others else [side.views[name] for name in self.outputs]
             self._sides.append(side)
 
     def run(self, values: Mapping[str, Value]) -> list[Value]:
@@ -133,8 +133,8 @@ class KeptPiece(HostPiece):
         run_bound(self._session, binding)
         if not self._others:
             return side.results
-        results = dict(zip([*side.places, *self._others], binding.get_outputs()))
-        made = side.places | {name: Value(given=results[name]) for name in self._others}
+        results = dict(zip([*side.views, *self._others], binding.get_outputs()))
+        made = side.views | {name: Value(given=results[name]) for name in self._others}
         return [made[name] for name in self.outputs]
 
 
@@ -142,35 +142,35 @@ class Host:
     """Host memory: the runtime works on NumPy's own memory, and nothing is copied. An engine may be the ``lender`` of
     memory that its calls need."""
 
-    lowers = True
-    shares = True
+    emulates_half = True
+    shares_memory = True
 
-    def __init__(self, lender: Lender = ALONE) -> None:
-        self._lender = lender
+    def __init__(self, allocator: Allocator = NO_ALLOCATOR) -> None:
+        self._allocator = allocator
 
     def sessions(self) -> SessionCache:
         return SessionCache()
 
-    def put(self, shown: Array) -> Value:
-        return Value(shown)
+    def to_device(self, array: Array) -> Value:
+        return Value(array)
 
-    def show(self, value: Value) -> Array:
+    def view(self, value: Value) -> Array:
         return value.array
 
-    def down(self, shown: Array) -> Array:
-        return shown
+    def to_host(self, array: Array) -> Array:
+        return array
 
-    def rooms(self, graph: Graph, replaces: Mapping[str, str]) -> Rooms:
-        return lay_out(graph, replaces, self._lender)
+    def buffers(self, graph: Graph, replaces: Mapping[str, str]) -> BufferAssignment:
+        return assign_buffers(graph, replaces, self._allocator)
 
-    def piece(
+    def compile_segment(
         self,
         segment: Segment,
         session: tuple[tuple[str, ...], Any],
         types: Mapping[str, TensorType],
-        places: Places | None,
-    ) -> HostPiece:  # fmt: skip
-        return HostPiece(segment, session) if places is None else KeptPiece(segment, session, places)
+        views: BufferViews | None,
+    ) -> HostSegment:  # fmt: skip
+        return HostSegment(segment, session) if views is None else BoundSegment(segment, session, views)
 
 
 HOST = Host()

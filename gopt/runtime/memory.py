@@ -52,7 +52,7 @@ class Pool:
             return held[place][start : start + size].view(dtype).reshape(shape)
 
 
-def joined(arrays: Sequence[Array]) -> Array | None:
+def packed_view(arrays: Sequence[Array]) -> Array | None:
     """Arrays that lie one behind the other in one flat array, as that; None where they do not."""
     if len(arrays) == 1:
         return arrays[0].reshape(-1) if arrays[0].flags.c_contiguous else None
@@ -67,7 +67,7 @@ def joined(arrays: Sequence[Array]) -> Array | None:
     return flat
 
 
-def apart(flat: Array, shapes: Sequence[Sequence[int]]) -> list[Array]:
+def unpack_views(flat: Array, shapes: Sequence[Sequence[int]]) -> list[Array]:
     """Arrays of these shapes that lie one behind the other in a flat one: the inverse of ``joined``."""
     ends = [0, *accumulate(total_elements([shape]) for shape in shapes)]
     return [flat[start:stop].reshape(shape) for (start, stop), shape in zip(pairwise(ends), shapes, strict=True)]

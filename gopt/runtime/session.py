@@ -22,9 +22,9 @@ import onnx
 from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType, dtype_code, dtype_name, known
-from gopt.runtime.causes import failed
-from gopt.runtime.cut import Segment
+from gopt.runtime.partition import Segment
 from gopt.runtime.proto import build_model, is_constant, is_small, stored
+from gopt.runtime.runtime_errors import node_error
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -87,10 +87,10 @@ class SessionCache:
     def build(self, model: bytes) -> Any:
         """A new session; raises as ``get`` does."""
         session = _session(model)
-        return session if self.deadline is None else _Ended(session, self.deadline)
+        return session if self.deadline is None else _DeadlineSession(session, self.deadline)
 
 
-class _Ended:
+class _DeadlineSession:
     """A session whose runs end after a deadline: what a file's loops do may have no end."""
 
     def __init__(self, session: Any, deadline: float) -> None:
@@ -277,7 +277,7 @@ def run_bound(session: Any, binding: Any) -> None:
     except RunError:
         raise
     except Exception as error:  # its exceptions have no common base
-        raise failed(error) from error
+        raise node_error(error) from error
 
 
 def bind_memory(bind: Any, name: str, array: Array) -> None:

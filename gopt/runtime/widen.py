@@ -10,7 +10,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto
 
 from gopt.ir.graph import Graph, Node, Tensor, make_attribute
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
-from gopt.runtime.lower import TYPE_ATTRIBUTES, inlined
+from gopt.runtime.emulate_half import TYPE_ATTRIBUTES, inlined
 from gopt.runtime.proto import as_node
 
 NARROW = frozenset({"float32", *LOW_PRECISION})

@@ -13,7 +13,7 @@ from gopt.analysis.coupling.step_couplings import CouplingSummary, analyse_coupl
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
-from gopt.runtime.whole import run_graph
+from gopt.runtime.reference_eval import run_graph
 
 WIDTH, TOKENS, CLASSES = 4, 3, 5
 Forward = Callable[[Builder, int], str]

@@ -12,7 +12,7 @@ import gopt
 from gopt.analysis.layout_aliases import find_aliases
 from gopt.errors import UnsupportedError
 from gopt.ir.load import load
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 
 def shape(b: Builder, *dims: int) -> str:

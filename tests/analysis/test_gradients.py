@@ -12,7 +12,7 @@ from helpers import FIXTURES, Builder, Network, perceptron
 import gopt
 from gopt.analysis.training import StateKind
 from gopt.errors import UnsupportedError
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 RATE = 0.1
 
@@ -89,7 +89,7 @@ def test_the_mean_is_taken_of_that_value(what, tmp_path):
     from onnx.reference import ReferenceEvaluator
 
     from gopt.runtime.engines.threads import run_ranks
-    from gopt.runtime.program import Program
+    from gopt.runtime.executor import Executor
     from gopt.runtime.session import SessionCache
 
     path, net = step(UPDATES[what], tmp_path)
@@ -111,7 +111,7 @@ def test_the_mean_is_taken_of_that_value(what, tmp_path):
     wanted = ReferenceEvaluator(update).run(None, feeds)[0]
     from gopt.ir.load import load
 
-    programs = [Program(load(tmp_path / "out" / f"rank_{r:04d}.onnx", own=True), SessionCache()) for r in range(2)]
+    programs = [Executor(load(tmp_path / "out" / f"rank_{r:04d}.onnx", own=True), SessionCache()) for r in range(2)]
     given = [{**{k: v for k, v in feeds.items() if k in program.graph.inputs}, **batch}
              for program, batch in zip(programs, batches)]  # fmt: skip
     for outputs in run_ranks(programs, given, sharded.program.mesh):

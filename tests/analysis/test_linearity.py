@@ -9,7 +9,7 @@ from helpers import Builder
 from gopt.analysis.graph_walks import Index
 from gopt.analysis.linearity import Linearity, propagate_linearity
 from gopt.ir.load import load
-from gopt.runtime.whole import run_graph
+from gopt.runtime.reference_eval import run_graph
 
 
 def zeros(b: Builder) -> str:

@@ -9,7 +9,7 @@ import gopt
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.ir.load import load
 from gopt.offline.merge import merge
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 
 def shape(b: Builder, *dims: int) -> str:

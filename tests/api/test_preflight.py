@@ -19,7 +19,7 @@ from gopt.errors import OptionError, UnsupportedError
 from gopt.mesh import AXES, Mesh, Sees, axis_kinds
 from gopt.offline.merge import reshard
 from gopt.pipeline import Pipeline, build_pipeline, parse_pipeline
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 MLP, CNN = FIXTURES / "mlp_mom_clip_sched.onnx", FIXTURES / "cnn_mom_fp16.onnx"
 

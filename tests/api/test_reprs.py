@@ -15,7 +15,7 @@ from gopt.offline.diff import diff
 from gopt.offline.inspect import inspect_folder, inspect_model
 from gopt.offline.plan import choices, rank_choices
 from gopt.passes.shard.plan import Plan
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 MOST = 200
 

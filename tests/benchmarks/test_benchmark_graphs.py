@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from gopt import api
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES, ROOT
 
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 MODEL = str(FIXTURES / "gpt_adamw.onnx")
 

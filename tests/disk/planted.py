@@ -12,7 +12,7 @@ from faults import Fault
 import gopt.artifact.model_file as model_file
 import gopt.disk.staging as staged
 import gopt.runtime.training.checkpoint as checkpoint
-import gopt.runtime.training.home as home
+import gopt.runtime.training.checkpoint_folder as home
 from gopt.disk.staging import Staged
 
 _PUT = model_file._put_data

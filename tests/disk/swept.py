@@ -16,7 +16,7 @@ from recipes import Recipe, build
 from sweep import Case
 
 import gopt.offline.merge as merging
-import gopt.runtime.training.home as home
+import gopt.runtime.training.checkpoint_folder as home
 
 LIMIT = 16
 """Bytes beyond which values lie in a file of their own: the steps here are tiny."""
@@ -51,7 +51,8 @@ def warm() -> None:
         _old_model(Path(text))
         _do("reshard", str(Path(text, "in.ranks")), "--ranks", "1", "-o", str(Path(text, "out")))
     for name in ("gopt.cli.run", "gopt.cli.render_run", "gopt.runtime.engines.mpi", "gopt.runtime.engines.launch",
-                 "gopt.runtime.training.stop", "rich.live", "rich.progress", "rich.ansi", "onnxruntime"):  # fmt: skip
+                 "gopt.runtime.training.stop_signal", "rich.live", "rich.progress", "rich.ansi",
+                 "onnxruntime"):  # fmt: skip
         import_module(name)
     gc.collect()
     gc.freeze()

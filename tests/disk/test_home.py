@@ -17,7 +17,7 @@ import pytest
 from gopt.cli.main import main
 from recipes import Recipe, build
 
-import gopt.runtime.training.home as home
+import gopt.runtime.training.checkpoint_folder as home
 
 LONG = 300.0
 """Seconds that nothing takes, on however busy a machine."""

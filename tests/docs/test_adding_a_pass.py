@@ -5,7 +5,7 @@ from pathlib import Path
 
 import gopt
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,10 +13,6 @@ from pathlib import Path
 import onnxruntime  # noqa: F401  each child would import it anew
 from gopt.cli.main import main
 
-import gopt.api
-import gopt.offline.merge
-import gopt.runtime.proof.verify
-import gopt.runtime.training.train  # noqa: F401
 from fuzz.cases import KINDS, Command, Corpus
 from fuzz.child import Outcome, in_child
 from fuzz.judge import fault, untrue

@@ -39,7 +39,7 @@ LAYERS = (
     },
     {"gopt.runtime", "gopt.offline"},
     {"gopt.runtime.engines"},
-    {"gopt.runtime.training", "gopt.runtime.proof"},
+    {"gopt.runtime.training", "gopt.verification"},
     {"gopt.cli"},
 )
 """Each may import those above it and its own."""
@@ -49,7 +49,7 @@ ONLY = {
     "onnxruntime": lambda module: module == "gopt.runtime.session",
     "mpi4py": lambda module: module == "gopt.runtime.engines.mpi",
     "nccl": lambda module: module == "gopt.runtime.engines.nccl",
-    "llvmlite": lambda module: module == "gopt.runtime.loops",
+    "llvmlite": lambda module: module == "gopt.runtime.planner.llvm_kernels",
     "jsonschema_rs": lambda module: module == "gopt.documents.schema",
     "cuda": lambda module: module == "gopt.runtime.engines.cuda",
 }
@@ -136,8 +136,8 @@ def test_planted_imports_are_caught():
         "gopt.passes.statistics": "from . import prune",
         "gopt.pipeline": "import rich.table",
         "gopt.api": "from click import echo",
-        "gopt.runtime.proof.verify": "import onnxruntime as ort",
-        "gopt.runtime.program": "from gopt.runtime.engines.base import Calls",
+        "gopt.verification.verify": "import onnxruntime as ort",
+        "gopt.runtime.executor": "from gopt.runtime.engines.base import CollectiveRunner",
         "gopt.runtime.engines.mpi": "from gopt.runtime.training.trace import Trace",
         "gopt.cli.shard": "from rich.console import Console",
         "gopt.mesh": "from .artifact.report import Change",

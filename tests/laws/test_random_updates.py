@@ -23,7 +23,7 @@ import gopt
 from gopt.errors import GoptError, UnsupportedError
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 recipes = st.builds(
     Recipe,

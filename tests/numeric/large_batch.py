@@ -17,9 +17,9 @@ from gopt.ir.load import load as load_graph
 from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.runtime.engines.threads import run_ranks
-from gopt.runtime.program import Program
+from gopt.runtime.executor import Executor
+from gopt.runtime.reference_eval import run_graph
 from gopt.runtime.session import SessionCache
-from gopt.runtime.whole import run_graph
 
 Build = Callable[[int], ModelProto]
 """A training step for so many samples."""
@@ -100,7 +100,7 @@ class _Rank:
         self.sums = record.get("accumulators", [])
         graphs = {phase: load_graph(folder / record["files"][phase], own=True) for phase in phases}
         self.types = {name: type for graph in graphs.values() for name, type in graph.inputs.items()}
-        self.programs = {phase: Program(graph, cache) for phase, graph in graphs.items()}
+        self.programs = {phase: Executor(graph, cache) for phase, graph in graphs.items()}
 
     def feeds(self, whole: Values) -> Values:
         """What the rank holds of whole tensors; sums at zero."""

@@ -11,7 +11,7 @@ import pytest
 
 import gopt
 from gopt.errors import UnsupportedError
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 HERE = Path(__file__).parent / "adversary"
 REFUSED = {"dynamic_lr_gnorm": "w1.g"}

@@ -21,8 +21,8 @@ from gopt.mesh import Mesh, axis_kinds
 from gopt.passes.base import Pass
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline
 from gopt.program import SpmdProgram
-from gopt.runtime.proof.verify import Verifier
 from gopt.sharding.placements import FlatShard
+from gopt.verification.verify import Verifier
 
 Plant = Callable[[SpmdProgram], None]
 

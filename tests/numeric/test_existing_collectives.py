@@ -18,9 +18,9 @@ from gopt.importers.collectives import recognise
 from gopt.ir.load import load
 from gopt.mesh import Mesh
 from gopt.runtime.engines.threads import run_ranks
-from gopt.runtime.program import Program
-from gopt.runtime.proof.verify import Verifier
+from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
+from gopt.verification.verify import Verifier
 
 GROUPS = {"1": "shard"}
 
@@ -85,7 +85,7 @@ def run_source(path: Path, mesh: Mesh, feeds: list[dict[str, np.ndarray]]) -> li
         for node in own.nodes:
             if node.op_type == "Broadcast" and mesh.index(node.attributes["group"], rank) != node.attributes["root"]:
                 node.inputs, node.proto = [], None
-        programs.append(Program(own, SessionCache()))
+        programs.append(Executor(own, SessionCache()))
     return run_ranks(programs, feeds, mesh)
 
 
@@ -99,7 +99,7 @@ def both(path: Path, folder: Path, mesh: Mesh) -> None:
     wanted = run_source(path, mesh, batches)
     feeds = [{**rank.values, **batch} for rank, batch in zip(verifier.ranks, batches)]
     outputs = run_ranks([rank.programs["step"] for rank in verifier.ranks], feeds, mesh)
-    new = verifier.team.joined("output", outputs)
+    new = verifier.all_ranks.joined("output", outputs)
     for state in verifier.training.states:
         for rank in wanted:
             np.testing.assert_allclose(new[state.tensor], rank[state.updated], rtol=2e-5, atol=1e-6)

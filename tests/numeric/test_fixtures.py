@@ -12,7 +12,7 @@ from gopt.analysis.training import StateKind
 from gopt.api import Source
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 STAGES = (0, 1, 2, 3)
 RANKS = (1, 2, 3, 8)

@@ -17,7 +17,7 @@ from gopt.ir.graph import COMM
 from gopt.mesh import Mesh
 from gopt.passes import PASSES
 from gopt.pipeline import build_pipeline
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "flat": {},

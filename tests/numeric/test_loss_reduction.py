@@ -15,7 +15,7 @@ from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.role_map import RoleMap
 from gopt.errors import OptionError
 from gopt.ir.load import load as load_graph
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 LOSSES = ("mean", "sum", "weighted")
 UPDATES = {

@@ -12,7 +12,7 @@ from large_batch import Values, worst_difference
 import gopt
 from gopt.analysis.role_map import RoleMap
 from gopt.errors import OptionError, UnsupportedError
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 SHARED = RoleMap(shared=["loss"])
 

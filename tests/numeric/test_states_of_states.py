@@ -10,7 +10,7 @@ import gopt
 from gopt.analysis.role_map import RoleMap
 from gopt.api import Source
 from gopt.errors import UnsupportedError
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 SHAPE = (3, 4)
 

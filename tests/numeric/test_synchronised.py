@@ -13,7 +13,7 @@ from large_batch import worst_difference
 
 import gopt
 from gopt.errors import OptionError, UnsupportedError
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 KINDS = {
     "fused": Coupled(),

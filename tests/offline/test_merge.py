@@ -22,7 +22,7 @@ from gopt.offline import merge as module
 from gopt.offline.diff import diff
 from gopt.offline.merge import merge, reshard
 from gopt.pipeline import build_pipeline
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 
 def values(path: Path) -> dict[str, bytes]:

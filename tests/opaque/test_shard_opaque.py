@@ -18,7 +18,7 @@ from gopt.api import Sharded
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.load import load
 from gopt.opaque.table import OPERATORS
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 MODELS = functools.cache(steps.models)
 NAMES = sorted(MODELS())

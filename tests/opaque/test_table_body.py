@@ -14,7 +14,7 @@ from gopt.ir.load import load
 from gopt.opaque.expand import expand
 from gopt.opaque.operator_schema import Arrangement, OperatorSchema
 from gopt.opaque.table import OPERATORS
-from gopt.runtime.whole import run_graph
+from gopt.runtime.reference_eval import run_graph
 
 SHAPES = ((3, 4), (5,))
 OPTIONS: dict[str, list[dict[str, Any]]] = {

@@ -16,7 +16,7 @@ from gopt.lower.specialise import specialise
 from gopt.mesh import Mesh
 from gopt.program import SpmdProgram
 from gopt.runtime.engines.threads import run_ranks
-from gopt.runtime.program import Program
+from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
 
 CACHE = SessionCache()
@@ -98,7 +98,7 @@ def run(step: SpmdProgram, seed: int = 0) -> list[dict[str, np.ndarray]]:
             from gopt.ir.graph import Tensor
 
             graph.initializers[name] = Tensor(graph.types[name], array=array)
-        programs.append(Program(graph, CACHE))
+        programs.append(Executor(graph, CACHE))
         generator = np.random.default_rng([seed, rank])
         feeds.append(
             {name: generator.standard_normal(type.dims).astype(type.dtype) for name, type in graph.inputs.items()}

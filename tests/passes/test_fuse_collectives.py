@@ -17,8 +17,8 @@ from gopt.mesh import Mesh
 from gopt.passes.fuse_collectives import Options, fuse_collectives
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
-from gopt.runtime.proof.verify import Verifier
 from gopt.sharding.placements import FlatShard
+from gopt.verification.verify import Verifier
 
 MIB = 1 << 20
 

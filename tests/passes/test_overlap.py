@@ -20,7 +20,7 @@ from gopt.mesh import Mesh
 from gopt.passes.overlap import Issue, Window, issue
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 FLAT = Mesh((("shard", 4),))
 HYBRID = Mesh((("dp", 2), ("shard", 2)))

@@ -17,7 +17,7 @@ import gopt
 from gopt.errors import UnsupportedError
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 
 def written(path: Path, folder: Path, mesh: str, micro_steps: int = 1, **options: Any) -> Path:

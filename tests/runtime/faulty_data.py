@@ -26,23 +26,23 @@ if os.environ.get("FAULT") in ("allocate", "map") and os.environ.get("PMI_RANK")
 if os.environ.get("FAULT") in ("beside", "late", "unordered"):  # as on a host with processors to spare
     from gopt.runtime.engines.mpi import MpiEngine
 
-    MpiEngine.beside = property(lambda engine: True)
+    MpiEngine.overlaps = property(lambda engine: True)
 
 if os.environ.get("FAULT") in ("late", "unordered") and os.environ.get("PMI_RANK") == "1":
-    from gopt.runtime.device import KeptPiece
+    from gopt.runtime.device import BoundSegment
 
-    soon = KeptPiece.run
+    soon = BoundSegment.run
 
     def late(piece: Any, values: Any) -> Any:
         time.sleep(float(os.environ.get("LATE", 0.02)))
         return soon(piece, values)
 
-    KeptPiece.run = late
+    BoundSegment.run = late
 
 if os.environ.get("FAULT") == "unordered":
-    from gopt.runtime.order import Order
+    from gopt.runtime.planner.hazards import HappensBefore
 
-    Order.last = lambda *_: -1  # as if nobody read what others write
+    HappensBefore.last = lambda *_: -1  # as if nobody read what others write
 
 
 def batches(part: int, parts: int) -> Iterator[dict[str, Any]]:

@@ -15,8 +15,8 @@ from gopt.collectives.node import format_shape
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.load import load
 from gopt.ir.types import dtype_code
-from gopt.runtime.cut import Segment, cut
-from gopt.runtime.program import Program
+from gopt.runtime.executor import Executor
+from gopt.runtime.partition import Segment, partition
 from gopt.runtime.session import SessionCache
 
 Spec = dict[str, tuple[str, Sequence[int | str]]]
@@ -114,8 +114,8 @@ def expected_sgd(feeds: Sequence[dict[str, np.ndarray]]) -> tuple[np.ndarray, np
     return bucket - momentum / 8, momentum, losses
 
 
-def alone(graph: Graph, cache: SessionCache | None = None) -> Program:
-    return Program(graph, cache or SessionCache())
+def alone(graph: Graph, cache: SessionCache | None = None) -> Executor:
+    return Executor(graph, cache or SessionCache())
 
 
 def no_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -126,5 +126,5 @@ def segments(graph: Graph) -> list[list[str]]:
     """The cut in short: first outputs by segment, and operator types of calls."""
     return [
         [node.outputs[0] for node in step.nodes] if isinstance(step, Segment) else [step.node.op_type]
-        for step in cut(graph)
+        for step in partition(graph)
     ]

@@ -153,13 +153,13 @@ def test_every_kind_of_call_over_mpi(half, tmp_path):
             {"stage": 1, "reduce_dtype": "bfloat16"},
         )
     ):
-        home = tmp_path / str(number)
-        home.mkdir()
-        folder, data = written(home, recipe=recipe, **options), samples(home)
-        train(folder, data, 3, checkpoint=home / "threads")
-        done = run(command(folder, data, 3, "--launch", "2", "--checkpoint", str(home / "mpi")))
+        root = tmp_path / str(number)
+        root.mkdir()
+        folder, data = written(root, recipe=recipe, **options), samples(root)
+        train(folder, data, 3, checkpoint=root / "threads")
+        done = run(command(folder, data, 3, "--launch", "2", "--checkpoint", str(root / "mpi")))
         assert done.returncode == 0, done.stderr
-        first, second = (values(home / name / "step_00000003", home) for name in ("threads", "mpi"))
+        first, second = (values(root / name / "step_00000003", root) for name in ("threads", "mpi"))
         for name, value in first.items():
             np.testing.assert_allclose(second[name], value, rtol=2e-2, atol=1e-4, err_msg=name)
 
@@ -493,7 +493,7 @@ def test_a_launcher_that_starts_nobody_is_given_up(tmp_path, monkeypatch):
 def test_the_code_is_that_of_the_rank_that_said_why(tmp_path, monkeypatch):
     """The launcher may report the signal that ended another one."""
     ended = tmp_path / "mpiexec"
-    ended.write_text(f'#!/bin/sh\nprintf 3 > "${launch.HEARTBEATS}/{launch.SAID}"\nexit 9\n')
+    ended.write_text(f'#!/bin/sh\nprintf 3 > "${launch.HEARTBEATS}/{launch.ERROR_CLAIMED}"\nexit 9\n')
     ended.chmod(0o755)
     monkeypatch.setattr(launch, "mpiexec", lambda: str(ended))
     assert launch.launch(2, ["run"], 1.0, lambda line: None) == 3

@@ -15,9 +15,9 @@ from runtime_graphs import alone, comm, make, no_call, sgd_feeds, sharded_sgd
 from gopt.errors import RunError, UnsupportedError
 from gopt.ir.types import dtype_code
 from gopt.runtime import session
-from gopt.runtime.program import Program
+from gopt.runtime.executor import Executor
+from gopt.runtime.reference_eval import evaluate, run_graph
 from gopt.runtime.session import NoKernelError, SessionCache
-from gopt.runtime.whole import evaluate, run_graph
 
 op = helper.make_node
 BF16 = ml_dtypes.bfloat16
@@ -116,7 +116,7 @@ def test_large_constants_stay_out_of_the_model(tmp_path):
     cache = SessionCache()
     get = cache.get
     cache.get = lambda model: sizes.append(len(model)) or get(model)
-    found = Program(graph, cache).run({"x": np.ones((1, 2000), np.float32)}, no_call)
+    found = Executor(graph, cache).run({"x": np.ones((1, 2000), np.float32)}, no_call)
     assert found["y"].tolist() == [[2001, 2002]]
     assert max(sizes) < 1000
 
@@ -180,9 +180,9 @@ def echo_sgd(node, inputs):
 def test_ranks_share_the_sessions_of_equal_segments(tmp_path):
     cache, cuts = SessionCache(), [0, 3, 3, 8]
     for rank in range(3):
-        Program(sharded_sgd(tmp_path, rank, cuts), cache)
+        Executor(sharded_sgd(tmp_path, rank, cuts), cache)
     assert (cache.built, cache.reused) == (4, 2)
-    Program(sharded_sgd(tmp_path, 0, cuts), cache)
+    Executor(sharded_sgd(tmp_path, 0, cuts), cache)
     assert (cache.built, cache.reused) == (4, 4)
 
 
@@ -192,7 +192,7 @@ def test_metadata_of_a_rank_do_not_keep_sessions_apart(tmp_path):
         graph = make(tmp_path, [op("Relu", ["x"], ["y"])], {"x": VECTOR}, {"y": VECTOR})
         entry = graph.header.metadata_props.add()
         entry.key, entry.value = "gopt.rank", str(rank)
-        Program(graph, cache)
+        Executor(graph, cache)
     assert (cache.built, cache.reused) == (1, 7)
 
 

@@ -22,7 +22,7 @@ from gopt.mesh import Mesh
 from gopt.passes.base import Pass
 from gopt.pipeline import PassInstance, Pipeline, build_pipeline
 from gopt.program import SpmdProgram
-from gopt.runtime.proof.verify import Verifier
+from gopt.verification.verify import Verifier
 
 Random = np.random.Generator
 Mutation = Callable[[SpmdProgram, Random], bool]

@@ -15,9 +15,9 @@ import numpy as np
 from gopt.errors import RunError
 from gopt.ir.graph import Node
 from gopt.mesh import Mesh
-from gopt.runtime.engines.shared import Key
+from gopt.runtime.allocator import SharedBuffer
+from gopt.runtime.engines.shared_reduction import Key
 from gopt.runtime.engines.threads import ThreadGroup, named_ranks
-from gopt.runtime.lent import Common
 from gopt.runtime.session import Array
 
 GRACE = 2.0
@@ -28,18 +28,18 @@ class Engine(Protocol):
     """One rank's side of the transport. All ranks make the same calls of a group in the same order."""
 
     rank: int
-    beside: bool
+    overlaps: bool
     """Whether calls gain from running beside computation: a call that spins must have a processor of its own."""
 
     def prepare(self, groups: Sequence[str]) -> None:
         """Make ready for calls over these groups: the same list on all ranks."""
 
-    def share(self, rooms: Mapping[Key, Array], common: Mapping[Key, Common]) -> None:
+    def map_buffers(self, buffers: Mapping[Key, Array], common: Mapping[Key, SharedBuffer]) -> None:
         """Make ready for calls in memory that this engine lent, for reductions and for what gathers make: group and
         number of the call among those of the group -> its room. All ranks together, once the plans of all groups and
         the replicated states were found equal. What each rank has as its own part of common memory is kept."""
 
-    def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:
+    def call(self, index: int, node: Node, inputs: list[Array], buffer: Array | None = None) -> list[Array]:
         """One collective, to its end; no outputs where they are undefined. ``room``: flat memory that it may write, of
         a reduction its inputs' own, of a gather the place for what it makes. Raises RunError."""
 
@@ -53,29 +53,29 @@ class Engine(Protocol):
 class ThreadEngine:
     """A rank that is a thread of this process."""
 
-    beside = True
+    overlaps = True
 
-    def __init__(self, rank: int, group: ThreadGroup, board: Board) -> None:
-        self.rank, self.group, self.board = rank, group, board
+    def __init__(self, rank: int, group: ThreadGroup, store: InProcessStore) -> None:
+        self.rank, self.group, self.store = rank, group, store
 
     def prepare(self, groups: Sequence[str]) -> None:
         return None
 
-    def share(self, rooms: Mapping[Key, Array], common: Mapping[Key, Common]) -> None:
+    def map_buffers(self, buffers: Mapping[Key, Array], common: Mapping[Key, SharedBuffer]) -> None:
         return None
 
-    def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:
+    def call(self, index: int, node: Node, inputs: list[Array], buffer: Array | None = None) -> list[Array]:
         return self.group.call(self.rank, index, node, inputs)
 
     def gather(self, item: Any) -> list[Any]:
-        return self.board.gather(self.rank, item)
+        return self.store.gather(self.rank, item)
 
     def fail(self, error: BaseException) -> None:
         self.group.abort(self.rank, error)
-        self.board.end()
+        self.store.end()
 
 
-class Board:
+class InProcessStore:
     """Where threads put a word each, and read all of them."""
 
     def __init__(self, ranks: int, deadline: float) -> None:
@@ -110,12 +110,12 @@ class Board:
 
 def run_threads(mesh: Mesh, deadline: float, work: Callable[[Engine], Any]) -> list[Any]:
     """Let every rank do its work in a thread of this process; raises the failure that came first, with its rank."""
-    group, board = ThreadGroup(mesh, deadline), Board(mesh.ranks, deadline)
+    group, store = ThreadGroup(mesh, deadline), InProcessStore(mesh.ranks, deadline)
     results: list[Any] = [None] * mesh.ranks
     failures: list[BaseException] = []
 
     def live(rank: int) -> None:
-        engine = ThreadEngine(rank, group, board)
+        engine = ThreadEngine(rank, group, store)
         try:
             results[rank] = work(engine)
             group.finish(rank)
@@ -130,7 +130,7 @@ def run_threads(mesh: Mesh, deadline: float, work: Callable[[Engine], Any]) -> l
         _join(threads, failures)
     except BaseException as error:  # an interrupt
         group.abort(-1, error)
-        board.end()
+        store.end()
         raise
     if failures:
         raise failures[0]
@@ -148,7 +148,7 @@ def _join(threads: Sequence[threading.Thread], failures: Sequence[BaseException]
             return
 
 
-def one_of_many(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh], list[Any]]:
+def run_one_rank(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh], list[Any]]:
     """For a process that is one rank: run its own program of all, and hear from every rank what it made."""
 
     def run(programs: Sequence[Any], feeds: Sequence[Any], mesh: Mesh) -> list[Any]:
@@ -158,7 +158,7 @@ def one_of_many(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh]
     return run
 
 
-class Calls(Protocol):
+class CollectiveRunner(Protocol):
     """What makes a rank's calls during a step, beside the graph. ``position`` is told of each as it starts, ``mark`` of
     its name, and when it began and ended."""
 
@@ -166,13 +166,13 @@ class Calls(Protocol):
         self, engine: Any, position: Callable[[int], None], mark: Callable[[str, float, float], None]
     ) -> None: ...
 
-    def __call__(self, index: int, node: Node, inputs: list[Any], room: Any = None) -> Any: ...
+    def __call__(self, index: int, node: Node, inputs: list[Any], buffer: Any = None) -> Any: ...
 
     def close(self) -> None: ...
 
 
 @dataclass(slots=True)
-class Ahead:
+class AsyncCollectives:
     """Calls of a rank on a thread of their own, in file order: they start when their inputs are ready, and compute
     goes on. Where the engine has no processor to spare, compute waits. ``position`` is told of each call as it
     starts."""
@@ -184,16 +184,16 @@ class Ahead:
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "calls"))
 
     def __call__(
-        self, index: int, node: Node, inputs: list[Array], room: Array | None = None
+        self, index: int, node: Node, inputs: list[Array], buffer: Array | None = None
     ) -> list[Array] | Future[list[Array]]:
         def make() -> list[Array]:
             self.position(index)
             begin = time.perf_counter()
-            results = self.engine.call(index, node, inputs, room)
+            results = self.engine.call(index, node, inputs, buffer)
             self.mark(f"{node.op_type} {index} over {node.attributes['group']}", begin, time.perf_counter())
             return results
 
-        return self._pool.submit(make) if self.engine.beside else make()
+        return self._pool.submit(make) if self.engine.overlaps else make()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

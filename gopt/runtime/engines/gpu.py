@@ -22,10 +22,10 @@ from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.types import TensorType, dtype_code, known, numpy_dtype
 from gopt.runtime import session
-from gopt.runtime.causes import failed
-from gopt.runtime.cut import Segment
 from gopt.runtime.engines.cuda import INSTALL, Block, Cuda, Dtype, Event, Memory
-from gopt.runtime.rooms import Rooms, together
+from gopt.runtime.partition import Segment
+from gopt.runtime.planner.buffer_assignment import BufferAssignment, packed_inputs
+from gopt.runtime.runtime_errors import node_error
 from gopt.runtime.session import Array, SessionCache, array_dtype
 
 PROVIDER = "CUDAExecutionProvider"
@@ -66,27 +66,27 @@ class Sessions(SessionCache):
         return made
 
 
-class GpuPiece:
+class GpuSegment:
     """A segment on the GPU. Results of known shape are bound to memory that was free; others the runtime allocates."""
 
     overwrites: frozenset[str] = frozenset()
 
     def __init__(
-        self, gpu: Gpu, segment: Segment, session: tuple[tuple[str, ...], Any], rooms: Mapping[str, Block],
+        self, gpu: Gpu, segment: Segment, session: tuple[tuple[str, ...], Any], buffers: Mapping[str, Block],
         types: Mapping[str, TensorType],
     ) -> None:  # fmt: skip
         self.outputs = segment.outputs
         self.title = f"segment of {len(segment.nodes)}"
         self.inputs, self._session = session
         self._gpu = gpu
-        self._rooms = {name: rooms[name] for name in self.outputs if name in rooms}
+        self._buffers = {name: buffers[name] for name in self.outputs if name in buffers}
         known_types = {name: types[name] for name in self.outputs if name in types and known(types[name].dtype)}
         self._types = {name: type for name, type in known_types.items() if type.static}
 
     def run(self, values: Mapping[str, Block]) -> list[Block]:
         given = {name: values[name] for name in self.inputs}
         made = {
-            name: self._rooms[name] if name in self._rooms else self._gpu.empty(type.dims, numpy_dtype(type.dtype))
+            name: self._buffers[name] if name in self._buffers else self._gpu.empty(type.dims, numpy_dtype(type.dtype))
             for name, type in self._types.items()
         }
         with self._gpu.guard():
@@ -100,8 +100,8 @@ class Gpu:
     watches over waits of the host.
     """
 
-    lowers = False
-    shares = False
+    emulates_half = False
+    shares_memory = False
 
     def __init__(self, cuda: Cuda, index: int) -> None:
         self.cuda, self.index = cuda, index
@@ -119,7 +119,7 @@ class Gpu:
             self.empty((1,), np.dtype(np.uint8))
         except RuntimeError as error:
             raise RunError(f"ONNX Runtime cannot use the GPU: {_last_line(error)}", *INSTALL) from error
-        self.compute, self.wire = cuda.stream(), cuda.stream()
+        self.compute_stream, self.comm_stream = cuda.stream(), cuda.stream()
 
     # --- memory ---
 
@@ -150,22 +150,22 @@ class Gpu:
 
     # --- order ---
 
-    def order(self, stream: int, event: Event) -> None:
+    def wait_event(self, stream: int, event: Event) -> None:
         """What is handed to the stream from now on waits for an event."""
         self.cuda("cudaStreamWaitEvent", stream, event.handle, 0)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until both streams have done all they were given."""
         with self.guard():
-            self.cuda("cudaStreamSynchronize", self.compute)
-            self.cuda("cudaStreamSynchronize", self.wire)
+            self.cuda("cudaStreamSynchronize", self.compute_stream)
+            self.cuda("cudaStreamSynchronize", self.comm_stream)
 
     # --- a Device ---
 
     def sessions(self) -> SessionCache:
-        return Sessions(self.index, self.compute)
+        return Sessions(self.index, self.compute_stream)
 
-    def put(self, shown: Array | Block) -> Block:
+    def to_device(self, shown: Array | Block) -> Block:
         if isinstance(shown, Block):
             return shown
         array = np.require(shown, requirements="C")
@@ -176,31 +176,31 @@ class Gpu:
             # Pageable memory: it has been read when this returns.
             kind = self.cuda.kind("HostToDevice")
             with self.guard():
-                self.cuda("cudaMemcpyAsync", made.pointer, array.ctypes.data, array.nbytes, kind, self.compute)
+                self.cuda("cudaMemcpyAsync", made.pointer, array.ctypes.data, array.nbytes, kind, self.compute_stream)
         return made
 
-    def show(self, value: Block) -> Block:
+    def view(self, value: Block) -> Block:
         return value
 
-    def down(self, shown: Array | Block) -> Array:
+    def to_host(self, shown: Array | Block) -> Array:
         if not isinstance(shown, Block):
             return shown
         made = np.empty(shown.shape, shown.dtype)
         if made.nbytes:
             kind = self.cuda.kind("DeviceToHost")
             with self.guard():
-                self.cuda("cudaMemcpyAsync", made.ctypes.data, shown.pointer, made.nbytes, kind, self.compute)
-                self.cuda("cudaStreamSynchronize", self.compute)
+                self.cuda("cudaMemcpyAsync", made.ctypes.data, shown.pointer, made.nbytes, kind, self.compute_stream)
+                self.cuda("cudaStreamSynchronize", self.compute_stream)
         return made
 
-    def rooms(self, graph: Graph, replaces: Mapping[str, str]) -> Rooms:
+    def buffers(self, graph: Graph, replaces: Mapping[str, str]) -> BufferAssignment:
         """For what calls send; not where a tensor would lie at an odd place."""
         members = {
             name: len(node.attributes.get("cuts", ()))
             for node in graph.nodes if node.domain == COMM for name in node.inputs
         }  # fmt: skip
         made: dict[str, Any] = {}
-        for names, types in together(graph):
+        for names, types in packed_inputs(graph):
             if any(type.nbytes % ALIGN for type in types[:-1]):
                 continue
             elements = sum(type.elements for type in types)
@@ -209,13 +209,13 @@ class Gpu:
             for name, type in zip(names, types, strict=True):
                 made[name] = flat.part(start, type.dims)
                 start += type.elements
-        return Rooms(graph, sent=made)
+        return BufferAssignment(graph, send_views=made)
 
-    def piece(
+    def compile_segment(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType],
-        places: Mapping[str, Sequence[Block]] | None,
-    ) -> GpuPiece:  # fmt: skip
-        return GpuPiece(self, segment, session, {name: each[0] for name, each in (places or {}).items()}, types)
+        views: Mapping[str, Sequence[Block]] | None,
+    ) -> GpuSegment:  # fmt: skip
+        return GpuSegment(self, segment, session, {name: each[0] for name, each in (views or {}).items()}, types)
 
     def run(
         self, session: Any, given: Mapping[str, Block], made: Mapping[str, Block], outputs: Sequence[str]
@@ -233,7 +233,7 @@ class Gpu:
         try:
             session.run_with_iobinding(binding, self._options)
         except Exception as error:  # its exceptions have no common base
-            raise failed(error) from error
+            raise node_error(error) from error
         if len(made) == len(outputs):
             return [made[name] for name in outputs]
         values = zip(outputs, binding.get_outputs(), strict=True)

@@ -20,7 +20,7 @@ class Kernels:
     """Elementwise work on flat blocks, on the wire."""
 
     def __init__(self, gpu: Gpu) -> None:
-        self._gpu, self._sessions = gpu, Sessions(gpu.index, gpu.wire)
+        self._gpu, self._sessions = gpu, Sessions(gpu.index, gpu.comm_stream)
 
     def cast(self, source: Block, target: Block) -> None:
         """Elements of one block as those of another: rounded, or cut to the width of an integer."""

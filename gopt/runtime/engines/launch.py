@@ -20,7 +20,17 @@ from typing import IO
 
 from gopt.errors import RunError, StoppedError
 from gopt.limits import LINE_BYTES
-from gopt.runtime.engines.beats import ENDED, HEARTBEATS, LAUNCHER, SAID, SPOKE, WAITING, Seen, read, waiting
+from gopt.runtime.engines.heartbeat import (
+    ENDED,
+    ERROR_CLAIMED,
+    HEARTBEATS,
+    LAUNCHER,
+    REPORTED,
+    WAITING,
+    RankStatus,
+    read,
+    waiting,
+)
 
 LIVE = "live"
 """File in the folder of heartbeats: what the first rank tells of each step, a line of JSON each."""
@@ -69,11 +79,11 @@ def launch(
         copies = [threading.Thread(target=_copy, args=(*each, words), daemon=True) for each in streams]
         for copy in copies:
             copy.start()
-        watch = _Watch(process, Path(folder), deadline, show, caught, words, copies, patient)
+        watchdog = _JobMonitor(process, Path(folder), deadline, show, caught, words, copies, patient)
         try:
-            return watch.run()
+            return watchdog.run()
         finally:
-            watch.end()
+            watchdog.end()
             for copy in copies:
                 copy.join(2.0)
 
@@ -115,7 +125,7 @@ def _signal_name(number: int) -> str:
 
 
 @dataclass(slots=True)
-class _Watch:
+class _JobMonitor:
     """Sees at once when a process of a rank ends, by a handle on each."""
 
     process: subprocess.Popen[bytes]
@@ -138,7 +148,7 @@ class _Watch:
     _begun: float = field(default_factory=time.time)
 
     def run(self) -> int:
-        dead: Seen | None = None
+        dead: RankStatus | None = None
         while self.process.poll() is None and dead is None:
             seen = read(self.folder)
             self._follow(seen)
@@ -165,7 +175,7 @@ class _Watch:
         if code and (said := self._said()) is not None:
             return said  # MPI ends the others by a signal, and may report that
         seen = read(self.folder)
-        if code and not any(each.how == SPOKE for each in seen) and not 0 < code <= 70:
+        if code and not any(each.how == REPORTED for each in seen) and not 0 < code <= 70:
             raise RunError(f"mpiexec ended with code {code}")
         return code if 0 <= code <= 70 else RunError("").exit_code
 
@@ -179,7 +189,7 @@ class _Watch:
         elif late or not self._asked or len(self.caught) > 1 or time.monotonic() - self._asked > self.deadline:
             raise StoppedError(self.caught[0])
 
-    def _how_it_died(self, dead: Seen) -> RunError:
+    def _how_it_died(self, dead: RankStatus) -> RunError:
         """The refusal that names the rank that died first: by the launcher, which has waited for it, where that says
         so; else the one of which it was seen first."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -198,7 +208,7 @@ class _Watch:
         hint = ("perhaps the system had no memory left",) if "SIGKILL" in how else ()
         return RunError(f"rank {dead.rank} {how} in {dead.where}{waiting(seen, dead.rank)}", *hint)
 
-    def _follow(self, seen: Sequence[Seen]) -> None:
+    def _follow(self, seen: Sequence[RankStatus]) -> None:
         for each in seen:
             if each.rank not in self._handles:
                 try:
@@ -209,10 +219,10 @@ class _Watch:
     def _gone(self) -> list[int]:
         return [rank for rank, handle in self._handles.items() if select.select([handle], [], [], 0)[0]]
 
-    def _silent(self, gone: Sequence[int]) -> Seen | None:
+    def _silent(self, gone: Sequence[int]) -> RankStatus | None:
         """A rank that is gone and has not said why, when no other has: else it was ended for that one's sake."""
         seen = {each.rank: each for each in read(self.folder)}
-        if any(each.how == SPOKE for each in seen.values()):
+        if any(each.how == REPORTED for each in seen.values()):
             return None
         silent = [seen[rank] for rank in gone if rank in seen and seen[rank].how != ENDED]
         # MPI ends the others at once: they had come further than the one that died.
@@ -220,11 +230,11 @@ class _Watch:
 
     def _said(self) -> int | None:
         """The exit code of the rank that said why the job ends."""
-        path = self.folder / SAID
+        path = self.folder / ERROR_CLAIMED
         text = path.read_text() if path.is_file() else ""
         return int(text) if text else None
 
-    def _refuse_standstill(self, seen: Sequence[Seen]) -> None:
+    def _refuse_standstill(self, seen: Sequence[RankStatus]) -> None:
         limit = 2 * self.deadline + START
         if not seen and time.time() - self._begun > limit:
             raise RunError(

@@ -23,11 +23,11 @@ from gopt.errors import GoptError, OptionError, RunError
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
-from gopt.runtime.engines.common import join, reach
-from gopt.runtime.engines.shared import LEAST, Key, Loans, all_reduce, reduce_scatter
-from gopt.runtime.engines.watch import Watch
-from gopt.runtime.lent import Common
-from gopt.runtime.memory import Pool, apart, joined, same_memory
+from gopt.runtime.allocator import SharedBuffer
+from gopt.runtime.engines.shared_buffers import map_shared, probe_peers
+from gopt.runtime.engines.shared_reduction import MIN_BYTES, Arena, Key, all_reduce, reduce_scatter
+from gopt.runtime.engines.watchdog import Watchdog
+from gopt.runtime.memory import Pool, packed_view, same_memory, unpack_views
 from gopt.runtime.session import Array
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def launched() -> bool:
     return any(name in os.environ for name in LAUNCHED)
 
 
-def told_once(work: Callable[[], T]) -> T:
+def raise_on_all_ranks(work: Callable[[], T]) -> T:
     """Do what may be refused, on all ranks that the launcher started. Where some refuse, the first of them raises its
     error, and the others exit without a word and with the same code."""
     world = load_mpi().COMM_WORLD
@@ -84,16 +84,16 @@ class MpiEngine:
             )
         self._groups: dict[str, Any] = {}
         self._pool = Pool()
-        self._extremes: dict[tuple[str, str], Any] = {}
-        self.watch = Watch(deadline, explain, lambda: self._world.Abort(RunError("").exit_code))
+        self._nan_ops: dict[tuple[str, str], Any] = {}
+        self.watchdog = Watchdog(deadline, explain, lambda: self._world.Abort(RunError("").exit_code))
         here = self._world.Split_type(self._mpi.COMM_TYPE_SHARED)
-        self._near: list[int] = here.allgather(self.rank)
-        _drop_names()  # now that all ranks of this host have come
-        self._reach = reach(self.rank, here.allgather)
-        self.beside = _has_spare(here)
-        self._loans = Loans()
+        self._host_ranks: list[int] = here.allgather(self.rank)
+        _unlink_mpich_files()  # now that all ranks of this host have come
+        self._reachable = probe_peers(self.rank, here.allgather)
+        self.overlaps = _has_spare_processors(here)
+        self._arena = Arena()
         self._parts: dict[int, list[Array]] = {}
-        self._common: dict[int, Common] = {}
+        self._common: dict[int, SharedBuffer] = {}
         """Id of the memory -> what gathers make there, on all members."""
 
     def prepare(self, groups: Sequence[str]) -> None:
@@ -102,112 +102,114 @@ class MpiEngine:
             self._groups[group] = self._world.Split(members[0], self._mesh.index(group, self.rank))
 
     def gather(self, item: Any) -> list[Any]:
-        with self.watch.on("the ranks' agreement"):
+        with self.watchdog.on("the ranks' agreement"):
             found: list[Any] = self._world.allgather(item)
         return found
 
-    def neighbours(self) -> list[int]:
+    def host_ranks(self) -> list[int]:
         """The ranks on this machine, this one among them."""
-        return self._near
+        return self._host_ranks
 
-    def lend(self, call: Node, count: int, dtype: np.dtype[Any]) -> Array | None:
+    def allocate(self, call: Node, count: int, dtype: np.dtype[Any]) -> Array | None:
         """Memory for what a reduction sends, where its group lies wholly on this host and that is worth it."""
         fits = call.op_type == "AllReduce" or (call.op_type == "ReduceScatter" and "cuts" in call.attributes)
-        return self._loans.take(count, dtype) if fits and self._is_worth(call, count, dtype) else None
+        return self._arena.allocate(count, dtype) if fits and self._is_worth(call, count, dtype) else None
 
-    def common(self, call: Node, count: int, dtype: np.dtype[Any]) -> Common | None:
+    def allocate_shared(self, call: Node, count: int, dtype: np.dtype[Any]) -> SharedBuffer | None:
         """Memory for what a gather makes, where its group lies wholly on this host and that is worth it."""
         group, cuts = str(call.attributes["group"]), call.attributes.get("cuts")
         if call.op_type != "AllGather" or cuts is None or not self._is_worth(call, count, dtype):
             return None
         members = self._mesh.members(group, self.rank)
-        if not all(members[0] in self._reach[member] for member in members):
+        if not all(members[0] in self._reachable[member] for member in members):
             return None
-        return Common.make(count, dtype, cuts, self._mesh.index(group, self.rank))
+        return SharedBuffer.make(count, dtype, cuts, self._mesh.index(group, self.rank))
 
     def _is_worth(self, call: Node, count: int, dtype: np.dtype[Any]) -> bool:
         members = self._mesh.members(call.attributes["group"], self.rank)
-        return len(members) > 1 and count * dtype.itemsize >= LEAST and set(members) <= set(self._near)
+        return len(members) > 1 and count * dtype.itemsize >= MIN_BYTES and set(members) <= set(self._host_ranks)
 
-    def share(self, rooms: Mapping[Key, Array], common: Mapping[Key, Common]) -> None:
+    def map_buffers(self, buffers: Mapping[Key, Array], common: Mapping[Key, SharedBuffer]) -> None:
         def members(group: str) -> Sequence[int]:
             return self._mesh.members(group, self.rank)
 
-        self._parts = self._loans.share(rooms, members, self.rank, self.gather)
-        joined = join(common, members, self.rank, self.gather)
-        self._common = {id(room): each for each in joined for room in (each.memory, each.again)}
+        self._parts = self._arena.map_buffers(buffers, members, self.rank, self.gather)
+        mapped = map_shared(common, members, self.rank, self.gather)
+        self._common = {id(buffer): each for each in mapped for buffer in (each.memory, each.alias)}
 
     @property
-    def shared(self) -> int:
+    def shared_calls(self) -> int:
         """Calls of this rank that are made in memory which ranks share."""
-        return len(self._parts) + sum(len(each.calls) for room, each in self._common.items() if room == id(each.memory))
+        return len(self._parts) + sum(
+            len(each.calls) for buffer, each in self._common.items() if buffer == id(each.memory)
+        )
 
     def fail(self, error: BaseException) -> None:
         """End all ranks at once: others may wait in a call that this rank will never make."""
         sys.stderr.flush()
         self._world.Abort(getattr(error, "exit_code", 70))
 
-    def call(self, index: int, node: Node, inputs: list[Array], room: Array | None = None) -> list[Array]:
+    def call(self, index: int, node: Node, inputs: list[Array], buffer: Array | None = None) -> list[Array]:
         make = getattr(self, f"_{_SNAKE[node.op_type]}")
-        with self.watch.on(f"call {index} ({node.op_type} over {node.attributes['group']})"):
-            found: list[Array] = make(self._groups[node.attributes["group"]], node, inputs, room)
+        with self.watchdog.on(f"call {index} ({node.op_type} over {node.attributes['group']})"):
+            found: list[Array] = make(self._groups[node.attributes["group"]], node, inputs, buffer)
         return found
 
-    def _all_reduce(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
-        shapes, parts = [x.shape for x in inputs], self._shared_by(room)
+    def _all_reduce(self, comm: Any, node: Node, inputs: list[Array], buffer: Array | None) -> list[Array]:
+        shapes, parts = [x.shape for x in inputs], self._member_buffers(buffer)
         if parts is not None:
-            return apart(all_reduce(parts, comm.rank, _how(node), comm.Barrier), shapes)
-        flat, narrow = self._wide(inputs, room)
+            return unpack_views(all_reduce(parts, comm.rank, _reduce_op(node), comm.Barrier), shapes)
+        flat, narrow = self._upcast(inputs, buffer)
         comm.Allreduce(self._mpi.IN_PLACE, flat, self._op(node, flat))
-        return apart(self._mean(flat, comm, node, narrow), shapes)
+        return unpack_views(self._mean(flat, comm, node, narrow), shapes)
 
-    def _reduce(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
-        flat, narrow = self._wide(inputs, room)
+    def _reduce(self, comm: Any, node: Node, inputs: list[Array], buffer: Array | None) -> list[Array]:
+        flat, narrow = self._upcast(inputs, buffer)
         root = node.attributes["root"]
         if comm.rank != root:
             comm.Reduce(flat, None, self._op(node, flat), root)
             return []
         comm.Reduce(self._mpi.IN_PLACE, flat, self._op(node, flat), root)
-        return apart(self._mean(flat, comm, node, narrow), [x.shape for x in inputs])
+        return unpack_views(self._mean(flat, comm, node, narrow), [x.shape for x in inputs])
 
     def _broadcast(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
         shapes = _shapes(tuple(node.attributes["shapes"]))
         dtype = numpy_dtype(node.attributes["dtype"])
         flat = packed(inputs) if inputs else self._pool.take([total_elements(shapes)], dtype)
         comm.Bcast(_bits(flat), node.attributes["root"])
-        return apart(flat.copy() if inputs else flat, shapes)
+        return unpack_views(flat.copy() if inputs else flat, shapes)
 
-    def _reduce_scatter(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
+    def _reduce_scatter(self, comm: Any, node: Node, inputs: list[Array], buffer: Array | None) -> list[Array]:
         if "cuts" in node.attributes:
-            cuts, parts = node.attributes["cuts"], self._shared_by(room)
+            cuts, parts = node.attributes["cuts"], self._member_buffers(buffer)
             if parts is not None:
-                return [reduce_scatter(parts, comm.rank, cuts, _how(node), comm.Barrier)]
+                return [reduce_scatter(parts, comm.rank, cuts, _reduce_op(node), comm.Barrier)]
             counts = lengths(cuts)
-            flat, narrow = self._wide(inputs, room)
+            flat, narrow = self._upcast(inputs, buffer)
             # The result lies at the front of what is reduced in place.
             comm.Reduce_scatter(self._mpi.IN_PLACE, flat, counts, self._op(node, flat))
             return [self._mean(flat[: counts[comm.rank]], comm, node, narrow)]
         pieces = _slices(inputs[0], node.attributes["axis"], node.attributes["sizes"])
-        flat, narrow = self._wide(pieces, None)
+        flat, narrow = self._upcast(pieces, None)
         comm.Reduce_scatter(self._mpi.IN_PLACE, flat, [piece.size for piece in pieces], self._op(node, flat))
-        mine = pieces[comm.rank]
-        return [self._mean(flat[: mine.size], comm, node, narrow).reshape(mine.shape)]
+        local_shard = pieces[comm.rank]
+        return [self._mean(flat[: local_shard.size], comm, node, narrow).reshape(local_shard.shape)]
 
-    def _all_gather(self, comm: Any, node: Node, inputs: list[Array], room: Array | None) -> list[Array]:
+    def _all_gather(self, comm: Any, node: Node, inputs: list[Array], buffer: Array | None) -> list[Array]:
         given = np.ascontiguousarray(inputs[0])
         attributes = node.attributes
-        if (common := self._common.get(id(room))) is not None:
-            if room is common.memory:  # else all have met there since they last wrote
-                if given.size and not same_memory(common.mine, given):
-                    np.copyto(common.mine, given.reshape(-1))
+        if (common := self._common.get(id(buffer))) is not None:
+            if buffer is common.memory:  # else all have met there since they last wrote
+                if given.size and not same_memory(common.local_shard, given):
+                    np.copyto(common.local_shard, given.reshape(-1))
                 comm.Barrier()
-            return apart(common.memory, _shapes(tuple(attributes["shapes"])))
+            return unpack_views(common.memory, _shapes(tuple(attributes["shapes"])))
         if "cuts" in attributes:
             counts = lengths(attributes["cuts"])
         else:
             row = given.size // max(given.shape[attributes["axis"]], 1)
             counts = [size * row for size in attributes["sizes"]]
-        whole = self._pool.take([sum(counts)], given.dtype) if room is None else room
+        whole = self._pool.take([sum(counts)], given.dtype) if buffer is None else buffer
         own = whole[sum(counts[: comm.rank]) :][: given.size]
         there = given.size > 0 and same_memory(own, given)
         width, byte = given.dtype.itemsize, self._mpi.BYTE
@@ -217,9 +219,9 @@ class MpiEngine:
         else:
             comm.Allgatherv(sent, [_bits(whole), [count * width for count in counts], byte])
         if "cuts" in attributes:
-            return apart(whole, _shapes(tuple(attributes["shapes"])))
+            return unpack_views(whole, _shapes(tuple(attributes["shapes"])))
         shapes = [resized(given.shape, attributes["axis"], size) for size in attributes["sizes"]]
-        return [np.concatenate(apart(whole, shapes), attributes["axis"])]
+        return [np.concatenate(unpack_views(whole, shapes), attributes["axis"])]
 
     def _all_to_all(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
         attributes = node.attributes
@@ -234,7 +236,7 @@ class MpiEngine:
             [_bits(flat), [piece.size * width for piece in pieces], self._mpi.BYTE],
             [_bits(got), [total_elements([shape]) * width for shape in shapes], self._mpi.BYTE],
         )
-        return [np.concatenate(apart(got, shapes), into)]
+        return [np.concatenate(unpack_views(got, shapes), into)]
 
     def _send(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
         peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
@@ -246,45 +248,45 @@ class MpiEngine:
         flat = np.empty(total_elements(shapes), numpy_dtype(node.attributes["dtype"]))
         peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
         comm.Recv([_bits(flat), self._mpi.BYTE], peer, node.attributes["tag"])
-        return apart(flat, shapes)
+        return unpack_views(flat, shapes)
 
-    def _shared_by(self, room: Array | None) -> list[Array] | None:
+    def _member_buffers(self, buffer: Array | None) -> list[Array] | None:
         """The rooms of all members, where this one is memory that they share. By the array itself: what one call made
         in its room may lie where that begins, and is no room of the next."""
-        return self._parts.get(id(room))
+        return self._parts.get(id(buffer))
 
-    def _wide(self, inputs: Sequence[Array], room: Array | None) -> tuple[Array, np.dtype[Any] | None]:
+    def _upcast(self, inputs: Sequence[Array], buffer: Array | None) -> tuple[Array, np.dtype[Any] | None]:
         """The inputs as one buffer that may be overwritten, in the type in which they are combined."""
         dtype = inputs[0].dtype
         if dtype.name in HALVES or dtype == np.bool_:
             wide = np.dtype(np.uint8 if dtype == np.bool_ else np.float32)
             return np.concatenate([each.reshape(-1) for each in inputs]).astype(wide), dtype
-        if room is not None:
-            return room, None
+        if buffer is not None:
+            return buffer, None
         flat = self._pool.take([sum(each.size for each in inputs)], dtype)
         np.concatenate([each.reshape(-1) for each in inputs], out=flat)
         return flat, None
 
     def _mean(self, flat: Array, comm: Any, node: Node, narrow: np.dtype[Any] | None) -> Array:
-        if _how(node) == "mean":
+        if _reduce_op(node) == "mean":
             with np.errstate(all="ignore"):
                 np.divide(flat, comm.size, out=flat)
         with np.errstate(over="ignore"):
             return flat if narrow is None else flat.astype(narrow)
 
     def _op(self, node: Node, flat: Array) -> Any:
-        how = _how(node)
+        how = _reduce_op(node)
         if how not in ("max", "min"):
             return self._mpi.SUM
         if flat.dtype.kind != "f":
             return self._mpi.MAX if how == "max" else self._mpi.MIN
         key = (how, flat.dtype.str)
-        if key not in self._extremes:
-            self._extremes[key] = self._mpi.Op.Create(_extreme(how, flat.dtype), commute=True)
-        return self._extremes[key]
+        if key not in self._nan_ops:
+            self._nan_ops[key] = self._mpi.Op.Create(_nan_op(how, flat.dtype), commute=True)
+        return self._nan_ops[key]
 
 
-def _drop_names() -> None:
+def _unlink_mpich_files() -> None:
     """Take the names of the files through which MPICH's ranks of a host talk: all have opened them, and ranks that are
     killed would leave megabytes of /dev/shm behind."""
     with suppress(OSError):
@@ -293,7 +295,7 @@ def _drop_names() -> None:
             Path(path).unlink(missing_ok=True)
 
 
-def _has_spare(here: Any) -> bool:
+def _has_spare_processors(here: Any) -> bool:
     """Whether the processors of this host are two for each of its ranks: a waiting call spins."""
     if not hasattr(os, "sched_getaffinity"):
         return bool((os.cpu_count() or 1) >= 2 * here.size)
@@ -301,18 +303,18 @@ def _has_spare(here: Any) -> bool:
     return bool(len(usable) >= 2 * here.size)
 
 
-def _how(node: Node) -> str:
+def _reduce_op(node: Node) -> str:
     how: str = node.attributes.get("reduce", "sum")
     return how
 
 
-def _extreme(how: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
+def _nan_op(how: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
     """A maximum or minimum in which NaN wins: MPI's own may lose it, and a finite check with it."""
     take = np.maximum if how == "max" else np.minimum
 
     def combine(given: Any, held: Any, _: Any) -> None:
-        mine, theirs = np.frombuffer(given, dtype), np.frombuffer(held, dtype)
-        take(mine, theirs, out=theirs)
+        local_shard, theirs = np.frombuffer(given, dtype), np.frombuffer(held, dtype)
+        take(local_shard, theirs, out=theirs)
 
     return combine
 
@@ -325,7 +327,7 @@ _SNAKE = {
 
 def packed(arrays: Sequence[Array]) -> Array:
     """Arrays as one flat buffer: a view where they lie one behind the other, else a copy."""
-    flat = joined(arrays)
+    flat = packed_view(arrays)
     return np.concatenate([each.reshape(-1) for each in arrays]) if flat is None else flat
 
 

@@ -24,35 +24,35 @@ from gopt.mesh import Mesh
 from gopt.runtime.engines.cuda import INSTALL, Block, Cuda, Event, bindings
 from gopt.runtime.engines.gpu import Gpu
 from gopt.runtime.engines.kernels import Kernels
-from gopt.runtime.engines.watch import Watch
-from gopt.runtime.engines.wire import Reduction, Wire, behind, equal_parts
+from gopt.runtime.engines.staging import ReductionOp, Staging, contiguous_views, equal_parts
+from gopt.runtime.engines.watchdog import Watchdog
 
 T = TypeVar("T")
 
 
-class Words(Protocol):
+class ControlPlane(Protocol):
     """What is said between hosts: MpiEngine has it."""
 
     rank: int
-    watch: Watch
+    watchdog: Watchdog
 
     def gather(self, item: Any) -> list[Any]: ...
 
-    def neighbours(self) -> list[int]: ...
+    def host_ranks(self) -> list[int]: ...
 
     def fail(self, error: BaseException) -> None: ...
 
 
-def on_gpus(mesh: Mesh, words: Words) -> tuple[NcclEngine, Gpu, type[Inline]]:
+def on_gpus(mesh: Mesh, words: ControlPlane) -> tuple[NcclEngine, Gpu, type[StreamCollectives]]:
     """The engine, the device and the calls of this rank. All ranks call it together; raises RunError, OptionError."""
-    cuda, nccl = _together(words, lambda: (Cuda(bindings()), library()))
-    near = words.neighbours()
+    cuda, nccl = _raise_on_all_ranks(words, lambda: (Cuda(bindings()), library()))
+    near = words.host_ranks()
     # A launcher may show each of its ranks one GPU alone.
     index = near.index(words.rank) % cuda.count
     names = words.gather((near[0], cuda("cudaDeviceGetPCIBusId", 32, index)))
-    _together(words, lambda: _refuse_twins(names, words.rank))
-    gpu = _together(words, lambda: Gpu(cuda, index))
-    return NcclEngine(mesh, words, gpu, nccl), gpu, Inline
+    _raise_on_all_ranks(words, lambda: _check_one_rank_per_gpu(names, words.rank))
+    gpu = _raise_on_all_ranks(words, lambda: Gpu(cuda, index))
+    return NcclEngine(mesh, words, gpu, nccl), gpu, StreamCollectives
 
 
 def library() -> Any:
@@ -64,7 +64,7 @@ def library() -> Any:
     return nccl.core
 
 
-def _refuse_twins(names: Sequence[Any], rank: int) -> None:
+def _check_one_rank_per_gpu(names: Sequence[Any], rank: int) -> None:
     """Refuse two ranks on one GPU, which NCCL cannot serve."""
     twins = [other for other, name in enumerate(names) if name == names[rank]]
     if len(twins) > 1:
@@ -74,7 +74,7 @@ def _refuse_twins(names: Sequence[Any], rank: int) -> None:
         )
 
 
-def _together(words: Words, work: Callable[[], T]) -> T:
+def _raise_on_all_ranks(words: ControlPlane, work: Callable[[], T]) -> T:
     """Do what may be refused. Where ranks refuse, the first of them says so, and the others wait for their end."""
     found: T | GoptError
     try:
@@ -91,7 +91,7 @@ def _together(words: Words, work: Callable[[], T]) -> T:
 
 
 @dataclass(slots=True)
-class Started:
+class PendingCollective:
     """A call on its way. ``held``: blocks that its stream still uses."""
 
     gpu: Gpu
@@ -101,7 +101,7 @@ class Started:
 
     def result(self) -> list[Block]:
         """The outputs, for what the compute stream is given from now on."""
-        self.gpu.order(self.gpu.compute, self.done)
+        self.gpu.wait_event(self.gpu.compute_stream, self.done)
         self.held = []  # what gets their memory now comes behind the wait
         return self.outputs
 
@@ -109,13 +109,13 @@ class Started:
 class NcclEngine:
     """One process, one rank, one GPU. An Engine whose arrays are Blocks of the GPU."""
 
-    def __init__(self, mesh: Mesh, words: Words, gpu: Gpu, nccl: Any) -> None:
+    def __init__(self, mesh: Mesh, words: ControlPlane, gpu: Gpu, nccl: Any) -> None:
         self.rank = words.rank
         self._mesh, self._words, self._gpu, self._nccl = mesh, words, gpu, nccl
         self._comms: dict[str, Any] = {}
-        self._under_way: deque[tuple[str, Event]] = deque()
+        self._in_flight: deque[tuple[str, Event]] = deque()
         self._kernels = Kernels(gpu)
-        gpu.guard = lambda: words.watch.on(self._unfinished)
+        gpu.guard = lambda: words.watchdog.on(self._unfinished)
 
     def prepare(self, groups: Sequence[str]) -> None:
         new = [group for group in groups if group not in self._comms]
@@ -127,16 +127,16 @@ class NcclEngine:
         for group in new:
             members, place = self._mesh.members(group, self.rank), self._mesh.index(group, self.rank)
             unique = self._nccl.UniqueId.from_bytes(ids[members[0]][group])
-            with self._words.watch.on(f"the start of NCCL over {group}"):
+            with self._words.watchdog.on(f"the start of NCCL over {group}"):
                 self._comms[group] = self._nccl.Communicator.init(len(members), place, unique)
 
-    def share(self, rooms: Mapping[tuple[str, int], Any], common: Mapping[tuple[str, int], Any]) -> None:
+    def map_buffers(self, buffers: Mapping[tuple[str, int], Any], common: Mapping[tuple[str, int], Any]) -> None:
         return None
 
     def gather(self, item: Any) -> list[Any]:
         # Words are said between steps: what the GPU was given ends first, so that a hang is seen where it is.
-        self._gpu.settle()
-        self._under_way.clear()
+        self._gpu.synchronize()
+        self._in_flight.clear()
         return self._words.gather(item)
 
     def fail(self, error: BaseException) -> None:
@@ -151,39 +151,39 @@ class NcclEngine:
     def call(self, index: int, node: Node, inputs: list[Block]) -> list[Block]:
         return self.start(index, node, inputs).result()
 
-    def start(self, index: int, node: Node, inputs: list[Block]) -> Started:
+    def start(self, index: int, node: Node, inputs: list[Block]) -> PendingCollective:
         """Hand a call to the GPU. Raises RunError."""
         group = node.attributes["group"]
         name = f"call {index} ({node.op_type} over {group})"
-        wire = Wire(self._gpu, self._kernels, [*inputs])
-        self._gpu.order(self._gpu.wire, self._gpu.cuda.event(self._gpu.compute))
-        make = _Call(self._comms[group], self._nccl, self._mesh, self.rank, wire, node, inputs)
-        with self._words.watch.on(name):  # the first call of a kind connects the ranks
+        staging = Staging(self._gpu, self._kernels, [*inputs])
+        self._gpu.wait_event(self._gpu.comm_stream, self._gpu.cuda.event(self._gpu.compute_stream))
+        make = _Call(self._comms[group], self._nccl, self._mesh, self.rank, staging, node, inputs)
+        with self._words.watchdog.on(name):  # the first call of a kind connects the ranks
             try:
                 outputs = _MAKE[node.op_type](make)
             except RunError:
                 raise
             except Exception as error:  # its exceptions have no common base
                 raise RunError(f"NCCL failed at {name}: {error}") from error
-        done = self._gpu.cuda.event(self._gpu.wire)
-        self._under_way.append((name, done))
-        return Started(self._gpu, done, outputs, [*wire.held, *outputs])
+        done = self._gpu.cuda.event(self._gpu.comm_stream)
+        self._in_flight.append((name, done))
+        return PendingCollective(self._gpu, done, outputs, [*staging.held, *outputs])
 
     def _unfinished(self) -> str:
         """The first call that the GPU has not done, for who asks why it takes so long."""
-        late = (name for name, done in list(self._under_way) if not self._gpu.cuda.finished(done))
+        late = (name for name, done in list(self._in_flight) if not self._gpu.cuda.finished(done))
         return next(late, "the GPU")
 
 
 @dataclass(slots=True)
-class Inline:
+class StreamCollectives:
     """A rank's calls, made where they stand: NCCL goes on beside the graph by itself."""
 
     engine: NcclEngine
     position: Callable[[int], None]
     mark: Callable[[str, float, float], None]
 
-    def __call__(self, index: int, node: Node, inputs: list[Block]) -> Started:
+    def __call__(self, index: int, node: Node, inputs: list[Block]) -> PendingCollective:
         self.position(index)
         begin = time.perf_counter()
         started = self.engine.start(index, node, inputs)
@@ -198,14 +198,14 @@ class _Call:
     """One call, each method one kind: it gives the outputs, which the wire's stream will have written."""
 
     def __init__(
-        self, comm: Any, nccl: Any, mesh: Mesh, rank: int, wire: Wire, node: Node, inputs: list[Block]
+        self, comm: Any, nccl: Any, mesh: Mesh, rank: int, staging: Staging, node: Node, inputs: list[Block]
     ) -> None:
-        self._comm, self._group, self._wire, self._inputs = comm, nccl.group, wire, inputs
+        self._comm, self._group, self._staging, self._inputs = comm, nccl.group, staging, inputs
         self._attributes = node.attributes
-        self._stream = wire.gpu.wire
+        self._stream = staging.gpu.comm_stream
         self._place = mesh.index(node.attributes["group"], rank)
         self._peer = mesh.index(node.attributes["group"], node.attributes.get("peer", rank))
-        self._how = Reduction.of(node, inputs[0].dtype) if inputs else None
+        self._how = ReductionOp.of(node, inputs[0].dtype) if inputs else None
         self._operator = getattr(nccl, self._how.operator) if self._how is not None else None
         self._any = nccl.MAX
 
@@ -219,17 +219,17 @@ class _Call:
 
     def _reduced(self, make: Callable[[Block, Block, Any], None]) -> list[Block]:
         """All tensors, each where it lies; NCCL sees them as one."""
-        how, wire = self._reduction, self._wire
-        given = [wire.widened(each, how) for each in self._inputs]
-        marks = [wire.marks(each, how) for each in given]
-        totals = [wire.empty(each.size, each.dtype) for each in given]
+        how, staging = self._reduction, self._staging
+        given = [staging.upcast(each, how) for each in self._inputs]
+        marks = [staging.marks(each, how) for each in given]
+        totals = [staging.empty(each.size, each.dtype) for each in given]
         with self._group():
             for source, total, seen in zip(given, totals, marks):
                 if source.size:
                     make(source, total, self._operator)
                 if seen.size:
                     make(seen, seen, self._any)
-        narrow = [wire.narrowed(total, seen, how) for total, seen in zip(totals, marks)]
+        narrow = [staging.downcast(total, seen, how) for total, seen in zip(totals, marks)]
         return [flat.part(0, each.shape) for flat, each in zip(narrow, self._inputs)]
 
     def broadcast(self) -> list[Block]:
@@ -241,24 +241,24 @@ class _Call:
         return made
 
     def reduce_scatter(self) -> list[Block]:
-        how, wire, place = self._reduction, self._wire, self._place
+        how, staging, place = self._reduction, self._staging, self._place
         if "cuts" in self._attributes:
             pieces, counts = self._inputs, lengths(self._attributes["cuts"])
             shape: tuple[int, ...] = (counts[place],)
         else:
-            pieces = wire.sliced(self._inputs[0], self._attributes["axis"], self._attributes["sizes"])
+            pieces = staging.sliced(self._inputs[0], self._attributes["axis"], self._attributes["sizes"])
             counts, shape = [piece.size for piece in pieces], pieces[place].shape
         equal = equal_parts(counts)
-        flat = wire.packed(pieces, how, equal * len(counts))
-        marks = wire.marks(flat, how, equal * len(counts))
-        mine = wire.empty(equal or counts[place], flat.dtype)
-        seen = wire.empty(mine.size, marks.dtype)
+        flat = staging.packed(pieces, how, equal * len(counts))
+        marks = staging.marks(flat, how, equal * len(counts))
+        mine = staging.empty(equal or counts[place], flat.dtype)
+        seen = staging.empty(mine.size, marks.dtype)
         with self._group():
             self._scatter(flat, mine, counts, equal, self._operator)
             if marks.size:
                 self._scatter(marks, seen, counts, equal, self._any)
         own = (counts[place],)
-        return [wire.narrowed(mine.part(0, own), seen.part(0, own), how).part(0, shape)]
+        return [staging.downcast(mine.part(0, own), seen.part(0, own), how).part(0, shape)]
 
     def _scatter(self, flat: Block, mine: Block, counts: Sequence[int], equal: int, operator: Any) -> None:
         if equal:
@@ -274,25 +274,25 @@ class _Call:
         shard, attributes = self._inputs[0], self._attributes
         if "cuts" in attributes:
             whole = self._gathered(shard, lengths(attributes["cuts"]))
-            return self._wire.unpacked(whole, parse_shapes(attributes["shapes"]))
+            return self._staging.unpacked(whole, parse_shapes(attributes["shapes"]))
         axis = attributes["axis"]
         shapes = [resized(shard.shape, axis, size) for size in attributes["sizes"]]
         whole = self._gathered(shard, [math.prod(shape) for shape in shapes])
-        return [self._wire.joined(behind(whole, shapes), axis)]
+        return [self._staging.joined(contiguous_views(whole, shapes), axis)]
 
     def _gathered(self, shard: Block, counts: Sequence[int]) -> Block:
         """The shards of all members, one behind the other."""
         equal = equal_parts(counts)
-        whole = self._wire.empty(equal * len(counts) or sum(counts), shard.dtype)
+        whole = self._staging.empty(equal * len(counts) or sum(counts), shard.dtype)
         if equal:
             if counts[self._place] != equal:  # its part of the result is as long as NCCL wants it
                 own = whole.part(self._place * equal, (equal,))
-                self._wire.copy(own, shard)
+                self._staging.copy(own, shard)
                 shard = own
             self._comm.allgather(shard.bits(), whole.bits(), stream=self._stream)
             return whole
         with self._group():
-            for member, part in enumerate(behind(whole, [(count,) for count in counts])):
+            for member, part in enumerate(contiguous_views(whole, [(count,) for count in counts])):
                 if part.size:
                     source = shard if member == self._place else part
                     self._comm.broadcast(source.bits(), part.bits(), member, stream=self._stream)
@@ -300,14 +300,14 @@ class _Call:
 
     def all_to_all(self) -> list[Block]:
         attributes, axis = self._attributes, self._attributes["concat_axis"]
-        given = self._wire.sliced(self._inputs[0], attributes["split_axis"], attributes["split_sizes"])
+        given = self._staging.sliced(self._inputs[0], attributes["split_axis"], attributes["split_sizes"])
         shapes = [resized(given[self._place].shape, axis, size) for size in attributes["concat_sizes"]]
-        got = behind(self._wire.empty(total_elements(shapes), given[0].dtype), shapes)
+        got = contiguous_views(self._staging.empty(total_elements(shapes), given[0].dtype), shapes)
         with self._group():
             for member, (out, into) in enumerate(zip(given, got)):
                 self._exchange([out], self._comm.send, member)
                 self._exchange([into], self._comm.recv, member)
-        return [self._wire.joined(got, axis)]
+        return [self._staging.joined(got, axis)]
 
     def send(self) -> list[Block]:
         """Pairs meet in file order: NCCL has no tags."""
@@ -329,10 +329,10 @@ class _Call:
     def _stated(self) -> list[Block]:
         """Memory for the outputs that the attributes state."""
         dtype = numpy_dtype(self._attributes["dtype"])
-        return [self._wire.empty(shape, dtype) for shape in parse_shapes(self._attributes["shapes"])]
+        return [self._staging.empty(shape, dtype) for shape in parse_shapes(self._attributes["shapes"])]
 
     @property
-    def _reduction(self) -> Reduction:
+    def _reduction(self) -> ReductionOp:
         assert self._how is not None
         return self._how
 

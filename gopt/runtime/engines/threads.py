@@ -16,7 +16,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.errors import GoptError, InvariantError, RunError
 from gopt.ir.graph import Node
 from gopt.mesh import Mesh
-from gopt.runtime.program import CallBack
+from gopt.runtime.executor import CollectiveCallback
 from gopt.runtime.session import Array, array_dtype
 
 DEADLINE = 120.0
@@ -26,7 +26,7 @@ DEADLINE = 120.0
 class Runnable(Protocol):
     """What a rank runs: a Program, or something that stands before one."""
 
-    def run(self, feeds: dict[str, Array], call: CallBack, /) -> dict[str, Array]: ...
+    def run(self, feeds: dict[str, Array], call: CollectiveCallback, /) -> dict[str, Array]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class _Meeting:
+class _Rendezvous:
     """The n-th call of one group: who has come, and what they got."""
 
     members: tuple[int, ...]
@@ -83,7 +83,7 @@ class ThreadGroup:
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._calls: dict[tuple[str, int], int] = {}
         """(group, rank) -> how many calls of that group the rank has made."""
-        self._meetings: dict[tuple[str, tuple[int, ...], int], _Meeting] = {}
+        self._rendezvous: dict[tuple[str, tuple[int, ...], int], _Rendezvous] = {}
         self._mail: dict[tuple[str, int, int, int], deque[_Entry]] = {}
         """(group, sender, receiver, tag) -> what was sent and not yet received."""
         self._waiting: dict[int, _Wait] = {}
@@ -101,7 +101,7 @@ class ThreadGroup:
         if node.op_type == "Send":
             self._send(entry)
             return []
-        return self._receive(entry) if node.op_type == "Recv" else self._meet(entry)
+        return self._receive(entry) if node.op_type == "Recv" else self._join_call(entry)
 
     def abort(self, rank: int, error: BaseException) -> None:
         """Say that a rank has failed: all others raise at their next call, or out of the one they wait in."""
@@ -116,7 +116,7 @@ class ThreadGroup:
 
     # Below, "held" says that the caller holds the lock.
 
-    def _meet(self, entry: _Entry) -> list[Array]:
+    def _join_call(self, entry: _Entry) -> list[Array]:
         rank, group = entry.rank, entry.signature.group
         members = self._group(group, rank)
         with self._changed:
@@ -124,28 +124,28 @@ class ThreadGroup:
             place = self._calls.get((group, rank), 0)
             self._calls[group, rank] = place + 1
             key = (group, members, place)
-            meeting = self._meetings.setdefault(key, _Meeting(members))
-            self._compare(meeting, entry)
-            meeting.entries[rank] = entry
-            last = not meeting.missing
+            rendezvous = self._rendezvous.setdefault(key, _Rendezvous(members))
+            self._compare(rendezvous, entry)
+            rendezvous.entries[rank] = entry
+            last = not rendezvous.missing
             if last:
-                del self._meetings[key]
+                del self._rendezvous[key]
             else:
-                self._wait(_Wait(entry, lambda: meeting.results is not None, lambda: meeting.missing))
+                self._wait(_Wait(entry, lambda: rendezvous.results is not None, lambda: rendezvous.missing))
         if last:
-            self._complete(meeting, rank)
-        assert meeting.results is not None
-        return meeting.results[rank]
+            self._complete(rendezvous, rank)
+        assert rendezvous.results is not None
+        return rendezvous.results[rank]
 
-    def _complete(self, meeting: _Meeting, rank: int) -> None:
+    def _complete(self, rendezvous: _Rendezvous, rank: int) -> None:
         """Run a call for all its members; without the lock, so that other groups go on."""
         try:
-            results = _execute([meeting.entries[member] for member in meeting.members])
+            results = _execute([rendezvous.entries[member] for member in rendezvous.members])
         except Exception as error:
             self.abort(rank, error)
             raise
         with self._changed:
-            meeting.results = dict(zip(meeting.members, results, strict=True))
+            rendezvous.results = dict(zip(rendezvous.members, results, strict=True))
             self._changed.notify_all()
 
     def _send(self, entry: _Entry) -> None:
@@ -183,9 +183,9 @@ class ThreadGroup:
             self._members[key] = self.mesh.members(group, rank)
         return self._members[key]
 
-    def _compare(self, meeting: _Meeting, entry: _Entry) -> None:
+    def _compare(self, rendezvous: _Rendezvous, entry: _Entry) -> None:
         """Held: refuse a call that differs from those of the members that came before."""
-        for other in meeting.entries.values():
+        for other in rendezvous.entries.values():
             if other.signature != entry.signature:
                 self._disagree(other, entry)
 

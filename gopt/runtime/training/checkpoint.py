@@ -31,7 +31,14 @@ from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import SAFETENSORS, load_state
 from gopt.runtime.engines.base import Engine
 from gopt.runtime.session import Array, array_dtype
-from gopt.runtime.training.home import check_free, check_home, open_home, prune, remove_step, unwritable
+from gopt.runtime.training.checkpoint_folder import (
+    check_checkpoint_folder,
+    check_unlocked,
+    open_checkpoint_folder,
+    prune,
+    remove_step,
+    unwritable,
+)
 
 _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
 
@@ -40,18 +47,18 @@ _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
 class Checkpoints:
     """The checkpoints of one job: ``home`` holds them, ``folder`` is what the job runs, ``keep`` of them stay."""
 
-    home: Path
+    root: Path
     folder: Path
     manifest: Mapping[str, Any]
     keep: int = 2
 
     def check(self, resume: bool) -> None:
         """Raise OptionError for a place in which this run has no business, RunError while another job has it."""
-        check_home(self.home, self.folder)
-        check_free(self.home)
+        check_checkpoint_folder(self.root, self.folder)
+        check_unlocked(self.root)
         if not resume and (kept := self.steps()):
             raise OptionError(
-                f"{self.home} holds checkpoints of an earlier run, up to step {kept[-1]}",
+                f"{self.root} holds checkpoints of an earlier run, up to step {kept[-1]}",
                 "go on from there with --resume, or choose another --checkpoint",
             )
 
@@ -64,28 +71,28 @@ class Checkpoints:
         if engine.rank:
             yield
             return
-        with open_home(self.home, self.folder, self.manifest, self.keep):
+        with open_checkpoint_folder(self.root, self.folder, self.manifest, self.keep):
             newest = max(self.steps(), default=start)
             if newest != start:
-                raise RunError(f"{self.home} has got checkpoints up to step {newest} meanwhile", "start this run again")
+                raise RunError(f"{self.root} has got checkpoints up to step {newest} meanwhile", "start this run again")
             yield
 
     def steps(self) -> list[int]:
         """Steps of which there is a whole checkpoint, in order."""
-        return complete_steps(self.home)
+        return complete_steps(self.root)
 
     def path(self, step: int) -> Path:
-        return self.home / step_dir(step)
+        return self.root / step_dir(step)
 
-    def save(self, engine: Engine, step: int, held: Mapping[str, Any], down: Callable[[Any], Array]) -> None:
+    def save(self, engine: Engine, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array]) -> None:
         """Write a checkpoint; every rank calls it. ``down`` gives a state's array in host memory.
 
         Raises RunError when it cannot be written, the same on all ranks.
         """
         try:
             with ExitStack() as opened:
-                self._save(engine, step, {name: down(held[name]) for name in self._written_by(engine.rank)}, opened)
-        except _Unwritten as refused:
+                self._save(engine, step, {name: to_host(held[name]) for name in self._written_by(engine.rank)}, opened)
+        except _WriteFailedError as refused:
             engine.gather(None)  # the first rank has removed what was written: now ranks may end one another
             raise refused.args[0] from refused
 
@@ -100,9 +107,9 @@ class Checkpoints:
             made.append(opened.enter_context(staged_folder(target)))
             return made[0].path.name
 
-        staged = self.home / _together(engine, target, begin)[0]
+        staged = self.root / _on_all_ranks(engine, target, begin)[0]
         path = staged / rank_states_file(engine.rank)
-        entries = _together(engine, path, lambda: (path.name, _write(path, mine)))
+        entries = _on_all_ranks(engine, path, lambda: (path.name, _write(path, mine)))
 
         def finish() -> None:
             if made:
@@ -114,9 +121,9 @@ class Checkpoints:
                 }
                 write_new(staged / INDEX_FILE, json.dumps(index, indent=1).encode())
                 made[0].commit()
-                prune(self.home, self.keep)
+                prune(self.root, self.keep)
 
-        _together(engine, target, finish)
+        _on_all_ranks(engine, target, finish)
 
     def load(self, rank: int, step: int) -> dict[str, Array]:
         """The states of one rank as they were saved; sizes and digests of the files it reads are checked first.
@@ -181,11 +188,11 @@ def _bytes(array: Array) -> Any:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-class _Unwritten(Exception):
+class _WriteFailedError(Exception):
     """Carries the refusal that all ranks raise."""
 
 
-def _together(engine: Engine, path: Path, work: Callable[[], Any]) -> list[Any]:
+def _on_all_ranks(engine: Engine, path: Path, work: Callable[[], Any]) -> list[Any]:
     """What every rank made of its part; raises _Unwritten on all ranks when one could not write ``path``."""
     made, refused = None, None
     try:
@@ -196,5 +203,5 @@ def _together(engine: Engine, path: Path, work: Callable[[], Any]) -> list[Any]:
         if text:
             refusal = RunError(f"rank {rank}: {text}", "the checkpoints before it are whole")
             refusal.named = True  # type: ignore[attr-defined]
-            raise _Unwritten(refusal)
+            raise _WriteFailedError(refusal)
     return [each for each, _ in found]

@@ -23,7 +23,7 @@ _LISTED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class MicroStep:
     """Which micro-step this is, counted from the start of training, and for which of the ranks that see data."""
 
     number: int
@@ -31,15 +31,15 @@ class Turn:
     parts: int
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Something that gives batches."""
 
-    def batch(self, turn: Turn) -> Batch:
+    def batch(self, turn: MicroStep) -> Batch:
         """The inputs of one micro-step of one rank."""
 
 
 @dataclass(slots=True)
-class Samples:
+class ArraySource:
     """Arrays whose first axis counts samples (or whole batches, or that are the same in every step)."""
 
     types: Mapping[str, TensorType]
@@ -48,10 +48,10 @@ class Samples:
     """Seed of an order that is new in every pass over the samples; None: as they lie."""
     _orders: dict[tuple[int, int], Array] = field(default_factory=dict)
 
-    def batch(self, turn: Turn) -> Batch:
+    def batch(self, turn: MicroStep) -> Batch:
         return {name: self._take(name, turn) for name in self.types}
 
-    def _take(self, name: str, turn: Turn) -> Array:
+    def _take(self, name: str, turn: MicroStep) -> Array:
         array, dims = self.arrays[name], self.types[name].dims
         if array.shape == dims:
             return array
@@ -76,7 +76,7 @@ class Samples:
 
 
 @dataclass(slots=True)
-class Stream:
+class IterableSource:
     """Batches that a function of the user yields: one iterator a rank."""
 
     make: Callable[..., Iterator[Mapping[str, Any]]]
@@ -84,7 +84,7 @@ class Stream:
     _iterator: Iterator[Mapping[str, Any]] | None = None
     _next: int = 0
 
-    def batch(self, turn: Turn) -> Batch:
+    def batch(self, turn: MicroStep) -> Batch:
         if self._iterator is None:
             self._iterator = iter(self.make(turn.part, turn.parts))
         while True:
@@ -96,7 +96,7 @@ class Stream:
                 return {name: _fitted(name, type, given.get(name)) for name, type in self.types.items()}
 
 
-def open_data(text: str, types: Mapping[str, TensorType], shuffle: int | None) -> Source:
+def open_data(text: str, types: Mapping[str, TensorType], shuffle: int | None) -> BatchSource:
     """Read ``FILE.npz``, ``FILE.safetensors`` or ``module:function``.
 
     The function takes the part and the number of parts, and yields dictionaries from input to array. Raises InputError
@@ -111,10 +111,10 @@ def open_data(text: str, types: Mapping[str, TensorType], shuffle: int | None) -
             _check_samples(text, name, type, held[name].type)
         _check_rows(text, types, {name: held[name].type.dims for name in types}, shuffle is not None)
         fitting = {name: _samples(text, name, type, np.asarray(held[name].numpy())) for name, type in types.items()}
-        return Samples(types, fitting, shuffle)
+        return ArraySource(types, fitting, shuffle)
     if shuffle is not None:
         raise OptionError("--shuffle orders the samples of a file, and the data is a function")
-    return Stream(load_function(text), types)
+    return IterableSource(load_function(text), types)
 
 
 Shape = tuple[int, ...]

@@ -24,13 +24,13 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.mesh import Mesh
+from gopt.runtime.allocator import SharedBuffer
 from gopt.runtime.device import HOST, Device
-from gopt.runtime.engines.base import Ahead, Calls, Engine
-from gopt.runtime.lent import Common
-from gopt.runtime.program import Program, no_mark
+from gopt.runtime.engines.base import AsyncCollectives, CollectiveRunner, Engine
+from gopt.runtime.executor import Executor, no_timing
 from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint import Checkpoints
-from gopt.runtime.training.data import Source, Turn, open_data, parse_schedule
+from gopt.runtime.training.data import BatchSource, MicroStep, open_data, parse_schedule
 from gopt.runtime.training.trace import Trace, check_writable
 
 StatesFile = dict[str, Array]
@@ -92,7 +92,7 @@ class Trainer:
 
     def __init__(
         self, job: Job, engine: Engine, position: Callable[[int, int], None], device: Device = HOST,
-        calls: type[Calls] = Ahead, *, asked: Callable[[], int] = lambda: 0,
+        calls: type[CollectiveRunner] = AsyncCollectives, *, stop_signal: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
         self.job, self.engine, self.device, self._calls = job, engine, device, calls
         self.manifest, self.mesh = read_manifest(job.folder)
@@ -104,23 +104,23 @@ class Trainer:
         self.step = 0
         self.stopped = 0
         """The signal for which the run ends early, the same on all ranks: ``asked`` says what came to this one."""
-        self._asked = asked
+        self._stop_signal = stop_signal
         self.call = -1
         self._position = position
         self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
         manifests.check_rank(self.manifest, self.record, self._graphs, job.folder)
         self.schedules = self._settings()
         self.types = self._batch_types()
-        self.data: Source = open_data(job.data, self.types, job.shuffle)
+        self.data: BatchSource = open_data(job.data, self.types, job.shuffle)
         self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep) if job.checkpoint else None
         if self.checkpoints is not None:
             self.checkpoints.check(job.resume)
         self.held = self._start()
         cache = device.sessions()
-        self._becomes = replaces = {each["output"]: each["input"] for each in (*self.states, *self.sums)}
-        self.programs = {phase: Program(graph, cache, replaces, device) for phase, graph in self._graphs.items()}
+        self._next_input = replaces = {each["output"]: each["input"] for each in (*self.states, *self.sums)}
+        self.programs = {phase: Executor(graph, cache, replaces, device) for phase, graph in self._graphs.items()}
         for program in self.programs.values():
-            program.move_in(self.held)
+            program.bind_states(self.held)
         data = self.mesh.data_group
         self.part = self.mesh.index(data, engine.rank) if data is not None else 0
         self.parts = self.mesh.data_ranks
@@ -185,7 +185,7 @@ class Trainer:
 
     # --- before the first step ---
 
-    def agree(self) -> None:
+    def check_consistency(self) -> None:
         """Compare with all ranks what must be equal before anything hangs or drifts apart; raises RunError."""
         plan: dict[str, list[str]] = {}
         for phase, graph in self._graphs.items():
@@ -203,13 +203,13 @@ class Trainer:
             for rank, (_, digests) in enumerate(everything) for group in groups
         )  # fmt: skip
         if differs:
-            self._name_difference(self.engine.gather(plan), groups)
+            self._raise_plan_difference(self.engine.gather(plan), groups)
         if self.job.sync_init:
-            self._take_first()
+            self._broadcast_states()
         self._compare_states()
-        self._share()
+        self._map_buffers()
 
-    def _name_difference(self, plans: list[dict[str, list[str]]], groups: list[str]) -> None:
+    def _raise_plan_difference(self, plans: list[dict[str, list[str]]], groups: list[str]) -> None:
         for group in groups:
             for rank, plan in enumerate(plans):
                 first = self.mesh.members(group, rank)[0]
@@ -223,42 +223,42 @@ class Trainer:
                             "all ranks need the files of one gopt shard",
                         )
 
-    def _share(self) -> None:
+    def _map_buffers(self) -> None:
         """Let the engine make calls in the memory that it lent for them, by group and number among the calls of the
         group: the same on all members."""
-        lent: dict[tuple[str, int], Array] = {}
-        common: dict[tuple[str, int], Common] = {}
+        engine_buffers: dict[tuple[str, int], Array] = {}
+        common: dict[tuple[str, int], SharedBuffer] = {}
         seen: Counter[str] = Counter()
         for program in self.programs.values():
-            program.move_in(self.held)  # those of the first rank
+            program.bind_states(self.held)  # those of the first rank
             for number, node in enumerate(node for node in program.graph.nodes if node.domain == COMM):
                 group = str(node.attributes["group"])
-                if number in program.lent:
-                    lent[group, seen[group]] = program.lent[number]
+                if number in program.engine_buffers:
+                    engine_buffers[group, seen[group]] = program.engine_buffers[number]
                 if number in program.common:
                     common[group, seen[group]] = program.common[number]
                 seen[group] += 1
-        self.engine.share(lent, common)
+        self.engine.map_buffers(engine_buffers, common)
 
-    def _everywhere(self) -> list[str]:
+    def _replicated_states(self) -> list[str]:
         return [state["input"] for state in self.manifest["common"]["state"] if not state.get("local")]
 
-    def _take_first(self) -> None:
+    def _broadcast_states(self) -> None:
         """Replicated states as the first rank has them."""
         group = "+".join(name for name, _ in self.mesh.axes)
         self.engine.prepare([group])
-        for place, name in enumerate(self._everywhere()):
+        for place, name in enumerate(self._replicated_states()):
             array = self.held[name]
             attributes = {
                 "group": group, "root": 0, "dtype": self._input(name).dtype, "shapes": [format_shape(array.shape)],
             }  # fmt: skip
             node = Node("Broadcast", [name], [name], domain=COMM, attributes=attributes)
-            given = [self.device.show(self.device.put(array))] if self.engine.rank == 0 else []
-            self.held[name] = self.device.down(self.engine.call(place, node, given)[0])
+            given = [self.device.view(self.device.to_device(array))] if self.engine.rank == 0 else []
+            self.held[name] = self.device.to_host(self.engine.call(place, node, given)[0])
 
     def _compare_states(self) -> None:
         mine = {name: hashlib.sha256(np.ascontiguousarray(self.held[name]).tobytes()).hexdigest()
-                for name in self._everywhere()}  # fmt: skip
+                for name in self._replicated_states()}  # fmt: skip
         for rank, other in enumerate(self.engine.gather(mine)):
             for name, seen in mine.items():
                 if other.get(name) != seen:
@@ -269,37 +269,37 @@ class Trainer:
 
     # --- the loop ---
 
-    def run(self, tell: Callable[[Progress], None], begun: Callable[[], None] = lambda: None) -> None:
+    def run(self, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None) -> None:
         """All steps of the job, or those until a signal comes; ``tell`` hears of each, on the first rank, and ``begun``
         is called there once nothing stands in the way of the first."""
         try:
-            self.agree()
+            self.check_consistency()
             with nullcontext() if self.checkpoints is None else self.checkpoints.open(self.engine, self.step):
                 if self.engine.rank == 0:
-                    begun()
-                self._train(tell)
+                    on_start()
+                self._train(on_step)
         except GoptError as error:
-            raise self._named(error) from error
+            raise self._with_position(error) from error
         except (Exception, SystemExit) as error:  # what the user's functions raise, sys.exit among it
-            raise self._named(RunError(f"{type(error).__name__}: {error}")) from error
+            raise self._with_position(RunError(f"{type(error).__name__}: {error}")) from error
 
-    def _train(self, tell: Callable[[Progress], None]) -> None:
+    def _train(self, on_step: Callable[[Progress], None]) -> None:
         trace = Trace(self.engine.rank) if self.job.trace is not None else None
         if self.job.trace is not None and self.engine.rank == 0:
             check_writable(self.job.trace)
-        ahead = self._calls(self.engine, self._at, trace.call if trace is not None else no_mark)
-        self.held = {name: self.device.show(self.device.put(array)) for name, array in self.held.items()}
+        collectives = self._calls(self.engine, self._set_position, trace.call if trace is not None else no_timing)
+        self.held = {name: self.device.view(self.device.to_device(array)) for name, array in self.held.items()}
         for program in self.programs.values():
-            program.mark = trace.segment if trace is not None else no_mark
+            program.mark = trace.segment if trace is not None else no_timing
         try:
             while self.step < self.job.steps and not self.stopped:
-                self._step(ahead, tell)
+                self._step(collectives, on_step)
         finally:
-            ahead.close()
+            collectives.close()
         if trace is not None and self.job.trace is not None:
             trace.write(self.engine, self.job.trace)
 
-    def _named(self, error: GoptError) -> GoptError:
+    def _with_position(self, error: GoptError) -> GoptError:
         if getattr(error, "named", False):
             return error
         where = f"rank {self.engine.rank}, step {self.step + 1}"
@@ -308,13 +308,13 @@ class Trainer:
         named.named = True  # type: ignore[attr-defined]
         return named
 
-    def _at(self, call: int) -> None:
+    def _set_position(self, call: int) -> None:
         self.call = call
         self._position(self.step, call)
 
-    def _step(self, ahead: Calls, tell: Callable[[Progress], None]) -> None:
+    def _step(self, collectives: CollectiveRunner, on_step: Callable[[Progress], None]) -> None:
         begin = time.perf_counter()
-        self._at(-1)
+        self._set_position(-1)
         hyper = self._hyper()
         seen: list[float] = []
         times = max(times for _, times in self.phases)
@@ -324,23 +324,25 @@ class Trainer:
                 values = {**self.held, **hyper}
                 inputs = program.graph.inputs
                 if not inputs.keys().isdisjoint(self.types):
-                    values |= self.data.batch(Turn(self.step * times + turn, self.part, self.parts))
-                outputs = program.run({name: values[name] for name in inputs if name in values}, ahead)
-                self.held.update((self._becomes[name], made) for name, made in outputs.items() if name in self._becomes)
+                    values |= self.data.batch(MicroStep(self.step * times + turn, self.part, self.parts))
+                outputs = program.run({name: values[name] for name in inputs if name in values}, collectives)
+                self.held.update(
+                    (self._next_input[name], made) for name, made in outputs.items() if name in self._next_input
+                )
                 if self.manifest["loss"] in outputs:
-                    seen.append(float(self.device.down(outputs[self.manifest["loss"]])))
+                    seen.append(float(self.device.to_host(outputs[self.manifest["loss"]])))
         loss = sum(seen) / len(seen) if seen else math.nan
         if self.job.stop_on_nan and not math.isfinite(loss):
             self.call = -1  # it came of no call
             raise RunError(f"the loss is {loss}", "lower the learning rate, or leave --stop-on-nan out")
         self.step += 1
-        losses, signals = zip(*self.engine.gather((loss, self._asked())), strict=True)
+        losses, signals = zip(*self.engine.gather((loss, self._stop_signal())), strict=True)
         self.stopped = next(filter(None, signals), 0)
         if self.engine.rank == 0:
             size = max((type.dims[0] if type.dims else 1 for type in self.types.values()), default=1)
-            tell(Progress(self.step, losses, time.perf_counter() - begin, size * self.parts * times))
+            on_step(Progress(self.step, losses, time.perf_counter() - begin, size * self.parts * times))
         if self.checkpoints is not None and self._due():
-            self.checkpoints.save(self.engine, self.step, self.held, self.device.down)
+            self.checkpoints.save(self.engine, self.step, self.held, self.device.to_host)
 
     def _due(self) -> bool:
         return (

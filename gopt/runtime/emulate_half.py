@@ -1,0 +1,228 @@
+"""Half precision on a processor that has none: every operator computes in float32 and rounds once.
+
+ONNX Runtime's CPU has few kernels for float16 and fewer for bfloat16. For float16 it widens silently, and leaves out
+the rounding between neighbours: 2048 + 1 - 2048 is then 1, unless the graph is cut in between. With explicit casts
+around every operator results depend neither on the cuts nor on what happens to be a neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import count
+
+import onnx
+import onnx.inliner
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import COMM, Graph, Node, read_type, value_info
+from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code, dtype_name, known
+from gopt.runtime.proto import as_node, bodies, build_model
+
+_MOVES = frozenset({
+    "Cast", "Concat", "Constant", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Shape",
+    "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+})  # fmt: skip
+"""Operators that round nothing and have kernels for both halves at every version from 13 on (tried one by one).
+
+An operator that merely moves but lacks a float16 kernel must not stand here: the runtime would widen it and drop the
+rounding beside it. A cast rounds by itself.
+"""
+TYPE_ATTRIBUTES = frozenset({"dtype", "output_dtype", "output_datatype", "stash_type", "softmax_precision"})
+"""Attributes that hold an element type: of an output, or in which an operator computes."""
+_HALF_CODES = frozenset(dtype_code(name) for name in LOW_PRECISION)
+_FLOAT = TensorProto.FLOAT
+
+
+def emulate_half(graph: Graph) -> Graph:
+    """The graph with every operator on float16 or bfloat16 values wrapped in casts to and from float32.
+
+    Inputs, outputs and collectives keep their types. A graph without halves is given back as it is, and lowering
+    twice changes nothing. Model-local functions that meet a half are expanded. Raises UnsupportedError where the
+    type of a value is needed and unknown, naming the value.
+    """
+    if not _has_halves(graph):
+        return graph
+    if _functions_meet_halves(graph):
+        graph = inlined(graph)
+    lowering = _HalfEmulation(graph.types, graph.header, "gopt.lower", count(1))
+    for node in graph.nodes:
+        lowering.add(node)
+    return replace(graph, nodes=lowering.nodes, types=lowering.types)
+
+
+class _HalfEmulation:
+    """Lowers the nodes of one body, in order; collects the new ones and the types of what they make."""
+
+    def __init__(self, types: Mapping[str, TensorType], header: ModelProto, prefix: str, scopes: Iterator[int]) -> None:
+        self.types = dict(types)
+        self.nodes: list[Node] = []
+        self._header = header
+        self._prefix = prefix
+        self._scopes = scopes
+        """Numbers for the bodies of control flow: a name may not occur both inside and outside of one."""
+        self._wide: dict[str, str] = {}
+
+    def add(self, node: Node) -> None:
+        if node.domain == COMM or node.is_a(*_MOVES) or not self._meets_half(node):
+            self.nodes.append(node)
+        elif node.is_a("CastLike"):
+            self._cast(node.inputs[0], node.outputs[0], self._dtype(node.inputs[1], node))
+        elif node.proto is not None and bodies(node.proto):
+            self._descend(node)
+        else:
+            self._wrap(node)
+
+    def _meets_half(self, node: Node) -> bool:
+        if _names_half(node):
+            return True
+        # What an operator makes of inputs that are no halves is none either, unless an attribute says so.
+        read = {self._dtype(name, node) for name in node.reads}  # all of them, so that no unknown one hides
+        return not LOW_PRECISION.isdisjoint(read)
+
+    def _dtype(self, name: str, node: Node) -> str:
+        type = self.types.get(name)
+        if type is None or not known(type.dtype):
+            raise UnsupportedError(
+                f"the type of value {name!r} is unknown, and {node.op_type} {node.label!r} may compute in a half",
+                "declare it in the file (value_info), for instance with onnx.shape_inference",
+            )
+        return type.dtype
+
+    def _wrap(self, node: Node) -> None:
+        """Widen what goes in, compute, round what comes out."""
+        proto = NodeProto()
+        proto.CopyFrom(node.to_proto())
+        for attribute in proto.attribute:
+            _widen_attribute(attribute)
+        rounded = {name: self._dtype(name, node) for name in node.outputs if name}
+        rounded = {name: dtype for name, dtype in rounded.items() if dtype in LOW_PRECISION}
+        raw = {name: f"{self._prefix}.raw.{name}" for name in rounded}
+        inputs = [self._widened(name, node) if name else "" for name in node.inputs]
+        del proto.input[:], proto.output[:]
+        proto.input.extend(inputs)
+        proto.output.extend(raw.get(name, name) for name in node.outputs)
+        self.nodes.append(as_node(proto))
+        for name, wide in raw.items():
+            self.types[wide] = TensorType("float32", self.types[name].shape)
+            self._cast(wide, name, rounded[name])
+
+    def _widened(self, name: str, node: Node) -> str:
+        """The name of a float32 copy of a half, made once; of anything else its own."""
+        if self._dtype(name, node) not in LOW_PRECISION:
+            return name
+        if name not in self._wide:
+            self._wide[name] = wide = f"{self._prefix}.wide.{name}"
+            self.types[wide] = TensorType("float32", self.types[name].shape)
+            self._cast(name, wide, "float32")
+        return self._wide[name]
+
+    def _cast(self, source: str, target: str, dtype: str) -> None:
+        self.nodes.append(Node("Cast", [source], [target], attributes={"to": dtype_code(dtype)}))
+
+    def _descend(self, node: Node) -> None:
+        """Lower the bodies of control flow in place; the node itself only hands values on."""
+        proto = self._inferred(node)
+        for body in bodies(proto):
+            types = self.types | _declared(body)
+            inner = _HalfEmulation(types, self._header, f"gopt.lower.{next(self._scopes)}", self._scopes)
+            for item in body.node:
+                inner.add(as_node(item))
+            lowered = [item.to_proto() for item in inner.nodes]
+            del body.node[:], body.value_info[:]
+            body.node.extend(lowered)
+            # What was found out stays, so that lowering again finds the same.
+            made = {name: None for item in inner.nodes for name in item.outputs if name in inner.types}
+            body.value_info.extend(value_info(name, inner.types[name]) for name in made)
+        self.nodes.append(as_node(proto))
+
+    def _inferred(self, node: Node) -> NodeProto:
+        """A copy of a control-flow node whose bodies name the types of their values."""
+        given = {name: self.types[name] for name in dict.fromkeys(node.reads) if name in self.types}
+        made = {name: self.types.get(name, TensorType("undefined", None)) for name in node.outputs if name}
+        model = onnx.shape_inference.infer_shapes(build_model(self._header, [node], given, made))
+        inferred: NodeProto = model.graph.node[0]
+        return inferred
+
+
+def _declared(body: GraphProto) -> dict[str, TensorType]:
+    infos = (*body.input, *body.value_info, *body.output)
+    types = {info.name: read_type(info.type) for info in infos}
+    types.update((held.name, TensorType(dtype_name(held.data_type), tuple(held.dims))) for held in body.initializer)
+    return types
+
+
+def _widen_attribute(attribute: AttributeProto) -> None:
+    if attribute.name in TYPE_ATTRIBUTES and attribute.i in _HALF_CODES:
+        attribute.i = _FLOAT
+    elif attribute.type == AttributeProto.TENSOR and attribute.t.data_type in _HALF_CODES:
+        wide = onnx.numpy_helper.to_array(attribute.t).astype("float32")
+        attribute.t.CopyFrom(onnx.numpy_helper.from_array(wide, attribute.t.name))
+
+
+# --- where halves are -----------------------------------------------------------------------------------------------
+
+
+def _has_halves(graph: Graph) -> bool:
+    if any(type.dtype in LOW_PRECISION for type in (*graph.types.values(), *graph.inputs.values())):
+        return True
+    # Where inference failed, a cast to a half is all there is to see of one.
+    return any(map(_names_half, graph.nodes)) or any(map(_mentions_half, _function_nodes(graph)))
+
+
+def _names_half(node: Node) -> bool:
+    """Whether an attribute of the node, or of one in its bodies, names a half."""
+    if node.proto is not None:
+        return bool(node.proto.attribute) and _mentions_half(node.proto)
+    return any(map(_attribute_names_half, node.to_proto().attribute)) if node.attributes else False
+
+
+def _mentions_half(proto: NodeProto) -> bool:
+    if any(map(_attribute_names_half, proto.attribute)):
+        return True
+    return any(_mentions_half(item) for body in bodies(proto) for item in body.node)
+
+
+def _attribute_names_half(attribute: AttributeProto) -> bool:
+    if attribute.type == AttributeProto.INT:
+        return attribute.i in _HALF_CODES and (attribute.name == "to" or attribute.name in TYPE_ATTRIBUTES)
+    return attribute.type == AttributeProto.TENSOR and attribute.t.data_type in _HALF_CODES
+
+
+# --- model-local functions ------------------------------------------------------------------------------------------
+
+
+def _function_nodes(graph: Graph) -> Iterable[NodeProto]:
+    return (node for function in graph.header.functions for node in function.node)
+
+
+def _functions_meet_halves(graph: Graph) -> bool:
+    """Whether a function of the model is called with a half, or makes one inside."""
+    names = {(function.domain, function.name) for function in graph.header.functions}
+    if not names:
+        return False
+    called = [node for node in graph.nodes if (node.domain, node.op_type) in names or node.captures]
+    types = (graph.type_of(name).dtype for node in called for name in (*node.reads, *node.outputs) if name)
+    return any(dtype in LOW_PRECISION for dtype in types) or any(map(_mentions_half, _function_nodes(graph)))
+
+
+def inlined(graph: Graph) -> Graph:
+    """The graph with its functions expanded, and the types of what came to light."""
+    border = {name: tensor.type for name, tensor in graph.initializers.items() if name not in graph.inputs}
+    model = build_model(graph.header, graph.nodes, {**graph.inputs, **border}, graph.outputs)
+    for node in graph.nodes:
+        if node.domain == COMM:
+            model.graph.value_info.extend(_infos(graph, node.outputs))
+    model.opset_import.extend(entry for entry in graph.header.opset_import if entry.domain == COMM)
+    model = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(model))
+    types = {info.name: read_type(info.type) for info in model.graph.value_info}
+    header = ModelProto()
+    header.CopyFrom(graph.header)
+    del header.functions[:], header.opset_import[:]
+    header.opset_import.extend(model.opset_import)
+    return replace(graph, nodes=[as_node(node) for node in model.graph.node], types=types | graph.types, header=header)
+
+
+def _infos(graph: Graph, names: Iterable[str]) -> Iterator[onnx.ValueInfoProto]:
+    return (value_info(name, graph.types[name]) for name in names if name in graph.types)

@@ -1,0 +1,199 @@
+"""Where each rank of a job is: it says so itself, for whoever has to name the one that died or did not come.
+
+Under ``--launch`` ranks write into files of the launcher's folder, one each. Under a user's own launcher they write
+into memory without a name, which the other ranks of the host reach through ``/proc``: nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gopt.artifact.report import rank_ranges
+from gopt.errors import RunError
+from gopt.runtime.engines.watchdog import Watchdog
+
+HEARTBEATS = "GOPT_HEARTBEATS"
+"""Environment variable: the folder in which ranks say where they are."""
+LAUNCHER = "launcher"
+"""File in that folder: number of the launcher's process. Its ranks end when it has."""
+ERROR_CLAIMED = "said"
+"""File in that folder: made by the rank that says why the job ends, with its exit code."""
+ERROR_GRACE = 1.0
+"""Seconds that the others leave to it."""
+_RECORD = struct.Struct("<qqqqd")
+"""Process number, step, call, how it goes, seconds since the epoch."""
+RUNNING, ENDED, REPORTED, WAITING = 0, 1, 2, 3
+"""How it goes: on; the rank has ended well; it has said why it cannot go on; it waits for others, in a call."""
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """Where a rank says where it is; costs one small write at the beginning and the end of a call."""
+
+    number: int
+    folder: Path | None
+    step: int = 0
+    call: int = -1
+    others: Callable[[], list[RankStatus]] = field(default=lambda: [])
+    """What all ranks that can be seen said last."""
+
+    @classmethod
+    def open(cls, rank: int, gather: Callable[[Any], list[Any]]) -> Heartbeat | None:
+        """None where there is no place to say it. ``gather``: what every rank of the job gives; all call it."""
+        folder = os.environ.get(HEARTBEATS)
+        if not folder:
+            return cls._in_memory(rank, gather)
+        home = Path(folder)
+        beat = cls(os.open(home / f"{rank}", os.O_RDWR | os.O_CREAT, 0o600), home, others=lambda: read(home))
+        beat.at(0, -1)
+        threading.Thread(target=beat.follow, name="launcher", daemon=True).start()
+        return beat
+
+    @classmethod
+    def _in_memory(cls, rank: int, gather: Callable[[Any], list[Any]]) -> Heartbeat | None:
+        try:
+            number = os.memfd_create("gopt-beat")
+        except (AttributeError, OSError):  # not on this system; not enough files
+            gather(None)
+            return None
+        beat = cls(number, None)
+        beat.at(0, -1)
+        offers = gather((os.getpid(), number, os.uname().nodename))
+        near = {
+            other: f"/proc/{offer[0]}/fd/{offer[1]}"
+            for other, offer in enumerate(offers) if offer is not None and offer[2] == os.uname().nodename
+        }  # fmt: skip
+        beat.others = lambda: [seen for other, path in near.items() if (seen := _read(other, Path(path))) is not None]
+        return beat
+
+    def follow(self) -> None:
+        """End this rank when the launcher is gone: killed outright, it could not end its ranks."""
+        assert self.folder is not None
+        try:
+            handle = os.pidfd_open(int((self.folder / LAUNCHER).read_text()))
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # gone already, and perhaps its folder with it
+        except OSError:
+            return  # the system gives no handle: nothing to follow
+        else:
+            select.select([handle], [], [])
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os._exit(RunError("").exit_code)
+
+    def at(self, step: int, call: int, how: int = RUNNING) -> None:
+        self.step, self.call = step, call
+        os.pwrite(self.number, _RECORD.pack(os.getpid(), step, call, how, time.time()), 0)
+
+    def waits(self, waiting: bool) -> None:
+        """Say that the rank begins, or has ended, to wait for others."""
+        self.at(self.step, self.call, WAITING if waiting else RUNNING)
+
+    def first(self, code: int) -> bool:
+        """Whether this rank is the first that wants to say why the job ends: only that one does, and gives the code."""
+        if self.folder is None:
+            return True
+        try:
+            file = os.open(self.folder / ERROR_CLAIMED, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            os.write(file, f"{code}".encode())
+            os.close(file)
+        except FileExistsError:
+            return False
+        except OSError:  # the launcher is gone, and its folder
+            return True
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """What a rank said last."""
+
+    rank: int
+    process: int
+    step: int
+    call: int
+    how: int
+    when: float
+
+    @property
+    def where(self) -> str:
+        call = f", call {self.call}" if self.call >= 0 else ""
+        return f"step {self.step + 1}{call}"
+
+
+def read(folder: Path) -> list[RankStatus]:
+    """What every rank said last, in a launcher's folder."""
+    paths = sorted((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    return [seen for path in paths if (seen := _read(int(path.name), path)) is not None]
+
+
+def _read(rank: int, path: Path) -> RankStatus | None:
+    with suppress(OSError):
+        data = path.read_bytes()
+        if len(data) == _RECORD.size:
+            return RankStatus(rank, *_RECORD.unpack(data))
+    return None
+
+
+def follow(watchdog: Watchdog, beat: Heartbeat, rank: int) -> None:
+    """Let a rank's waits be seen by others, and others' by its look-out."""
+    watchdog.waits = beat.waits
+    watchdog.missing = lambda: missing(beat.others(), rank)
+
+
+def missing(seen: Sequence[RankStatus], rank: int) -> str:
+    """For whom a rank waits: those of all ranks that wait for nobody, or whose process stands still. Ranks that wait
+    for one that waits are not to blame. ``rank``: the one that asks."""
+    others = [each for each in seen if each.rank != rank]
+    stopped = {each.rank for each in others if is_stopped(each.process)}
+    late = [each for each in others if each.how != WAITING or each.rank in stopped]
+    if not late:
+        return _all_wait(seen, rank)
+    one = late[0] if len(late) == 1 else None
+    if one is None:
+        return f"ranks {_some([each.rank for each in late])} did not come"
+    if one.rank in stopped:
+        return f"rank {one.rank} did not come: its process is stopped, in {one.where}"
+    return f"rank {one.rank} did not come: " + ("it has ended" if one.how != RUNNING else f"it is in {one.where}")
+
+
+def _all_wait(seen: Sequence[RankStatus], rank: int) -> str:
+    """Where every rank waits: those that have come least far are named, and not blamed."""
+    mine = [each for each in seen if each.rank == rank]
+    behind = [each for each in seen if mine and (each.step, each.call) < (mine[0].step, mine[0].call)]
+    if not behind:
+        return "another rank did not come"
+    least = min(behind, key=lambda each: (each.step, each.call))
+    return f"another rank did not come: rank {least.rank} still waits in {least.where}"
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process of this host was stopped by a signal or a debugger."""
+    with suppress(OSError):
+        text = Path(f"/proc/{process}/stat").read_bytes()
+        return text.rpartition(b") ")[2][:1] in (b"T", b"t")
+    return False
+
+
+def waiting(seen: Iterable[RankStatus], dead: int) -> str:
+    """``; rank 0 waited in call 1``: where the others waited when a rank died."""
+    places: dict[int, list[int]] = {}
+    for each in seen:
+        if each.how == WAITING and each.rank != dead and each.call >= 0:
+            places.setdefault(each.call, []).append(each.rank)
+    told = [f"; rank{'s' * (len(ranks) > 1)} {_some(ranks)} waited in call {call}" for call, ranks in places.items()]
+    return "".join(told[:3])
+
+
+def _some(ranks: Sequence[int]) -> str:
+    text = rank_ranges(sorted(ranks))
+    return text if len(text) <= 60 else f"{text[:60].rpartition(',')[0]} and others"

@@ -1,0 +1,182 @@
+"""What one call does to blocks beside NCCL: memory to send from and to receive in, laid out as NCCL takes it.
+
+NCCL combines neither booleans nor short integers, loses a NaN in a maximum, and scatters and gathers equal parts only.
+All that is put right here, on the wire's stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from gopt.collectives.layout import ALIGN as SHARD
+from gopt.collectives.layout import HALVES, resized
+from gopt.ir.graph import Node
+from gopt.runtime.engines.cuda import Block, Dtype
+from gopt.runtime.engines.gpu import ALIGN, Gpu
+from gopt.runtime.engines.kernels import Kernels
+
+BYTE = np.dtype(np.uint8)
+_FLOAT: Dtype = np.dtype(np.float32)
+_WIDE: dict[str, Dtype] = {"int16": np.dtype(np.int32), "uint16": np.dtype(np.uint32), "bool": BYTE}
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionOp:
+    """How elements of a type are combined: as ``wide`` ones, by an operator of NCCL."""
+
+    dtype: Dtype
+    wide: Dtype
+    operator: str
+    extreme: bool
+    """Whether it is a maximum or minimum of floats, in which NaN is to win."""
+
+    @classmethod
+    def of(cls, node: Node, dtype: Dtype) -> ReductionOp:
+        how = node.attributes.get("reduce", "sum")
+        half = dtype.name in HALVES
+        wide = _FLOAT if half else _WIDE.get(dtype.name, dtype)
+        operator = {"sum": "SUM", "mean": "AVG", "max": "MAX", "min": "MIN"}[how]
+        return cls(dtype, wide, operator, how in ("max", "min") and (half or dtype.kind == "f"))
+
+    @property
+    def casts(self) -> bool:
+        """Whether elements must be computed anew: a boolean's bytes are 0 and 1 already."""
+        return self.wide.itemsize != self.dtype.itemsize
+
+
+@dataclass(slots=True)
+class Staging:
+    """The making of one call. ``held``: blocks that the stream uses, which nobody else may get before it is done."""
+
+    gpu: Gpu
+    kernels: Kernels
+    held: list[Block] = field(default_factory=list)
+
+    def empty(self, shape: Sequence[int] | int, dtype: Dtype, beyond: int = 0) -> Block:
+        made = self.gpu.empty((shape,) if isinstance(shape, int) else shape, dtype, beyond)
+        self.held.append(made)
+        return made
+
+    def copy(self, target: Block, source: Block) -> None:
+        self.gpu.copy(target, source, self.gpu.comm_stream)
+
+    # --- reductions ---
+
+    def upcast(self, block: Block, how: ReductionOp) -> Block:
+        """A block, flat, as it is combined; may be the block itself."""
+        if not how.casts:
+            return block.bits() if how.wide != how.dtype else block.part(0, (block.size,))
+        made = self.empty(block.size, how.wide)
+        self._cast(block, made)
+        return made
+
+    def marks(self, block: Block, how: ReductionOp, buffer: int = 0) -> Block:
+        """1 where a maximum or minimum of floats is given NaN, with memory for ``room`` elements; else empty."""
+        size = block.size if how.extreme else 0
+        made = self.empty(size, BYTE, beyond=max(buffer - size, 0))
+        self.kernels.mark_nan(self._aligned(block.part(0, (size,))), made)
+        return made
+
+    def downcast(self, total: Block, marks: Block, how: ReductionOp) -> Block:
+        """A flat total in the type of the call, NaN where any was given."""
+        if how.extreme:
+            mended = self.empty(total.size, total.dtype)
+            self.kernels.put_nan(total, marks, mended)
+            total = mended
+        if not how.casts:
+            return Block(total.memory, total.offset, how.dtype, total.shape)
+        made = self.empty(total.size, how.dtype)
+        self.kernels.cast(total, made)
+        return made
+
+    def _cast(self, source: Block, target: Block) -> None:
+        """Any block to a flat one; a kernel is given none at an odd place."""
+        source = self._aligned(source.part(0, (source.size,)))
+        made = target if target.offset % ALIGN == 0 else self.empty(target.shape, target.dtype)
+        self.kernels.cast(source, made)
+        if made is not target:
+            self.copy(target, made)
+
+    def _aligned(self, block: Block) -> Block:
+        """A block, or a copy where it lies at an odd place."""
+        if block.offset % ALIGN == 0:
+            return block
+        made = self.empty(block.shape, block.dtype)
+        self.copy(made, block)
+        return made
+
+    # --- layout ---
+
+    def packed(self, blocks: Sequence[Block], how: ReductionOp, buffer: int) -> Block:
+        """Blocks one behind the other as they are combined, with memory for ``room`` elements: where they lie, if
+        they do so already, else in a copy."""
+        size, first = sum(block.size for block in blocks), blocks[0]
+        follows = all(here.memory is after.memory and here.end == after.offset for here, after in pairwise(blocks))
+        fits = first.offset + buffer * first.dtype.itemsize <= first.memory.nbytes
+        if follows and fits and how.wide == how.dtype:
+            return first.part(0, (size,))
+        flat = self.empty(size, how.wide, beyond=max(buffer - size, 0))
+        start = 0
+        for block in blocks:
+            part = flat.part(start, (block.size,))
+            if how.casts:
+                self._cast(block, part)
+            else:
+                self.copy(part, block)
+            start += block.size
+        return flat
+
+    def unpacked(self, flat: Block, shapes: Sequence[tuple[int, ...]]) -> list[Block]:
+        """Tensors that lie one behind the other; copies of those at odd places, for sessions read them next."""
+        return [self._aligned(part) for part in contiguous_views(flat, shapes)]
+
+    def sliced(self, block: Block, axis: int, sizes: Sequence[int]) -> list[Block]:
+        """Slices of an axis, each contiguous: where they lie, or copies."""
+        rows, row = math.prod(block.shape[:axis]), math.prod(block.shape[axis + 1 :])
+        made = []
+        for start, size in zip(accumulate((size * row for size in sizes), initial=0), sizes):
+            part = block.part(start, resized(block.shape, axis, size))
+            if rows > 1:
+                copy = self.empty(part.shape, block.dtype)
+                self._rows(copy, size * row, part, block.shape[axis] * row, size * row, rows)
+                part = copy
+            made.append(part)
+        return made
+
+    def joined(self, pieces: Sequence[Block], axis: int) -> Block:
+        """Slices, which lie one behind the other, joined along an axis."""
+        first = pieces[0]
+        length = sum(piece.shape[axis] for piece in pieces)
+        rows, row = math.prod(first.shape[:axis]), math.prod(first.shape[axis + 1 :])
+        if rows == 1:
+            return first.part(0, resized(first.shape, axis, length))
+        whole = self.empty(resized(first.shape, axis, length), first.dtype)
+        start = 0
+        for piece in pieces:
+            width = piece.shape[axis] * row
+            self._rows(whole.part(start, piece.shape), length * row, piece, width, width, rows)
+            start += width
+        return whole
+
+    def _rows(self, target: Block, step: int, source: Block, stride: int, width: int, rows: int) -> None:
+        """Rows of ``width`` elements, which lie ``stride`` apart in ``source``, ``step`` in ``target``."""
+        item = source.dtype.itemsize
+        self.gpu.copy_rows(target, step * item, source, stride * item, width * item, rows, self.gpu.comm_stream)
+
+
+def contiguous_views(flat: Block, shapes: Sequence[tuple[int, ...]]) -> list[Block]:
+    """Tensors one behind the other in a flat block."""
+    starts = accumulate(map(math.prod, shapes), initial=0)
+    return [flat.part(start, shape) for start, shape in zip(starts, shapes)]
+
+
+def equal_parts(counts: Sequence[int]) -> int:
+    """Elements of a part where all are of one size but for the last ones, and little memory makes them so; else 0."""
+    part, total = counts[0], sum(counts)
+    alike = all(count == max(min(part, total - place * part), 0) for place, count in enumerate(counts))
+    return part if alike and part * len(counts) - total <= SHARD * len(counts) else 0

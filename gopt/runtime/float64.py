@@ -1,0 +1,139 @@
+"""Graphs run in float64, whole: by ONNX Runtime where it has the kernels, by NumPy where it has none.
+
+A node without a kernel becomes a call that cuts the graph, as a collective does: the rest stays in sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gopt.errors import RunError, UnsupportedError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import dtype_code, known
+from gopt.opaque.expand import expand
+from gopt.runtime.executor import CollectiveCallback, Executor
+from gopt.runtime.fallback_kernels import operators
+from gopt.runtime.partition import Segment
+from gopt.runtime.proto import build_model
+from gopt.runtime.session import Array, SessionCache, first_line, session_of
+
+FALLBACK = "Substitute"
+"""A node that NumPy stands in for, as the program sees it."""
+
+
+class Float64Graph:
+    """A graph widened to float64, made ready to run.
+
+    ``substitutes`` counts the nodes that NumPy runs. Raises RunError, UnsupportedError where a node has neither a
+    kernel nor a stand-in.
+    """
+
+    def __init__(self, graph: Graph, cache: SessionCache) -> None:
+        graph = expand(graph, "gopt.run")
+        self._fallback_nodes: dict[int, _FallbackNode] = {}
+        try:
+            self._program = Executor(graph, cache)
+        except (RunError, UnsupportedError):
+            self._program = Executor(self._substituted(graph, cache), cache)
+        self.graph = self._program.graph
+
+    @property
+    def substitutes(self) -> int:
+        return len(self._fallback_nodes)
+
+    def run(self, feeds: Mapping[str, Array], call: CollectiveCallback) -> dict[str, Array]:
+        """One run; ``call`` answers the collectives that the graph holds itself."""
+
+        def answer(index: int, node: Node, inputs: list[Array]) -> Any:
+            if node.op_type == FALLBACK:
+                return self._fallback_nodes[index].run(inputs)
+            return call(index, node, inputs)
+
+        return self._program.run(feeds, answer)
+
+    def _substituted(self, graph: Graph, cache: SessionCache) -> Graph:
+        """The graph with a call for every node that the runtime refuses."""
+        trial = _KernelProbe(graph, cache)
+        nodes: list[Node] = []
+        calls = 0
+        for node in graph.nodes:
+            if node.domain != COMM and not trial.accepts(node):
+                self._fallback_nodes[calls] = _FallbackNode(node, graph)
+                reads = list(dict.fromkeys(node.reads))
+                node = Node(FALLBACK, reads, node.outputs, domain=COMM, name=node.label)
+            nodes.append(node)
+            calls += node.domain == COMM
+        return replace(graph, nodes=nodes, types=trial.types)
+
+
+class _KernelProbe:
+    """Asks the runtime, once for each kind of node, whether it has a kernel."""
+
+    def __init__(self, graph: Graph, cache: SessionCache) -> None:
+        self.types = dict(graph.types) | dict(graph.inputs)
+        self.types |= {name: tensor.type for name, tensor in graph.initializers.items()}
+        self._graph, self._cache = graph, cache
+        self._known: dict[tuple[Any, ...], bool] = {}
+
+    def accepts(self, node: Node) -> bool:
+        if any(not known(self.types[name].dtype) if name in self.types else True for name in node.reads):
+            return True  # nothing to try it with: the program will say
+        key = self._key(node)
+        if key not in self._known:
+            self._known[key] = self._try(node)
+        return self._known[key]
+
+    def _key(self, node: Node) -> tuple[Any, ...]:
+        attributes = tuple(each.SerializeToString(deterministic=True) for each in node.to_proto().attribute)
+        dtypes = tuple(self.types[name].dtype if name else "" for name in (*node.inputs, *node.captures))
+        ranks = tuple(len(self.types[name].shape or ()) for name in node.reads)
+        return node.domain, node.op_type, attributes, dtypes, ranks, tuple(map(bool, node.outputs))
+
+    def _try(self, node: Node) -> bool:
+        outputs = tuple(name for name in node.outputs if name)
+        segment = Segment((node,), tuple(dict.fromkeys(node.reads)), outputs)
+        try:
+            session_of(segment, self._graph, dict(self.types), self._cache)
+        except (RunError, UnsupportedError):
+            return False
+        return True
+
+
+class _FallbackNode:
+    """One node, run by onnx's reference evaluator with our operators in it."""
+
+    def __init__(self, node: Node, graph: Graph) -> None:
+        from onnx.reference import ReferenceEvaluator
+
+        self.label = f"{node.op_type} {node.label!r}"
+        self.names = list(dict.fromkeys(node.reads))
+        self.outputs = [name for name in node.outputs if name]
+        self.dtypes = [graph.type_of(name).dtype for name in self.outputs]
+        types = {name: graph.type_of(name) for name in (*self.names, *self.outputs)}
+        model = build_model(
+            graph.header, [node], {name: types[name] for name in self.names}, {n: types[n] for n in self.outputs}
+        )
+        try:
+            self._evaluator = ReferenceEvaluator(model, new_ops=list(operators()))
+        except Exception as error:  # it raises whatever it meets
+            raise UnsupportedError(f"nothing runs {self.label} in float64: {first_line(error)}") from error
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        try:
+            with np.errstate(all="ignore"):
+                results = self._evaluator.run(None, dict(zip(self.names, inputs)))
+        except Exception as error:
+            raise RunError(f"{self.label} failed in float64: {first_line(error)}") from error
+        return [_typed(result, dtype) for result, dtype in zip(results, self.dtypes)]
+
+
+def _typed(result: Any, dtype: str) -> Array:
+    """The result in the type it is due in: the evaluator is not always exact about that."""
+    array = np.asarray(result)
+    wanted = onnx.helper.tensor_dtype_to_np_dtype(dtype_code(dtype)) if known(dtype) else array.dtype
+    return np.require(array if array.dtype == wanted else array.astype(wanted), requirements="C")

@@ -1,0 +1,102 @@
+"""A rank's graph cut at its collectives: what runs between two calls. Pure; no engine is asked.
+
+The file's order is the schedule: pass ``overlap`` has put every call where it is to start, and what waits for one as
+late as it may be. So a segment is what stands between two calls, and calls run beside the segments after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gopt.ir.graph import COMM, Graph, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Nodes that run together, and the values that cross its border, in order of first use or making."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A collective, with its number among the collectives of the file."""
+
+    index: int
+    node: Node
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(self.node.inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(name for name in self.node.outputs if name)
+
+
+ProgramStep: TypeAlias = Segment | Call
+
+
+def partition(graph: Graph) -> list[ProgramStep]:
+    """The steps of a graph in the order in which they run. Nodes that make nothing of use are left out."""
+    calls, levels = _levels(graph)
+    boundary = _boundary_values(graph, calls, levels)
+    steps: list[ProgramStep] = []
+    for level, nodes in enumerate(levels):
+        segment = _segment(nodes, boundary)
+        if segment.outputs:
+            steps.append(segment)
+        if level < len(calls):
+            steps.append(Call(level, calls[level]))
+    return steps
+
+
+def last_uses(steps: Sequence[ProgramStep], keep: Sequence[str]) -> list[tuple[str, ...]]:
+    """For every step, the values that no later step reads and that are not in ``keep``: they can go after it."""
+    needed = set(keep)
+    result: list[tuple[str, ...]] = []
+    for step in reversed(steps):
+        here = dict.fromkeys((*step.inputs, *step.outputs))
+        result.append(tuple(name for name in here if name not in needed))
+        needed.update(here)
+    return result[::-1]
+
+
+def _levels(graph: Graph) -> tuple[list[Node], list[list[Node]]]:
+    """The calls, and the nodes in front of each and behind the last; without those that nobody needs."""
+    calls = [node for node in graph.nodes if node.domain == COMM]
+    levels: list[list[Node]] = [[] for _ in range(len(calls) + 1)]
+    needed = set(graph.outputs)
+    level = len(calls)
+    for node in reversed(graph.nodes):
+        if node.domain == COMM:
+            level -= 1
+        elif needed.isdisjoint(node.outputs):
+            continue
+        else:
+            levels[level].append(node)
+        needed.update(node.reads)
+    return calls, [nodes[::-1] for nodes in levels]
+
+
+def _boundary_values(graph: Graph, calls: Sequence[Node], levels: Sequence[Sequence[Node]]) -> set[str]:
+    """Values that are read outside of the segment that makes them, or by the caller."""
+    boundary = set(graph.outputs)
+    boundary.update(name for call in calls for name in call.reads)
+    for nodes in levels:
+        made: set[str] = set()
+        for node in nodes:
+            boundary.update(name for name in node.reads if name not in made)
+            made.update(node.outputs)
+    return boundary
+
+
+def _segment(nodes: Sequence[Node], boundary: set[str]) -> Segment:
+    made = {name for node in nodes for name in node.outputs}
+    inputs = dict.fromkeys(name for node in nodes for name in node.reads if name not in made)
+    outputs = dict.fromkeys(name for node in nodes for name in node.outputs if name and name in boundary)
+    return Segment(tuple(nodes), tuple(inputs), tuple(outputs))

@@ -1,0 +1,1 @@
+"""Planning before the first step: buffers, hazards, memory and kernels of a rank's program."""

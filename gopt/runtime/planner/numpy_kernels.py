@@ -1,0 +1,194 @@
+"""Elementwise nodes on long rows, a tile at a time, by NumPy: for operators that have one right answer.
+
+A sum, a product, a quotient or a root is rounded the same way by everybody who follows IEEE 754, so it does not matter
+who computes it, and NumPy uses the processor's widest vectors and writes where it is told. A tile passes through all
+nodes while it lies in the cache. Values between nodes live in a few rows of scratch, used again when they are dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gopt.ir.graph import Node
+from gopt.ir.types import TensorType, numpy_dtype
+from gopt.runtime.memory import aligned
+from gopt.runtime.partition import Segment
+from gopt.runtime.session import Array, Value
+
+TILE = 1 << 15
+"""Elements of a tile: a dozen float32 rows of them fit a core's second-level cache."""
+
+Operation: TypeAlias = Callable[..., Any]
+"""Operands and ``out``."""
+
+_FLOATS = frozenset({"float16", "float32", "float64"})
+
+
+def _copy(value: Array, out: Array) -> None:
+    np.copyto(out, value, casting="unsafe")
+
+
+def _where(condition: Array, yes: Array, no: Array, out: Array) -> None:
+    np.copyto(out, no)
+    np.copyto(out, yes, where=condition)
+
+
+def _where_of_plus_yes(condition: Array, yes: Array, no: Array, out: Array) -> None:
+    np.copyto(out, no)
+    np.add(yes, 0.0, out=out, where=condition)
+
+
+def _where_of_plus_no(condition: Array, yes: Array, no: Array, out: Array) -> None:
+    np.add(no, 0.0, out=out)
+    np.copyto(out, yes, where=condition)
+
+
+def unsigned(condition: TensorType, yes: TensorType, no: TensorType) -> int:
+    """Which branch of Where loses the sign of a zero: 0 is the first, 1 the second.
+
+    The runtime merges what it selected by asking what is not zero, so the one that it asks comes back as +0.
+    """
+    return int(condition.elements == no.elements == 1 < yes.elements)
+
+
+_OPERATIONS: dict[str, Operation] = {
+    "Abs": np.absolute, "Add": np.add, "And": np.logical_and, "Cast": _copy, "Div": np.divide, "Equal": np.equal,
+    "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Identity": _copy, "Less": np.less,
+    "LessOrEqual": np.less_equal, "Mul": np.multiply, "Neg": np.negative, "Not": np.logical_not, "Or": np.logical_or,
+    "Sqrt": np.sqrt, "Sub": np.subtract, "Where": _where,
+}  # fmt: skip
+_ARITHMETIC = frozenset({"Abs", "Add", "Div", "Mul", "Neg", "Sqrt", "Sub"})
+
+
+def operation(node: Node, types: Mapping[str, TensorType]) -> Operation | None:
+    """What NumPy does for a node with the very bits of ONNX Runtime; None where it may differ or types are unknown.
+
+    Halves are left to who rounds them, casts aside; whole numbers too, where a quotient or an overflow is a choice.
+    """
+    names = [*node.inputs, *node.outputs]
+    known = [types.get(name) for name in names]
+    if len(node.outputs) != 1 or any(type is None for type in known):
+        return None
+    dtypes = {type.dtype for type in known if type is not None}
+    if node.is_a("Cast"):
+        if dtypes == {"float64", "float16"} and types[node.outputs[0]].dtype == "float16":
+            return None  # the runtime rounds twice, by way of float32
+        return _OPERATIONS["Cast"] if dtypes <= _FLOATS or types[node.inputs[0]].dtype == "bool" else None
+    if node.is_a("Where") and not dtypes.isdisjoint(_FLOATS):
+        condition, yes, no = (types[name] for name in node.inputs)
+        if not (condition.static and yes.static and no.static):
+            return None
+        if unsigned(condition, yes, no) and yes.dims[-1] == 1:
+            return None  # the runtime's choice hangs on the ranks of the tensors
+        return _where_of_plus_no if unsigned(condition, yes, no) else _where_of_plus_yes
+    if node.is_a(*_ARITHMETIC) and not dtypes <= {"float32", "float64"}:
+        return None
+    return _OPERATIONS[node.op_type] if node.is_a(*_OPERATIONS) else None
+
+
+def _needed(node: Node, types: Mapping[str, TensorType]) -> Operation:
+    found = operation(node, types)
+    if found is None:
+        raise ValueError(f"NumPy does not compute {node.op_type}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Instruction:
+    """One node: places of its operands and of its result among a tile's buffers."""
+
+    operation: Operation
+    operands: tuple[int, ...]
+    result: int
+
+
+class NumpyKernel:
+    """The nodes of a segment over rows of ``length`` elements, made ready; every one must have an ``operation``.
+
+    ``rows``: those inputs of the segment that are rows; all others are single values, of which ``constants`` are
+    known. ``over``: result -> the row in whose place it is written.
+    """
+
+    def __init__(
+        self, segment: Segment, length: int, rows: Sequence[str], types: Mapping[str, TensorType],
+        aliases: Mapping[str, str], constants: Mapping[str, Array],
+    ) -> None:  # fmt: skip
+        nodes, results = segment.nodes, segment.outputs
+        self.inputs = tuple(name for name in segment.inputs if name not in constants)
+        self._rows, self._length, self._constants = tuple(rows), length, dict(constants)
+        self._singles = tuple(name for name in segment.inputs if name not in set(rows))
+        held = _scratch_layout(nodes, types, results, aliases)
+        names = [*self._singles, *self._rows, *(name for name in results if name not in held.late)]
+        place = {name: number for number, name in enumerate(names)}
+        place |= {name: len(names) + number for name, number in held.place.items()}
+        self._lines = [
+            _Instruction(_needed(node, types), tuple(place[name] for name in node.inputs), place[node.outputs[0]])
+            for node in nodes
+        ]
+        self._direct = [name for name in results if name not in held.late]
+        self._late = [(place[name], name) for name in results if name in held.late]
+        self._scratch = [aligned([min(TILE, length)], dtype) for dtype in held.dtypes]
+
+    def run(self, values: Mapping[str, Value], results: Mapping[str, Value]) -> None:
+        """Every tile in turn. What goes over a row has that row's memory."""
+        into = {name: value.array.reshape(-1) for name, value in results.items()}
+        held = self._constants | {name: values[name].array for name in self.inputs}
+        singles = [held[name].reshape(()) for name in self._singles]
+        rows = [*(held[name].reshape(-1) for name in self._rows), *(into[name] for name in self._direct)]
+        late = [(place, into[name]) for place, name in self._late]
+        with np.errstate(all="ignore"):
+            for start in range(0, self._length, TILE):
+                stop = min(start + TILE, self._length)
+                tile = [*singles, *[row[start:stop] for row in rows], *[row[: stop - start] for row in self._scratch]]
+                for line in self._lines:
+                    line.operation(*[tile[place] for place in line.operands], out=tile[line.result])
+                for place, row in late:
+                    row[start:stop] = tile[place]
+
+
+@dataclass(frozen=True, slots=True)
+class _ScratchLayout:
+    """Where values lie that are no rows of their own: ``place`` among rows of scratch, which have ``dtypes``.
+
+    ``late``: results that go over their row only when a tile is done, for a later node still reads it.
+    """
+
+    place: dict[str, int]
+    dtypes: list[np.dtype[Any]]
+    late: set[str]
+
+
+def _scratch_layout(
+    nodes: Sequence[Node], types: Mapping[str, TensorType], results: Sequence[str], aliases: Mapping[str, str]
+) -> _ScratchLayout:
+    last = {name: place for place, node in enumerate(nodes) for name in node.inputs}
+    late = set()
+    for place, node in enumerate(nodes):
+        row = aliases.get(node.outputs[0])
+        # Where writes its last operand first, so it may take the place of that one alone.
+        if row is not None and (last.get(row, -1) > place or (node.is_a("Where") and row in node.inputs[:2])):
+            late.add(node.outputs[0])
+    last |= dict.fromkeys(late, len(nodes))
+    held = _ScratchLayout({}, [], late)
+    free: list[int] = []
+    for place, node in enumerate(nodes):
+        done = [held.place[name] for name in dict.fromkeys(node.inputs) if last[name] == place and name in held.place]
+        if not node.is_a("Where"):
+            free += done
+        made = node.outputs[0]
+        if made not in results or made in late:
+            dtype = numpy_dtype(types[made].dtype)
+            fits = next((number for number in free if held.dtypes[number] == dtype), None)
+            if fits is None:
+                fits = len(held.dtypes)
+                held.dtypes.append(dtype)
+            else:
+                free.remove(fits)
+            held.place[made] = fits
+        if node.is_a("Where"):
+            free += done
+    return held

@@ -1,0 +1,79 @@
+"""Whole graphs run at once: by ONNX Runtime, or by onnx's own evaluator where that knows more types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from gopt.errors import GoptError, RunError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import TensorType
+from gopt.runtime.executor import Executor
+from gopt.runtime.fallback_kernels import operators
+from gopt.runtime.proto import build_model, is_constant, is_small, stored
+from gopt.runtime.session import Array, NoKernelError, SessionCache, first_line
+
+
+def run_graph(graph: Graph, feeds: Mapping[str, Array], cache: SessionCache | None = None) -> dict[str, Array]:
+    """One step of a graph without collectives; by the reference evaluator where the runtime has no kernel."""
+    for node in graph.nodes:
+        if node.domain == COMM:
+            raise RunError(f"the graph holds the collective {node.op_type} {node.label!r}: it needs all its ranks")
+    try:
+        program = Executor(graph, cache or SessionCache())
+    except NoKernelError:
+        return evaluate(graph, feeds)
+    return program.run(feeds, _no_call)
+
+
+def _no_call(index: int, node: Node, inputs: list[Array]) -> list[Array]:
+    raise RunError(f"nobody runs call {index}, {node.op_type} {node.label!r}")
+
+
+def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """One step by onnx's reference evaluator: slow, but it knows every type. For float64, above all."""
+    from onnx.reference import ReferenceEvaluator
+
+    given = {name: np.asarray(array) for name, array in feeds.items()}
+    small = []
+    types = dict(graph.inputs)
+    for name, tensor in graph.initializers.items():
+        if name not in given and is_constant(graph, name) and is_small(tensor):
+            small.append(stored(name, tensor))
+        elif name not in given:
+            types[name], given[name] = tensor.type, tensor.numpy()
+    for name in graph.inputs:
+        if name not in given:
+            raise RunError(f"input {name!r} was not fed, and the file stores no value")
+    model = build_model(graph.header, graph.nodes, types, graph.outputs, small)
+    try:
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(model, new_ops=list(operators())).run(None, given)
+    except GoptError:
+        raise
+    except Exception as error:  # it raises whatever NumPy does
+        raise RunError(f"the reference evaluator failed: {first_line(error)}") from error
+    return {name: np.asarray(result) for name, result in zip(graph.outputs, results, strict=True)}
+
+
+def check_halves(cache: SessionCache | None = None) -> None:
+    """Raise RunError if this runtime removes the rounding between operators on halves: 2048 + 1 - 2048 must be 0.
+
+    1 is lost when added to 2048 in either half. A few milliseconds; worth it before halves are compared.
+    """
+    for word, number in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
+        feeds = {name: np.full(3, value, number) for name, value in (("a", 2048), ("b", 1))}
+        result = run_graph(_self_test(word), feeds, cache)["d"].astype(np.float32)
+        if result.any():
+            raise RunError(f"this ONNX Runtime does not round {word} between operators: 2048 + 1 - 2048 = {result[0]}")
+
+
+def _self_test(dtype: str) -> Graph:
+    type = TensorType(dtype, (3,))
+    nodes = [Node("Add", ["a", "b"], ["c"]), Node("Identity", ["c"], ["c2"]), Node("Sub", ["c2", "a"], ["d"])]
+    header = onnx.ModelProto(ir_version=8, opset_import=[onnx.helper.make_opsetid("", 17)])
+    types = dict.fromkeys(("a", "b", "c", "c2", "d"), type)
+    return Graph("self_test", nodes, {"a": type, "b": type}, {"d": type}, {}, types, header)

@@ -1,0 +1,179 @@
+"""The folder that holds a job's checkpoints: one job at a time, and only ever added to.
+
+Beside the steps lie manifest, report and source, so that ``gopt merge`` and ``gopt reshard`` need nothing else. What
+is equal is left alone, all else takes its place in one step, and a step loses its index before anything else of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gopt.artifact.checkpoint_index import (
+    INDEX_FILE,
+    LOCK_FILE,
+    STEP_DIR,
+    complete_steps,
+    manifest_digest,
+    read_index,
+    step_dir,
+)
+from gopt.artifact.output_paths import check_not_inside, resolve_output
+from gopt.artifact.serialize import SOURCE_FILE, model_bytes
+from gopt.artifact.states_file import INLINE, StatesFile
+from gopt.disk.files import digest_of, is_regular_file, make_folders, reason, sync
+from gopt.disk.lock import is_locked, lock_file
+from gopt.disk.staging import replace_file, staged_file, sweep
+from gopt.documents import MANIFEST, REPORT, read_json
+from gopt.errors import InputError, OptionError, RunError
+from gopt.ir.load import load
+
+_HINT = "choose another --checkpoint"
+_RANK = re.compile(r"rank_\d{4,}\.safetensors")
+_BIN = re.compile(r"source(\.[0-9a-f]{8})?\.bin")
+
+
+def check_checkpoint_folder(root: Path, folder: Path) -> None:
+    """Raise OptionError where checkpoints of the ranks in ``folder`` must not be kept."""
+    whole = Path(os.path.realpath(resolve_output(root)))  # a link to the folder will do
+    if whole == Path(os.path.realpath(folder)):
+        raise OptionError(f"--checkpoint {root} is the folder that runs", "choose another one")
+    if (root / INDEX_FILE).is_file():
+        raise OptionError(f"--checkpoint {root} is a checkpoint itself", f"give what holds it: {root.parent}")
+    if (root / "manifest.json").is_file() and any(root.glob("rank_*.onnx")):
+        raise OptionError(f"--checkpoint {root} is an output folder", "choose another one")
+    check_not_inside(root, whole, "choose another --checkpoint, and move there what you want to go on from")
+
+
+@contextmanager
+def open_checkpoint_folder(root: Path, folder: Path, manifest: Mapping[str, Any], keep: int) -> Iterator[None]:
+    """Hold the folder for one job, put in place what steps have in common, and finish what an earlier job left.
+
+    Raises RunError when another job holds it, when checkpoints of other ranks lie there, and where nothing can be
+    written.
+    """
+    number = _guarded(root, lambda: _lock(root))
+    try:
+        sweep(root)
+        _check_manifest(root, manifest)
+        _check_steps(root)
+        _guarded(root, lambda: _share(root, folder))
+        _guarded(root, lambda: prune(root, keep))
+        yield
+    finally:
+        os.close(number)
+
+
+def check_unlocked(root: Path) -> None:
+    """Raise RunError while another job holds the folder: what lies there changes as one reads it."""
+    if is_locked(root / LOCK_FILE):
+        raise _busy(root)
+
+
+def _busy(root: Path) -> RunError:
+    hint = "wait for its end, or choose another --checkpoint"
+    return RunError(f"another job writes checkpoints into {root}", hint)
+
+
+def _lock(root: Path) -> int:
+    make_folders(root)
+    number = lock_file(root / LOCK_FILE)
+    if number is None:
+        raise _busy(root)
+    return number
+
+
+def _check_manifest(root: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise RunError for steps of other ranks: the index of the newest one decides, a manifest may be damaged."""
+    if steps := complete_steps(root):
+        read_index(root / step_dir(steps[-1]), manifest)
+        return
+    try:
+        kept = read_json(root / "manifest.json", MANIFEST)
+    except InputError:
+        return
+    if manifest_digest(kept) != manifest_digest(manifest):
+        raise RunError(f"{root} is of a job with other ranks", "choose another --checkpoint, or use gopt reshard")
+
+
+def _check_steps(root: Path) -> None:
+    """Raise RunError where a step could not be written later: what stands in its place is not gopt's."""
+    for path in root.iterdir():
+        if STEP_DIR.fullmatch(path.name) and not (path / INDEX_FILE).is_file():
+            if path.is_symlink() or not path.is_dir():
+                raise RunError(f"cannot write checkpoints into {root}: {path.name} is a file", "move it away")
+            if other := next((each.name for each in path.iterdir() if not _RANK.fullmatch(each.name)), None):
+                raise RunError(f"cannot write checkpoints into {root}: {path.name} holds {other!r}", "move it away")
+
+
+def _share(root: Path, folder: Path) -> None:
+    graph = load(folder / SOURCE_FILE, own=True)
+    values = StatesFile()
+    for name, tensor in graph.initializers.items():
+        if tensor.nbytes > INLINE:
+            values.add([(name, tensor)])
+    data = _put_values(root, values)
+    replace_file(root / SOURCE_FILE, model_bytes(graph, values.offset, data, {}))
+    for name, kind in (("report.json", REPORT), ("manifest.json", MANIFEST)):
+        read_json(folder / name, kind)
+        replace_file(root / name, (folder / name).read_bytes())
+    for path in root.iterdir():
+        if _BIN.fullmatch(path.name) and path.name != data:
+            path.unlink()
+
+
+def _put_values(root: Path, values: StatesFile) -> str:
+    """Large constants of the source; returns the name of their file, which has their digest in it: a source that
+    stands there never refers to a file that is being replaced."""
+    if not values.offset:
+        return ""
+    seen = hashlib.sha256()
+    for chunk in values.chunks():
+        seen.update(chunk)
+    target = root / f"source.{seen.hexdigest()[:8]}.bin"
+    if not is_regular_file(target) or digest_of(target) != seen.digest():
+        with staged_file(target) as staged:
+            with staged.open() as file:
+                values.write_to(file)
+            staged.commit_over()
+    return target.name
+
+
+def remove_step(path: Path) -> None:
+    """Remove what gopt wrote of one step, as far as that can be done: its index first, so that it never passes for
+    whole. What else lies there stays, and so does what is a link."""
+    if path.is_symlink():
+        return
+    with suppress(OSError):
+        (path / INDEX_FILE).unlink(missing_ok=True)
+        sync(path)
+        for each in path.iterdir():
+            if _RANK.fullmatch(each.name) and is_regular_file(each):
+                each.unlink()
+        path.rmdir()
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove all steps before the newest ``keep`` whole ones, what was left of unfinished ones included."""
+    first = complete_steps(root)[-keep:][:1]
+    for path in root.iterdir():
+        match = STEP_DIR.fullmatch(path.name)
+        if match and first and int(match[1]) < first[0]:
+            remove_step(path)
+
+
+def _guarded(root: Path, work: Any) -> Any:
+    try:
+        return work()
+    except OSError as error:
+        raise unwritable(root, error, f"nothing was trained yet: {_HINT}") from error
+
+
+def unwritable(path: Path, error: OSError, hint: str = "the checkpoints before it are whole") -> RunError:
+    """The refusal where a checkpoint cannot be written."""
+    return RunError(f"cannot write checkpoint {path}: {reason(error)}", hint)

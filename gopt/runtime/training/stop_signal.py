@@ -1,0 +1,41 @@
+"""A signal that asks a run to end: its step is finished and kept first, on all ranks alike."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from gopt.disk.signals import INTERRUPT, STOPS, handle_signals
+from gopt.errors import StoppedError
+
+_USUAL = (signal.SIG_DFL, signal.default_int_handler)
+
+
+class StopSignal:
+    """The signal that has come, or 0: each rank asks for it once a step."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self) -> int:
+        return self.number
+
+
+@contextmanager
+def listen_for_stop(wanted: bool, tell: Callable[[str], None]) -> Iterator[StopSignal]:
+    """Listen for SIGINT, SIGTERM and SIGHUP while the block runs, if ``wanted``; ignored ones, as under nohup, stay so.
+
+    ``tell`` gets a line when the first one comes, in a signal handler; the second one raises StoppedError.
+    """
+    found = StopSignal()
+
+    def hear(number: int, _: FrameType | None) -> None:
+        if found.number:
+            raise StoppedError(number)
+        found.number = number
+        tell(f"{signal.Signals(number).name}: the run ends when this step is done and kept; again ends it at once")
+
+    with handle_signals(hear, INTERRUPT + STOPS if wanted else (), lambda old: old in _USUAL):
+        yield found

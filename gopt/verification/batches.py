@@ -1,0 +1,75 @@
+"""The batches of a verification: drawn from its seed, or the user's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from gopt.analysis.training import TrainingGraph
+from gopt.errors import InputError
+from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.verification import sampling
+from gopt.verification.compare import Values
+from gopt.verification.random_inputs import RandomInputs
+
+
+class Batches(Protocol):
+    """Where batches come from."""
+
+    def batch(self, number: int, part: int) -> Values:
+        """What data rank ``part`` sees in a micro-step, counted over all steps from 0."""
+
+
+@dataclass(slots=True)
+class SampledBatches:
+    """Batches drawn from ``seed``; ``parts``: how many data ranks there are."""
+
+    training: TrainingGraph
+    random_inputs: RandomInputs
+    seed: int
+    ranges: dict[str, sampling.Range]
+
+    def batch(self, number: int, part: int) -> Values:
+        generator = np.random.default_rng([self.seed, 2, number, part])
+        types = self.training.graph.types
+        made = {
+            name: sampling.draw(types[name], generator, self.ranges.get(name))
+            for name in self.training.batch
+            if name not in self.random_inputs.fed
+        }
+        return made | self.random_inputs.draw(self.seed, number, part)
+
+    def plain(self) -> SampledBatches:
+        """The same without labels to ignore."""
+        return SampledBatches(self.training, self.random_inputs, self.seed, sampling.without_ignored(self.ranges))
+
+
+@dataclass(slots=True)
+class UserBatches:
+    """The user's own batches, as ``gopt run`` deals them out to ``parts`` data ranks; each is asked for once."""
+
+    training: TrainingGraph
+    random_inputs: RandomInputs
+    seed: int
+    parts: int
+    text: str
+    _sources: list[BatchSource] = field(default_factory=list)
+    _held: dict[tuple[int, int], Values] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises InputError, OptionError where the data cannot be read or does not fit."""
+        types = {
+            name: self.training.graph.types[name] for name in self.training.batch if name not in self.random_inputs.fed
+        }
+        for name, type in types.items():
+            if not type.static:
+                raise InputError(f"batch input {name!r} has the open shape {type}")
+        self._sources = [open_data(self.text, types, None) for _ in range(self.parts)]
+
+    def batch(self, number: int, part: int) -> Values:
+        for each in range(number + 1):  # a function yields them in order
+            if (each, part) not in self._held:
+                self._held[each, part] = self._sources[part].batch(MicroStep(each, part, self.parts))
+        return self._held[number, part] | self.random_inputs.draw(self.seed, number, part)

@@ -1,0 +1,117 @@
+"""How close is equal (contract section 7): distances, allowances, and the ledger of one step's comparisons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gopt.ir.graph import Graph
+from gopt.verification.result import Difference, Verification
+
+Values = dict[str, np.ndarray]
+
+
+def tolerance_of(graph: Graph) -> float:
+    """Contract section 7: by the narrowest floating type that takes part."""
+    dtypes = {type.dtype for type in graph.types.values()}
+    return 5e-2 if "bfloat16" in dtypes else 2e-2 if "float16" in dtypes else 1e-4
+
+
+def distance(value: np.ndarray, wanted: np.ndarray) -> float:
+    """‖value − wanted‖ in float64; infinite where kinds of number, shapes, integers or infinities differ.
+
+    A number that is none agrees with nothing, not even with another one.
+    """
+    if value.shape != wanted.shape or value.dtype != wanted.dtype:
+        return float("inf")
+    if not floating(wanted):
+        return 0.0 if np.array_equal(value, wanted) else float("inf")
+    mine, theirs = np.asarray(value, np.float64), np.asarray(wanted, np.float64)
+    finite = np.isfinite(theirs)
+    if not np.array_equal(np.isfinite(mine), finite) or not np.array_equal(mine[~finite], theirs[~finite]):
+        return float("inf")
+    return float(np.linalg.norm(mine[finite] - theirs[finite]))
+
+
+def allowance(wanted: np.ndarray, start: np.ndarray, tolerance: float) -> float:
+    """tol·‖Δref‖ + tol·1e-3·‖value‖ (contract section 7); ``start`` is the value before the first step."""
+    if not floating(wanted):
+        return 0.0
+    theirs, base = np.asarray(wanted, np.float64), np.asarray(start, np.float64)
+    finite = np.isfinite(theirs) & np.isfinite(base)
+    change = np.linalg.norm(theirs[finite] - base[finite])
+    return tolerance * float(change) + tolerance * 1e-3 * float(np.linalg.norm(theirs[finite]))
+
+
+def floating(array: np.ndarray) -> bool:
+    return bool(np.issubdtype(array.dtype, np.inexact)) or array.dtype.name == "bfloat16"
+
+
+def finite(array: np.ndarray) -> bool:
+    """Whether all elements are numbers, and none is infinite."""
+    return not floating(array) or bool(np.isfinite(np.asarray(array, np.float64)).all())
+
+
+def became_not_finite(new: np.ndarray, old: np.ndarray) -> bool:
+    """Whether an element that was finite no longer is, or has become no number at all."""
+    if not floating(new):
+        return False
+    made, was = np.asarray(new, np.float64), np.asarray(old, np.float64)
+    return bool((~np.isfinite(made) & np.isfinite(was)).any()) or bool(np.isnan(made).any())
+
+
+def ratio(error: float, allowed: float) -> float:
+    """Above 1 is too far; 0 / 0 is equal."""
+    return 0.0 if error == 0 else error / allowed if allowed else float("inf")
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The comparisons of one step. Parts of a sharded state are judged together, as the state they make up.
+
+    ``floors``: what is allowed of a value beside contract section 7.
+    """
+
+    tolerance: float
+    variant: str
+    step: int
+    floors: dict[str, float] = field(default_factory=dict)
+    entries: list[Difference] = field(default_factory=list)
+    parts: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
+
+    def allowed(self, name: str, wanted: np.ndarray, start: np.ndarray) -> float:
+        return allowance(wanted, start, self.tolerance) + self.floors.get(name, 0.0)
+
+    def enter(self, rank: int, name: str, kind: str, error: float) -> None:
+        """An error that is counted in tolerances already."""
+        self.entries.append(Difference(self.variant, self.step, rank, name, kind, error))
+
+    def whole(self, rank: int, name: str, kind: str, value: np.ndarray, wanted: np.ndarray, start: np.ndarray) -> None:
+        self.enter(rank, name, kind, ratio(distance(value, wanted), self.allowed(name, wanted, start)))
+
+    def part(self, rank: int, name: str, kind: str, error: float) -> None:
+        self.parts.setdefault(name, []).append((error, rank, kind))
+
+    def close(self, wanted: Values, start: Values) -> None:
+        """Judge what came in parts."""
+        for name, errors in self.parts.items():
+            total = math.sqrt(sum(error * error for error, _, _ in errors))
+            _, rank, kind = max(errors)
+            self.enter(rank, name, kind, ratio(total, self.allowed(name, wanted[name], start[name])))
+        self.parts.clear()
+
+    def failing(self) -> set[str]:
+        """Names of what is too far off."""
+        return {each.name for each in self.entries if each.fails}
+
+    def without(self, names: Iterable[str]) -> Ledger:
+        """The same, but for some values: another ledger judges them."""
+        left_out = set(names)
+        return replace(self, entries=[each for each in self.entries if each.name not in left_out])
+
+    def write(self, result: Verification) -> None:
+        for each in self.entries:
+            result.note(each)

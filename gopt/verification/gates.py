@@ -1,0 +1,117 @@
+"""Gates of a step: comparisons and clips that let something through or not. A proof is to see each of them both ways.
+
+A *schedule* gate follows counters, flags and hyper-parameters alone, so that start values can be chosen for both ways;
+one that follows gradients is moved by their size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gopt.analysis.graph_walks import Index, ancestors, descendants
+from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph import Graph, Node
+from gopt.verification.compare import Values
+from gopt.verification.sampling import constant
+
+COMPARE = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+BOUND = ("Clip", "Min", "Max")
+CHOOSE = ("Where", "And", "Or", "Xor", "Not", "Cast", "If")
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """``output``: the value that tells; ``operand``: what a clip works on, or '' where the output is a truth value.
+
+    ``leaves``: one-element states and hyper-parameters that it follows; ``scheduled``: it follows nothing else.
+    """
+
+    label: str
+    output: str
+    operand: str
+    leaves: tuple[str, ...]
+    constants: tuple[float, ...]
+    scheduled: bool
+
+    def outcomes(self, values: Mapping[str, np.ndarray]) -> set[bool]:
+        """Which ways it went: whether it was true, or left what it clips as it was. Empty: it was not seen."""
+        if self.output not in values or (self.operand and self.operand not in values):
+            return set()
+        made = np.asarray(values[self.output])
+        if self.operand:
+            made = made == np.asarray(values[self.operand])
+        return {bool(each) for each in np.unique(made.astype(bool))}
+
+
+def find_gates(training: TrainingGraph) -> list[Gate]:
+    """All gates that follow scalars alone, and those behind the gradients."""
+    index = Index(training.graph)
+    free = descendants(index, [*training.batch, *(name for node in training.random for name in node.outputs)])
+    reduced = descendants(index, training.gradients.values())
+    inputs = {*training.hyper, *(state.tensor for state in training.states)}
+    found = []
+    for node in training.graph.nodes:
+        told = _gate_output(index, node, inputs)
+        if told is None:
+            continue
+        output, operand = told
+        behind = output in reduced
+        if (output in free and not behind) or not (index.one_element(output) or (behind and operand)):
+            continue
+        _, read = ancestors(index, [output]) if not behind else (set(), set())
+        leaves = tuple(name for name in training.graph.inputs if name in read)
+        if not behind and not (leaves and all(name in inputs and index.one_element(name) for name in leaves)):
+            continue
+        found.append(Gate(node.label, output, operand, leaves, _constants(index, read), not behind))
+    return found
+
+
+def _gate_output(index: Index, node: Node, inputs: Collection[str]) -> tuple[str, str] | None:
+    """The value that tells how a gate stands, and what it clips; None where a node is no gate."""
+    types = index.graph.types
+    if node.is_a(*COMPARE):
+        return node.outputs[0], ""
+    if node.is_a(*BOUND):
+        wide = [name for name in node.reads if not index.one_element(name)]
+        moved = wide or [name for name in node.reads if name in index.producers or name in inputs]
+        held = len(wide) < 2 and len(node.reads) > 1
+        return (node.outputs[0], moved[0]) if moved and held else None
+    flag = node.inputs[0] if node.inputs else ""
+    if node.is_a(*CHOOSE) and flag in inputs and types[flag].dtype == "bool":
+        return flag, ""
+    return None
+
+
+def _constants(index: Index, read: Iterable[str]) -> tuple[float, ...]:
+    """Numbers that a gate's value is made with: thresholds are among them, or near."""
+    found = {constant(index, name) for name in read}
+    return tuple(sorted(number for number in found if number is not None and np.isfinite(number)))
+
+
+def gate_outputs(update: Graph, gates: Sequence[Gate]) -> list[str]:
+    """What an update must show beside its results, so that its gates can be told."""
+    made = {name for node in update.nodes for name in node.outputs if name in update.types}
+    names = [name for gate in gates if not gate.scheduled for name in (gate.output, gate.operand)]
+    return [name for name in dict.fromkeys(names) if name in made]
+
+
+class Coverage:
+    """Which gates were seen which ways."""
+
+    def __init__(self, gates: Sequence[Gate]) -> None:
+        self.gates = gates
+        self.seen: dict[str, set[bool]] = {gate.output: set() for gate in gates}
+
+    def look(self, values: Values) -> bool:
+        """Enter what values show; whether that was new."""
+        before = sum(map(len, self.seen.values()))
+        for gate in self.gates:
+            self.seen[gate.output] |= gate.outcomes(values)
+        return sum(map(len, self.seen.values())) > before
+
+    def one_sided(self, scheduled: bool) -> list[Gate]:
+        """Gates that were seen one way only."""
+        return [gate for gate in self.gates if gate.scheduled is scheduled and len(self.seen[gate.output]) == 1]

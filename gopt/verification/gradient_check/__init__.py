@@ -1,0 +1,18 @@
+"""Confirm gradients by value: each must be proportional to the change of the loss along random directions.
+
+For a parameter p with the value g that is called its gradient and a random direction d,
+⟨g, d⟩ = c · (L(p + εd) − L(p − εd)) / 2ε with one constant c (a loss scale) for every d and every batch.
+In float64; ε from a ladder of lengths, because a kink of the loss (a ReLU) within one of them is no verdict.
+
+Gradients of many parameters are measured together: along a direction in all of them at once, with one c. Where that
+does not agree, halves are, down to single ones. So the usual cost is some hundred runs of the forward in all.
+
+What is not proportional may still be right to average: see ``samples``, ``seams`` and ``slices``.
+"""
+
+from __future__ import annotations
+
+from gopt.verification.gradient_check.check import check_gradients
+from gopt.verification.gradient_check.verdict import GradientCheck, Verdict
+
+__all__ = ["GradientCheck", "Verdict", "check_gradients"]

@@ -1,0 +1,139 @@
+"""What is not proportional to the change of the loss along its parameter, but along something else, or in slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gopt.analysis.training import TrainingGraph
+from gopt.verification.gradient_check.computed_weights import TRIES, computed_weights, dependent_values, read_by
+from gopt.verification.gradient_check.difference_quotients import Candidate, Fit, measure
+from gopt.verification.gradient_check.forward import Forward, Values
+from gopt.verification.gradient_check.layout import turned, with_layout
+
+SLICED = 64
+"""Slices along one axis that are measured one by one."""
+QUICK = 2
+"""Lengths of the step that are tried where many things are."""
+
+
+@dataclass(frozen=True)
+class SlopeMeter:
+    """Measures parts of one training step."""
+
+    forward: Forward
+    generator: np.random.Generator
+
+    def measure(
+        self, parts: Sequence[Candidate], points: Sequence[Values], rungs: int | None = None, fixed: Sequence[str] = ()
+    ) -> Fit:
+        """``fixed``: values of the graph that the points hold. Only the first ``rungs`` lengths of the step."""
+
+        def loss(point: Values) -> float:
+            return self.forward.loss(point, fixed)
+
+        return measure(parts, points, loss, self.forward.precision, self.generator, rungs)
+
+
+def along_computed_weight(
+    slope_meter: SlopeMeter, training: TrainingGraph, name: str, points: Sequence[Values], at: tuple[np.ndarray, ...]
+) -> tuple[str, Fit] | None:
+    """The value made of the states alone that ``at`` is the gradient of."""
+    forward = slope_meter.forward
+    for seam in computed_weights(forward.graph, training.loss, set(training.batch), name, at[0].shape):
+        given = seam in forward.graph.inputs
+        held = points[0][seam] if given else forward.values([seam], points[0])[seam]
+        part = Candidate(name, seam, held, tuple(with_layout(each, held) for each in at))
+        moved = [{**point, seam: held} for point in points]
+        for each in (part, *turned(part)):
+            fit = slope_meter.measure([each], moved, QUICK, () if given else (seam,))
+            if fit.holds:
+                return seam, fit
+    return None
+
+
+def behind(
+    slope_meter: SlopeMeter, training: TrainingGraph, part: Candidate, points: Sequence[Values], gradient: str
+) -> tuple[str, Fit, bool] | None:
+    """A gradient through which alone ``gradient`` depends on the batch, its fit, and whether it does so linearly."""
+    forward, batch = slope_meter.forward, set(training.batch)
+    tries = 0
+    for name in dependent_values(forward.graph, gradient, batch, part.origin.size):
+        if tries == TRIES or forward.reads(gradient, (name,)) & batch:
+            continue
+        tries += 1
+        held = [np.asarray(forward.values([name], point)[name]) for point in points]
+        true = replace(part, at=tuple(with_layout(each.astype(np.float64), part.origin) for each in held))
+        fit = slope_meter.measure([true], points, QUICK)
+        if fit.holds:
+            return name, fit, _linear(forward, points[0], gradient, name, held)
+    return None
+
+
+def _linear(forward: Forward, point: Values, result: str, name: str, held: Sequence[np.ndarray]) -> bool:
+    """Whether ``result`` is linear in the value ``name``, but for a constant, at sums of what it was."""
+
+    def at(value: np.ndarray) -> np.ndarray:
+        found = forward.values([result], {**point, name: value.astype(held[0].dtype)}, (name,))[result]
+        return np.asarray(found, np.float64)
+
+    one, other = held[0], held[1]
+    base = at(np.zeros_like(one))
+    first, second = at(one) - base, at(other) - base
+    largest = max(float(np.linalg.norm(each)) for each in (first, second))
+    exact = 1e4 * forward.precision.rounding * (largest + float(np.linalg.norm(base)))
+    sums = ((1, 1), (-3, 0.5), (40, 0), (0, -40))
+    return all(
+        float(np.linalg.norm(at(a * one + b * other) - base - a * first - b * second)) <= 100 * exact for a, b in sums
+    )
+
+
+def where_taken(
+    slope_meter: SlopeMeter,
+    training: TrainingGraph,
+    parts: Sequence[Candidate],
+    points: Sequence[Values],
+    shifts: Mapping[str, str],
+) -> Fit:
+    """A fit at the points where every rank's own batch has moved the parameters to: ``shifts`` names them."""
+    forward = slope_meter.forward
+    held = [forward.values(list(shifts.values()), point) for point in points]
+    if read_by(forward.graph, training.loss).isdisjoint(shifts.values()):
+        # The loss is the one before the move: its parameters are put there.
+        placed = [{**point, **{name: at[shift] for name, shift in shifts.items()}} for point, at in zip(points, held)]
+        return slope_meter.measure(parts, placed)
+    moved = [{**point, **at} for point, at in zip(points, held)]
+    names = [replace(part, name=shifts[part.parameter]) for part in parts]
+    return slope_meter.measure(names, moved, None, tuple(shifts.values()))
+
+
+def in_slices(slope_meter: SlopeMeter, part: Candidate, points: Sequence[Values]) -> Fit | None:
+    """A fit whose ratios are those of slices along some axis, each with a factor of its own."""
+    for masks in _masks(part):
+        fits = []
+        for inside in masks:
+            slice = replace(part, inside=inside)
+            if slice.moved.any():
+                fits.append(slope_meter.measure([slice], points, QUICK))
+                if not fits[-1].holds:
+                    break
+        else:
+            return replace(fits[0], ratios=tuple(ratio for fit in fits for ratio in fit.ratios[:1]))
+    return None
+
+
+def _masks(part: Candidate) -> Iterator[Iterator[np.ndarray]]:
+    """For each axis of few slices, the slices; last, all entries one by one if they are few."""
+    dims, size = part.origin.shape, part.origin.size
+    for axis, length in enumerate(dims):
+        if 1 < length <= SLICED and length < size:
+            line = np.arange(length).reshape(-1, *(1,) * (len(dims) - axis - 1))
+            yield _equal(np.broadcast_to(line, dims), length)
+    if 1 < size <= SLICED:
+        yield _equal(np.arange(size).reshape(dims), size)
+
+
+def _equal(numbers: np.ndarray, count: int) -> Iterator[np.ndarray]:
+    return (numbers == place for place in range(count))

@@ -1,0 +1,326 @@
+"""What becomes of every gradient: measured together, then alone, then held against what else would be right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from gopt.analysis.training import TrainingGraph
+from gopt.runtime.executor import CollectiveCallback
+from gopt.verification.gradient_check import verdict as said
+from gopt.verification.gradient_check.additivity import Additivity, SampleExchange, sample_exchanges
+from gopt.verification.gradient_check.alternatives import (
+    QUICK,
+    SlopeMeter,
+    along_computed_weight,
+    behind,
+    in_slices,
+    where_taken,
+)
+from gopt.verification.gradient_check.computed_weights import shifted
+from gopt.verification.gradient_check.difference_quotients import Candidate, Fit
+from gopt.verification.gradient_check.forward import Forward, Values
+from gopt.verification.gradient_check.layout import Layouts, turned
+from gopt.verification.gradient_check.points import beside, with_a_third
+from gopt.verification.gradient_check.verdict import GradientCheck, Verdict
+from gopt.verification.reference_graphs import refuse_call
+
+TOGETHER = 64
+"""Gradients in one measurement: a wrong one shows as an eighth of it, far above the tolerance."""
+SPREAD = 1e4
+"""Largest over smallest change of gradients that are measured together."""
+FAINT = 1e-9
+"""Below this share of the largest gradient, a value may be rounding."""
+COARSE = 0.05
+"""Times the tolerance: the same, where what is rounded are constants of the source (1/5 in float32)."""
+PATIENCE = 8
+"""Wrong gradients that are looked into with all means."""
+POINTS = 3
+"""Batches that are compared at a time."""
+FAR, NEAR = 0.3, 1e-3
+"""Moves of the states, relative to their size: to where what is zero may differ, and off a kink."""
+ProgressCallback = Callable[[str], None]
+
+
+def check_gradients(
+    training: TrainingGraph, batches: Sequence[Values], seed: int, call: CollectiveCallback = refuse_call,
+    advance: ProgressCallback = lambda _: None,
+) -> list[GradientCheck]:  # fmt: skip
+    """Check every gradient between two batches or more; each is a full set of inputs, with states that are equal.
+
+    More than three batches are looked at only for what the first three cannot tell.
+
+    Only *differences* between batches are compared: what does not depend on the batch (a penalty on the weights in
+    the loss, which an update may add after the gradient was reduced) is the same on all ranks and cannot be wrong.
+    Together, up to 64 gradients take 18 runs of the forward; what does not agree is halved, and one alone that is
+    wrong takes about 100, a few times that if samples are coupled. ``advance`` hears how far it is.
+    """
+    forward = Forward(training, call)
+    generator = np.random.default_rng(seed + 3)
+    given = [forward.point(batch) for batch in batches]
+    points = with_a_third(given[:POINTS], training.batch, generator)
+    return _GradientChecker(training, SlopeMeter(forward, generator), points, given[POINTS:], advance).all()
+
+
+@dataclass
+class _GradientChecker:
+    """One confirmation under way; ``found`` fills."""
+
+    training: TrainingGraph
+    slope_meter: SlopeMeter
+    points: list[Values]
+    spare: list[Values]
+    advance: ProgressCallback
+    found: dict[str, GradientCheck] = field(default_factory=dict)
+
+    def all(self) -> list[GradientCheck]:
+        names = list(self.training.gradients)
+        if self._unsteady():
+            for name in names:
+                self.say(name, Verdict.UNCONFIRMED, said.UNSTEADY)
+        else:
+            self.check(names)
+        return [self.found[name] for name in names]
+
+    def say(self, name: str, verdict: Verdict, why: str, fit: Fit | None = None) -> None:
+        ratios = fit.ratios if fit is not None else ()
+        self.found[name] = GradientCheck(name, self.training.gradients[name], ratios, verdict, why)
+        done, all = len(self.found), len(self.training.gradients)
+        self.advance(
+            f"confirming gradients by finite differences: {done} of {all}, {self.slope_meter.forward.runs} runs"
+        )
+
+    def _unsteady(self) -> bool:
+        first, second = (self.slope_meter.forward.loss(self.points[0]) for _ in range(2))
+        return first != second and math.isfinite(first) and math.isfinite(second)
+
+    # --- one set of points after the other --------------------------------------------------------------------------
+
+    def check(self, names: list[str]) -> None:
+        """Judge at the states given, a little beside them, and for other batches: until something can be told."""
+        # At the states themselves a tie (a ReLU of exactly zero) has no derivative. Nothing else changes so near.
+        near = self._moved(NEAR)
+        finite = all(math.isfinite(self.slope_meter.forward.loss(point)) for point in near)
+        for points in (near if finite else self.points, self._moved(FAR), *self._spare()):
+            open = [name for name in names if name not in self.found or self._open(name)]
+            before = {name: self.found.pop(name) for name in open if name in self.found}
+            self.judge(open, points) if open else None
+            self.found |= {name: first for name, first in before.items() if self._open(name)}
+
+    def _open(self, name: str) -> bool:
+        return self.found[name].verdict is Verdict.UNCONFIRMED
+
+    def _moved(self, amount: float) -> list[Values]:
+        states = [state.tensor for state in self.training.parameters]
+        seed = int(self.slope_meter.generator.integers(1 << 30))
+        return [beside(point, states, amount, np.random.default_rng(seed)) for point in self.points]
+
+    def _spare(self) -> Iterator[list[Values]]:
+        """The batches beyond the first three, three by three."""
+        for start in range(0, len(self.spare) - 1, POINTS):
+            yield self.spare[start : start + POINTS]
+
+    def judge(self, names: list[str], points: list[Values]) -> None:
+        """Say something of each parameter, at these points alone."""
+        results = [self.slope_meter.forward.loss_and_gradients(point) for point in points]
+        usable = [place for place, (loss, _) in enumerate(results) if math.isfinite(loss)]
+        points, values = [points[place] for place in usable], [results[place][1] for place in usable]
+        largest = max((_peak(each[name]) for each in values for name in each), default=0.0)
+        parts, faint = [], []
+        for name in names:
+            at = tuple(each[self.training.gradients[name]] for each in values)
+            if len(at) < 2 or not all(np.isfinite(each).all() for each in at):
+                self.say(name, Verdict.UNCONFIRMED, said.NOT_FINITE)
+            elif name not in points[0] or at[0].size != points[0][name].size:
+                self.elsewhere(name, points, at)
+            else:
+                like = points[0][name]
+                share = max(map(_peak, at)) / max(largest, 1e-300)
+                part = Candidate(name, name, like, tuple(self._layouts.of(name, each, like) for each in at), share)
+                if share <= FAINT:
+                    faint.append(part)
+                elif part.size == 0:
+                    self.say(name, Verdict.UNCONFIRMED, said.EQUAL)
+                else:
+                    parts.append(part)
+        for group in _groups(parts):
+            self.check_together(group, points)
+        self.zeros(faint, parts, points)
+
+    # --- proportional -----------------------------------------------------------------------------------------------
+
+    def check_together(self, parts: list[Candidate], points: list[Values]) -> None:
+        """Measure parts with one factor for all; halve them where that does not hold."""
+        check_alone = len(parts) == 1
+        fit = self.slope_meter.measure(parts, points, None if check_alone else QUICK)
+        if fit.holds and (check_alone or not fit.replaces):
+            self._proportional(parts, fit)
+            return
+        left = self._not_shifted(parts, points)
+        if len(left) < len(parts):
+            if left:
+                self.check_together(left, points)
+        elif check_alone:
+            self.check_alone(parts[0], fit, points)
+        else:
+            middle = len(parts) // 2
+            self.check_together(parts[:middle], points)
+            self.check_together(parts[middle:], points)
+
+    def _proportional(self, parts: Sequence[Candidate], fit: Fit) -> None:
+        for part in parts:
+            if fit.replaces:
+                self.say(part.parameter, Verdict.REFUTED, said.REPLACEMENT, fit)
+            else:
+                self.say(part.parameter, Verdict.CONFIRMED, said.PROPORTIONAL, fit)
+
+    def _not_shifted(self, parts: list[Candidate], points: list[Values]) -> list[Candidate]:
+        """What is left of the parts when gradients that were taken at a point beside the parameters are settled."""
+        there = [part for part in parts if part.parameter in self._shifts]
+        if not there:
+            return parts
+        fit = where_taken(self.slope_meter, self.training, there, points, self._shifts)
+        if not fit.holds:
+            return parts
+        for part in there:
+            self.say(part.parameter, Verdict.CONFIRMED, said.SHIFTED, fit)
+        return [part for part in parts if part not in there]
+
+    @cached_property
+    def _layouts(self) -> Layouts:
+        return Layouts(self.training)
+
+    @cached_property
+    def _shifts(self) -> dict[str, str]:
+        read = {name: gradient for name, gradient in self.training.gradients.items() if name in self.points[0]}
+        return shifted(self.slope_meter.forward.graph, read, set(self.training.batch))
+
+    # --- not proportional, but right to average ---------------------------------------------------------------------
+
+    def check_alone(self, part: Candidate, fit: Fit, points: list[Values]) -> None:
+        """A value that is not proportional: turned, a sum over samples, of a computed weight, in slices, or wrong."""
+        name = part.parameter
+        flat = not fit.measured and self.still([part], [], points)
+        if flat and part.share <= COARSE * self.slope_meter.forward.precision.tolerance:
+            self.say(name, Verdict.CONFIRMED, said.ZERO)
+            return
+        for other in turned(part):
+            again = self.slope_meter.measure([other], points, QUICK)
+            if again.holds:
+                self._proportional([other], again)
+                return
+        image = (
+            None
+            if self._hopeless
+            else behind(self.slope_meter, self.training, part, points, self.training.gradients[name])
+        )
+        additive = self.additive(name)
+        if image is not None and image[2]:
+            self.say(name, Verdict.CONFIRMED, said.IMAGE.format(image[0]), image[1])
+        elif image is not None:
+            self.say(name, Verdict.REFUTED, said.NOT_LINEAR.format(image[0]), fit)
+        elif additive is Additivity.YES:
+            self.say(name, Verdict.CONFIRMED, said.ADDITIVE, fit)
+        elif additive is Additivity.NO:
+            self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE, fit)
+        elif self._hopeless or not (self.is_computed_weight(name, points, part.at) or self.sliced(part, points)):
+            said_so = said.WRONG if fit.measured else said.FLAT if flat else said.FAINT
+            verdict = Verdict.UNCONFIRMED if said_so == said.FAINT else Verdict.REFUTED
+            self.say(name, verdict, said_so, fit)
+
+    @property
+    def _hopeless(self) -> bool:
+        """Whether so much is wrong that it is not worth while to look for what else the rest might be."""
+        return sum(each.why == said.WRONG for each in self.found.values()) >= PATIENCE
+
+    def elsewhere(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> None:
+        """A parameter that the loss does not read, or whose gradient has another size."""
+        if all(np.array_equal(each, at[0]) for each in at):
+            self.say(name, Verdict.UNCONFIRMED, said.EQUAL)
+        elif not self.is_computed_weight(name, points, at):
+            additive = self.additive(name)
+            if additive is Additivity.YES:
+                self.say(name, Verdict.CONFIRMED, said.ADDITIVE)
+            elif additive is Additivity.NO:
+                self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE)
+            else:
+                self.say(name, Verdict.UNCONFIRMED, said.UNREAD)
+
+    def additive(self, name: str) -> Additivity:
+        exact = 100 * self.slope_meter.forward.precision.rounding
+        answers = {square.judge(self.training.gradients[name], exact) for square in self._sample_exchanges}
+        if Additivity.NO in answers:
+            return Additivity.NO
+        return Additivity.YES if Additivity.YES in answers else Additivity.OPEN
+
+    @cached_property
+    def _sample_exchanges(self) -> list[SampleExchange]:
+        return sample_exchanges(self.slope_meter.forward, self.points, self.training.batch, self.slope_meter.generator)
+
+    def is_computed_weight(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> bool:
+        """Whether the value is the gradient of something made of the states alone; says so."""
+        found = along_computed_weight(self.slope_meter, self.training, name, points, at)
+        if found is None:
+            return False
+        self.say(name, Verdict.CONFIRMED, said.ALONG.format(found[0]), found[1])
+        return True
+
+    def sliced(self, part: Candidate, points: list[Values]) -> bool:
+        """Whether each slice is proportional with a factor of its own: a constant rate per row; says so."""
+        fit = in_slices(self.slope_meter, part, points)
+        if fit is not None:
+            self.say(part.parameter, Verdict.CONFIRMED, said.SLICES, fit)
+        return fit is not None
+
+    # --- zero -------------------------------------------------------------------------------------------------------
+
+    def zeros(self, faint: list[Candidate], others: list[Candidate], points: list[Values]) -> None:
+        """Values of next to nothing: rounding where the loss does not depend on the parameter, however far it moves."""
+        if not faint:
+            return
+        if self.still(faint, others, points):
+            for part in faint:
+                if part.moved.any():
+                    self.say(part.parameter, Verdict.CONFIRMED, said.ZERO)
+                else:
+                    self.say(part.parameter, Verdict.UNCONFIRMED, said.SILENT)
+        elif len(faint) > 1:
+            middle = len(faint) // 2
+            self.zeros(faint[:middle], others, points)
+            self.zeros(faint[middle:], others, points)
+        elif faint[0].moved.any():
+            self.check_together(faint, points)
+        else:
+            self.say(faint[0].parameter, Verdict.UNCONFIRMED, said.SILENT)
+
+    def still(self, parts: Sequence[Candidate], others: Sequence[Candidate], points: Sequence[Values]) -> bool:
+        """Whether large steps along all ``parts`` leave the loss as it is, seen against such steps along ``others``."""
+        forward, generator = self.slope_meter.forward, self.slope_meter.generator
+        names, rest = [part.name for part in parts], [part.name for part in others]
+        for point in points:
+            base = forward.loss(point)
+            reach = abs(forward.loss(beside(point, rest, FAR, generator)) - base) if rest else 0.0
+            bound = 64 * forward.precision.rounding * abs(base) + 1e-9 * (reach if math.isfinite(reach) else 0.0)
+            if not abs(forward.loss(beside(point, names, FAR, generator)) - base) <= bound:
+                return False
+        return True
+
+
+def _peak(array: np.ndarray) -> float:
+    return float(np.abs(array).max(initial=0.0))
+
+
+def _groups(parts: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+    """Parts of about one size, so that none drowns in another."""
+    group: list[Candidate] = []
+    for part in sorted(parts, key=lambda part: part.size):
+        if group and (len(group) == TOGETHER or part.size > SPREAD * group[0].size):
+            yield group
+            group = []
+        group.append(part)
+    if group:
+        yield group

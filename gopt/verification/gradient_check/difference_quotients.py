@@ -1,0 +1,152 @@
+"""Difference quotients of the loss, and whether they are proportional to what a gradient says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from gopt.verification.gradient_check.forward import Precision, Values
+
+DIRECTIONS = 3
+CLEAR = 0.3
+"""Rounding of a slope may take this share of the tolerance; a smaller slope says nothing."""
+Loss = Callable[[Values], float]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A value that may be the gradient of ``parameter``: ``at`` holds it at every point, ``origin`` the parameter.
+
+    ``name`` is the value that is moved: the parameter, or what stands in for it.
+    """
+
+    parameter: str
+    name: str
+    origin: np.ndarray
+    at: tuple[np.ndarray, ...]
+    share: float = 1.0
+    """Its largest entry over that of all gradients."""
+    inside: np.ndarray | None = None
+    """Where to move: None for everywhere."""
+
+    @cached_property
+    def changes(self) -> list[np.ndarray]:
+        """Differences to the first point. What does not depend on the batch falls out of them."""
+        return [each - self.at[0] for each in self.at[1:]]
+
+    @cached_property
+    def size(self) -> float:
+        return max(float(np.linalg.norm(each)) for each in self.changes)
+
+    @cached_property
+    def moved(self) -> np.ndarray:
+        """Entries that are not always zero: those may be masked (a padding row) and say nothing of the rest."""
+        moved: np.ndarray = np.logical_or.reduce([each != 0 for each in self.at])
+        return moved if self.inside is None else moved & self.inside
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How well ⟨g, d⟩ = factor · slope holds over all directions: ``rest`` relative to what was measured.
+
+    ``measured`` False: no slope stood out from rounding. ``offset`` tells g = p + factor · gradient from a gradient:
+    ⟨g − factor · gradient, d⟩ relative to ⟨p, d⟩.
+    """
+
+    measured: bool
+    holds: bool
+    factor: float
+    rest: float
+    ratios: tuple[float, ...]
+    offset: float = 0.0
+
+    @property
+    def replaces(self) -> bool:
+        """Whether g = p - rate * gradient: what a descent puts in the parameter's place."""
+        return self.factor < 0 and 0.5 < self.offset < 1.5
+
+
+def measure(
+    parts: Sequence[Candidate], points: Sequence[Values], loss: Loss, precision: Precision,
+    generator: np.random.Generator, rungs: int | None = None,
+) -> Fit:  # fmt: skip
+    """The best fit over the ladder for all ``parts`` moved together, one factor for all.
+
+    Each length of the step takes 2 · DIRECTIONS runs of the loss a point, and the first that agrees ends it; at most
+    ``rungs`` lengths that can be measured are tried. Many parts have to agree better: one must not hide among them.
+    """
+    directions = [_direction(parts, generator) for _ in range(DIRECTIONS)]
+    due = replace(precision, tolerance=precision.tolerance / math.sqrt(len(parts)))
+    best = Fit(False, False, 0.0, 1.0, ())
+    too_short, tried = 0.0, 0
+    for step in precision.ladder:
+        if step <= too_short or tried == rungs:
+            continue
+        fit = _fit(parts, points, loss, due, directions, step)
+        if fit.holds:
+            return fit
+        if not fit.measured:
+            too_short = max(too_short, step)
+            continue
+        tried += 1
+        if not best.measured or fit.rest < best.rest:
+            best = fit
+    return best
+
+
+def _direction(parts: Sequence[Candidate], generator: np.random.Generator) -> list[np.ndarray]:
+    """A random direction of length one, in which every part has about the same share of the slope."""
+    typical = float(np.median([part.size for part in parts]))
+    drawn = []
+    for part in parts:
+        own = generator.standard_normal(part.origin.shape) * part.moved
+        drawn.append(own * np.clip(typical / max(part.size, 1e-300), 1e-3, 1e3))
+    length = float(np.sqrt(sum(float(np.vdot(each, each)) for each in drawn)))
+    return [each / max(length, 1e-300) for each in drawn]
+
+
+def _fit(
+    parts: Sequence[Candidate], points: Sequence[Values], loss: Loss, precision: Precision,
+    directions: Sequence[Sequence[np.ndarray]], step: float,
+) -> Fit:  # fmt: skip
+    along, rise, level, own, whole = [], [], 0.0, [], []
+    for direction in directions:
+        slopes = []
+        for point in points:
+            ends = [loss(_moved(point, parts, direction, sign * step)) for sign in (1, -1)]
+            slopes.append((ends[0] - ends[1]) / (2 * step))
+            level = max(level, *map(abs, ends))
+        for place in range(len(points) - 1):
+            along.append(sum(float(np.vdot(p.changes[place], d)) for p, d in zip(parts, direction)))
+            rise.append(slopes[place + 1] - slopes[0])
+        own.append((sum(float(np.vdot(p.at[0], d)) for p, d in zip(parts, direction)), slopes[0]))
+        whole.append(sum(float(np.vdot(p.origin, d)) for p, d in zip(parts, direction)))
+    return _judged(np.array(along), np.array(rise), precision, precision.rounding * level / step, own, whole)
+
+
+def _moved(point: Values, parts: Sequence[Candidate], direction: Sequence[np.ndarray], step: float) -> Values:
+    moved = dict(point)
+    for part, along in zip(parts, direction):
+        moved[part.name] = (moved[part.name] + step * along).astype(moved[part.name].dtype)
+    return moved
+
+
+def _judged(
+    along: np.ndarray, rise: np.ndarray, precision: Precision, noise: float,
+    own: Sequence[tuple[float, float]], whole: Sequence[float],
+) -> Fit:  # fmt: skip
+    length, steep = float(np.linalg.norm(along)), float(np.linalg.norm(rise))
+    if not np.isfinite(length + steep) or steep * CLEAR * precision.tolerance < noise:
+        return Fit(False, False, 0.0, 1.0, ())
+    factor = float(np.dot(along, rise) / np.dot(rise, rise))
+    rest = float(np.linalg.norm(along - factor * rise))
+    ratios = tuple(round(float(a / s), 6) for a, s in zip(along, rise) if abs(s) > noise)
+    holds = factor != 0 and rest <= precision.tolerance * length + abs(factor) * noise
+    beside = np.array([value - factor * slope for value, slope in own])
+    offset = float(np.dot(beside, whole) / max(float(np.dot(whole, whole)), 1e-300))
+    clean = float(np.linalg.norm(beside - offset * np.array(whole))) <= 1e-2 * float(np.linalg.norm(beside))
+    return Fit(True, bool(holds), factor, rest / max(length, 1e-300), ratios, offset if clean else 0.0)

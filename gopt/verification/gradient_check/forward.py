@@ -1,0 +1,112 @@
+"""The source up to its gradients, as a function of a point: in the finest precision that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gopt.analysis.training import TrainingGraph
+from gopt.errors import RunError, UnsupportedError
+from gopt.ir.graph import Graph
+from gopt.ir.types import LOW_PRECISION
+from gopt.runtime.executor import CollectiveCallback
+from gopt.runtime.float64 import Float64Graph
+from gopt.runtime.session import SessionCache
+from gopt.runtime.widen import NARROW, widened
+from gopt.verification.reference_graphs import local_graph, subgraph
+
+Values = dict[str, np.ndarray]
+"""A point: states, hyper-parameters and a batch by name; or what was computed there."""
+HALF_TOLERANCE = 2e-2
+"""Where a source holds constants in halves: 1/12 in float16 is off by 2e-4, in bfloat16 by 2e-3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How finely a difference quotient can be taken.
+
+    ``ladder``: lengths of the step, tried in turn; ``rounding``: relative, of one value of the loss; ``tolerance``: of
+    a quotient, relative.
+    """
+
+    dtype: str
+    ladder: tuple[float, ...]
+    rounding: float
+    tolerance: float
+
+
+DOUBLE = Precision("float64", (1e-4, 1e-5, 1e-6, 1e-7, 1e-3, 1e-2, 1e-1), 16 * 2.0**-53, 1e-4)
+SINGLE = Precision("float32", (1e-2, 3e-3, 1e-3, 3e-4), 8 * 2.0**-24, 8e-2)
+
+
+class Forward:
+    """Computes the loss, alone or with all that is called a gradient, at any point. ``runs`` counts them."""
+
+    def __init__(self, training: TrainingGraph, call: CollectiveCallback) -> None:
+        self.training = training
+        self.runs = 0
+        self._call, self._cache = call, SessionCache()
+        self.gradients = list(dict.fromkeys(training.gradients.values()))
+        self._losses: dict[tuple[str, ...], Float64Graph] = {}
+        self._graph, self.precision, self._all = self._finest()
+
+    @property
+    def graph(self) -> Graph:
+        """The widened graph, all of it."""
+        return self._graph
+
+    def point(self, given: Mapping[str, np.ndarray]) -> Values:
+        """Those of the values that the graph reads, widened."""
+        types, dtype = self.training.graph.types, self.precision.dtype
+        return {
+            name: np.asarray(value, dtype) if types[name].dtype in NARROW else np.asarray(value)
+            for name, value in given.items()
+            if name in self._graph.inputs
+        }
+
+    def loss_and_gradients(self, point: Values) -> tuple[float, Values]:
+        """The loss, and the gradients by name, in float64."""
+        self.runs += 1
+        found = self._run(self._all, point)
+        loss = float(np.asarray(found[self.training.loss], np.float64).reshape(()))
+        return loss, {name: np.asarray(found[name], np.float64) for name in self.gradients}
+
+    def loss(self, point: Values, fixed: Sequence[str] = ()) -> float:
+        """The loss; values named in ``fixed`` are taken from the point instead of being computed."""
+        key = tuple(fixed)
+        if key not in self._losses:
+            self._losses[key] = self._ready(self._graph, [self.training.loss], key)
+        self.runs += 1
+        return float(np.asarray(self._run(self._losses[key], point)[self.training.loss], np.float64).reshape(()))
+
+    def values(self, names: Sequence[str], point: Values, fixed: Sequence[str] = ()) -> Values:
+        """Other values of the graph, of which those in ``fixed`` are taken from the point."""
+        self.runs += 1
+        return self._run(self._ready(self._graph, names, fixed), point)
+
+    def reads(self, name: str, fixed: Sequence[str]) -> set[str]:
+        """The inputs that a value depends on other than through ``fixed``."""
+        return subgraph(self._graph, self._graph.nodes, [name], fixed).inputs.keys() - set(fixed)
+
+    def _run(self, program: Float64Graph, point: Values) -> Values:
+        return program.run({name: point[name] for name in program.graph.inputs if name in point}, self._call)
+
+    def _ready(self, graph: Graph, outputs: Iterable[str], fixed: Sequence[str] = ()) -> Float64Graph:
+        return Float64Graph(subgraph(graph, graph.nodes, dict.fromkeys(outputs), fixed), self._cache)
+
+    def _finest(self) -> tuple[Graph, Precision, Float64Graph]:
+        graph = local_graph(self.training)
+        half = any(type.dtype in LOW_PRECISION for type in graph.types.values())
+        for precision in (DOUBLE, SINGLE):
+            wide = widened(graph, precision.dtype)
+            try:
+                program = self._ready(wide, [self.training.loss, *self.gradients])
+            except (UnsupportedError, RunError):
+                if precision is SINGLE:
+                    raise
+            else:
+                tolerance = max(precision.tolerance, HALF_TOLERANCE) if half else precision.tolerance
+                return wide, replace(precision, tolerance=tolerance), program
+        raise AssertionError("one of the two returns or raises")

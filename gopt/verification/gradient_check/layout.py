@@ -1,0 +1,71 @@
+"""How a gradient comes to lie as its parameter does: the update may turn it first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+
+from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph import Node
+from gopt.verification.gradient_check.difference_quotients import Candidate
+
+LAYOUT = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+DEPTH = 8
+
+
+class Layouts:
+    """Lays gradients out as their parameters."""
+
+    def __init__(self, training: TrainingGraph) -> None:
+        self._training = training
+        self._readers: Mapping[str, list[Node]] = training.graph.users()
+        self._turns: dict[str, list[Node]] = {}
+
+    def of(self, name: str, gradient: np.ndarray, like: np.ndarray) -> np.ndarray:
+        """The gradient of parameter ``name`` as ``like`` lies, which has as many elements."""
+        if name not in self._turns:
+            self._turns[name] = self._chain(self._training.gradients[name], like.shape)
+        types = self._training.graph.types
+        for node in self._turns[name]:
+            turn = node.is_a("Transpose")
+            gradient = gradient.transpose(node.attributes.get("perm")) if turn else gradient
+            gradient = gradient if turn else gradient.reshape(types[node.outputs[0]].dims)
+        return with_layout(gradient, like)
+
+    def _chain(self, start: str, dims: tuple[int, ...]) -> list[Node]:
+        """The nodes that turn a gradient and end in the parameter's dims; none where it is read as it is."""
+        chains: list[tuple[str, list[Node]]] = [(start, [])]
+        for _ in range(DEPTH):
+            longer = []
+            for name, chain in chains:
+                for node in self._readers.get(name, ()):
+                    if not node.is_a(*LAYOUT) or node.inputs[0] != name:
+                        continue
+                    type = self._training.graph.type_of(node.outputs[0])
+                    if not type.static:
+                        continue
+                    longer.append((node.outputs[0], [*chain, node]))
+                    if type.dims == dims and any(each.is_a("Transpose") for each in longer[-1][1]):
+                        return longer[-1][1]
+            chains = longer
+        return []
+
+
+def with_layout(gradient: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """A gradient in the layout of what it is taken along: reshaped, or turned where that alone fits."""
+    if gradient.shape == like.shape:
+        return gradient
+    orders = permutations(range(gradient.ndim)) if 1 < gradient.ndim <= 4 else ()
+    fits = (gradient.transpose(order) for order in orders)
+    return next((each for each in fits if each.shape == like.shape), gradient.reshape(like.shape))
+
+
+def turned(part: Candidate) -> Iterator[Candidate]:
+    """The same value with axes exchanged that have equal lengths."""
+    dims = part.origin.shape
+    for order in permutations(range(len(dims))) if 1 < len(dims) <= 4 else ():
+        if tuple(dims[axis] for axis in order) == dims and order != tuple(range(len(dims))):
+            yield replace(part, at=tuple(each.transpose(order) for each in part.at))

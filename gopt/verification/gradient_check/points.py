@@ -1,0 +1,44 @@
+"""The points at which gradients are compared: the batches given, one more made of them, and states beside the given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gopt.verification.gradient_check.additivity import mixed
+from gopt.verification.gradient_check.forward import Values
+
+
+def with_a_third(points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator) -> list[Values]:
+    """At least three points where there are two: a scalar's change between two is proportional to anything.
+
+    The third has samples of both, or, for batches of one sample, floating values in between.
+    """
+    if len(points) != 2:
+        return list(points)
+    here, there = ({name: point[name] for name in batch if name in point} for point in points)
+    if any(here[name].shape != there[name].shape for name in here):
+        return list(points)
+    both = mixed(here, there, generator)
+    if both is not None:
+        return [*points, {**points[0], **both}]
+    blend = {
+        name: (0.6 * here[name] + 0.8 * there[name]).astype(here[name].dtype)
+        for name in here
+        if np.issubdtype(here[name].dtype, np.floating)
+    }
+    return [*points, {**points[0], **blend}] if blend else list(points)
+
+
+def beside(point: Values, names: Sequence[str], amount: float, generator: np.random.Generator) -> Values:
+    """The point with floating values disturbed by ``amount`` of their usual size; one that is all zero counts as 1."""
+    moved = dict(point)
+    for name in names:
+        value = point.get(name)
+        if value is None or not np.issubdtype(value.dtype, np.floating):
+            continue
+        usual = float(np.sqrt(np.mean(np.square(value)))) if value.size else 0.0
+        noise = generator.standard_normal(value.shape) * (usual if usual > 1e-6 else 1.0)
+        moved[name] = (value + amount * noise).astype(value.dtype)
+    return moved

@@ -1,0 +1,60 @@
+"""What can be said of a value that is called a gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Verdict(str, Enum):
+    """REFUTED: it is no gradient. UNCONFIRMED: what was drawn cannot tell."""
+
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"
+    UNCONFIRMED = "unconfirmed"
+
+
+@dataclass(frozen=True, slots=True)
+class GradientCheck:
+    """What was found of one parameter's gradient.
+
+    ``ratios``: ⟨g, d⟩ over the finite difference, one for each direction that was measured. ``why``: one line, about
+    the value ``gradient``.
+    """
+
+    parameter: str
+    gradient: str
+    ratios: tuple[float, ...]
+    verdict: Verdict
+    why: str
+
+    @property
+    def holds(self) -> bool:
+        return self.verdict is Verdict.CONFIRMED
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "parameter": self.parameter, "gradient": self.gradient, "ratios": list(self.ratios), "holds": self.holds,
+            "verdict": self.verdict.value, "why": self.why,
+        }  # fmt: skip
+
+
+PROPORTIONAL = "proportional to the change of the loss"
+ZERO = "zero within rounding: the loss does not depend on it"
+ADDITIVE = "a sum over samples, as the gradient is: its mean over ranks is that of all their samples"
+SLICES = "each of its slices is proportional to the change of the loss"
+NOT_FINITE = "not a number on the batches drawn"
+EQUAL = "equal on all batches drawn: nothing was compared"
+SILENT = "zero on all batches drawn, and so is the change of the loss: nothing was compared"
+FAINT = "too small against the rounding of the loss to be measured"
+UNREAD = "the loss does not read the parameter, and no value made of the states alone has this gradient"
+WRONG = "not proportional to the change of the loss"
+NOT_ADDITIVE = "no sum over samples, as a gradient of this loss is"
+REPLACEMENT = "the parameter's own new value, not its gradient"
+FLAT = "the loss does not depend on the parameter, and yet the value is not zero"
+UNSTEADY = "the loss is not the same twice: a random node without a seed"
+SHIFTED = "the gradient at a point that every rank moves to by its own batch: no step of one large batch"
+ALONG = "proportional to the change of the loss along {!r}, which is made of the states alone"
+IMAGE = "linear in {!r}, which is proportional to the change of the loss, and in nothing else of the batch"
+NOT_LINEAR = "a function of {!r}, which is proportional to the change of the loss, but no linear one"

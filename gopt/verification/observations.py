@@ -1,0 +1,97 @@
+"""What a verification has really seen: states that changed, gradients that differ between ranks, gates both ways.
+
+Zero against zero shows nothing, and a gradient that is equal on all ranks cannot show that its reduction is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gopt.analysis.graph_walks import Index, descendants
+from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.verification.compare import Values, floating
+from gopt.verification.gates import Coverage
+from gopt.verification.reference_step import LocalResults, ReferenceStep
+from gopt.verification.result import Verification
+from gopt.verification.sensitivity import apart, norm
+
+
+@dataclass(slots=True)
+class Observations:
+    """``tolerance``: gradients that are closer than this count as equal; ``parts``: how many see different data;
+    ``shared``: values that ranks have as their mean already: what follows the batch through them alone is equal."""
+
+    training: TrainingGraph
+    coverage: Coverage
+    tolerance: float
+    parts: int
+    shared: frozenset[str] = frozenset()
+    changed: set[str] = field(default_factory=set)
+    alive: set[str] = field(default_factory=set)
+    """Gradients that were not zero."""
+    apart: set[str] = field(default_factory=set)
+    """Gradients that were not the same on all ranks."""
+
+    def enter(self, before: Values, step: ReferenceStep, settings: Values) -> None:
+        """Take in one step of the reference."""
+        for name, new in step.states.items():
+            if name not in self.changed and _moved(new, before[name]):
+                self.changed.add(name)
+        self._gradients(step.local)
+        self.coverage.look({**before, **settings, **step.means, **step.gates})
+
+    def _gradients(self, local: LocalResults) -> None:
+        every = [values for turn in local.gradients for values in turn]
+        for name in every[0]:
+            sizes = max(norm(values[name]) for values in every)
+            if sizes > 0:
+                self.alive.add(name)
+            if self.parts > 1 and name not in self.apart and sizes > 0:
+                for turn in local.gradients:
+                    if any(apart(values[name], turn[0][name]) > self.tolerance * sizes for values in turn[1:]):
+                        self.apart.add(name)
+
+    def doubt(self, result: Verification) -> None:
+        """Say what was never seen to happen; states that are noise need not change."""
+        own = self._own()
+        for parameter, gradient in self.training.gradients.items():
+            if gradient not in self.alive:
+                result.doubt(parameter, f"its gradient {gradient} was zero in every step: zero against zero")
+            elif self.parts > 1 and gradient in own and gradient not in self.apart:
+                result.doubt(
+                    parameter, f"its gradient {gradient} was the same on every rank's batch: no reduction is seen"
+                )
+        for name in self.still(result):
+            result.doubt(name, "it never changed: zero against zero")
+
+    def still(self, result: Verification) -> list[str]:
+        """States that should follow the batch, and never changed."""
+        open_ = [
+            state
+            for state in self.training.states
+            if state.tensor not in self.changed
+            and state.kind is not StateKind.SCALAR
+            and state.tensor not in result.noise
+        ]
+        if not open_:
+            return []
+        follows = descendants(Index(self.training.graph), [*self.training.batch, *self.training.gradients.values()])
+        return [state.tensor for state in open_ if state.updated in follows]
+
+    def _own(self) -> set[str]:
+        """Values that follow a rank's own batch, and not only what ranks share of all."""
+        tainted = set(self.training.batch)
+        for node in self.training.graph.nodes:
+            if not tainted.isdisjoint(node.reads):
+                tainted.update(name for name in node.outputs if name not in self.shared)
+        return tainted
+
+
+def _moved(new: np.ndarray, old: np.ndarray) -> bool:
+    """Whether a finite element changed."""
+    if not floating(new):
+        return not np.array_equal(new, old)
+    difference = np.asarray(new, np.float64) - np.asarray(old, np.float64)
+    return bool((np.isfinite(difference) & (difference != 0)).any())

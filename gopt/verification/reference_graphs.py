@@ -1,0 +1,124 @@
+"""The reference that verify compares with: the source cut at its gradients, independent of every rewrite.
+
+``local`` computes loss, gradients and statistics of one batch; ``update`` turns averaged gradients into new states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.collectives.table import COLLECTIVES
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import COMM, Graph, Node, clone
+from gopt.mesh import Mesh
+
+
+def local_graph(training: TrainingGraph, weight: str = "") -> Graph:
+    """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, and its
+    ``weight`` (``--loss-reduction``)."""
+    statistics = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
+    wanted = [training.loss, *dict.fromkeys(training.gradients.values()), *statistics]
+    wanted += [*training.shared.values(), *([weight] if weight else [])]
+    return subgraph(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
+
+
+def update_graph(training: TrainingGraph, gate_outputs: Iterable[str] = ()) -> Graph:
+    """The source's own update: inputs are gradients, states and hyper-parameters; outputs all other new states.
+
+    ``watched``: values of the update that are outputs as well.
+    """
+    wanted = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC] + list(gate_outputs)
+    stops = {*training.gradients.values(), *training.shared}
+    nodes = [
+        node for node in training.graph.nodes
+        if node.phase is Phase.UPDATE or not stops.intersection(node.outputs)
+    ]  # fmt: skip
+    return subgraph(training.graph, nodes, dict.fromkeys(wanted), stops)
+
+
+PROBE = "Probe"
+"""A call that a rank answers itself: where ``verify`` can reach a local gradient that no real call takes."""
+
+
+def probed(graph: Graph, gradients: set[str]) -> Graph:
+    """A rank's graph with a probe in front of every node of a pass that reads a local gradient and is no call.
+
+    Local gradients that the rank makes itself, as the source does, are outputs as well.
+    """
+    own = {name for node in graph.nodes if not node.made_by and node.domain != COMM for name in node.outputs}
+    shown = {name: graph.types[name] for name in sorted(gradients & own) if name in graph.types}
+    graph = replace(graph, outputs={**shown, **graph.outputs})
+    users = [
+        node for node in graph.nodes if node.made_by and node.domain != COMM and gradients.intersection(node.inputs)
+    ]
+    if not users:
+        return graph
+    probed = {name for node in users for name in node.inputs if name in gradients}
+    within = {id(node) for node in users}
+    nodes: list[Node] = []
+    types = dict(graph.types)
+    for node in graph.nodes:
+        if id(node) in within:
+            node = clone(node)
+            node.inputs = [f"{name}.probed" if name in probed else name for name in node.inputs]
+        nodes.append(node)
+        for name in probed.intersection(node.outputs):
+            types[f"{name}.probed"] = types[name]
+            nodes.append(Node(PROBE, [name], [f"{name}.probed"], domain=COMM))
+    return replace(graph, nodes=nodes, types=types)
+
+
+def subgraph(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iterable[str]) -> Graph:
+    """The part of a graph that computes ``wanted``, with ``stops`` turned into inputs."""
+    stops = set(stops)
+    wanted = list(wanted)
+    needed = set(wanted)
+    kept: list[Node] = []
+    for node in reversed(list(nodes)):
+        if any(name in needed and name not in stops for name in node.outputs):
+            kept.append(clone(node))
+            needed.update(node.reads)
+    kept.reverse()
+    inputs = {name: type for name, type in graph.inputs.items() if name in needed}
+    inputs |= {name: graph.types[name] for name in sorted(stops) if name in needed}
+    return Graph(
+        graph.name, kept, inputs, {name: graph.types[name] for name in wanted},
+        {name: tensor for name, tensor in graph.initializers.items() if name in needed},
+        dict(graph.types), graph.header, {},
+    )  # fmt: skip
+
+
+def equal_members(mesh: Mesh) -> Callable[[int, Node, list[np.ndarray]], list[np.ndarray]]:
+    """What a collective gives when all members of its group hold equal values, as they do along no data axis.
+
+    The returned function raises UnsupportedError for a call that gives each member something else, and for one over
+    axes that see different data.
+    """
+
+    def call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
+        group = str(node.attributes["group"])
+        if any(axis in mesh.data_axes for axis in mesh.live(group)):
+            return refuse_call(index, node, inputs)
+        if node.op_type not in ("AllReduce", "Reduce", "Broadcast", "AllGather"):
+            raise UnsupportedError(
+                f"{node.op_type} {node.label!r} over {group} gives each member another part: one rank cannot "
+                "stand for all"
+            )
+        if node.op_type == "Broadcast":
+            return [array.copy() for array in inputs]
+        size = mesh.size(group)
+        dtype = str(inputs[0].dtype)
+        results = COLLECTIVES[node.op_type].execute(node.attributes, [inputs] * size, dtype)
+        root = int(node.attributes.get("root", 0))
+        return results[root] or []
+
+    return call
+
+
+def refuse_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """What a graph of one rank alone answers to a collective over axes that see different data."""
+    raise UnsupportedError(f"the source holds the collective {node.op_type}: it is sharded already")

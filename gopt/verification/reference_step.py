@@ -1,0 +1,163 @@
+"""What a step should give: local gradients of every batch by the source, then its own update of their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gopt.analysis.coupling.synchronise import SynchronisedValues
+from gopt.analysis.loss_reduction import LossReduction, LossRule
+from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.errors import UnsupportedError
+from gopt.mesh import Mesh
+from gopt.runtime.executor import Executor
+from gopt.runtime.session import SessionCache
+from gopt.verification.compare import Values
+from gopt.verification.gates import Gate, gate_outputs
+from gopt.verification.lockstep import run_in_lockstep, with_shared_means
+from gopt.verification.reference_graphs import equal_members, local_graph, update_graph
+from gopt.verification.variants import Variant
+
+Batches = Sequence[Sequence[Values]]
+"""Inputs by micro-step and by data rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalResults:
+    """What the batches give before anything is reduced, by micro-step and data rank.
+
+    ``gradients``: by name, as the variant wants them; ``statistics``: the new ones of each data rank at the end;
+    ``weights`` (``--loss-reduction``) and ``shown`` (values that the update reads as a mean) of all batches in turn.
+    """
+
+    losses: list[list[np.ndarray]]
+    gradients: list[list[Values]]
+    statistics: list[Values]
+    weights: list[float] = field(default_factory=list)
+    shown: list[Values] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceStep:
+    """A step of the source: its new ``states``, what the batches gave, and what the update's ``gates`` showed."""
+
+    states: Values
+    local: LocalResults
+    means: Values
+    gates: Values
+
+
+class ReferenceProgram:
+    """The source cut at its gradients; ``call`` answers the collectives that it holds itself."""
+
+    def __init__(
+        self, training: TrainingGraph, mesh: Mesh, cache: SessionCache, gates: Sequence[Gate] = (),
+        reduction: LossReduction = LossReduction(), shared: SynchronisedValues = SynchronisedValues(),
+    ) -> None:  # fmt: skip
+        self.training = training
+        self.reduction = reduction
+        self.shared = shared
+        self.call = equal_members(mesh)
+        self.gradients = set(training.gradients.values())
+        self.marked = next(iter(training.gradients.values()))
+        """The gradient that an infinity is put into."""
+        self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
+        self.gate_outputs = gate_outputs(update_graph(training), gates)
+        local = local_graph(training, reduction.value)
+        self._local = Executor(local if shared == SynchronisedValues() else with_shared_means(local, shared), cache)
+        self._update = Executor(update_graph(training, self.gate_outputs), cache)
+
+    def refuse_inputs(self, drawn: Iterable[str]) -> None:
+        """Raise UnsupportedError where the update draws random numbers of its own: ranks could not agree on them."""
+        name = next((name for name in drawn if name in self._update.graph.inputs), None)
+        if name is not None:
+            raise UnsupportedError(
+                f"the update reads {name.removesuffix('.drawn')!r}, which is random: no reference has its draws",
+                "make the random numbers an input of the step",
+            )
+
+    def step(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> ReferenceStep:
+        """One step of the source on the mean gradient of all batches."""
+        local = self.local(variant, states, settings, batches)
+        return self.finish(states, settings, local)
+
+    def local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
+        """Losses, gradients and statistics of every batch; micro-steps hand their statistics on."""
+        held = [dict(states) for _ in batches[0]]
+        losses, gradients, weights, shown = [], [], [], []
+        for turn in batches:
+            outputs = self._locals([{**own, **settings, **batch} for own, batch in zip(held, turn)])
+            losses.append([np.asarray(out[self.training.loss], np.float64) for out in outputs])
+            weights += [float(np.asarray(out[self.reduction.value]).item()) for out in outputs if self.reduction.value]
+            shown += [{made: np.asarray(out[own]) for made, own in self.training.shared.items()} for out in outputs]
+            for own, out in zip(held, outputs):
+                own.update({state.tensor: np.asarray(out[state.updated]) for state in self.statistics})
+            gradients.append([self.varied(variant, out, r == len(turn) - 1) for r, out in enumerate(outputs)])
+        statistics = [{s.tensor: own[s.tensor] for s in self.statistics} for own in held]
+        return LocalResults(losses, gradients, statistics, weights, shown)
+
+    def varied(self, variant: Variant, made: Values, last: bool) -> Values:
+        """Those of some values that are gradients, as the variant wants them; ``last``: of the last data rank."""
+        return {
+            name: variant.vary(np.asarray(made[name]), name == self.marked and last)
+            for name in dict.fromkeys(self.training.gradients.values())
+            if name in made
+        }
+
+    def finish(
+        self, states: Values, settings: Values, local: LocalResults, means: Values | None = None
+    ) -> ReferenceStep:
+        """The source's own update of the mean of all gradients, or of ``means``."""
+        if means is None:
+            means = self.means(local)
+        means = means | {name: mean_of([each[name] for each in local.shown]) for name in self.training.shared}
+        updated = self._run(self._update, {**states, **settings, **means})
+        new = {}
+        for state in self.training.states:
+            if state.kind is StateKind.STATISTIC:
+                new[state.tensor] = mean_of([own[state.tensor] for own in local.statistics])
+            else:
+                new[state.tensor] = np.asarray(updated[state.updated])
+        return ReferenceStep(new, local, means, {name: np.asarray(updated[name]) for name in self.gate_outputs})
+
+    def means(self, local: LocalResults) -> Values:
+        """What the update reads of every gradient: its mean over all batches, unless the loss is reduced otherwise."""
+        every = [values for turn in local.gradients for values in turn]
+        return {
+            name: _put_together(self.reduction, [values[name] for values in every], local.weights) for name in every[0]
+        }
+
+    def _locals(self, values: Sequence[Values]) -> list[Values]:
+        """Run the local part of every data rank: one by one, or together where they share values on the way."""
+        if self.shared == SynchronisedValues():
+            return [self._run(self._local, each) for each in values]
+        inputs = self._local.graph.inputs
+        feeds = [{name: value for name, value in each.items() if name in inputs} for each in values]
+        return run_in_lockstep(self._local, feeds, self.call)
+
+    def _run(self, program: Executor, values: Values) -> Values:
+        """Run the source, as one rank, on those of the values that it reads."""
+        return program.run({name: values[name] for name in program.graph.inputs if name in values}, self.call)
+
+
+def _put_together(reduction: LossReduction, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    """What the update reads of the gradients of all ranks and micro-steps. What weighs nothing is left out."""
+    if reduction.rule is LossRule.MEAN:
+        return mean_of(values)
+    if reduction.rule is LossRule.SUM:
+        weights = [1.0] * len(values)
+    with np.errstate(all="ignore"):
+        terms = [weight * each.astype(np.float64) for each, weight in zip(values, weights) if weight]
+        total = np.sum(terms, axis=0) if terms else np.zeros(values[0].shape)
+        over = sum(weights) if reduction.rule is LossRule.WEIGHTED else 1.0
+        result: np.ndarray = np.asarray(total / (over or 1.0)).astype(values[0].dtype)
+    return result
+
+
+def mean_of(values: Sequence[np.ndarray]) -> np.ndarray:
+    """In float64, rounded once."""
+    with np.errstate(all="ignore"):
+        mean: np.ndarray = np.mean([each.astype(np.float64) for each in values], axis=0).astype(values[0].dtype)
+    return mean

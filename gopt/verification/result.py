@@ -1,0 +1,145 @@
+"""What a verification found: differences, what could not be confirmed, and which of the three ends that makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from gopt.verification.gradient_check import GradientCheck
+
+
+class Outcome(str, Enum):
+    """How a verification ends."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    UNCONFIRMED = "unconfirmed"
+
+
+EXIT_CODES = {Outcome.EQUAL: 0, Outcome.DIFFERENT: 1, Outcome.UNCONFIRMED: 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far a value is off, counted in tolerances.
+
+    ``error_over_tolerance``: the distance over what is allowed, a number without a unit; above 1 is a failure. Times
+    ``Verification.tolerance`` it is the relative error of the value's change since the first step.
+    """
+
+    variant: str
+    step: int
+    rank: int
+    name: str
+    kind: str
+    error_over_tolerance: float
+
+    @property
+    def fails(self) -> bool:
+        return not self.error_over_tolerance <= 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "variant": self.variant, "step": self.step, "rank": self.rank, "name": self.name, "kind": self.kind,
+            "error_over_tolerance": self.error_over_tolerance,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Something that was neither shown equal nor shown different: the state or value, and why."""
+
+    name: str
+    why: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"name": self.name, "why": self.why}
+
+
+@dataclass(slots=True)
+class Verification:
+    """What a verification found.
+
+    ``tolerance``: what a relative error may be, e.g. 1e-4. ``worst``: of each variant the value that is furthest off,
+    in tolerances: see ``Difference``. ``doubts``: what could not be confirmed. ``noise``: states whose gradient is
+    rounding noise, which were judged by the gradients that the ranks really had.
+    """
+
+    tolerance: float
+    steps: int
+    ranks: int
+    compared: int = 0
+    worst: dict[str, Difference] = field(default_factory=dict)
+    gradients: list[GradientCheck] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
+    noise: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        words = {Outcome.EQUAL: "equal", Outcome.DIFFERENT: "NOT equal", Outcome.UNCONFIRMED: "NOT confirmed"}
+        over = f"{self.compared} comparisons on {self.ranks} ranks over {self.steps} steps"
+        return f"<Verification {words[self.outcome]}: {over}, tolerance {self.tolerance:g}>"
+
+    @property
+    def outcome(self) -> Outcome:
+        """A difference outweighs a doubt."""
+        if any(each.fails for each in self.worst.values()) or any(map(_refuted, self.gradients)):
+            return Outcome.DIFFERENT
+        return Outcome.UNCONFIRMED if any(self.open()) else Outcome.EQUAL
+
+    @property
+    def equal(self) -> bool:
+        """Whether everything is within tolerance, and everything is confirmed."""
+        return self.outcome is Outcome.EQUAL
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.outcome]
+
+    def open(self) -> Iterator[Doubt]:
+        """Everything that could not be confirmed, gradients included.
+
+        A gradient that is nothing but rounding noise cannot be confirmed by value, and need not be: see ``noise``.
+        """
+        yield from self.doubts
+        named = {each.name for each in self.doubts} | set(self.noise)
+        for each in self.gradients:
+            if not each.holds and not _refuted(each) and each.parameter not in named:
+                yield Doubt(each.parameter, f"its gradient {each.gradient} is not confirmed: {_why(each)}")
+
+    def note(self, difference: Difference) -> None:
+        self.compared += 1
+        held = self.worst.get(difference.variant)
+        if held is None or not difference.error_over_tolerance <= held.error_over_tolerance:
+            self.worst[difference.variant] = difference
+
+    def doubt(self, name: str, why: str) -> None:
+        """Add a doubt, once a name."""
+        if all(each.name != name for each in self.doubts):
+            self.doubts.append(Doubt(name, why))
+
+    def say(self, note: str) -> None:
+        """Add a note, once."""
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "equal": self.equal, "outcome": self.outcome.value, "tolerance": self.tolerance, "steps": self.steps,
+            "ranks": self.ranks, "compared": self.compared,
+            "worst": {name: each.to_json() for name, each in self.worst.items()},
+            "gradients": [each.to_json() for each in self.gradients],
+            "unconfirmed": [each.to_json() for each in self.open()], "noise": self.noise, "notes": self.notes,
+        }  # fmt: skip
+
+
+def _refuted(confirmation: GradientCheck) -> bool:
+    """Whether a value was shown to be no gradient, as against not shown to be one."""
+    verdict = getattr(confirmation, "verdict", None)
+    return not confirmation.holds if verdict is None else verdict.name == "REFUTED"
+
+
+def _why(confirmation: GradientCheck) -> str:
+    return str(getattr(confirmation, "why", "") or "finite differences say nothing of it")

@@ -1,0 +1,99 @@
+"""Start values at which the gates of a schedule stand the other way: counters on both sides of a threshold, flags."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gopt.analysis.graph_walks import Index, descendants
+from gopt.analysis.training import TrainingGraph
+from gopt.ir.types import FLOATS, numpy_dtype
+from gopt.runtime.executor import Executor
+from gopt.runtime.session import SessionCache
+from gopt.verification.compare import Values
+from gopt.verification.gates import Coverage
+from gopt.verification.reference_graphs import refuse_call, subgraph
+
+MOST_STARTS = 8
+"""Repetitions that gates may cost beside the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """States or hyper-parameters of one kind that begin elsewhere, all of them at one number."""
+
+    values: Values
+
+    def __str__(self) -> str:
+        name, value = next(iter(self.values.items()))
+        more = f" (and {len(self.values) - 1} more)" if len(self.values) > 1 else ""
+        number = value.reshape(-1)[0]
+        return f"{name}{more} = {number if value.dtype == bool else f'{float(number):g}'}"
+
+
+class Schedule:
+    """The part of a step that follows counters, flags and hyper-parameters alone."""
+
+    def __init__(self, training: TrainingGraph, coverage: Coverage, cache: SessionCache) -> None:
+        self.types, self.coverage = training.graph.types, coverage
+        self.gates = [gate for gate in coverage.gates if gate.scheduled]
+        index = Index(training.graph)
+        moved = descendants(index, training.batch)
+        leaves = {name for gate in self.gates for name in gate.leaves}
+        self.follows = {s.tensor: s.updated for s in training.states if s.tensor in leaves and s.updated not in moved}
+        told = [name for gate in self.gates for name in (gate.output, gate.operand)]
+        wanted = [name for name in dict.fromkeys([*told, *self.follows.values()]) if name in index.producers]
+        self.graph = subgraph(training.graph, training.graph.nodes, wanted, ())
+        self.program = Executor(self.graph, cache) if wanted else None
+
+    def starts(self, states: Values, settings: Values, steps: int, fixed: Collection[str]) -> list[Start]:
+        """Other starts that show what ``steps`` steps from these states do not; ``fixed`` stay as they are."""
+        if not self.gates:
+            return []
+        values = {**states, **settings}
+        for _ in range(steps):
+            made = self._run(values)
+            self.coverage.look({**values, **made})
+            values |= {name: made[new] for name, new in self.follows.items() if new in made}
+        found: list[Start] = []
+        for start in self._candidates(fixed):
+            if len(found) < MOST_STARTS and self.coverage.one_sided(scheduled=True):
+                given = {**states, **settings, **start.values}
+                if self.coverage.look({**given, **self._run(given)}):
+                    found.append(start)
+        return found
+
+    def _run(self, values: Values) -> Values:
+        if self.program is None:  # flags that are inputs themselves
+            return {}
+        return self.program.run({name: values[name] for name in self.graph.inputs if name in values}, refuse_call)
+
+    def _candidates(self, fixed: Collection[str]) -> Iterator[Start]:
+        """Values that may turn gates, thresholds first. Leaves with the same thresholds, such as a counter for every
+        parameter, move together."""
+        numbers: dict[str, set[float]] = {}
+        for gate in self.gates:
+            for leaf in gate.leaves:
+                numbers.setdefault(leaf, set()).update(gate.constants)
+        alike: dict[tuple[str, tuple[float, ...]], list[str]] = {}
+        for leaf, constants in numbers.items():
+            if leaf not in fixed:
+                alike.setdefault((self.types[leaf].dtype, tuple(sorted(constants))), []).append(leaf)
+        for (dtype, thresholds), leaves in alike.items():
+            for value in _tries(dtype, thresholds):
+                yield Start({leaf: np.full(self.types[leaf].dims, value, numpy_dtype(dtype)) for leaf in leaves})
+
+
+def _tries(dtype: str, constants: Sequence[float]) -> list[float]:
+    """Numbers around the constants, none below zero."""
+    if dtype == "bool":
+        return [0.0, 1.0]
+    around = [each for number in dict.fromkeys(constants) for each in (number, number - 1, number + 1, 2 * number)]
+    if dtype in FLOATS:
+        around += [number / 2 for number in constants]
+    else:
+        around = [float(np.floor(each)) for each in around]
+    most = 3e4 if dtype in FLOATS else min(float(np.iinfo(numpy_dtype(dtype)).max), 2.0**53)
+    return [each for each in dict.fromkeys([*around, 0.0, 1.0, 2.0, 3.0]) if 0 <= each <= most]

@@ -1,0 +1,148 @@
+"""How much of a step is rounding: the reference run again from states that are off by one unit in the last place.
+
+The disturbed states are read by forward and backward alone; the update works on the true ones, so that what is measured
+is what rounding does to gradients and by way of them, and not the disturbance itself. The mean of the gradients is
+disturbed too, by a unit of the mean of their magnitudes: ranks add them up in another order than the reference does.
+The batch is not: source and ranks read the same bits of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gopt.analysis.graph_walks import Index
+from gopt.analysis.operators import LAYOUT
+from gopt.analysis.training import TrainingGraph
+from gopt.ir.types import FLOATS, LOW_PRECISION, dtype_name
+from gopt.verification.compare import Values, floating
+from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep, mean_of
+from gopt.verification.variants import Variant
+
+UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+MOST = 0.1
+"""Of a gradient that is not noise, the share that may be allowed: from equal states, a rank's bits are the source's."""
+RUNS = 3
+MULTIPLE = 8.0
+"""How many times the measured difference is allowed: two draws of noise are rarely further apart."""
+NOISE = 0.5
+"""A gradient of which rounding moves this share is nothing but rounding: two draws of noise are √2 of it apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """The largest distance that any disturbed run had from the reference.
+
+    ``losses`` and ``gradients``: by micro-step and data rank; ``means``: of mean gradients; ``states``: of new states.
+    """
+
+    losses: list[list[float]]
+    gradients: list[list[dict[str, float]]]
+    means: dict[str, float]
+    states: dict[str, float]
+
+    def noise(self, step: ReferenceStep) -> list[str]:
+        """Mean gradients that are not zero, but nothing beside their rounding."""
+        sizes = {name: norm(mean) for name, mean in step.means.items()}
+        return [name for name, size in sizes.items() if size > 0 and size * NOISE <= self.means[name]]
+
+
+def units(training: TrainingGraph) -> dict[str, float]:
+    """By how much of its value each floating state is disturbed: a unit of the narrowest type it is cast to first."""
+    index = Index(training.graph)
+    found = {}
+    for state in training.states:
+        dtype = training.graph.types[state.tensor].dtype
+        if dtype in FLOATS:
+            found[state.tensor] = max(UNITS[each] for each in (dtype, *_narrow(index, state.tensor)))
+    return found
+
+
+def _narrow(index: Index, name: str) -> set[str]:
+    """Halves that a value is cast to, at once or behind layout operators."""
+    found: set[str] = set()
+    stack = [name]
+    while stack:
+        for node in index.users.get(stack.pop(), ()):
+            if node.is_a("Cast"):
+                found.add(dtype_name(int(node.attributes["to"])))
+            elif node.is_a(*LAYOUT):
+                stack.extend(node.outputs)
+    return found & LOW_PRECISION
+
+
+def measure_sensitivity(
+    reference: ReferenceProgram, variant: Variant, states: Values, settings: Values, batches: Batches,
+    step: ReferenceStep, by: Mapping[str, float], seed: int,
+) -> Sensitivity:  # fmt: skip
+    """Disturb ``step``, which the reference made of these very states; ``by``: see ``units``. RUNS more steps."""
+    generator = np.random.default_rng([seed, 5])
+    found = Sensitivity(
+        [[0.0] * len(turn) for turn in step.local.losses],
+        [[dict.fromkeys(values, 0.0) for values in turn] for turn in step.local.gradients],
+        dict.fromkeys(step.means, 0.0),
+        dict.fromkeys(step.states, 0.0),
+    )
+    for _ in range(RUNS):
+        moved = {name: perturbed(value, by.get(name, 0.0), generator) for name, value in states.items()}
+        local = reference.local(variant, moved, settings, batches)
+        means = _rounded(reference, local, generator)
+        again = reference.finish(states, settings, local, means)
+        _widen(found, step, again)
+    return found
+
+
+def perturbed(value: np.ndarray, unit: float, generator: np.random.Generator) -> np.ndarray:
+    """Every element times 1 ± ``unit``, the signs drawn; zeros and integers stay."""
+    if not unit or not floating(value):
+        return value
+    signs = np.where(generator.random(value.shape) < 0.5, -unit, unit)
+    with np.errstate(all="ignore"):
+        return np.asarray(np.asarray(value, np.float64) * (1 + signs)).astype(value.dtype)
+
+
+def _rounded(reference: ReferenceProgram, local: LocalResults, generator: np.random.Generator) -> Values:
+    """Mean gradients as another order of addition might have made them."""
+    every = [values for turn in local.gradients for values in turn]
+    made = {}
+    for name, mean in reference.means(local).items():
+        size = np.asarray(mean_of([np.abs(values[name]) for values in every]), np.float64)
+        signs = np.where(generator.random(mean.shape) < 0.5, -1.0, 1.0)
+        with np.errstate(all="ignore"):
+            moved = np.asarray(mean, np.float64) + signs * size * UNITS[str(mean.dtype)]
+            made[name] = np.where(np.isfinite(moved), moved, mean).astype(mean.dtype)
+    return made
+
+
+def _widen(found: Sensitivity, step: ReferenceStep, again: ReferenceStep) -> None:
+    """Take in one disturbed run."""
+    for turn, (ours, theirs) in enumerate(zip(step.local.losses, again.local.losses)):
+        for r, (mine, other) in enumerate(zip(ours, theirs)):
+            found.losses[turn][r] = max(found.losses[turn][r], apart(mine, other))
+    for turn, (mine_, other_) in enumerate(zip(step.local.gradients, again.local.gradients)):
+        for r, (own, their) in enumerate(zip(mine_, other_)):
+            _most(found.gradients[turn][r], own, their)
+    _most(found.means, step.means, again.means)
+    _most(found.states, step.states, again.states)
+
+
+def _most(found: dict[str, float], ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> None:
+    for name in found:
+        found[name] = max(found[name], apart(ours[name], theirs[name]))
+
+
+def apart(one: np.ndarray, other: np.ndarray) -> float:
+    """The distance of two values where both are finite; of integers none."""
+    if not floating(one):
+        return 0.0
+    with np.errstate(all="ignore"):
+        difference = np.asarray(one, np.float64) - np.asarray(other, np.float64)
+    return float(np.linalg.norm(difference[np.isfinite(difference)]))
+
+
+def norm(value: np.ndarray) -> float:
+    """Of the finite part, in float64."""
+    wide = np.asarray(value, np.float64)
+    return float(np.linalg.norm(wide[np.isfinite(wide)]))

@@ -1,0 +1,232 @@
+"""One variant of a verification: source and ranks step by step, and what is judged of each step.
+
+A value is held to contract section 7 first. What fails that is looked at again from the ranks' own states, where
+rounding of earlier steps has no part: their local gradients must be the source's on each batch, up to a multiple of
+what rounding was measured to move, and their new states must be the source's own update of the mean of these very
+gradients, within contract section 7. So a gradient that is nothing but noise raises no alarm, however large the steps
+that an optimizer makes of it, and an error in its reduction or update is seen all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from gopt.ir.types import LOW_PRECISION
+from gopt.verification.all_ranks import AllRanks, RankResults, Tamper
+from gopt.verification.compare import Ledger, Values, became_not_finite, distance, finite, ratio
+from gopt.verification.observations import Observations
+from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
+from gopt.verification.result import Verification
+from gopt.verification.sensitivity import MOST, MULTIPLE, UNITS, Sensitivity, apart, measure_sensitivity, norm
+from gopt.verification.variants import PLAIN, Variant
+
+
+@dataclass(slots=True)
+class VariantRunner:
+    """What all variants have in common. ``noise``: gradients that rounding alone makes, found by the plain variant."""
+
+    result: Verification
+    all_ranks: AllRanks
+    reference: ReferenceProgram
+    kinds: Mapping[str, str]
+    units: Mapping[str, float]
+    observed: Observations
+    seed: int
+    noise: set[str] = field(default_factory=set)
+
+    def run(
+        self, variant: Variant, steps: int, start: Values, settings: Values, batches: Callable[[int], Batches],
+        tamper: Tamper | None,
+    ) -> bool:  # fmt: skip
+        """Compare ``steps`` steps; False where the reference left the numbers, which ends the variant."""
+        first, states, held = start, start, self.all_ranks.held(start)
+        for number in range(1, steps + 1):
+            given = batches(number)
+            step = self.reference.step(variant, states, settings, given)
+            self._find_noise(variant, number, states, settings, given, step)
+            own = self.all_ranks.joined("input", held)
+            made = self.all_ranks.step(self.reference, variant, held, settings, given, tamper)
+            not_finite = _not_finite_states(self.reference, step, states)
+            self._tell(variant, number, not_finite, made)
+            comparison = _StepComparison(self, variant, number, given, settings, {**states, **own}, made, not_finite)
+            comparison.judge(step, first)
+            self.observed.enter(states, step, settings)
+            if not_finite:
+                return False
+            states = step.states
+            if variant is not PLAIN:
+                # Blown-up gradients make training chaotic: each step is judged on its own, from equal states.
+                first, held = states, self.all_ranks.held(states)
+        return True
+
+    def _find_noise(
+        self, variant: Variant, number: int, states: Values, settings: Values, batches: Batches, step: ReferenceStep
+    ) -> None:
+        """Measure which gradients are noise, once."""
+        if variant is PLAIN and number == 1:
+            found = measure_sensitivity(self.reference, variant, states, settings, batches, step, self.units, self.seed)
+            self.noise.update(found.noise(step))
+
+    def _tell(self, variant: Variant, number: int, not_finite: Sequence[str], made: RankResults) -> None:
+        """Say that the reference left the numbers: as a doubt where nothing was done to it, else as a note."""
+        if not not_finite:
+            return
+        more = f", and {len(not_finite) - 1} more" if len(not_finite) > 1 else ""
+        where = f"in step {number} of {variant.name!r}"
+        if variant.extra:
+            self.result.say(f"{not_finite[0]}{more}: not finite in the source {where}: not judged there")
+        else:
+            self.result.doubt(not_finite[0], f"not finite in the source {where}{more}: nothing can be compared with it")
+
+
+def _not_finite_states(reference: ReferenceProgram, step: ReferenceStep, before: Values) -> list[str]:
+    """States that are no longer finite, and the loss, the first to leave the numbers first."""
+    loss = any(not finite(each) for turn in step.local.losses for each in turn)
+    states = [name for name, value in step.states.items() if became_not_finite(value, before[name])]
+    return [*([reference.training.loss] if loss else []), *states]
+
+
+@dataclass(slots=True)
+class _StepComparison:
+    """A step of a variant. ``own``: what the ranks held before it; ``lost``: what is not finite in the reference."""
+
+    runner: VariantRunner
+    variant: Variant
+    number: int
+    batches: Batches
+    settings: Values
+    own: Values
+    made: RankResults
+    not_finite: Sequence[str]
+
+    def judge(self, step: ReferenceStep, first: Values) -> None:
+        """Compare with ``step`` of the source; ``first``: the states that changes are counted from."""
+        ledger = self._ledger({})
+        self._losses(ledger, step.local)
+        self._states(ledger, step.states, first, None)
+        self._copies(ledger)
+        again = ledger.failing() & {*self.runner.kinds, self.runner.reference.training.loss}
+        if self.variant is PLAIN:
+            again |= self._noisy()
+        if again:
+            ledger = self._compare_from_own_states(ledger, again)
+        ledger.write(self.runner.result)
+
+    def _noisy(self) -> set[str]:
+        training, noise = self.runner.reference.training, self.runner.noise
+        owners = {name for name, gradient in training.gradients.items() if gradient in noise}
+        return {s.tensor for s in training.states if s.tensor in owners or s.of in owners} - set(self.not_finite)
+
+    def _compare_from_own_states(self, ledger: Ledger, names: Collection[str]) -> Ledger:
+        """Judge some values again from the ranks' own states and gradients."""
+        runner, reference = self.runner, self.runner.reference
+        base = reference.step(self.variant, self.own, self.settings, self.batches)
+        moved = measure_sensitivity(
+            reference,
+            self.variant,
+            self.own,
+            self.settings,
+            self.batches,
+            base,
+            runner.units,
+            runner.seed + self.number,
+        )
+        statistics = {state.tensor for state in reference.statistics}
+        floors = {
+            name: min(MULTIPLE * moved.states[name], MOST * apart(base.states[name], self.own[name]))
+            for name in statistics
+        }
+        for name, value in base.states.items():
+            # A sum in another order turns the last place of a half: at most a unit of it is rounding.
+            if value.dtype.name in LOW_PRECISION and name not in statistics:
+                floors[name] = min(MULTIPLE * moved.states[name], UNITS[value.dtype.name] * norm(value))
+        second = self._ledger(floors)
+        if reference.training.loss in names:
+            self._losses(second, base.local, moved)
+        sent = self._sent(base.local)
+        self._gradients(second, base.local, sent, moved)
+        update = reference.finish(self.own, self.settings, sent)
+        self._states(second, {**update.states, **{name: base.states[name] for name in statistics}}, self.own, names)
+        kept = ledger.without(names)
+        kept.entries += second.entries
+        return kept
+
+    def _sent(self, local: LocalResults) -> LocalResults:
+        """The gradients that the ranks had, where they could be seen; else the reference's."""
+        pairs = zip(local.gradients, self.made.gradients)
+        gradients = [[{**mine, **observed} for mine, observed in zip(*turn)] for turn in pairs]
+        return replace(local, gradients=gradients)
+
+    def _gradients(self, ledger: Ledger, local: LocalResults, sent: LocalResults, moved: Sensitivity) -> None:
+        for turn, (wanted, had) in enumerate(zip(local.gradients, sent.gradients)):
+            for r, (mine, theirs) in enumerate(zip(wanted, had)):
+                for name, value in mine.items():
+                    share = MULTIPLE * moved.gradients[turn][r][name]
+                    ledger.floors[name] = share if name in self.runner.noise else min(share, MOST * norm(value))
+                    rank = self.runner.all_ranks.which.index(r)
+                    ledger.whole(rank, name, "gradient", theirs[name], value, np.zeros_like(value))
+
+    def _ledger(self, floors: dict[str, float]) -> Ledger:
+        return Ledger(self.runner.result.tolerance, self.variant.name, self.number, floors)
+
+    def _losses(self, ledger: Ledger, local: LocalResults, moved: Sensitivity | None = None) -> None:
+        loss = self.runner.reference.training.loss
+        for turn, rank, value in self.made.losses:
+            which = self.runner.all_ranks.which[rank]
+            wanted = local.losses[turn][which]
+            if moved is not None:
+                ledger.floors[loss] = min(MULTIPLE * moved.losses[turn][which], MOST * norm(wanted))
+            if loss not in self.not_finite:
+                ledger.whole(rank, loss, "loss", value, wanted, np.zeros_like(value))
+            elif finite(value) and not finite(wanted):
+                ledger.enter(rank, loss, "loss", float("inf"))
+
+    def _states(self, ledger: Ledger, wanted: Values, start: Values, names: Collection[str] | None) -> None:
+        """Compare what every rank holds of the states, or of those named."""
+        for rank, own in enumerate(self.runner.all_ranks.ranks):
+            for state in own.states:
+                if not state.get("copy") and not state.get("local"):
+                    value = np.asarray(self.made.outputs[rank][state["output"]]).reshape(-1)
+                    self._pieces(ledger, rank, state, value, wanted, start, names)
+        ledger.close(wanted, start)
+
+    def _pieces(
+        self, ledger: Ledger, rank: int, state: Mapping[str, Any], flat: np.ndarray, wanted: Values, start: Values,
+        names: Collection[str] | None,
+    ) -> None:  # fmt: skip
+        """Compare the pieces of one rank's state: a whole tensor at once, a part as a share of its tensor."""
+        place = 0
+        for piece in state["pieces"]:
+            name, low, high = piece["tensor"], piece["start"], piece["stop"]
+            value, reference = flat[place : place + high - low], wanted[name].reshape(-1)
+            place += high - low
+            kind = self.runner.kinds[name]
+            if names is not None and name not in names:
+                continue
+            if name in self.not_finite:
+                if finite(value) and not finite(reference[low:high]):
+                    ledger.enter(rank, name, kind, float("inf"))
+            elif (low, high) == (0, reference.size):
+                ledger.whole(rank, name, kind, value, reference, start[name].reshape(-1))
+            else:
+                ledger.part(rank, name, kind, distance(value, reference[low:high]))
+        if place != flat.size:
+            ledger.enter(rank, state["input"], "size", float("inf"))
+
+    def _copies(self, ledger: Ledger) -> None:
+        """A narrow copy must be exactly the cast of the wide state as the ranks now hold it."""
+        copies = [
+            (r, state) for r, own in enumerate(self.runner.all_ranks.ranks) for state in own.states if state.get("copy")
+        ]
+        wide = self.runner.all_ranks.joined("output", self.made.outputs) if copies else {}
+        for rank, state in copies:
+            name = state["pieces"][0]["tensor"]
+            value = np.asarray(self.made.outputs[rank][state["output"]]).reshape(-1)
+            if name not in self.not_finite:
+                with np.errstate(over="ignore"):
+                    wanted = wide[name].reshape(-1).astype(value.dtype)
+                ledger.enter(rank, state["input"], "copy", ratio(distance(value, wanted), 0.0))

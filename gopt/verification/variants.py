@@ -1,0 +1,95 @@
+"""Repetitions of a verification: gradients as they are, small, large, and infinite."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gopt.analysis.look_through import spans_data_axes
+from gopt.analysis.training import Phase, TrainingGraph
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import FLOATS
+from gopt.runtime.executor import CollectiveCallback, Executor
+from gopt.verification.compare import Values
+from gopt.verification.reference_graphs import PROBE
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One repetition: local gradients are multiplied by ``scale``; ``infinite`` puts one infinity on the last rank.
+
+    ``extra``: something was done to it, so that a reference which leaves the numbers says nothing of the step.
+    """
+
+    name: str
+    scale: float = 1.0
+    infinite: bool = False
+    extra: bool = True
+
+    def vary(self, value: np.ndarray, marked: bool) -> np.ndarray:
+        """A local gradient as the variant wants it; ``marked``: the one that may turn infinite."""
+        with np.errstate(over="ignore"):
+            varied = (value.astype(np.float32) * self.scale).astype(value.dtype) if self.scale != 1 else value
+        if self.infinite and marked:
+            varied = varied.copy()
+            varied.reshape(-1)[0] = np.inf
+        return varied
+
+
+PLAIN = Variant("gradients as they are", extra=False)
+CLIP_INACTIVE = Variant("gradients × 1/64", scale=1 / 64)
+CLIP_ACTIVE = Variant("gradients × 64", scale=64.0)
+CLIP_ACTIVE_SMALL = Variant("gradients × 4", scale=4.0)
+"""Where the source cannot bear more."""
+CLIP_INACTIVE_LARGE = Variant("gradients × 1/4096", scale=1 / 4096)
+CLIP_ACTIVE_LARGE = Variant("gradients × 4096", scale=4096.0)
+INFINITE = Variant("one infinite gradient", infinite=True)
+
+
+@dataclass(frozen=True, slots=True)
+class VariantProgram:
+    """A rank's program whose local ``gradients`` are changed on their way into a call; ``marked`` may turn infinite."""
+
+    program: Executor
+    variant: Variant
+    gradients: set[str]
+    marked: str
+    data: Collection[str]
+    """Axes that see different data: calls over others belong to the model."""
+
+    def run(self, feeds: Values, call: CollectiveCallback) -> Values:
+        def varied(index: int, node: Node, inputs: list[np.ndarray]) -> Any:
+            if node.op_type != PROBE and not spans_data_axes(node, self.data):
+                return call(index, node, inputs)
+            given = [
+                self.variant.vary(value, name == self.marked) if name in self.gradients else value
+                for name, value in zip(node.inputs, inputs)
+            ]
+            return given if node.op_type == PROBE else call(index, node, given)
+
+        return self.program.run(feeds, varied)
+
+
+def has_finite_check(training: TrainingGraph) -> bool:
+    """Whether an update looks for infinities: a test on gradients whose result gates a state."""
+    tests = {"IsInf", "IsNaN"}
+    gradient_values = set(training.gradients.values())
+    behind = set(gradient_values)
+    found = False
+    for node in training.graph.nodes:
+        if node.phase is not Phase.UPDATE or not any(name in behind for name in node.reads):
+            continue
+        behind.update(node.outputs)
+        infinite = any(_is_infinity(training.graph, name) for name in node.inputs)
+        found = found or node.op_type in tests or (node.is_a("Equal", "Less", "Greater", "LessOrEqual") and infinite)
+    return found
+
+
+def _is_infinity(graph: Graph, name: str) -> bool:
+    tensor = graph.initializers.get(name)
+    if tensor is None or tensor.type.dtype not in FLOATS or tensor.type.elements != 1:
+        return False
+    return bool(np.isinf(np.asarray(tensor.numpy(), np.float64)).all())

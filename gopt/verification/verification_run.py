@@ -1,0 +1,133 @@
+"""Which variants a verification runs: gradients of all sizes, gates both ways, what moves a state that stood still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gopt.analysis.training import StateKind
+from gopt.verification.all_ranks import Tamper
+from gopt.verification.batches import Batches
+from gopt.verification.compare import Values, floating
+from gopt.verification.gates import Coverage
+from gopt.verification.observations import Observations
+from gopt.verification.result import Verification
+from gopt.verification.schedule import Schedule, Start
+from gopt.verification.sensitivity import units
+from gopt.verification.variant_runner import VariantRunner
+from gopt.verification.variants import (
+    CLIP_ACTIVE,
+    CLIP_ACTIVE_LARGE,
+    CLIP_ACTIVE_SMALL,
+    CLIP_INACTIVE,
+    CLIP_INACTIVE_LARGE,
+    INFINITE,
+    PLAIN,
+    Variant,
+    has_finite_check,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gopt.verification.verify import Verifier
+
+LOW = 2.0**-10
+"""By how much optimizer states are made smaller where a state never changed otherwise."""
+
+
+class VerificationRun:
+    """One run of a Verifier."""
+
+    def __init__(
+        self, verifier: Verifier, result: Verification, steps: int, seed: int, start: Values, settings: Values,
+        batches: Batches, tamper: Tamper | None, advance: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.verifier, self.result, self.steps, self.tamper, self.advance = verifier, result, steps, tamper, advance
+        self.start, self.settings, self.batches = start, settings, batches
+        training = verifier.training
+        self.coverage = Coverage(verifier.gates)
+        shared = frozenset(verifier.reference.shared.points)
+        self.observed = Observations(training, self.coverage, result.tolerance, verifier.parts, shared)
+        self.runner = VariantRunner(
+            result, verifier.all_ranks, verifier.reference, verifier.kinds, units(training), self.observed, seed
+        )  # fmt: skip
+
+    def one(self, variant: Variant, start: Start | None = None, steps: int = 0) -> bool:
+        """Run a variant; ``start``: what begins elsewhere, for one step. False: it left the numbers."""
+        self.advance(variant.name)
+        states, settings = dict(self.start), dict(self.settings)
+        if start is not None:
+            for name, value in start.values.items():
+                (states if name in states else settings)[name] = value
+        steps = steps or (1 if start is not None else self.steps)
+        return self.runner.run(variant, steps, states, settings, self._given, self.tamper)
+
+    def _given(self, number: int) -> list[list[Values]]:
+        """Batches of a step by micro-step and data rank."""
+        times = max(self.verifier.phases.values())
+        turns = range((number - 1) * times, number * times)
+        return [[self.batches.batch(turn, part) for part in range(self.verifier.parts)] for turn in turns]
+
+    def all_variants(self, fixed: Iterable[str]) -> None:
+        """Everything that is to be seen once: gradients of all sizes, an infinite one, gates both ways."""
+        sound = self.one(PLAIN)
+        self._tell_noise()
+        if sound:
+            if self.verifier.mesh.data_ranks > 1:  # else no call takes a gradient that could be changed on its way
+                self._sizes()
+            starts = self._schedule(set(fixed))
+            self._still(starts)
+            self.observed.doubt(self.result)
+            self._tell_gates()
+
+    def _sizes(self) -> None:
+        self.one(CLIP_INACTIVE)
+        if not self.one(CLIP_ACTIVE):
+            self.one(CLIP_ACTIVE_SMALL)
+        if has_finite_check(self.verifier.training):
+            self.one(INFINITE)
+        for variant in (CLIP_ACTIVE_LARGE, CLIP_INACTIVE_LARGE):
+            if self.coverage.one_sided(scheduled=False):
+                self.one(variant)
+
+    def _schedule(self, fixed: set[str]) -> list[Start]:
+        schedule = Schedule(self.verifier.training, self.coverage, self.verifier.cache)
+        starts = schedule.starts(self.start, self.settings, self.steps, fixed)
+        for start in starts:
+            self.one(replace(PLAIN, name=f"{start}", extra=True), start)
+        return starts
+
+    def _still(self, starts: Sequence[Start]) -> None:
+        """Let states change that never did: a maximum that starts high stays, a sign that differs holds a step back.
+
+        Optimizer states begin near zero, for as many steps as asked, with gates as they are and the other way.
+        """
+        states = [state.tensor for state in self.verifier.training.states if state.kind is StateKind.OPTIMIZER_STATE]
+        low = {
+            name: (self.start[name] * LOW).astype(self.start[name].dtype)
+            for name in states
+            if floating(self.start[name])
+        }
+        for start in (Start(low), *(Start({**low, **start.values}) for start in starts)):
+            if low and self.observed.still(self.result):
+                self.one(replace(PLAIN, name="small states", extra=True), start, self.steps)
+
+    def _tell_gates(self) -> None:
+        gates = [gate.label for scheduled in (True, False) for gate in self.coverage.one_sided(scheduled)]
+        if gates:
+            shown = ", ".join(gates[:4]) + (", …" if len(gates) > 4 else "")
+            self.result.say(f"{len(gates)} comparisons and clips of the update went one way in every step: {shown}")
+
+    def _tell_noise(self) -> None:
+        """Name the states that no comparison of values can judge."""
+        owners = {p for p, gradient in self.verifier.training.gradients.items() if gradient in self.runner.noise}
+        states = [s.tensor for s in self.verifier.training.states if s.tensor in owners or s.of in owners]
+        self.result.noise = states
+        if states:
+            shown = ", ".join(sorted(owners)[:4]) + (", …" if len(owners) > 4 else "")
+            self.result.say(
+                f"rounding noise is the whole gradient of {shown} (zero but for rounding): {len(states)} states judged "
+                "by the gradients that the ranks had, not by value"
+            )

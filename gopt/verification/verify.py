@@ -1,0 +1,230 @@
+"""Prove the ranks equal to their source: run both, on a different batch per rank, and compare every state and loss.
+
+The reference is the source cut at its gradients: each rank's batch gives local gradients, their mean goes through the
+source's own update. The cut itself is confirmed by value: a gradient must be proportional to a finite difference of
+the loss.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gopt.analysis.coupling.synchronise import SynchronisedValues
+from gopt.analysis.look_through import declare_axes
+from gopt.analysis.loss_reduction import LossReduction
+from gopt.analysis.roles import recover
+from gopt.analysis.source_collectives import adopt_source_collectives
+from gopt.analysis.training import TrainingGraph
+from gopt.artifact.manifest import check_source, read_manifest
+from gopt.artifact.path_diagnostics import check_folder
+from gopt.errors import InputError, OptionError, RunError
+from gopt.importers.collectives import DECLARED, parse_groups, recognise
+from gopt.ir.graph import COMM
+from gopt.ir.load import load
+from gopt.ir.types import numpy_dtype
+from gopt.mesh import Mesh
+from gopt.opaque.expand import expand
+from gopt.runtime.capacity import check_fits
+from gopt.runtime.engines.threads import run_ranks
+from gopt.runtime.session import SessionCache
+from gopt.verification import sampling
+from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks
+from gopt.verification.batches import Batches, SampledBatches, UserBatches
+from gopt.verification.compare import Values, finite, tolerance_of
+from gopt.verification.gates import find_gates
+from gopt.verification.gradient_check import check_gradients
+from gopt.verification.random_inputs import feed_training, find_random
+from gopt.verification.rank_programs import read_rank
+from gopt.verification.reference_graphs import PROBE
+from gopt.verification.reference_step import ReferenceProgram
+from gopt.verification.result import Verification
+from gopt.verification.variants import (
+    PLAIN,
+    Variant,
+)
+from gopt.verification.verification_run import VerificationRun
+
+
+class Verifier:
+    """The source and the ranks of one output folder, ready to run."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        model: str | os.PathLike[str] | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        """``deadline``: seconds that one piece of a graph may run; None: without an end."""
+        self.transport: Transport = run_ranks
+        """What runs one phase of all ranks: threads, unless somebody puts another engine in."""
+        self.folder = Path(folder)
+        check_folder(self.folder)
+        self.manifest, self.mesh = read_manifest(self.folder)
+        listed = self.manifest.get("phases", [{"name": "step", "times": 1}])
+        self.phases = {each["name"]: each["times"] for each in listed}
+        source = _training(self.folder, model, self.manifest, self.mesh)
+        self.random_inputs = find_random(source.graph)
+        self.training = feed_training(source, self.random_inputs)
+        # The reference holds one, and all ranks together another at least.
+        check_fits(source.graph, (state.tensor for state in source.states), copies=2)
+        if len(self.manifest["ranks"]) != self.mesh.ranks:
+            raise InputError(f"{self.folder} holds {len(self.manifest['ranks'])} of {self.mesh.ranks} ranks")
+        self.cache = SessionCache(deadline)
+        self.gates = find_gates(self.training)
+        reduction = LossReduction.parse(self.manifest.get("loss_reduction", "mean"))
+        shared = SynchronisedValues.from_json(self.manifest.get("synchronised", {"values": [], "constants": []}))
+        self.reference = ReferenceProgram(self.training, self.mesh, self.cache, self.gates, reduction, shared)
+        self.reference.refuse_inputs(self.random_inputs.fed)
+        self.ranks = [
+            read_rank(
+                self.folder, record, self.manifest, self.phases, self.reference.gradients, self.cache,
+                self.random_inputs, source.graph.types,
+            )
+            for record in self.manifest["ranks"]
+        ]  # fmt: skip
+        self.which = data_ranks(self.mesh)
+        self.stored = self.all_ranks.joined("input", [rank.values for rank in self.ranks])
+        self.kinds = {state.tensor: state.kind.value for state in self.training.states}
+
+    @property
+    def all_ranks(self) -> AllRanks:
+        return AllRanks(self.ranks, self.mesh, self.phases, self.which, self.transport, self.training.graph.types)
+
+    @property
+    def parts(self) -> int:
+        """How many ranks see different data."""
+        return max(self.which) + 1
+
+    def run(
+        self,
+        *,
+        steps: int = 3,
+        seed: int = 0,
+        hyper: Mapping[str, float] | None = None,
+        variants: Sequence[Variant] | None = None,
+        tamper: Tamper | None = None,
+        confirm: bool = True,
+        data: str | None = None,
+        advance: Callable[[str], None] = lambda _: None,
+    ) -> Verification:
+        """Run ``steps`` steps of every variant and compare. ``tamper`` may change a rank's feeds: for tests.
+
+        ``data``: the user's own batches, as ``gopt run`` takes them; without it they are drawn from ``seed``.
+        """
+        result = Verification(self._tolerance(), steps, self.mesh.ranks)
+        if self._drawn():
+            result.say("states with no stored value were drawn from the seed")
+        if self.random_inputs.fed:
+            count = len(self.random_inputs.fed)
+            who = f"{count} random nodes were fed what they" if count > 1 else "1 random node was fed what it"
+            result.say(f"{who} would have drawn")
+        start, settings = self._start(seed), self._hyper(hyper or {})
+        batches = self._batches(seed, data, {**start, **settings})
+        session = VerificationRun(self, result, steps, seed, start, settings, batches, tamper, advance)
+        if variants is None:
+            session.all_variants(fixed=set(hyper or {}))
+        else:
+            for variant in variants:
+                session.one(variant)
+        if confirm:
+            advance("confirming gradients by finite differences")
+            feeds = [{**start, **settings, **each} for each in self._several(batches)]
+            result.gradients = check_gradients(self.training, feeds, seed, self.reference.call, advance)
+        return result
+
+    def groups(self) -> list[str]:
+        """Every group over which some rank makes a call."""
+        graphs = [program.graph for rank in self.ranks for program in rank.programs.values()]
+        nodes = [node for graph in graphs for node in graph.nodes if node.domain == COMM and node.op_type != PROBE]
+        return sorted({str(node.attributes["group"]) for node in nodes})
+
+    def _tolerance(self) -> float:
+        """By the narrowest type that takes part, in the source or on the wire."""
+        graphs = [program.graph for program in self.ranks[0].programs.values()]
+        return max(tolerance_of(graph) for graph in (self.training.graph, *graphs))
+
+    def _drawn(self) -> bool:
+        return any(state.tensor not in self.stored for state in self.training.states)
+
+    def _start(self, seed: int) -> Values:
+        generator = np.random.default_rng(seed + 1)
+        values = {}
+        for state in self.training.states:
+            drawn = sampling.initial_state(self.training, state, generator)
+            values[state.tensor] = np.array(self.stored.get(state.tensor, drawn))
+        return values
+
+    def _hyper(self, given: Mapping[str, float]) -> Values:
+        types = self.training.graph.types
+        unknown = set(given) - set(self.training.hyper)
+        if unknown:
+            names = self.training.hyper
+            hint = f"the step has {', '.join(names)}" if names else "the step has none"
+            raise OptionError(f"--set: {min(unknown)!r} is no hyper-parameter of the step", hint)
+        return {
+            name: np.full(types[name].dims, given[name], numpy_dtype(types[name].dtype))
+            if name in given
+            else sampling.hyper(types[name])
+            for name in self.training.hyper
+        }
+
+    def _batches(self, seed: int, data: str | None, values: Values) -> Batches:
+        if data is not None:
+            return UserBatches(self.training, self.random_inputs, seed, self.parts, data)
+        drawn = SampledBatches(self.training, self.random_inputs, seed, sampling.integer_ranges(self.training))
+        if any(each.ignored is not None for each in drawn.ranges.values()):
+            # What looks like a label to ignore may be none: then the source says so, or gives no loss.
+            try:
+                local = self.reference.local(PLAIN, values, {}, [[drawn.batch(0, part) for part in range(self.parts)]])
+            except RunError:
+                return drawn.plain()
+            if not all(finite(loss) for loss in local.losses[0]):
+                return drawn.plain()
+        return drawn
+
+    def _several(self, batches: Batches) -> list[Values]:
+        """Batches that differ, of ranks and of micro-steps: two of the user's own, more where they cost nothing."""
+        sides, count = min(self.parts, 2), 2
+        if isinstance(batches, SampledBatches):
+            # An id to ignore may be padding, whose row's gradient is masked: no derivative.
+            batches, count = batches.plain(), 8
+        return [batches.batch(each // sides, each % sides) for each in range(count)]
+
+
+def _training(
+    folder: Path, model: str | os.PathLike[str] | None, manifest: Mapping[str, Any], mesh: Mesh
+) -> TrainingGraph:
+    """The source with the roles that were settled when it was sharded."""
+    from gopt.api import load_stored_source, stored_roles
+
+    kept = load(folder / "source.onnx", own=True)
+    roles = stored_roles(kept, folder / "source.onnx")
+    check_source(manifest, kept, folder)
+    if model is None:
+        return load_stored_source(expand(kept), roles, folder / "source.onnx")
+    given = expand(load(model))
+    check_source(manifest, given, folder, os.fspath(model))
+    recognise(given, parse_groups(kept.metadata.get(DECLARED, "")))
+    declare_axes(given, dict(mesh.kinds))
+    return adopt_source_collectives(recover(given, roles), roles, mesh)
+
+
+def verify(
+    folder: str | os.PathLike[str],
+    model: str | os.PathLike[str] | None = None,
+    *,
+    steps: int = 3,
+    seed: int = 0,
+    data: str | None = None,
+) -> Verification:
+    """Compare the ranks in ``folder`` with their source over ``steps`` steps; ``model`` replaces the kept source.
+
+    ``data`` is a file or ``module:function`` of the user's own batches. Raises InputError for a folder that is
+    incomplete, UnsupportedError for random nodes that cannot be fed, RunError when a rank fails.
+    """
+    return Verifier(folder, model).run(steps=steps, seed=seed, data=data)

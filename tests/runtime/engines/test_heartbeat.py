@@ -1,0 +1,205 @@
+"""Who died and who is late: by what ranks say of themselves, and by what the launcher has seen."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gopt.cli.run import step_line
+from test_run import command, mpi, run, written
+
+from gopt.errors import RunError
+from gopt.ir.graph import Node
+from gopt.mesh import Mesh
+from gopt.runtime.engines import heartbeat, launch
+from gopt.runtime.engines.base import InProcessStore, run_threads
+from gopt.runtime.engines.heartbeat import (
+    ENDED,
+    REPORTED,
+    RUNNING,
+    WAITING,
+    Heartbeat,
+    RankStatus,
+    missing,
+    read,
+    waiting,
+)
+
+
+def seen(*hows: tuple[int, int, int]) -> list[RankStatus]:
+    """What ranks said: how, step, call."""
+    return [RankStatus(rank, 100 + rank, step, call, how, 0.0) for rank, (how, step, call) in enumerate(hows)]
+
+
+@pytest.mark.parametrize(
+    ("hows", "said"),
+    [
+        ([(WAITING, 7, 1), (RUNNING, 7, 0)], "rank 1 did not come: it is in step 8, call 0"),
+        ([(WAITING, 7, 1), (RUNNING, 7, -1), (WAITING, 7, 3)], "rank 1 did not come: it is in step 8"),
+        ([(WAITING, 7, 1), (ENDED, 7, -1)], "rank 1 did not come: it has ended"),
+        ([(WAITING, 7, 1), (RUNNING, 7, 0), (RUNNING, 6, 0), (WAITING, 7, 1)], "ranks 1-2 did not come"),
+        ([(WAITING, 7, 1), (WAITING, 7, 0)], "another rank did not come: rank 1 still waits in step 8, call 0"),
+        ([(WAITING, 7, 1), (WAITING, 7, 1), (WAITING, 8, 0)], "another rank did not come"),
+    ],
+)
+def test_who_waits_for_nobody_is_the_one_that_did_not_come(hows, said):
+    assert missing(seen(*hows), 0) == said
+
+
+def test_a_process_that_is_stopped_is_named_though_it_waits():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        said = [RankStatus(0, os.getpid(), 7, 1, WAITING, 0.0), RankStatus(1, child.pid, 7, 1, WAITING, 0.0)]
+        assert missing(said, 0) == "another rank did not come"
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        assert missing(said, 0) == "rank 1 did not come: its process is stopped, in step 8, call 1"
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_many_are_not_all_listed():
+    said = missing(seen((WAITING, 0, 0), *[(RUNNING if rank % 2 else WAITING, 0, 0) for rank in range(500)]), 0)
+    assert said.endswith(" and others did not come") and len(said) < 120
+
+
+def test_where_the_others_waited():
+    hows = [(WAITING, 7, 1), (RUNNING, 7, 0), (WAITING, 7, 1), (WAITING, 7, 2), (REPORTED, 7, 2)]
+    assert waiting(seen(*hows), 1) == "; ranks 0,2 waited in call 1; rank 3 waited in call 2"
+
+
+BANNER = "=   BAD TERMINATION\n=   PID 101 RUNNING AT host\n=   EXIT CODE: 9\nYOUR APPLICATION … Killed (signal 9)\n"
+
+
+@pytest.mark.parametrize(
+    ("banner", "code", "said"),
+    [
+        (BANNER, 9, "rank 1 was killed by SIGKILL in step 8, call 1; rank 0 waited in call 1"),
+        (BANNER.replace("9", "11"), 11, "rank 1 was killed by SIGSEGV in step 8, call 1; rank 0 waited in call 1"),
+        (BANNER.replace("9", "99"), 99, "rank 1 was killed by signal 99 in step 8, call 1; rank 0 waited in call 1"),
+        ("", 7, "rank 0 ended with exit code 7 and no word in step 8, call 1; rank 1 waited in call 1"),
+        ("", 0, "rank 0 died without a word in step 8, call 1; rank 1 waited in call 1"),
+    ],
+)
+def test_the_launcher_knows_which_process_was_the_first(banner, code, said, tmp_path):
+    """All ranks are gone when it looks, and all say that they waited in the same call."""
+    for each in seen((WAITING, 7, 1), (WAITING, 7, 1)):
+        record = heartbeat._RECORD.pack(each.process, each.step, each.call, each.how, each.when)
+        (tmp_path / f"{each.rank}").write_bytes(record)
+    process = SimpleNamespace(wait=lambda limit: code, poll=lambda: code)
+    watchdog = launch._JobMonitor(process, tmp_path, 1.0, print, words=[banner])
+    error = watchdog._how_it_died(read(tmp_path)[0])
+    assert error.message == said and error.exit_code == 5
+    assert ("memory" in "".join(error.hints)) == ("SIGKILL" in said)
+
+
+def test_a_line_is_shown_once_and_when_it_is_whole(tmp_path):
+    shown: list[str] = []
+    watchdog = launch._JobMonitor(None, tmp_path, 1.0, shown.append)
+    watchdog._tell()
+    for text, lines in (("a\nb", ["a"]), ("c\nd\n", ["a", "bc", "d"]), ("", ["a", "bc", "d"])):
+        with (tmp_path / launch.LIVE).open("a") as file:
+            file.write(text)
+        watchdog._tell()
+        assert shown == lines
+
+
+def test_what_a_rank_tells_is_checked():
+    line = '{"step": 1, "loss": null, "losses": [null, 1.5], "seconds": 0.5, "samples_per_second": 3}'
+    assert math.isnan(step_line(line)["loss"])
+    with pytest.raises(RunError, match=r"what the first rank tells: losses\[1\]: 'x' is not of types"):
+        step_line(line.replace("1.5", '"x"'))
+
+
+@mpi
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_rank_that_was_killed_is_named(number, victim, tmp_path):
+    """From outside, at any moment, on machines of any speed: whoever it is, its signal, and nobody else."""
+    folder = written(tmp_path)
+    arguments = command(folder, "faulty_data:batches", 10**6, "--launch", "2", "--log", str(tmp_path / "log"))
+    path = {"PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(arguments, env={**os.environ, **path}, stderr=subprocess.PIPE, text=True)
+    try:
+        root = None
+        while root is None or not (tmp_path / "log").is_file():
+            assert process.poll() is None, process.stderr.read()
+            root = next(tmp_path.glob("gopt.*"), None)
+        found = {each.rank: each for each in read(root)}
+        os.kill(found[victim].process, number)
+        _, errors = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert process.returncode == 5
+    lines = [line for line in errors.splitlines() if line.startswith("gopt: error: ")]
+    assert len(lines) == 1 and lines[0].startswith(f"gopt: error: rank {victim} was killed by {number.name} in step ")
+    assert f"rank {victim} waited" not in lines[0] and "PID" not in errors
+
+
+@mpi
+def test_a_hang_under_a_users_own_launcher_names_the_rank_as_well(tmp_path):
+    arguments = command(written(tmp_path), "faulty_data:batches", 500, "--deadline", "10")
+    done = run([launch.mpiexec(), "-n", "2", *arguments], "sleep")
+    assert done.returncode == 5
+    assert "gopt: error: rank 0, step 8, call 0: after 10 s" in done.stderr
+    assert "rank 1 did not come: it is in step 8\n" in done.stderr
+
+
+def test_heartbeats_without_a_folder_are_seen_by_all(monkeypatch):
+    monkeypatch.delenv(heartbeat.HEARTBEATS, raising=False)
+    mesh, met = Mesh.parse("shard=3"), threading.Barrier(3)
+
+    def work(engine):
+        beat = Heartbeat.open(engine.rank, engine.gather)
+        beat.at(engine.rank, 5)
+        beat.waits(engine.rank != 1)
+        met.wait()
+        found = beat.others()
+        met.wait()
+        return [(each.rank, each.step, each.call, each.how) for each in found]
+
+    for found in run_threads(mesh, 600.0, work):
+        assert found == [(0, 0, 5, WAITING), (1, 1, 5, RUNNING), (2, 2, 5, WAITING)]
+
+
+# --- threads --------------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_that_does_not_come_to_an_agreement_is_named():
+    store = InProcessStore(2, 0.1)
+    with pytest.raises(RunError, match=r"after 0\.1 s, rank 0 still waits for rank 1 at the ranks' agreement"):
+        store.gather(0, None)
+
+
+def test_a_thread_that_waits_itself_is_not_to_blame():
+    """0 waits for 1 along shard, 1 for 3 along dp, which is the one that did not come."""
+    mesh, held = Mesh.parse("dp=2,shard=2"), threading.Event()
+
+    def call(engine, group):
+        node = Node("AllReduce", ["x"], ["y"], domain="gopt.comm", attributes={"group": group})
+        engine.call(0, node, [np.ones(1, np.float32)])
+
+    def work(engine):
+        if engine.rank == 1:
+            while 0 not in engine.group._waiting:
+                time.sleep(0.01)
+            time.sleep(0.2)  # so that 0 is the first to find that it takes too long
+        if engine.rank == 3:
+            held.wait(600)
+        if engine.rank < 2:
+            call(engine, "dp" if engine.rank == 1 else "shard")
+
+    with pytest.raises(RunError) as caught:
+        run_threads(mesh, 1.0, work)
+    held.set()
+    assert "rank 3" in caught.value.message

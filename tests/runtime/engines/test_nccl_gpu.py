@@ -1,0 +1,129 @@
+"""The nccl engine on real GPUs: run by hand, ``pytest -m gpu tests/runtime/engines/test_nccl_gpu.py``, with gopt[nccl].
+
+With one GPU every call is made over a group of one rank, and a step runs on it; with more, ranks train on them as they
+do over MPI.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_gpu import together
+from test_nccl import KINDS, cases, close, differing, drawn, has_gpu, job, states, written
+
+from gopt.collectives.table import COLLECTIVES
+from gopt.ir.graph import COMM, Node
+from gopt.mesh import Mesh
+from gopt.runtime.engines.cuda import Cuda, bindings
+from gopt.runtime.engines.gpu import Gpu
+from gopt.runtime.engines.nccl import NcclEngine, StreamCollectives, library
+from gopt.runtime.training.train import Trainer
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="there is no GPU")]
+
+
+def alone(work: Any) -> Any:
+    """Work of the only rank of a group, on the first GPU."""
+
+    def live(words):
+        gpu = Gpu(Cuda(bindings()), 0)
+        engine = NcclEngine(Mesh.parse("shard=1"), words, gpu, library())
+        engine.prepare(["shard"])
+        return work(gpu, engine)
+
+    return together(Mesh.parse("shard=1"), live)[0]
+
+
+def of_one(op: str, attributes: dict[str, Any], shapes: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    """A case of ``test_nccl`` as the only member would make it."""
+    made = dict(attributes)
+    if "cuts" in made:
+        made["cuts"] = [0, made["cuts"][-1]]
+        return made, [(made["cuts"][-1],)] if op == "AllGather" else shapes[0]
+    for name in ("sizes", "split_sizes", "concat_sizes"):
+        if name in made:
+            made[name] = [sum(made[name])]
+    if op == "AllGather":
+        return made, [(*shapes[0][0][: made["axis"]], made["sizes"][0], *shapes[0][0][made["axis"] + 1 :])]
+    if op == "AllToAll":
+        axis = made["concat_axis"]
+        return made, [(*shapes[0][0][:axis], made["concat_sizes"][0], *shapes[0][0][axis + 1 :])]
+    if "root" in made:
+        made["root"] = 0
+    return made, shapes[0] or shapes[1]
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: f"{case[0]}-{json.dumps(case[1])}")
+def test_calls_of_one_rank(case):
+    op, attributes, shapes, how = case
+    attributes, shapes = of_one(op, attributes, shapes)
+
+    def work(gpu, engine):
+        for dtype in (*KINDS, "bool") if how in (None, "max", "min") else KINDS:
+            if how == "mean" and "float" not in dtype:
+                continue
+            given = [drawn(shape, dtype, slot) for slot, shape in enumerate(shapes)]
+            full = {"group": "shard", **attributes, **({"dtype": dtype} if op == "Broadcast" else {})}
+            wanted = COLLECTIVES[op].execute(full, [given], dtype)[0]
+            found = engine.call(0, Node(op, ["x"], ["y"], domain=COMM, attributes=full), [*map(gpu.to_device, given)])
+            for mine, theirs in zip(map(gpu.to_host, found), wanted or [], strict=True):
+                assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+                close(mine, theirs, how, dtype)
+
+    alone(work)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_nan_is_kept(dtype):
+    node = Node("AllReduce", ["x"], ["y"], domain=COMM, attributes={"group": "shard", "reduce": "max"})
+    array = drawn((1000,), dtype, 0)
+    array[::7] = np.nan
+
+    def work(gpu, engine):
+        return gpu.to_host(engine.call(0, node, [gpu.to_device(array)])[0])
+
+    np.testing.assert_array_equal(alone(work).astype("f8"), array.astype("f8"))
+
+
+@pytest.mark.parametrize("name", ["mlp_adamw", "gpt_adamw", "cnn_mom_fp16", "mlp_adamw_bf16"])
+def test_a_step_on_one_gpu(name, tmp_path):
+    folder = written(name, "shard=1", tmp_path)
+
+    def work(gpu, engine):
+        Trainer(job(folder, tmp_path / "gpu"), engine, lambda step, call: None, gpu, StreamCollectives).run(
+            lambda told: None
+        )
+
+    alone(work)
+    compare(folder, tmp_path, name, 1)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("name", ["mlp_adamw", "gpt_adamw", "cnn_mom_fp16"])
+def test_ranks_on_gpus_train_as_over_mpi(name, stage, tmp_path):
+    count = Cuda(bindings()).count
+    if count < 2:
+        pytest.skip("NCCL needs a GPU per rank")
+    folder = written(name, f"shard={min(count, 4)}", tmp_path, stage=stage)
+    launch(folder, tmp_path, "nccl", "gpu", min(count, 4))
+    compare(folder, tmp_path, name, min(count, 4))
+
+
+def launch(folder: Any, root: Any, engine: str, out: str, ranks: int) -> None:
+    given = job(folder, root / out)
+    settings = [part for key, value in given.settings.items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "gopt.cli", "run", str(folder), "--data", given.data, "--steps", "3", *settings]
+    more = ["--engine", engine, "--launch", str(ranks), "--checkpoint", str(root / out)]
+    done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def compare(folder: Any, root: Any, name: str, ranks: int) -> None:
+    launch(folder, root, "mpi", "cpu", ranks)
+    loose = 1e-4 if "16" not in name else 5e-2
+    assert differing(states(root / "cpu"), states(root / "gpu"), loose) == []

@@ -1,0 +1,60 @@
+"""Batches out of arrays: inputs stay beside each other, in the order of the file and in any other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gopt.errors import InputError
+from gopt.ir.types import TensorType
+from gopt.runtime.training.data import MicroStep, open_data
+
+TYPES = {"x": TensorType("float32", (4, 3)), "y": TensorType("float32", (4,)), "mask": TensorType("float32", (2, 2))}
+
+
+def arrays(x: int, y: int, mask: tuple[int, ...] = ()) -> dict[str, np.ndarray]:
+    """``x`` and ``y`` hold the number of their sample."""
+    return {
+        "x": np.repeat(np.arange(x, dtype="f4"), 3).reshape(x, 3), "y": np.arange(y, dtype="f4"),
+        "mask": np.zeros((*mask, 2, 2), "f4"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "shuffle", "said"),
+    [
+        (arrays(64, 10), None, "'x' has 64 rows, 4 a batch, 'y' has 10 rows, 4 a batch"),
+        (arrays(64, 65), 1, "'y' has 65 rows"),
+        (arrays(64, 64, (10,)), None, "'mask' has 10 rows, 1 a batch"),
+        (arrays(64, 64, (16,)), 1, "no order shuffles both alike"),
+    ],
+)
+def test_inputs_that_would_drift_apart_are_refused(given, shuffle, said, tmp_path):
+    np.savez(tmp_path / "d.npz", **given)
+    with pytest.raises(InputError) as caught:
+        open_data(str(tmp_path / "d.npz"), TYPES, shuffle)
+    assert said in caught.value.message and caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("shuffle", [None, 0, 7])
+@pytest.mark.parametrize("count", [16, 18])
+def test_inputs_are_dealt_out_alike(count, shuffle, tmp_path):
+    np.savez(tmp_path / "d.npz", **arrays(count, count))
+    source = open_data(str(tmp_path / "d.npz"), TYPES, shuffle)
+    seen = []
+    for turn in (MicroStep(number, part, 2) for number in range(9) for part in range(2)):
+        batch = source.batch(turn)
+        np.testing.assert_array_equal(batch["x"][:, 0], batch["y"])
+        seen += batch["y"].tolist()
+    assert all(sorted(seen[start : start + count]) == list(range(count)) for start in range(0, 72 - count, count))
+    assert (seen[:count] == list(range(count))) == (shuffle is None)
+
+
+def test_whole_batches_lie_beside_samples(tmp_path):
+    given = arrays(16, 16, (4,))
+    given["mask"] += np.arange(4, dtype="f4").reshape(4, 1, 1)
+    np.savez(tmp_path / "d.npz", **given)
+    source = open_data(str(tmp_path / "d.npz"), TYPES, None)
+    for number in range(9):
+        batch = source.batch(MicroStep(number, 0, 1))
+        assert batch["mask"].tolist() == [[number % 4] * 2] * 2 and batch["y"][0] == number % 4 * 4

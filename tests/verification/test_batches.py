@@ -1,0 +1,231 @@
+"""The batches that verify draws, and the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import pytest
+from gopt.cli.main import main
+from helpers import FIXTURES, Builder, edit_ranks, perceptron, sgd
+from onnx import ModelProto
+from plants import attribute, gradient_calls
+
+import gopt
+from gopt.errors import InputError, OptionError
+from gopt.ir.load import load
+from gopt.verification.result import Outcome
+from gopt.verification.sampling import Range, integer_ranges
+from gopt.verification.verify import Verifier
+
+MASKED, IGNORE = 0, -100
+
+
+def tagger(folder: Path, ignore_safe: bool = True, masked: int = MASKED) -> Path:
+    """Embedding rows by id, with a row for padding that the backward masks; a class per row, -100 for none.
+
+    ``ignore_safe``: labels of -100 are replaced before anything is looked up with them. ``masked``: PyTorch compares
+    with -1 where there is no padding.
+    """
+    b = Builder()
+    ids, labels = b.input("ids", (8,), "int64"), b.input("labels", (8,), "int64")
+    table, w = b.parameter("table", (6, 4)), b.parameter("w", (4, 3))
+    h = b.op("Gather", table, ids)
+    scores = b.op("LogSoftmax", b.op("MatMul", h, w), axis=-1)
+    no = b.op("Equal", labels, b.const(IGNORE, "int64"))
+    safe = b.op("Where", no, b.const(0, "int64"), labels) if ignore_safe else labels
+    kept = b.op("Cast", b.op("Not", no), to=1)
+    count = b.op("ReduceSum", kept, keepdims=0)
+    column = b.op("Reshape", safe, b.const([8, 1], "int64"))
+    picked = b.op("Reshape", b.op("GatherElements", scores, column, axis=1), b.const([8], "int64"))
+    b.output("loss", b.op("Neg", b.op("Div", b.op("ReduceSum", b.op("Mul", picked, kept), keepdims=0), count)), ())
+    hot = b.op("OneHot", safe, b.const(3, "int64"), b.const([0.0, 1.0]))
+    share = b.op("Reshape", b.op("Div", kept, count), b.const([8, 1], "int64"))
+    delta = b.op("Mul", b.op("Sub", b.op("Exp", scores), hot), share)
+    back = b.op("MatMul", delta, b.op("Transpose", w, perm=[1, 0]))
+    padding = b.op("Reshape", b.op("Equal", ids, b.const(masked, "int64")), b.const([8, 1], "int64"))
+    back = b.op("Where", padding, b.const(0.0), back)
+    rows = b.op("Reshape", ids, b.const([8, 1], "int64"))
+    gradients = {
+        table: b.op("ScatterND", b.const(np.zeros((6, 4))), rows, back, reduction="add"),
+        w: b.op("MatMul", b.op("Transpose", h, perm=[1, 0]), delta),
+    }
+    for name, shape in ((table, (6, 4)), (w, (4, 3))):
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", gradients[name], b.const(0.1))), shape)
+    return b.save(folder / "step.onnx")
+
+
+def sharded(path: Path) -> Path:
+    gopt.shard(gopt.load(path), 2, stage=0).write(path.parent / "out")
+    return path.parent / "out"
+
+
+def test_rows_that_are_masked_are_not_drawn_and_labels_to_ignore_are(tmp_path):
+    out = sharded(tagger(tmp_path))
+    verifier = Verifier(out)
+    ranges = integer_ranges(verifier.training)
+    assert ranges["ids"] == Range(6, frozenset({MASKED}))
+    assert ranges["labels"] == Range(3, frozenset(), IGNORE)
+    batches = verifier._batches(0, None, verifier._start(0))
+    drawn = [batches.batch(number, part) for number in range(20) for part in range(2)]
+    assert {*np.unique([each["ids"] for each in drawn])} == {1, 2, 3, 4, 5}
+    assert {*np.unique([each["labels"] for each in drawn])} == {IGNORE, 0, 1, 2}
+    assert all((each["labels"] != IGNORE).any() for each in drawn)
+    result = verifier.run()
+    assert result.equal, result.to_json()
+
+
+def test_labels_that_the_source_cannot_ignore_are_left_out(tmp_path):
+    """-100 would be looked up: the draw goes without."""
+    verifier = Verifier(sharded(tagger(tmp_path, ignore_safe=False)))
+    batches = verifier._batches(0, None, verifier._start(0))
+    assert all((batches.batch(number, 0)["labels"] >= 0).all() for number in range(20))
+    assert verifier.run(confirm=False).equal
+
+
+def test_an_id_that_is_looked_up_is_never_one_to_ignore(tmp_path):
+    """Id -1 would be read as the last row and masked by the backward: no gradient, and no verdict on it."""
+    verifier = Verifier(sharded(tagger(tmp_path, masked=-1)))
+    assert integer_ranges(verifier.training)["ids"] == Range(6)
+    result = verifier.run()
+    assert result.equal, result.to_json()
+
+
+def shifted(folder: Path) -> Path:
+    """The labels, moved one to the right behind a start id, are what is looked up; -100 becomes the padding id 1."""
+    b = Builder()
+    labels, table, w = b.input("labels", (8,), "int64"), b.parameter("table", (6, 4)), b.parameter("w", (4, 6))
+    places = b.const(np.arange(1, 8).reshape(7, 1), "int64")
+    moved = b.op("Slice", labels, b.const([0], "int64"), b.const([7], "int64"))
+    moved = b.op("ScatterND", b.const(np.full(8, 2), "int64"), places, moved)
+    none = b.op("Equal", moved, b.const(IGNORE, "int64"))
+    ids = b.op("Where", none, b.const(1, "int64"), moved)
+    h = b.op("Gather", table, ids)
+    delta = b.op("MatMul", h, w)
+    target = b.op("Equal", labels, b.const(IGNORE, "int64"))
+    hot = b.op("OneHot", b.op("Where", target, b.const(0, "int64"), labels), b.const(6, "int64"), b.const([0.0, 1.0]))
+    delta = b.op("Sub", delta, hot)
+    squares = [b.op("ReduceSum", b.op("Mul", each, each), keepdims=0) for each in (delta, table)]
+    b.output("loss", b.op("Mul", b.op("Add", *squares), b.const(0.5)), ())
+    back = b.op("MatMul", delta, b.op("Transpose", w, perm=[1, 0]))
+    padding = b.op("Reshape", b.op("Equal", ids, b.const(1, "int64")), b.const([8, 1], "int64"))
+    back = b.op("Where", padding, b.const(0.0), back)
+    rows = b.op("Reshape", ids, b.const([8, 1], "int64"))
+    # The loss reads the whole table as well, as a tied head does: no row's gradient is always zero.
+    gradient = b.op("Add", b.op("ScatterND", b.const(np.zeros((6, 4))), rows, back, reduction="add"), table)
+    gradients = {table: gradient, w: b.op("MatMul", b.op("Transpose", h, perm=[1, 0]), delta)}
+    for name, shape in ((table, (6, 4)), (w, (4, 6))):
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", gradients[name], b.const(0.1))), shape)
+    return b.save(folder / "step.onnx")
+
+
+def test_labels_that_become_ids_avoid_the_padding_row(tmp_path):
+    verifier = Verifier(sharded(shifted(tmp_path)))
+    assert integer_ranges(verifier.training)["labels"] == Range(6, frozenset({1}), IGNORE)
+    result = verifier.run()
+    assert all(each.holds for each in result.gradients), result.to_json()
+
+
+def test_ranges_leave_out_what_is_masked():
+    drawn = Range(5, frozenset({0, 3})).draw((400,), np.random.default_rng(0))
+    assert {*np.unique(drawn)} == {1, 2, 4}
+    assert {*np.unique(Range(2, frozenset({0, 1})).draw((40,), np.random.default_rng(0)))} == {0, 1}, "nothing is left"
+
+
+def test_operators_that_ignore_a_label_say_so(tmp_path):
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18]> g (float[4,3] x, int64[4] y) => (float l)
+        { l = SoftmaxCrossEntropyLoss<ignore_index = -1>(x, y) }"""
+    )
+    onnx.save(model, tmp_path / "g.onnx")
+    from gopt.analysis.graph_walks import Index
+    from gopt.verification.sampling import _range
+
+    assert _range(Index(load(tmp_path / "g.onnx", own=True)), "y") == Range(3, frozenset(), -1)
+
+
+def test_what_the_backward_alone_compares_ids_with_is_no_label_to_ignore():
+    """An embedding without a padding row exports a mask of row -1: as an id that is the last row, not masked at all."""
+    training = gopt.load(FIXTURES / "gpt_adamw.onnx").training
+    ranges = integer_ranges(training)
+    assert ranges["x"].ignored is None
+    assert ranges["y"].ignored == -100
+
+
+# --- the user's own -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    b = Builder()
+    sgd(b, perceptron(b))
+    return sharded(b.save(tmp_path / "step.onnx"))
+
+
+def samples(path: Path, rows: int = 32) -> Path:
+    generator = np.random.default_rng(3)
+    x, y = (generator.standard_normal((rows, width)).astype(np.float32) for width in (3, 2))
+    np.savez(path / "samples.npz", x=x, y=y)
+    return path / "samples.npz"
+
+
+def test_data_of_the_user_is_what_is_compared(folder, tmp_path):
+    seen = []
+    result = Verifier(folder).run(
+        data=str(samples(tmp_path)), tamper=lambda rank, feeds: seen.append((rank, feeds["x"].copy())), steps=2
+    )
+    assert result.equal and result.gradients
+    x = np.load(tmp_path / "samples.npz")["x"]
+    np.testing.assert_array_equal(seen[0][1], x[:4])
+    np.testing.assert_array_equal(seen[1][1], x[4:8])
+    np.testing.assert_array_equal(seen[2][1], x[8:12])
+
+
+def test_data_of_a_function(folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_batches.py").write_text(
+        "import numpy as np\n\n"
+        "def make(part, parts):\n"
+        "    generator = np.random.default_rng(part)\n"
+        "    while True:\n"
+        "        x, y = (generator.standard_normal((4, width)).astype('f') for width in (3, 2))\n"
+        "        yield {'x': x, 'y': y}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["verify", str(folder), "--data", "own_batches:make"]) == 0
+    assert "equal" in capsys.readouterr().out
+
+
+def test_planted_errors_are_seen_on_data_of_the_user(folder, tmp_path):
+    def plant(model: ModelProto) -> None:
+        for node in gradient_calls(model):
+            attribute(node, "reduce").s = b"sum"
+
+    edit_ranks(folder, plant)
+    result = Verifier(folder).run(data=str(samples(tmp_path)), confirm=False, steps=1)
+    assert result.outcome is Outcome.DIFFERENT
+
+
+def test_data_that_does_not_fit_is_refused(folder, tmp_path):
+    np.savez(tmp_path / "wrong.npz", x=np.zeros((8, 7), np.float32), y=np.zeros((8, 2), np.float32))
+    with pytest.raises(InputError, match="'x'"):
+        Verifier(folder).run(data=str(tmp_path / "wrong.npz"))
+    with pytest.raises(OptionError, match="nowhere"):
+        Verifier(folder).run(data="nowhere:at_all")
+    assert main(["verify", str(folder), "--data", str(tmp_path / "none.npz")]) == 3
+
+
+def test_data_with_micro_steps(tmp_path):
+    gopt.shard(gopt.load(FIXTURES / "mlp_sgd.onnx"), 2, accumulate=2).write(tmp_path / "out")
+    verifier = Verifier(tmp_path / "out")
+    types = verifier.training.graph.types
+    arrays = {}
+    for name in verifier.training.batch:
+        type = types[name]
+        generator = np.random.default_rng(0)
+        floats = generator.standard_normal((8 * type.dims[0], *type.dims[1:])).astype(np.float32)
+        arrays[name] = floats if type.dtype == "float32" else (np.abs(floats) * 3).astype(np.int64)
+    np.savez(tmp_path / "samples.npz", **arrays)
+    result = verifier.run(data=str(tmp_path / "samples.npz"), steps=2, confirm=False)
+    assert result.equal, result.to_json()
