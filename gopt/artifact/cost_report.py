@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gopt.analysis.parameter_uses import low_precision_uses, parameter_users, trained_bytes
-from gopt.analysis.traffic import Carries, CollectiveCall, Overlap, find_calls, measure
 from gopt.artifact.report import PassRun
 from gopt.collectives.layout import ITEM_BYTES, parse_shapes, total_elements
 from gopt.ir.graph import COMM
@@ -16,6 +15,7 @@ from gopt.ir.types import LOW_PRECISION
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
+from gopt.sharding.traffic import Carries, CollectiveCall, Overlap, find_calls, measure
 
 
 @dataclass(frozen=True, slots=True)

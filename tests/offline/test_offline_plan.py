@@ -10,7 +10,6 @@ import pytest
 from helpers import FIXTURES, NAMES, Builder, perceptron, sgd
 
 import gopt
-from gopt.analysis.traffic import find_calls
 from gopt.api import Source
 from gopt.errors import OptionError, UnsupportedError
 from gopt.mesh import Mesh
@@ -18,6 +17,7 @@ from gopt.offline.memory import balance, held, live, reduced_gradient_bytes
 from gopt.offline.plan import Choice, ShardSettings, best, bucket_choices, choices, estimate_cost, rank_choices
 from gopt.offline.topology import CommTimes, Link, Topology, parse_bytes, times
 from gopt.program import SpmdProgram
+from gopt.sharding.traffic import find_calls
 
 MESH = Mesh((("dp", 2), ("shard", 4)))
 FAST, SLOW = Link(200e9, 5e-6), Link(25e9, 10e-6)

@@ -50,7 +50,7 @@ def lost_call(step: SpmdProgram, random: Random) -> bool:
     if node is None:
         return False
     pairs = list(zip(node.inputs, node.outputs))
-    replaced(step, node, [Node("Identity", [a], [b], place=node.place, made_by="mutant") for a, b in pairs])
+    replaced(step, node, [Node("Identity", [a], [b], sharding=node.sharding, made_by="mutant") for a, b in pairs])
     return True
 
 
