@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 from typing import Any
 
 import pytest
-from helpers import FIXTURES, NAMES, ROOT
+from helpers import NAMES, ROOT, source
 
 import gopt
 from gopt.api import Sharded, Source
@@ -20,11 +19,6 @@ HYBRID = Mesh((("dp", 2), ("shard", 4)))
 FLAT = Mesh((("shard", 8),))
 WHOLE_ACCUMULATOR = ("mlp_adamw_accum", 1)
 """Stage 1 keeps whole accumulators, so gradients are all-reduced and parameters gathered: 1.5 by definition."""
-
-
-@functools.cache
-def source(name: str) -> Source:
-    return gopt.load(FIXTURES / f"{name}.onnx")
 
 
 def figures(result: Sharded) -> Any:

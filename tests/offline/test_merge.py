@@ -148,17 +148,6 @@ def test_a_folder_that_is_none(tmp_path):
         merge(tmp_path, tmp_path / "x.onnx")
 
 
-def test_reshard_from_the_command_line(tmp_path, capsys):
-    gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), 2).write(tmp_path / "a")
-    command = ["reshard", str(tmp_path / "a"), "--mesh", "dp=2,shard=2", "--stage", "3", "-o", str(tmp_path / "b")]
-    assert main(command) == 0
-    assert main(command) == 2
-    assert "exists already" in capsys.readouterr().err
-    assert Verifier(tmp_path / "b").run(steps=1, confirm=False).equal
-    twice = [*command, "--force", "-O", "shard.stage=1"]
-    assert main(twice) == 2
-
-
 @pytest.mark.parametrize(
     ("before", "now", "told"),
     [

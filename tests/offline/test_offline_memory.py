@@ -1,0 +1,44 @@
+"""Bytes that a rank holds between steps and within one, from the graph of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers import NAMES, Builder, perceptron, sgd, source
+
+import gopt
+from gopt.analysis.traffic import find_calls
+from gopt.mesh import Mesh
+from gopt.offline.memory import balance, held, live, reduced_gradient_bytes
+from gopt.program import SpmdProgram
+
+MESH = Mesh((("dp", 2), ("shard", 4)))
+
+
+@pytest.mark.parametrize("partition", ["flat", "rows", "whole"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_are_those_of_the_ranks(name, stage, partition):
+    if stage == 0 and partition != "flat":
+        pytest.skip("nothing is cut at stage 0")
+    result = gopt.shard(source(name), MESH, stage=stage, partition=partition, bucket_mb=0.005)
+    report = result.report()
+    rows: dict[str, Any] = held(result.program)
+    rows["gradients"] = reduced_gradient_bytes(result.program, find_calls(result.program))
+    for kind, row in rows.items():
+        assert row == [each["bytes"][kind] for each in report["ranks"][:4]], kind
+    assert balance(rows) == max(report["balance"].values())
+
+
+def test_live_bytes_of_a_chain(tmp_path):
+    b = Builder()
+    sgd(b, perceptron(b, (8, 8, 8), batch=4, bias=False))
+    training = gopt.load(b.save(tmp_path / "step.onnx")).training
+    step = SpmdProgram.start(training, Mesh((("shard", 1),)))
+    found = live(step, find_calls(step), 0)
+    assert found.gathered == 0
+    # Both gradients (8·8·4 bytes each) are alive when the second update's product is made.
+    assert found.gradients == 2 * 256
+    assert found.peak >= found.gradients
+    assert found.peak <= sum(type.nbytes for type in training.graph.types.values())
