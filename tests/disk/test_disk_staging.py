@@ -61,14 +61,25 @@ def test_a_draft_in_work_is_not_swept_away():
     assert sorted(os.listdir()) == ["new", "out"]
 
 
+def left_behind(name: str) -> Path:
+    """A draft of a process that died with it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            draft = create_staged(Path(name).absolute(), os.mkdir)
+            (draft.path / "rank_0000.onnx").write_text("")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    [draft] = staging_names.find_staged(Path(), Path(name))
+    return draft.path
+
+
 def test_a_draft_that_was_left_is_swept_away():
-    left = create_staged(Path("out").absolute(), os.mkdir)
-    (left.path / "rank_0000.onnx").write_text("")
-    os.close(left._lock)  # as the end of its process does
-    other = create_staged(Path("other").absolute(), os.mkdir)
-    os.close(other._lock)
+    left, other = left_behind("out"), left_behind("other")
+    assert (left / "rank_0000.onnx").exists()
     assert shard("--force") == 0
-    assert sorted(os.listdir()) == sorted(["out", other.path.name])
+    assert sorted(os.listdir()) == sorted(["out", other.name])
 
 
 def test_what_was_put_aside_is_put_back():

@@ -54,20 +54,18 @@ def test_texts_that_do_not_end(text, said):
 
 
 def test_texts_over_the_borders_of_blocks(monkeypatch):
-    """The same is seen, wherever a block ends."""
-    text = ROLES_TEXT.replace('"l"', r'"[[\\\"{[,99999999999999999999\\"').encode()
+    """The same is seen, wherever a block ends: what stands in texts is no key and no number, what stands beside is."""
+    text = ROLES_TEXT.replace('"l"', r'"[[\\\"{[:,99999999999999999999\\"').encode()
+    bounds = {"DOCUMENT_TEXT": 40, "DOCUMENT_KEYS": 4, "DOCUMENT_TABLES": 4}
     for size in range(1, len(text) + 1):
         monkeypatch.setattr(prescan, "_BLOCK", size)
-        assert b"".join(prescan._outside(text, "a")) == b"{: , : {}, : {}, : []}"
-    monkeypatch.setattr(limits, "DOCUMENT_TEXT", 39)
-    for size in range(1, len(text) + 1):
-        monkeypatch.setattr(prescan, "_BLOCK", size)
-        check_prescan(text, "a")
-    monkeypatch.setattr(limits, "DOCUMENT_TEXT", 30)
-    for size in range(1, len(text) + 1):
-        monkeypatch.setattr(prescan, "_BLOCK", size)
-        with pytest.raises(InputError, match="a text of more than 30 bytes"):
+        for name, most in bounds.items():
+            monkeypatch.setattr(limits, name, most)
             check_prescan(text, "a")
+            monkeypatch.setattr(limits, name, most - 10 if name == "DOCUMENT_TEXT" else most - 1)
+            with pytest.raises(InputError, match=name):
+                check_prescan(text, "a")
+            monkeypatch.setattr(limits, name, most)
 
 
 @pytest.mark.parametrize(("text", "limit"), [("[[], [], []]", "TABLES"), ('{"a": {"b": 1}, "c": 2}', "KEYS")])
