@@ -14,8 +14,7 @@ from helpers import FIXTURES
 
 import gopt.disk.staging as draft_module
 import gopt.offline.merge as merging
-from gopt.disk import rename, staging_names
-from gopt.disk.staging import create_staged, staged_folder, sweep
+from gopt.disk import rename
 
 MODEL = str(FIXTURES / "mlp_sgd.onnx")
 
@@ -207,28 +206,6 @@ def test_merge_replaces_files_alone(kind, capsys):
 # --- nothing else is written ----------------------------------------------------------------------------------------
 
 
-def test_files_and_links_under_likely_names_stay():
-    """Those that drafts had before: a link under one led to another file that was written over."""
-    victim = Path("victim")
-    victim.write_text("mine")
-    planted = [Path(f".m.onnx{end}") for end in (".tmp", ".data.tmp", ".new", "~")]
-    for path in planted[:2]:
-        path.symlink_to(victim)
-    for path in planted[2:]:
-        path.write_text("mine")
-    assert main(["merge", "out", "-o", "m.onnx"]) == 0
-    assert all(path.read_text() == "mine" for path in (victim, *planted))
-
-
-def test_names_of_drafts_cannot_be_foreseen(monkeypatch):
-    """And what lies under one all the same is neither followed nor replaced."""
-    assert len({staging_names.fresh_name(Path("a/out")) for _ in range(100)}) == 100
-    monkeypatch.setattr(staging_names.secrets, "token_hex", lambda size: "0" * 2 * size)
-    Path(".m.onnx.gopt-0000000000000000.new").symlink_to("victim")
-    assert main(["merge", "out", "-o", "m.onnx"]) == 5
-    assert not Path("victim").exists() and not Path("m.onnx").exists()
-
-
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o027, 0o002])
 def test_the_umask_holds(mask, monkeypatch):
     monkeypatch.setattr(merging, "EMBED", 0)
@@ -249,76 +226,3 @@ def test_a_name_as_long_as_a_file_system_takes():
     assert main(["shard", MODEL, "--ranks", "2", "-o", name]) == 0
     assert main(["shard", MODEL, "--ranks", "2", "-o", name, "--force"]) == 0
     assert sorted(os.listdir()) == sorted(["out", name])
-
-
-# --- values of a model ----------------------------------------------------------------------------------------------
-
-
-def test_a_copy_of_a_model_keeps_its_values(monkeypatch):
-    monkeypatch.setattr(merging, "EMBED", 0)
-    assert main(["merge", "out", "-o", "m.onnx"]) == 0
-    [old] = Path().glob("m.onnx.*.data")
-    shutil.copy("m.onnx", "best.onnx")
-    raw = bytearray(Path("out/states.bin").read_bytes())
-    raw[1] ^= 1
-    Path("out/states.bin").write_bytes(raw)
-    assert main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
-    assert len(list(Path().glob("m.onnx.*.data"))) == 2 and old.exists()
-    Path("best.onnx").unlink()
-    assert main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
-    assert len(list(Path().glob("m.onnx.*.data"))) == 1 and not old.exists()
-
-
-def test_values_of_somebody_else_stay(monkeypatch):
-    monkeypatch.setattr(merging, "EMBED", 0)
-    for name in ("m.onnx.data", "m.onnx.0123abcd.data", "other.onnx.data"):
-        Path(name).write_text("mine")
-    assert main(["merge", "out", "-o", "m.onnx"]) == 0
-    assert main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
-    assert all(Path(n).read_text() == "mine" for n in ("m.onnx.data", "m.onnx.0123abcd.data", "other.onnx.data"))
-
-
-# --- drafts that were left ------------------------------------------------------------------------------------------
-
-
-def test_a_draft_in_work_is_not_swept_away():
-    with staged_folder(Path("new").absolute()) as draft:
-        (draft.path / "file").write_text("work")
-        sweep(Path())
-        assert main(["shard", MODEL, "--ranks", "2", "-o", "new"]) == 0
-        assert (draft.path / "file").read_text() == "work"
-    assert sorted(os.listdir()) == ["new", "out"]
-
-
-def test_a_draft_that_was_left_is_swept_away():
-    left = create_staged(Path("out").absolute(), os.mkdir)
-    (left.path / "rank_0000.onnx").write_text("")
-    os.close(left._lock)  # as the end of its process does
-    other = create_staged(Path("other").absolute(), os.mkdir)
-    os.close(other._lock)
-    assert shard("--force") == 0
-    assert sorted(os.listdir()) == sorted(["out", other.path.name])
-
-
-def test_what_was_put_aside_is_put_back():
-    """A process was killed between two renames, on a file system that cannot exchange names."""
-    kept = content(Path("out"))
-    Path("out").rename(staging_names.fresh_name(Path("out"), staging_names.OLD))
-    assert main(["merge", "out", "-o", "m.onnx"]) == 3
-    sweep(Path(), Path("out"))
-    assert content(Path("out")) == kept
-
-
-def test_it_is_said_where_a_folder_is_that_was_put_aside(capsys):
-    aside = staging_names.fresh_name(Path("out"), staging_names.OLD)
-    Path("out").rename(aside)
-    assert main(["verify", "out"]) == 3
-    assert f"mv {aside} out" in capsys.readouterr().err
-
-
-def test_without_exchange(monkeypatch):
-    monkeypatch.setattr(rename, "renameat2", lambda: None)
-    assert shard("--force") == 0 and os.listdir() == ["out"]
-    assert len(json.loads(Path("out/manifest.json").read_text())["ranks"]) == 3
-    assert main(["merge", "out", "-o", "m.onnx"]) == 0 and main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
-    assert sorted(os.listdir()) == ["m.onnx", "out"]

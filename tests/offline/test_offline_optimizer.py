@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ def roles(path: Path) -> RoleMap:
     return RoleMap(states={o.name[:-4]: o.name for o in onnx.load(path).graph.output if o.name.endswith("_out")})
 
 
+@functools.cache
 def seen(name: str) -> Inspection:
     path = FOLDER / f"{name}.onnx"
     return inspect_model(api.load(path, roles=roles(path) if INDEX[name]["optimizer"] in NAMED else RoleMap()))

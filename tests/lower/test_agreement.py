@@ -3,7 +3,7 @@ with the check taken out, the ranks that are written are unequal to the source."
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,39 +11,18 @@ from pathlib import Path
 import onnx
 import pytest
 from helpers import FIXTURES, Builder, perceptron, sgd
+from plants import Plant, change_attributes, hand_on, planted_pipeline, substitute
 
 import gopt
 from gopt import api
 from gopt.analysis.role_map import RoleMap
-from gopt.artifact.report import PassResult
 from gopt.errors import InvariantError, UnsupportedError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.mesh import Mesh, axis_kinds
-from gopt.passes.base import Pass
-from gopt.pipeline import PassInstance, Pipeline, build_pipeline
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import FlatShard, Sharding
 from gopt.sharding.verifier import Shardings
 from gopt.verification.verify import Verifier
-
-Plant = Callable[[SpmdProgram], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Nothing to choose."""
-
-
-def planted(plant: Plant, stage: int, **options: object) -> Pipeline:
-    """The default pipeline, and a pass behind it that does one thing wrong."""
-
-    def apply(step: SpmdProgram, _: Options) -> PassResult:
-        """Plant an error."""
-        plant(step)
-        return PassResult()
-
-    whole = build_pipeline(defaults={"shard": {"stage": stage, **options}})
-    return Pipeline((*whole.stages, PassInstance(Pass("plant", Options, apply), Options())))
 
 
 def calls(step: SpmdProgram, op_type: str, *groups: str) -> Iterator[Node]:
@@ -55,23 +34,6 @@ def calls(step: SpmdProgram, op_type: str, *groups: str) -> Iterator[Node]:
     yield from found
 
 
-def substitute(step: SpmdProgram, old: Node, new: list[Node]) -> None:
-    place = next(place for place, node in enumerate(step.graph.nodes) if node is old)
-    step.graph.nodes[place : place + 1] = new
-
-
-def hand_on(step: SpmdProgram, node: Node) -> None:
-    """Let a call give what it was given."""
-    pairs = zip(node.inputs, node.outputs)
-    substitute(
-        step, node, [Node("Identity", [old], [new], sharding=node.sharding, made_by="plant") for old, new in pairs]
-    )
-
-
-def said(node: Node, **attributes: object) -> None:
-    node._attributes = {**node.attributes, **attributes}
-
-
 # --- what is planted ------------------------------------------------------------------------------------------------
 
 
@@ -81,8 +43,8 @@ def no_all_reduce(step: SpmdProgram) -> None:
 
 
 def one_axis_of_two(step: SpmdProgram) -> None:
-    for node in calls(step, "AllReduce", "dp+shard"):
-        said(node, group="shard")
+    for node in list(calls(step, "AllReduce", "dp+shard")):
+        change_attributes(step, node, group="shard")
 
 
 def no_outer_reduction(step: SpmdProgram) -> None:
@@ -191,7 +153,7 @@ def no_reduce(step: SpmdProgram) -> None:
 def another_root(step: SpmdProgram) -> None:
     """The mean of a gradient ends where nobody updates with it."""
     node = next(calls(step, "Reduce"))
-    said(node, root=1 - int(node.attributes["root"]))
+    change_attributes(step, node, root=1 - int(node.attributes["root"]))
 
 
 def lone_share(step: SpmdProgram) -> None:
@@ -279,7 +241,7 @@ def _name(case: Case) -> str:
 
 def shard(case: Case) -> api.Sharded:
     source = gopt.load(FIXTURES / f"{case.name}.onnx")
-    pipeline = planted(case.plant, case.stage, **case.options)
+    pipeline = planted_pipeline(case.plant, case.stage, **case.options)
     return gopt.shard(source, Mesh.parse(case.mesh), accumulate=case.micro_steps, pipeline=pipeline)
 
 
@@ -288,24 +250,24 @@ def test_only_statistics_may_stay_apart():
         step.states[0] = replace(step.states[0], local=True)
 
     with pytest.raises(InvariantError, match=r"state 'fc1.weight' is held as each rank's own"):
-        gopt.shard(gopt.load(FIXTURES / "mlp_sgd.onnx"), 2, pipeline=planted(plant, 0))
+        gopt.shard(gopt.load(FIXTURES / "mlp_sgd.onnx"), 2, pipeline=planted_pipeline(plant, 0))
 
 
 def test_an_axis_that_the_user_named():
     """What ranks along it see decides whether a reduction over it is missing."""
 
     def plant(step: SpmdProgram) -> None:
-        for node in calls(step, "AllReduce"):
-            said(node, group="shard")
+        for node in list(calls(step, "AllReduce")):
+            change_attributes(step, node, group="shard")
 
     for kind in ("data", "replica"):
         mesh = Mesh.parse("zone=2,shard=2", axis_kinds({"zone": kind}))
         source = gopt.load(FIXTURES / "mlp_adamw.onnx")
         if kind == "replica":
-            gopt.shard(source, mesh, pipeline=planted(plant, 0))
+            gopt.shard(source, mesh, pipeline=planted_pipeline(plant, 0))
             continue
         with pytest.raises(InvariantError, match=r"along zone$"):
-            gopt.shard(source, mesh, pipeline=planted(plant, 0))
+            gopt.shard(source, mesh, pipeline=planted_pipeline(plant, 0))
 
 
 def scattered(folder: Path, *, gathered: bool) -> Path:

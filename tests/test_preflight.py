@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 import gopt
 from gopt.errors import OptionError, UnsupportedError
-from gopt.mesh import AXES, Mesh, Sees, axis_kinds
+from gopt.mesh import Mesh, axis_kinds
 from gopt.offline.merge import reshard
 from gopt.pipeline import Pipeline, build_pipeline, parse_pipeline
 from gopt.verification.verify import Verifier
@@ -46,36 +46,10 @@ def test_a_name_near_a_known_one(text, meant, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_name_near_nothing():
-    with pytest.raises(OptionError) as caught:
-        Mesh.parse("colour=2")
-    assert all(name in caught.value.hints[0] for name in AXES)
-    assert "--axis colour=replica" in caught.value.hints[1]
-
-
-@pytest.mark.parametrize(
-    ("said", "match"),
-    [(["rep"], "cannot read rep="), (["rep=other"], "cannot read rep=other"), (["rep=part"], "cannot read rep=part"),
-     (["tp=data"], "known as one of kind replica"), (["dp=replica"], "known as one of kind data"),
-     (["rep=data", "rep=replica"], "two kinds"), (["a b=data"], "cannot read a b=data")],
-)  # fmt: skip
-def test_kinds_that_cannot_be(said, match):
-    with pytest.raises(OptionError, match=match):
-        axis_kinds(said)
-
-
 def test_a_kind_of_an_axis_that_is_not_there():
     with pytest.raises(OptionError, match="'rep' is, which is no axis of the mesh shard=2"):
         Mesh.parse("shard=2", axis_kinds(["rep=replica"]))
     assert main(["shard", str(MLP), "--ranks", "2", "--axis", "rep=replica", "--dry-run"]) == 2
-
-
-def test_a_mesh_is_read_as_it_was_written():
-    mesh = Mesh.parse("rep=2,zone=3,shard=2", axis_kinds({"rep": "replica", "zone": "data"}))
-    assert Mesh.from_record(mesh.to_json()) == mesh
-    assert mesh.data_axes == ("zone", "shard")
-    assert (mesh.data_group, mesh.data_ranks, mesh.sees("rep")) == ("zone+shard", 6, Sees.REPLICA)
-    assert "kinds" not in Mesh.parse("dp=2,shard=2,tp=2").to_json()
 
 
 @pytest.mark.parametrize("mesh", ["tp=4", "ep=2", "tp=2,ep=2", "dp=1,tp=4", "shard=1,tp=2"])

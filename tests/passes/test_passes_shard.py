@@ -61,7 +61,6 @@ def test_a_bucket_is_gathered_once_per_window(tmp_path):
     assert len(times) == len(parameters) and set(times.values()) <= {1, 2}
     facts = shard_facts(out)
     assert facts["kept_for_backward"] >= 1, "what is used last and first is not dropped in between"
-    made = {value for node in model.graph.node for value in node.output}
     again = [node for node in gathers if ".again" in node.output[0]]
     place = {value: at for at, node in enumerate(model.graph.node) for value in node.output}
     for node in again:
@@ -70,7 +69,7 @@ def test_a_bucket_is_gathered_once_per_window(tmp_path):
         assert users and len(first) == 1
         forward = [at for at, other in enumerate(model.graph.node) if first[0].output[0] in other.input]
         assert max(forward) < place[node.output[0]] < min(users)
-    assert made
+    assert len(again) == sum(count == 2 for count in times.values()) > 0
 
 
 def test_without_reshard_each_is_gathered_once(tmp_path):
@@ -92,8 +91,6 @@ def test_a_rank_refers_to_no_value_that_it_does_not_hold(stage, tmp_path):
                 assert int(np.prod(tensor.dims)) == sizes[tensor.name]
             elif tensor.name in inputs:
                 pytest.fail(f"{tensor.name} has a value and is no state")
-    total = sum(state.tensor in {"wte.weight"} for state in gopt.load(GPT).training.parameters)
-    assert total <= 1
 
 
 def test_small_parameters_may_stay(tmp_path):
@@ -102,8 +99,8 @@ def test_small_parameters_may_stay(tmp_path):
     types = gopt.load(GPT).training.graph.types
     kinds = {each["tensor"]: each["kind"] for each in manifest["states"]}
     whole = {each["input"] for each in manifest["common"]["state"] if kinds[each["pieces"][0]["tensor"]] == "parameter"}
-    assert whole == {name for name, kind in kinds.items() if kind == "parameter" and types[name].elements < 100}
-    assert whole
+    small = {name for name, kind in kinds.items() if kind == "parameter" and types[name].elements < 100}
+    assert whole == small and 0 < len(small) < list(kinds.values()).count("parameter")
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
