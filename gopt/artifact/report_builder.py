@@ -157,13 +157,13 @@ def _removed(
     source = program.training.graph
     every = list(_by_rank(ranks))
     members = {rank.rank: program.mesh.index(program.group, rank.rank) if program.sharding else 0 for rank in ranks}
-    left = {id(node.proto): node for node in program.graph.nodes if node.proto is not None}
+    left = {id(node.encoded): node for node in program.graph.nodes if node.encoded is not None}
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
     for node in source.nodes:
         if node.origin is not None:
             continue  # it stands for an opaque operator, which has a record of its own
-        kept = left.get(id(node.proto))
+        kept = left.get(id(node.encoded))
         if kept is not None and kept.place == REPLICATED:
             continue
         gone = every if kept is None else [rank for rank in every if not kept.place.covers(members[rank])]
