@@ -169,8 +169,7 @@ def random(node: Node) -> bool:
     if not control_flow(node) or (proto := node.proto) is None:
         return False
     return any(
-        inner.op_type in RANDOM and all(each.name != "seed" for each in inner.attribute)
-        for inner in nested([proto])
+        inner.op_type in RANDOM and all(each.name != "seed" for each in inner.attribute) for inner in nested([proto])
     )
 
 
