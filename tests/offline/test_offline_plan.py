@@ -47,7 +47,7 @@ def test_bytes_are_those_of_the_ranks(name, stage, partition):
     if stage == 0 and partition != "flat":
         pytest.skip("nothing is cut at stage 0")
     result = gopt.shard(source(name), MESH, stage=stage, partition=partition, bucket_mb=0.005)
-    report = result.report()
+    report = result.report().to_json()
     rows: dict[str, Any] = held(result.program)
     rows["gradients"] = reduced_gradient_bytes(result.program, find_calls(result.program))
     for kind, row in rows.items():
@@ -126,7 +126,7 @@ def test_what_does_not_fit_comes_last():
 
 def test_without_a_link_the_fewest_bytes_are_first():
     rows = rank_choices([replace(each, times=None) for each in weighed()], None)
-    assert rows[0].choice.cost_report.sent == min(each.choice.cost_report.sent for each in rows)
+    assert rows[0].choice.costs.traffic.sent == min(each.choice.costs.traffic.sent for each in rows)
     assert rows[0].choice.settings.stage > 0
     assert rows[0].why == "fewest bytes sent, then least memory"
     assert any("sends 1." in each.why for each in rows)

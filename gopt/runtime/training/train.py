@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from gopt.artifact import manifest as manifests
+from gopt.artifact import manifest_check
+from gopt.artifact.manifest import InputKind, LocalState, Manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.collectives.node import format_shape
 from gopt.errors import GoptError, InputError, OptionError, RunError
@@ -78,12 +79,12 @@ class Progress:
                 "samples_per_second": round(rate, 3)}  # fmt: skip
 
 
-def read_manifest(folder: Path) -> tuple[dict[str, Any], Mesh]:
+def read_manifest(folder: Path) -> tuple[Manifest, Mesh]:
     """The manifest of an output folder, and its mesh; raises InputError."""
     check_folder(folder)
-    manifest, mesh = manifests.read_manifest(folder)
-    if len(manifest["ranks"]) != mesh.ranks:
-        raise RunError(f"{folder} holds {len(manifest['ranks'])} of {mesh.ranks} ranks", "shard without --only-ranks")
+    manifest, mesh = manifest_check.read_manifest(folder)
+    if len(manifest.ranks) != mesh.ranks:
+        raise RunError(f"{folder} holds {len(manifest.ranks)} of {mesh.ranks} ranks", "shard without --only-ranks")
     return manifest, mesh
 
 
@@ -96,11 +97,9 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.job, self.engine, self.device, self._calls = job, engine, device, calls
         self.manifest, self.mesh = read_manifest(job.folder)
-        self.record = self.manifest["ranks"][engine.rank]
-        listed = self.manifest.get("phases", [{"name": "step", "times": 1}])
-        self.phases: list[tuple[str, int]] = [(each["name"], each["times"]) for each in listed]
-        self.states: list[dict[str, Any]] = [*self.manifest["common"]["state"], *self.record["state"]]
-        self.sums: list[dict[str, Any]] = self.record.get("accumulators", [])
+        self.record = self.manifest.ranks[engine.rank]
+        self.phases: list[tuple[str, int]] = [*self.manifest.schedule.items()]
+        self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
         self.step = 0
         self.stopped = 0
         """The signal for which the run ends early, the same on all ranks: ``asked`` says what came to this one."""
@@ -108,7 +107,7 @@ class Trainer:
         self.call = -1
         self._position = position
         self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
-        manifests.check_rank(self.manifest, self.record, self._graphs, job.folder)
+        manifest_check.check_rank(self.manifest, self.record, self._graphs, job.folder)
         self.schedules = self._settings()
         self.types = self._batch_types()
         self.data: BatchSource = open_data(job.data, self.types, job.shuffle)
@@ -117,7 +116,7 @@ class Trainer:
             self.checkpoints.check(job.resume)
         self.held = self._start()
         cache = device.sessions()
-        self._next_input = replaces = {each["output"]: each["input"] for each in (*self.states, *self.sums)}
+        self._next_input = replaces = self.manifest.next_inputs(self.record)
         self.programs = {phase: Executor(graph, cache, replaces, device) for phase, graph in self._graphs.items()}
         for program in self.programs.values():
             program.bind_states(self.held)
@@ -126,7 +125,7 @@ class Trainer:
         self.parts = self.mesh.data_ranks
 
     def _load(self, phase: str) -> Graph:
-        path = self.job.folder / Path(self.record["files"][phase]).name
+        path = self.job.folder / Path(self.record.files[phase]).name
         if not path.is_file():
             raise RunError(f"there is no file {path}", "shard again, or copy it here")
         return load(path, own=True)
@@ -135,7 +134,7 @@ class Trainer:
         return next(graph.inputs[name] for graph in self._graphs.values() if name in graph.inputs)
 
     def _settings(self) -> dict[str, Callable[[int], float]]:
-        hyper = [each["name"] for each in self.manifest["common"]["inputs"] if each["kind"] == "hyper"]
+        hyper = [each.name for each in self.manifest.inputs_of(InputKind.HYPER)]
         unknown = sorted(set(self.job.settings) - set(hyper))
         if unknown:
             hint = f"the step has {', '.join(hyper)}" if hyper else "the step has none"
@@ -146,15 +145,15 @@ class Trainer:
         return {name: parse_schedule(text) for name, text in self.job.settings.items()}
 
     def _batch_types(self) -> dict[str, TensorType]:
-        inputs = [each for each in self.manifest["common"]["inputs"] if each["kind"] == "batch"]
+        inputs = self.manifest.inputs_of(InputKind.BATCH)
         for each in inputs:
-            if not all(isinstance(size, int) for size in each["shape"]):
-                raise InputError(f"batch input {each['name']!r} has the open shape {each['shape']}")
-        return {each["name"]: TensorType(each["dtype"], tuple(each["shape"])) for each in inputs}
+            if not each.type.static:
+                raise InputError(f"batch input {each.name!r} has the open shape {each.type}")
+        return {each.name: each.type for each in inputs}
 
     def _start(self) -> StatesFile:
         """The states at the first step: of the checkpoint, else the stored ones, else of ``--state``."""
-        held = {each["input"]: np.zeros(each["shape"], numpy_dtype(each["dtype"])) for each in self.sums}
+        held = {each.input: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in self.record.accumulators}
         if self.job.resume:
             if self.checkpoints is None:
                 raise OptionError("--resume needs --checkpoint DIR")
@@ -167,17 +166,17 @@ class Trainer:
         }  # fmt: skip
         given = load_state(self.job.state) if self.job.state is not None else {}
         for state in self.states:
-            name, type = state["input"], self._input(state["input"])
+            name, type = state.input, self._input(state.input)
             if name in stored:
                 held[name] = np.array(stored[name].numpy())
                 continue
-            parts = [given.get(piece["tensor"]) for piece in state["pieces"]]
+            parts = [given.get(piece.tensor) for piece in state.pieces]
             if any(part is None for part in parts):
-                missing = next(p["tensor"] for p, part in zip(state["pieces"], parts) if part is None)
+                missing = next(p.tensor for p, part in zip(state.pieces, parts) if part is None)
                 raise InputError(f"state {missing!r} has no value", "give the values with --state FILE")
             flats = [
-                np.asarray(part.numpy()).reshape(-1)[piece["start"] : piece["stop"]]
-                for part, piece in zip(parts, state["pieces"]) if part is not None
+                np.asarray(part.numpy()).reshape(-1)[piece.start : piece.stop]
+                for part, piece in zip(parts, state.pieces) if part is not None
             ]  # fmt: skip
             flat = np.concatenate(flats) if flats else np.zeros(0)
             held[name] = flat.astype(numpy_dtype(type.dtype)).reshape(type.dims)
@@ -241,7 +240,7 @@ class Trainer:
         self.engine.map_buffers(engine_buffers, common)
 
     def _replicated_states(self) -> list[str]:
-        return [state["input"] for state in self.manifest["common"]["state"] if not state.get("local")]
+        return [state.input for state in self.manifest.common.state if not state.local]
 
     def _broadcast_states(self) -> None:
         """Replicated states as the first rank has them."""
@@ -329,8 +328,8 @@ class Trainer:
                 self.held.update(
                     (self._next_input[name], made) for name, made in outputs.items() if name in self._next_input
                 )
-                if self.manifest["loss"] in outputs:
-                    seen.append(float(self.device.to_host(outputs[self.manifest["loss"]])))
+                if self.manifest.loss in outputs:
+                    seen.append(float(self.device.to_host(outputs[self.manifest.loss])))
         loss = sum(seen) / len(seen) if seen else math.nan
         if self.job.stop_on_nan and not math.isfinite(loss):
             self.call = -1  # it came of no call
@@ -353,10 +352,9 @@ class Trainer:
 
     def _hyper(self) -> StatesFile:
         made = {}
-        for each in self.manifest["common"]["inputs"]:
-            if each["kind"] == "hyper":
-                value = self.schedules[each["name"]](self.step)
-                made[each["name"]] = np.full(each["shape"], value, numpy_dtype(each["dtype"]))
+        for each in self.manifest.inputs_of(InputKind.HYPER):
+            value = self.schedules[each.name](self.step)
+            made[each.name] = np.full(each.type.dims, value, numpy_dtype(each.dtype))
         return made
 
 
