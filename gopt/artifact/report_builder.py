@@ -1,90 +1,23 @@
-"""The manifest and the report of a sharded step (contract section 4)."""
+"""The report of a sharded step (contract section 4)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from gopt.analysis.coupling import notes, open_couplings
-from gopt.analysis.coupling.synchronise import SynchronisedValues
 from gopt.analysis.training import StateKind
 from gopt.artifact.cost_report import figures
-from gopt.artifact.manifest import (
-    CommonEntry,
-    InputEntry,
-    InputKind,
-    LocalAccumulator,
-    LocalState,
-    Manifest,
-    MeshEntry,
-    OutputEntry,
-    PhaseEntry,
-    Piece,
-    RankEntry,
-    SourceState,
-)
+from gopt.artifact.manifest import MeshEntry
+from gopt.artifact.manifest_builder import phases_by_rank
 from gopt.artifact.optimizer_report import removed_optimizers
-from gopt.artifact.ranks import rank_file
-from gopt.artifact.report import OpRecord, VarRecord, rank_ranges
+from gopt.artifact.report import OpRecord, PassRun, VarRecord, rank_ranges
 from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage, Report, SourceEntry
-from gopt.artifact.serialize import SOURCE_FILE
 from gopt.collectives.table import COLLECTIVES
-from gopt.documents.records import from_document
 from gopt.ir.graph import COMM, Node
+from gopt.ir.types import TensorType
 from gopt.lower.invariants import Check
-from gopt.lower.specialise import RankGraph, RankState
-from gopt.pipeline import PassRun
+from gopt.lower.rank_graph import Block, RankGraph, RankState
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import REPLICATED
-
-
-def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> Manifest:
-    """All that a launcher needs."""
-    training = program.training
-    types = training.graph.types
-    inputs = [(name, InputKind.BATCH) for name in training.batch] + [(name, InputKind.HYPER) for name in training.hyper]
-    outputs = (training.loss, *training.metrics)
-    by_rank = _by_rank(ranks)
-    phases = [part.phase for part in next(iter(by_rank.values()), ())]
-    return Manifest(
-        accumulate=program.micro_steps,
-        phases=tuple(PhaseEntry(p.name, p.times) for p in phases) if program.micro_steps > 1 else None,
-        loss_reduction=str(program.loss_reduction),
-        synchronised=from_document(SynchronisedValues, program.shared) if program.shared else SynchronisedValues(),
-        mesh=MeshEntry.of(program.mesh),
-        source=SOURCE_FILE,
-        loss=training.loss,
-        states=tuple(
-            SourceState(s.tensor, s.updated, s.kind, s.of, types[s.tensor].dtype, types[s.tensor].shape)
-            for s in training.states
-        ),
-        common=CommonEntry(
-            inputs=tuple(InputEntry(name, types[name].dtype, types[name].shape, kind) for name, kind in inputs),
-            outputs=tuple(OutputEntry(name, types[name].dtype, types[name].shape) for name in outputs),
-            state=tuple(map(_local_state, common)),
-        ),
-        ranks=tuple(map(_rank_entry, by_rank.values())),
-    )
-
-
-def _by_rank(ranks: Sequence[RankGraph]) -> dict[int, list[RankGraph]]:
-    """The phases of every rank."""
-    found: dict[int, list[RankGraph]] = {}
-    for part in ranks:
-        found.setdefault(part.rank, []).append(part)
-    return found
-
-
-def _rank_entry(parts: Sequence[RankGraph]) -> RankEntry:
-    files = {part.phase.name: rank_file(part.rank, part.phase) for part in parts}
-    accumulators = tuple(
-        LocalAccumulator(each.input, each.output, each.type.dtype, each.type.dims) for each in parts[0].accumulators
-    )
-    return RankEntry(parts[0].rank, "trainer", files, tuple(map(_local_state, parts[0].states)), accumulators)
-
-
-def _local_state(state: RankState) -> LocalState:
-    pieces = tuple(Piece(piece.tensor, piece.start, piece.stop) for piece in state.pieces)
-    return LocalState(state.input, state.output, pieces, state.local, state.copy)
 
 
 def build_report(
@@ -124,7 +57,7 @@ def _notes(program: SpmdProgram) -> list[str]:
     notes = []
     if program.mesh.ranks > elements:
         notes.append(f"{program.mesh.ranks} ranks share {elements} elements: some own nothing")
-    if program.mesh.data_ranks > 1 and program.members == 1:
+    if program.mesh.data_ranks > 1 and not program.mesh.shard_axis:
         notes.append(f"no axis of the mesh {program.mesh} shards states: every rank holds all of them, at any stage")
     used = {axis for group in _groups(program) for axis in program.mesh.live(group)}
     for name, size in program.mesh.axes:
@@ -161,8 +94,8 @@ def _removed(
     program: SpmdProgram, reasons: Mapping[str, tuple[str, str]], ranks: Sequence[RankGraph]
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     source = program.training.graph
-    every = list(_by_rank(ranks))
-    members = {rank.rank: program.mesh.index(program.group, rank.rank) if program.sharding else 0 for rank in ranks}
+    every = list(phases_by_rank(ranks))
+    coordinates = {rank.rank: program.mesh.coordinates(rank.rank) for rank in ranks}
     left = {id(node.proto): node for node in program.graph.nodes if node.proto is not None}
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
@@ -170,9 +103,9 @@ def _removed(
         if node.origin is not None:
             continue  # it stands for an opaque operator, which has a record of its own
         kept = left.get(id(node.proto))
-        if kept is not None and kept.place == REPLICATED:
+        if kept is not None and not kept.sharding.by_axis:
             continue
-        gone = every if kept is None else [rank for rank in every if not kept.place.covers(members[rank])]
+        gone = every if kept is None else [rank for rank in every if not kept.sharding.covers(coordinates[rank])]
         if not gone:
             continue
         key = next(name for name in node.outputs if name)
@@ -199,7 +132,7 @@ def _removed(
                 )
         elif state.sharded:
             type = source.types[state.input]
-            gone = [rank for rank in every if not state.place.covers(members[rank])]
+            gone = [rank for rank in every if not state.sharding.covers(coordinates[rank])]
             if gone:
                 variables.append(
                     VarRecord(
@@ -215,15 +148,19 @@ def _added(
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     where: dict[tuple[str, str], dict[int, None]] = {}
     nodes: dict[tuple[str, str], Node] = {}
-    shared = [node for node in program.graph.nodes if node.place == REPLICATED and node.made_by and _real(node)]
-    every = list(_by_rank(ranks))
+    shared = [node for node in program.graph.nodes if not node.sharding.by_axis and node.made_by and _real(node)]
+    every = list(phases_by_rank(ranks))
     known = set(map(id, shared))
     for node in shared:
         key = (node.label, node.op_type)
         where[key], nodes[key] = dict.fromkeys(every), node
     states: dict[str, dict[int, None]] = {}
+    renamed: dict[Block, list[Node]] = {}  # of blocks that all ranks have: what a phase gave other names
     for rank in ranks:
-        for node in rank.nodes:
+        for block in rank.blocks:
+            if block.shared and block not in renamed:
+                renamed[block] = [node for node in block.nodes if node.made_by and id(node) not in known]
+        for node in (node for block in rank.blocks for node in renamed.get(block, block.nodes)):
             if node.made_by and id(node) not in known:
                 key = (node.label, node.op_type)
                 where.setdefault(key, {})[rank.rank] = None
@@ -238,15 +175,21 @@ def _added(
         ops.append(OpRecord(key[0], _full_name(node), node.made_by, _purpose(node), places))
         for name in node.outputs:
             if name and (name not in program.training.graph.types or name.startswith("gopt.")):
-                type = program.graph.type_of(name)
+                type = _common_type(program, name)
                 variables.append(
                     VarRecord(name, type.dtype, type.shape, type.nbytes, node.made_by, _purpose(node), places)
                 )
     for name, held in states.items():
-        type = program.graph.types[name]
+        type = _common_type(program, name)
         why = "the rank's sum of gradients" if name in accumulators else "the rank's run of a bucket's states"
         variables.append(VarRecord(name, type.dtype, type.shape, 0, "shard", why, rank_ranges(list(held))))
     return ops, variables
+
+
+def _common_type(program: SpmdProgram, name: str) -> TensorType:
+    """The type of a value on every rank; of a bucket ranks have parts of their own lengths."""
+    type, sharding = program.graph.type_of(name), program.sharded.get(name)
+    return type if sharding is None or sharding.flat is None else TensorType(type.dtype, (None,))
 
 
 def _real(node: Node) -> bool:
@@ -269,7 +212,7 @@ def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[R
     kinds = {state.tensor: state.kind for state in program.training.states}
     return [
         RankUsage(parts[0].rank, _rank_bytes(program, kinds, common, parts, reducible), _calls(program, parts))
-        for parts in _by_rank(ranks).values()
+        for parts in phases_by_rank(ranks).values()
     ]
 
 
@@ -311,7 +254,7 @@ def _calls(program: SpmdProgram, parts: Sequence[RankGraph]) -> tuple[CallEntry,
 
 
 def _comm_nodes(parts: Sequence[RankGraph]) -> list[tuple[RankGraph, Node]]:
-    return [(part, node) for part in parts for node in part.nodes if node.domain == COMM]
+    return [(part, node) for part in parts for node in part.calls]
 
 
 def _reducible(program: SpmdProgram) -> set[str]:

@@ -16,7 +16,7 @@ from gopt.artifact.report_record import ChoiceEntry
 from gopt.documents.records import from_document, to_document
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
-from gopt.offline.memory import LivePeaks, balance, held, live, reduced_gradient_bytes
+from gopt.offline.memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
 from gopt.offline.topology import CommTimes, Topology, times
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_mesh
@@ -135,12 +135,13 @@ def estimate_cost(training: TrainingGraph, mesh: Mesh, settings: ShardSettings, 
     ran = settings.pipeline().run(step)
     calls = find_calls(step)
     rows = held(step)
-    most = max(range(step.members), key=lambda member: sum(row[member] for row in rows.values()))
+    totals = [sum(bytes) for bytes in zip(*rows.values())]
+    largest = members(step)[totals.index(max(totals))]
     return Choice(
         settings,
         max(rows["parameters"]),
         max(rows["optimizer_states"]),
-        live(step, calls, most),
+        live(step, calls, largest),
         cost_report(step, ran, calls),
         balance({**rows, "gradients": reduced_gradient_bytes(step, calls)}),
         None if topology is None else times(calls, topology),

@@ -33,6 +33,7 @@ LAYERS = (
         "gopt.artifact.path_diagnostics",
         "gopt.artifact.pass_facts",
         "gopt.artifact.manifest",
+        "gopt.artifact.manifest_builder",
         "gopt.artifact.manifest_check",
         "gopt.artifact.report_record",
         "gopt.artifact",
