@@ -14,6 +14,7 @@ from .options import F
 
 if TYPE_CHECKING:
     from gopt.api import Source
+    from gopt.artifact.report_record import ChoiceEntry
     from gopt.mesh import Mesh
 
 SETTLED = ("stage", "partition", "bucket_mb", "pipeline", "config")
@@ -44,7 +45,7 @@ def check_auto(given: dict[str, Any]) -> None:
 
 def choose(
     source: Source, mesh: Mesh, given: dict[str, Any], advance: Callable[[str], None]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Any], ChoiceEntry]:
     """The knobs of the best choice, and what the report says of it."""
     from gopt.api import on_mesh
     from gopt.offline.plan import best, choices
@@ -54,5 +55,4 @@ def choose(
     topology = None if given["link"] is None else Topology.parse(given["link"], mesh)
     found = list(choices(on_mesh(source, mesh), mesh, topology=topology, advance=advance))
     first = best(found, limit)
-    record = {"weighed": len(found), "memory": limit, "link": given["link"], **first.to_json()}
-    return asdict(first.choice.settings), record
+    return asdict(first.choice.settings), first.entry(len(found), limit, given["link"])

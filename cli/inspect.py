@@ -41,7 +41,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
     if as_text:
         _print_text(folder, roles)
     elif folder.is_dir():
-        from gopt.offline.inspect import inspect_folder
+        from gopt.offline.inspect_folder import inspect_folder
 
         found = inspect_folder(folder)
         if as_json:
@@ -67,16 +67,16 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
 def _print_text(path: Path, roles: Any) -> None:
     """The text of a model, with roles where there are any; of a folder, rank after rank."""
     from gopt.api import read_roles
-    from gopt.artifact.manifest import read_manifest
+    from gopt.artifact.manifest_check import read_manifest
     from gopt.errors import GoptError
     from gopt.ir.load import load
     from gopt.offline.text import canonical_text
     from gopt.opaque.expand import expand
 
     if path.is_dir():
-        for rank in read_manifest(path)[0]["ranks"]:
-            for phase, name in rank["files"].items():
-                print_text(f"; rank {rank['rank']}" + ("" if phase == "step" else f", {phase}"))
+        for rank in read_manifest(path)[0].ranks:
+            for phase, name in rank.files.items():
+                print_text(f"; rank {rank.rank}" + ("" if phase == "step" else f", {phase}"))
                 print_text(canonical_text(load(path / name, own=True)))
         return
     graph = load(path, own=True)

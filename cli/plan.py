@@ -84,8 +84,9 @@ def command(
         roles = role_map(loss, params, states, batch, table, shared)
         source = api.load(model, roles=roles, group_types=group_types(group_type), axes=axes)
         found = list(choices(api.on_mesh(source, grid), grid, caps=caps, topology=topology, advance=advance))
-    rows = [each.to_json() for each in rank_choices(found, limit)]
+    ranked = rank_choices(found, limit)
     if as_json:
+        rows = [each.to_json() for each in ranked]
         click.echo(json.dumps({"mesh": str(grid), "memory": limit, "link": link, "choices": rows}, indent=1))
     else:
-        render_plan(str(grid), limit, rows)
+        render_plan(str(grid), limit, ranked)

@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gopt.artifact.pass_facts import BucketFacts, buckets
 from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
+from gopt.artifact.report_record import Report
 from gopt.sanitize import clean
 
 WIDE = 200
@@ -66,102 +68,95 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], rig
     return made
 
 
-def render_report(report: Mapping[str, Any], output: Path | None) -> None:
+def render_report(report: Report, output: Path | None) -> None:
     """What ``gopt shard`` shows."""
     out = console()
-    source, counts = report["source"], report["source"]["counts"]
+    source, counts = report.source, report.source.counts
     rest = (
         f"  {counts['nodes']} nodes, {counts.get('parameter', 0)} parameters, "
-        f"{counts.get('optimizer_state', 0)} optimizer states, {format_bytes(source['bytes'])}"
+        f"{counts.get('optimizer_state', 0)} optimizer states, {format_bytes(source.nbytes)}"
     )
-    out.print(Text.assemble((source["file"], "bold"), rest))
-    for each in report["pipeline"]:
-        buckets = each["facts"].get("buckets")
-        if buckets:
-            rows = [
-                (
-                    b["name"],
-                    b["mode"],
-                    len(b["tensors"]),
-                    b.get("classes", ""),
-                    format_bytes(b["bytes"]),
-                    b["dtype"],
-                    b["closed_because"],
-                )
-                for b in few(buckets)
-            ]
-            out.print(
-                table(
-                    "Buckets",
-                    ("name", "update", "tensors", "classes", "size", "dtype", "closed because"),
-                    rows,
-                    (2, 3, 4),
-                )
-            )
-            if len(buckets) > len(rows):
-                out.print(f"… and {len(buckets) - len(rows)} more in report.json")
-    told = []
-    for row in report["ranks"]:
-        calls = ", ".join(f"{c['calls']} {c['op']}" for c in row["communication"]) or "none"
-        held = [format_bytes(row["bytes"][kind]) for kind in ("parameters", "optimizer_states", "gradients")]
-        told.append((row["rank"], (*held, calls, format_bytes(sum(c["bytes_sent"] for c in row["communication"])))))
-    groups = group_ranks(told)
-    lines = [(rank_ranges(ranks), *what) for ranks, what in few(groups)]
-    out.print(
-        table(
-            "Ranks",
-            ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step"),
-            lines,
-            (1, 2, 3, 5),
-        )
-    )
-    if len(groups) > len(lines):
-        out.print(f"… and {len(groups) - len(lines)} more kinds of ranks in report.json")
-    if "choice" in report:
-        out.print(f"chosen of {report['choice']['weighed']}: {describe(report['choice'])}: {report['choice']['why']}")
+    out.print(Text.assemble((source.file, "bold"), rest))
+    _render_buckets(out, buckets(report.pipeline))
+    _render_ranks(out, report)
+    if report.choice is not None:
+        choice = report.choice
+        chosen = describe(choice.stage, choice.partition, choice.bucket_mb)
+        out.print(f"chosen of {choice.weighed}: {chosen}: {choice.why}")
     out.print(table("Figures", ("", "is", "of"), _figure_rows(report), ()))
-    passed = ", ".join(f"{check['name']} {check['count']}" for check in report["checks"])
-    out.print(f"nodes: {len(report['removed_ops'])} of the source removed, {len(report['added_ops'])} added")
+    passed = ", ".join(f"{check.name} {check.count}" for check in report.checks)
+    out.print(f"nodes: {len(report.removed_ops)} of the source removed, {len(report.added_ops)} added")
     out.print(f"checks passed: {passed}", soft_wrap=True)
-    for note in report["notes"]:
+    for note in report.notes:
         out.print(f"note: {note}")
-    whole = len(report["ranks"]) == report["mesh"]["ranks"]
+    whole = len(report.ranks) == report.mesh.ranks
     done = f"written to {output}" + (f"; gopt verify {output} proves it" if whole else "")
     out.print(done if output else "nothing written (--dry-run)", soft_wrap=True)
 
 
-def _figure_rows(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """What is, and what it is held against."""
-    figures = report["figures"]
-    traffic, calls, casts, overlap = (figures[name] for name in ("traffic", "calls", "casts", "overlap"))
-    kinds = ", ".join(f"{share:.0%} of {kind}" for kind, share in overlap["by_kind"].items())
-    uneven = [kind for kind, value in report["balance"].items() if value == max(report["balance"].values())]
+def _render_buckets(out: Console, found: Sequence[BucketFacts]) -> None:
+    if not found:
+        return
+    rows = [
+        (
+            bucket.name,
+            bucket.mode,
+            len(bucket.tensors),
+            "" if bucket.classes is None else bucket.classes,
+            format_bytes(bucket.nbytes),
+            bucket.dtype,
+            bucket.closed_because,
+        )
+        for bucket in few(found)
+    ]
+    columns = ("name", "update", "tensors", "classes", "size", "dtype", "closed because")
+    out.print(table("Buckets", columns, rows, (2, 3, 4)))
+    if len(found) > len(rows):
+        out.print(f"… and {len(found) - len(rows)} more in report.json")
+
+
+def _render_ranks(out: Console, report: Report) -> None:
+    """One line for all ranks that hold and send the same."""
+    usages = []
+    for usage in report.ranks:
+        calls = ", ".join(f"{call.calls} {call.op}" for call in usage.communication) or "none"
+        sizes = map(format_bytes, usage.nbytes.by_kind.values())
+        usages.append((usage.rank, (*sizes, calls, format_bytes(usage.bytes_sent))))
+    groups = group_ranks(usages)
+    lines = [(rank_ranges(ranks), *cells) for ranks, cells in few(groups)]
+    columns = ("rank", "parameters", "optimizer states", "gradients", "calls", "sent per step")
+    out.print(table("Ranks", columns, lines, (1, 2, 3, 5)))
+    if len(groups) > len(lines):
+        out.print(f"… and {len(groups) - len(lines)} more kinds of ranks in report.json")
+
+
+def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
+    """Each figure, and what it is held against."""
+    traffic, calls, casts = report.figures.traffic, report.figures.calls, report.figures.casts
+    overlap, balance = report.figures.overlap, max(report.balance.values(), default=1)
+    kinds = ", ".join(f"{share:.0%} of {kind}" for kind, share in overlap.by_kind.items())
+    uneven = next(kind for kind, value in report.balance.items() if value == balance)
     rows = [
         (
             "traffic",
-            f"{traffic['ratio']:.3f} × bound",
-            f"{format_bytes(traffic['sent'])} sent, bound {format_bytes(traffic['bound'])}",
+            f"{traffic.ratio:.3f} × minimum",
+            f"{format_bytes(traffic.sent)} sent, minimum {format_bytes(traffic.bound)}",
         ),
-        ("calls", str(calls["count"]), f"at least {calls['packing_bound']} at this cap"),
-        (
-            "balance",
-            f"{max(report['balance'].values(), default=1):.3f}",
-            f"max / mean of {uneven[0].replace('_', ' ')}",
-        ),
-        ("overlap", f"{overlap['hidden_share']:.0%} hidden", kinds or "no calls"),
+        ("calls", str(calls.count), f"at least {calls.packing_bound} at this cap"),
+        ("balance", f"{balance:.3f}", f"max / mean of {uneven.replace('_', ' ')}"),
+        ("overlap", f"{overlap.hidden_share:.0%} overlapped", kinds or "no calls"),
     ]
-    if overlap["peak_gathered_bytes"]:
-        rows.append(("gathered", format_bytes(overlap["peak_gathered_bytes"]), "alive at once at most"))
-    if casts["owned_tensors"] or casts["in_forward"]:
-        left = f", {casts['in_forward']} left in the forward" if casts["in_forward"] else ""
-        rows.append(("casts", str(casts["per_update"]), f"{casts['owned_tensors']} owned tensors{left}"))
+    if overlap.peak_gathered_bytes:
+        rows.append(("gathered", format_bytes(overlap.peak_gathered_bytes), "alive at once at most"))
+    if casts.owned_tensors or casts.in_forward:
+        left = f", {casts.in_forward} left in the forward" if casts.in_forward else ""
+        rows.append(("casts", str(casts.per_update), f"{casts.owned_tensors} owned tensors{left}"))
     return rows
 
 
-def describe(choice: Mapping[str, Any]) -> str:
+def describe(stage: int, partition: str, bucket_mb: float | None) -> str:
     """What a choice of ``gopt plan`` sets."""
-    cap = choice["bucket_mb"]
-    return f"stage {choice['stage']}, {choice['partition']}, {'default' if cap is None else f'{cap:g} MiB'} buckets"
+    return f"stage {stage}, {partition}, {'default' if bucket_mb is None else f'{bucket_mb:g} MiB'} buckets"
 
 
 def few(rows: Sequence[Any], most: int = 12) -> Sequence[Any]:

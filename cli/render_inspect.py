@@ -13,7 +13,8 @@ from .render import console, table
 
 if TYPE_CHECKING:
     from gopt.offline.diff import Diff
-    from gopt.offline.inspect import FolderInspection, Inspection, NamedValue, Optimizer, Parameter
+    from gopt.offline.inspect import Inspection, NamedValue, Optimizer, Parameter
+    from gopt.offline.inspect_folder import FolderInspection
     from gopt.offline.optimizer.clips import Clip
     from gopt.offline.optimizer.controls import Controls
 
@@ -127,15 +128,15 @@ def render_folder(found: FolderInspection) -> None:
     """An output folder."""
     out = console()
     mesh = ", ".join(f"{name}={count}" for name, count in found.mesh)
-    rest = f"  mesh {mesh}, {found.ranks} ranks, from {found.source['file']}"
+    rest = f"  mesh {mesh}, {found.ranks} ranks, from {found.source.file}"
     out.print(Text.assemble((found.folder, "bold"), rest))
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in found.states.items())
     where = f"{found.sharded} sharded, {found.replicated} on every rank"
     out.print(f"states: {kinds}; {where}; values {format_bytes(found.values_bytes)}", soft_wrap=True)
     rows: list[Sequence[Any]] = []
     for each in found.pipeline:
-        options = ", ".join(f"{key}={value}" for key, value in each["options"].items() if value is not None)
-        rows.append((each["name"], options, each.get("note", "")))
+        options = ", ".join(f"{key}={value}" for key, value in each.options.items() if value is not None)
+        rows.append((each.name, options, each.note))
     out.print(table("Pipeline", ("pass", "options", "note"), rows))
     groups = {call.split(" ", 1)[-1] for each in found.per_rank for call in each.calls}
     ranks: list[tuple[int, tuple[str, ...]]] = []

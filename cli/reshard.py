@@ -78,7 +78,7 @@ def command(
         advance("checking and writing")
         report = sharded.write(target, force=force)
     if as_json:
-        print_json(report)
+        print_json(report.to_json())
     else:
         render_report(report, target)
 

@@ -127,7 +127,7 @@ def command(model: str, **given: Any) -> None:
         if not given["dry_run"]:
             check_disk_space(source.training, mesh.ranks if wanted is None else len(wanted), whole)
         advance("sharding")
-        choice: dict[str, Any] = {}
+        choice = None
         if given["auto"]:
             knobs, choice = choose(source, mesh, given, advance)
             pipeline = _pipeline(given | knobs, config)
@@ -136,7 +136,7 @@ def command(model: str, **given: Any) -> None:
         advance("checking and writing")
         report = sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"])
     if given["as_json"]:
-        print_json(report)
+        print_json(report.to_json())
     else:
         render_report(report, None if given["dry_run"] else output)
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from gopt import documents
 from gopt.analysis.look_through import declare_axes
@@ -15,8 +14,10 @@ from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import recover
 from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.training import TrainingGraph
+from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.path_diagnostics import model_is_folder
 from gopt.artifact.report import PassRun
+from gopt.artifact.report_record import REPORT_FILE, ChoiceEntry, Report, SourceEntry
 from gopt.disk.files import digest_of, write_new
 from gopt.errors import InputError, OptionError
 from gopt.importers.collectives import recognise
@@ -52,19 +53,15 @@ class Source:
         )
         return f"<Source {self.name}: {parts}>"
 
-    def record(self) -> dict[str, Any]:
+    def entry(self) -> SourceEntry:
         """What the report says of the source."""
         graph = self.training.graph
         kinds: dict[str, int] = {}
         for state in self.training.states:
             kinds[state.kind.value] = kinds.get(state.kind.value, 0) + 1
-        return {
-            "file": self.name, "sha256": self.sha256, "bytes": self.nbytes,
-            "counts": {
-                "nodes": len(graph.file_nodes or graph.nodes), "inputs": len(graph.inputs),
-                "outputs": len(graph.outputs), **kinds,
-            },
-        }  # fmt: skip
+        nodes = len(graph.file_nodes or graph.nodes)
+        counts = {"nodes": nodes, "inputs": len(graph.inputs), "outputs": len(graph.outputs), **kinds}
+        return SourceEntry(self.name, self.sha256, self.nbytes, counts)
 
 
 def load(
@@ -131,7 +128,7 @@ class Sharded:
     ranks: list[RankGraph]
     common: list[RankState]
     checks: list[Check]
-    choice: dict[str, Any] = field(default_factory=dict)
+    choice: ChoiceEntry | None = None
     """What chose the pipeline, when something did, and why."""
 
     def __repr__(self) -> str:
@@ -143,24 +140,22 @@ class Sharded:
         """The passes in the order in which they ran, with what they report."""
         return self.program.passes
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """The report as it is written."""
-        from gopt.artifact import report_builder
+        from gopt.artifact.report_builder import build_report
 
-        record = report_builder.report(
-            self.program, self.source.record(), self.ran, self.checks, self.common, self.ranks
-        )
-        return record | ({"choice": self.choice} if self.choice else {})
+        report = build_report(self.program, self.source.entry(), self.ran, self.checks, self.common, self.ranks)
+        return replace(report, choice=self.choice)
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         """The manifest as it is written."""
-        from gopt.artifact import report_builder
+        from gopt.artifact.manifest_builder import build_manifest
 
-        return report_builder.manifest(self.program, self.common, self.ranks)
+        return build_manifest(self.program, self.common, self.ranks)
 
-    def write(self, folder: str | os.PathLike[str], *, force: bool = False) -> dict[str, Any]:
+    def write(self, folder: str | os.PathLike[str], *, force: bool = False) -> Report:
         """Write the output folder, whole or not at all; returns the report."""
-        from gopt.artifact import json_writer, ranks, serialize, states_file
+        from gopt.artifact import ranks, serialize, states_file
         from gopt.artifact.output_folder import output_folder
 
         report = self.report()
@@ -170,8 +165,8 @@ class Sharded:
             ranks.write_ranks(staged, self.program, stored, self.common, self.ranks)
             source = serialize.source_model(self.program, stored, roles_text(self.program.training))
             write_new(staged / serialize.SOURCE_FILE, source)
-            json_writer.write_json(staged / "report.json", report)
-            json_writer.write_json(staged / "manifest.json", self.manifest())
+            write_new(staged / REPORT_FILE, report.text().encode())
+            write_new(staged / MANIFEST_FILE, self.manifest().text().encode())
         return report
 
 

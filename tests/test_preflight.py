@@ -166,9 +166,9 @@ def test_training_deals_samples_out_by_what_ranks_see(tmp_path):
 
 
 def test_ranks_that_share_no_states_are_said_to(tmp_path):
-    notes = gopt.shard(gopt.load(MLP), Mesh.parse("dp=2"), stage=3).report()["notes"]
+    notes = gopt.shard(gopt.load(MLP), Mesh.parse("dp=2"), stage=3).report().to_json()["notes"]
     assert "no axis of the mesh dp=2 shards states: every rank holds all of them, at any stage" in notes
-    assert not any("shards states" in note for note in gopt.shard(gopt.load(MLP), 2).report()["notes"])
+    assert not any("shards states" in note for note in gopt.shard(gopt.load(MLP), 2).report().to_json()["notes"])
 
 
 def with_calls(folder: Path, group: str) -> Path:

@@ -1,4 +1,5 @@
-"""What shows that a checkpoint is whole: an index, written last, with the size and digest of every rank's file.
+"""The index of a step of a checkpoint: size and digest of every rank's file. It is written last, so that a step with
+an index is complete.
 
 Files are read in blocks: a check needs no memory, however large the model.
 """
@@ -10,10 +11,12 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gopt import documents
+from gopt.artifact.manifest import Manifest
+from gopt.documents.records import from_document, key, to_document
 from gopt.errors import InputError, RunError
 
 INDEX_FILE = "index.json"
@@ -22,6 +25,28 @@ LOCK_FILE = ".gopt.lock"
 """File in a folder of checkpoints, locked by the job that adds to them; it stays."""
 _BLOCK = 1 << 22
 STEP_DIR = re.compile(r"step_(\d{8,})")
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """The size and the SHA-256 of a file."""
+
+    nbytes: int = field(metadata=key("bytes"))
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointIndex:
+    """One complete step of a checkpoint: the digest of its ranks' manifest, and the file of every rank."""
+
+    format: str = FORMAT
+    step: int
+    manifest: str
+    files: Mapping[str, FileEntry]
+
+    def text(self) -> str:
+        """The text of the file."""
+        return json.dumps(to_document(self), indent=1)
 
 
 def step_dir(step: int) -> str:
@@ -39,32 +64,26 @@ def complete_steps(home: Path) -> list[int]:
     return sorted(found)
 
 
-def manifest_digest(manifest: Mapping[str, Any]) -> str:
-    """By it a checkpoint knows the ranks that it is of."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
 def rank_states_file(rank: int) -> str:
     return f"rank_{rank:04d}.safetensors"
 
 
-def read_index(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The files of one step of a checkpoint -> size and digest; raises RunError when it is damaged, or of other ranks
-    than the manifest's."""
+def read_index(folder: Path, manifest: Manifest) -> CheckpointIndex:
+    """The index of one step of a checkpoint; raises RunError when it is damaged, or of other ranks than the
+    manifest's."""
     index = open_index(folder)
-    if index["manifest"] != manifest_digest(manifest):
+    if index.manifest != manifest.digest():
         raise RunError(f"checkpoint {folder} is of other ranks", "make ranks of it with gopt reshard")
-    files: dict[str, Mapping[str, Any]] = index["files"]
-    return files
+    return index
 
 
-def open_index(folder: Path) -> dict[str, Any]:
+def open_index(folder: Path) -> CheckpointIndex:
     """The index of one step of a checkpoint; raises RunError when it is damaged."""
     try:
-        index = documents.read_json(folder / INDEX_FILE, documents.INDEX)
+        index = from_document(CheckpointIndex, documents.read_json(folder / INDEX_FILE, documents.INDEX))
         match = STEP_DIR.fullmatch(os.path.basename(os.path.realpath(folder)))
-        if match and int(match[1]) != index["step"]:
-            raise InputError(f"{folder / INDEX_FILE}: step: {index['step']} is not that of its folder")
+        if match and int(match[1]) != index.step:
+            raise InputError(f"{folder / INDEX_FILE}: step: {index.step} is not that of its folder")
     except InputError as error:
         raise RunError(
             f"the checkpoint is damaged: {error.message}", f"remove {folder} to go on from the one before"
@@ -72,7 +91,7 @@ def open_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def check_states_file(path: Path, entry: Mapping[str, Any] | None) -> None:
+def check_states_file(path: Path, entry: FileEntry | None) -> None:
     """Raise RunError when a rank's file is missing, or differs from its ``entry`` of the index."""
     if entry is None or not path.is_file():
         raise RunError(f"checkpoint {path.parent} lacks {path.name}", "remove it to go on from the one before")
@@ -84,5 +103,5 @@ def check_states_file(path: Path, entry: Mapping[str, Any] | None) -> None:
             size = file.tell()
     except OSError as error:
         raise RunError(f"checkpoint {path} cannot be read: {error.strerror}") from error
-    if size != entry["bytes"] or seen.hexdigest() != entry["sha256"]:
+    if size != entry.nbytes or seen.hexdigest() != entry.sha256:
         raise RunError(f"checkpoint {path} is damaged", f"remove {path.parent} to go on from the one before")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gopt.analysis.parameter_uses import low_precision_uses, parameter_users, trained_bytes
+from gopt.artifact.pass_facts import bucket_cap
 from gopt.artifact.report import PassRun
+from gopt.artifact.report_record import CallCounts, CastCounts, Figures, Traffic
 from gopt.collectives.layout import ITEM_BYTES, parse_shapes, total_elements
 from gopt.ir.graph import COMM
 from gopt.ir.types import LOW_PRECISION
@@ -22,38 +23,25 @@ from gopt.sharding.traffic import Carries, CollectiveCall, Overlap, find_calls, 
 class CostReport:
     """What a step costs on the wire, and what it could cost; bytes are a rank's mean per update."""
 
-    sent: int
-    by_kind: dict[str, int]
-    bound: int
-    calls: int
-    packing_bound: int
-    cap: int | None
-    """Bytes of a bucket at most, as the pass that packs them says; None without one."""
+    traffic: Traffic
+    calls: CallCounts
     overlap: Overlap
-
-    @property
-    def ratio(self) -> float:
-        return round(self.sent / self.bound, 6) if self.bound else 1.0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "traffic": {"sent": self.sent, "by_kind": dict(self.by_kind), "bound": self.bound, "ratio": self.ratio},
-            "calls": {"count": self.calls, "packing_bound": self.packing_bound, "cap": self.cap},
-            "overlap": self.overlap.to_json(),
-        }
 
 
 def cost_report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
     """The figures of a step as it stands after its passes, with its calls."""
     times = _times(program)
-    caps = [each.record.facts["bucket_cap_bytes"] for each in ran if "bucket_cap_bytes" in each.record.facts]
-    cap = max(caps, default=None)
-    turns = [times.get(call.node.outputs[0], 1) for call in calls]
-    kinds = {kind.value: round(sum(c.sent_as(kind) * n for c, n in zip(calls, turns))) for kind in Carries}
-    by_kind = {kind: sent for kind, sent in kinds.items() if sent}
-    bounds = traffic_bound(program, calls), packing_bound(program, calls, cap)
-    sent = sum(call.sent * count for call, count in zip(calls, turns))
-    return CostReport(round(sent), by_kind, bounds[0], len(calls), bounds[1], cap, measure(calls))
+    cap = bucket_cap(each.record for each in ran)
+    counts = [times.get(call.node.outputs[0], 1) for call in calls]
+    kinds = {kind.value: round(sum(c.sent_as(kind) * n for c, n in zip(calls, counts))) for kind in Carries}
+    by_kind = {kind: nbytes for kind, nbytes in kinds.items() if nbytes}
+    sent = round(sum(call.sent * count for call, count in zip(calls, counts)))
+    bound = traffic_bound(program, calls)
+    return CostReport(
+        Traffic(sent, by_kind, bound, round(sent / bound, 6) if bound else 1.0),
+        CallCounts(len(calls), packing_bound(program, calls, cap), cap),
+        measure(calls),
+    )
 
 
 def _times(program: SpmdProgram) -> dict[str, int]:
@@ -147,8 +135,8 @@ def _fewest(sizes: Sequence[float], cap: int) -> int:
     return sum(size >= cap for size in sizes) + (math.ceil(rest / cap) if rest else 0)
 
 
-def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> dict[str, int]:
-    """Casts of parameters to a narrow type in one step, and the tensors they serve; the largest over ``ranks``.
+def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> CastCounts:
+    """Casts of parameters to a low precision in one step, and the tensors they serve; the largest over ``ranks``.
 
     ``per_update``: behind an update or before a gather; neighbours of one class are cast at once, so there may be fewer
     than ``owned_tensors``, those of which a rank owns elements. ``in_forward``: left where the source has them.
@@ -168,19 +156,16 @@ def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[Ran
     at = [program.mesh.coordinates(rank.rank) for rank in ranks]
     counts = [sum(sharding.covers(coordinates) for sharding in own) for coordinates in at]
     owned = [len({piece.tensor for s in states if not s.copy for piece in s.pieces}) for states in held]
-    return {
-        "per_update": max(counts, default=0),
-        "owned_tensors": max(owned, default=0),
-        "in_forward": sum(not node.made_by for node in found),
-    }
+    return CastCounts(
+        per_update=max(counts, default=0),
+        owned_tensors=max(owned, default=0),
+        in_forward=sum(not node.made_by for node in found),
+    )
 
 
-def cost_section(
+def figures(
     program: SpmdProgram, ran: Sequence[PassRun], common: Sequence[RankState], ranks: Sequence[RankGraph]
-) -> Mapping[str, Any]:
+) -> Figures:
     """The section ``figures`` of the report."""
-    record = cost_report(program, ran, find_calls(program)).to_json()
-    return {key: record[key] for key in ("traffic", "calls")} | {
-        "casts": casts(program, common, ranks),
-        "overlap": record["overlap"],
-    }
+    costs = cost_report(program, ran, find_calls(program))
+    return Figures(costs.traffic, costs.calls, casts(program, common, ranks), costs.overlap)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from gopt.disk.files import write_new
 
-
-def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Stable JSON that reads and diffs well: one line a key, and one line a record in a list of records."""
-    write_new(path, (_pretty(record) + "\n").encode())
+def pretty_json(document: Mapping[str, Any]) -> str:
+    """Stable JSON that reads and diffs well: one line a key, and one line an entry in a list of tables."""
+    return _pretty(document) + "\n"
 
 
 def _pretty(record: Mapping[str, Any]) -> str:

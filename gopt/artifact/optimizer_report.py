@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gopt.artifact.pass_facts import operators
 from gopt.artifact.report import OpRecord, PassRun, rank_ranges
 from gopt.opaque.origin import OpaqueCall
 from gopt.opaque.refold import CoveredRange, RefoldedCall, RefoldedWeight
@@ -53,12 +54,10 @@ def _holders(program: SpmdProgram) -> dict[str, Holder]:
 def _reasons(ran: Sequence[PassRun]) -> dict[tuple[str, str], str]:
     """(node, weight) -> why its standard operators stay."""
     return {
-        (row["name"], title): str(group["why"])
-        for each in ran
-        if each.record.name == PASS
-        for row in each.result.facts.get("operators", ())
-        for group in row.get("expanded", ())
-        for title in group["weights"]
+        (row.name, weight): group.why
+        for row in operators(each.record for each in ran)
+        for group in row.expanded
+        for weight in group.weights
     }
 
 

@@ -9,8 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gopt.artifact.checkpoint_index import FORMAT, INDEX_FILE, LOCK_FILE, complete_steps
-from gopt.artifact.manifest import read_manifest
+from gopt.artifact.checkpoint_index import FORMAT as INDEX_FORMAT
+from gopt.artifact.checkpoint_index import INDEX_FILE, LOCK_FILE, complete_steps
+from gopt.artifact.manifest import FORMAT as MANIFEST_FORMAT
+from gopt.artifact.manifest import MANIFEST_FILE
+from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.report_record import REPORT_FILE
 from gopt.artifact.serialize import SOURCE_FILE
 from gopt.artifact.states_file import STATES_FILE
 from gopt.disk.files import is_regular_file, reason
@@ -20,10 +24,9 @@ from gopt.documents.prescan import check_prescan
 from gopt.errors import InputError, OptionError, RunError
 from gopt.limits import DOCUMENT_BYTES
 
-MANIFEST = "gopt-manifest/1"
 _HINT = "choose another place with -o"
 _RANK = re.compile(r"rank_\d{4,}(\.\w+)?\.onnx")
-_ALWAYS = frozenset({"manifest.json", "report.json", SOURCE_FILE, STATES_FILE})
+_ALWAYS = frozenset({MANIFEST_FILE, REPORT_FILE, SOURCE_FILE, STATES_FILE})
 
 
 def resolve_output(target: str | os.PathLike[str]) -> Path:
@@ -72,10 +75,10 @@ def check_not_inside(target: Path, whole: Path, hint: str = _HINT) -> None:
 def artifact_kind(folder: Path) -> str | None:
     """``an output folder``, ``a checkpoint`` (one step, or the folder that holds them), or None."""
     index = folder / INDEX_FILE
-    if is_regular_file(index) and _format(index) == FORMAT:
+    if is_regular_file(index) and _format(index) == INDEX_FORMAT:
         return "a checkpoint"
-    manifest = folder / "manifest.json"
-    if is_regular_file(manifest) and _format(manifest) == MANIFEST:
+    manifest = folder / MANIFEST_FILE
+    if is_regular_file(manifest) and _format(manifest) == MANIFEST_FORMAT:
         return "a folder of checkpoints" if _is_home(folder) else "an output folder"
     return None
 
@@ -91,8 +94,8 @@ def check_replaceable(target: Path, folder: Path) -> None:
     entries = sorted(os.listdir(folder))
     if not entries:
         return
-    manifest = _read(folder / "manifest.json")
-    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST:
+    manifest = _read(folder / MANIFEST_FILE)
+    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
         raise OptionError(f"{target} is nothing that gopt wrote: --force does not replace it", _HINT)
     try:
         read_manifest(folder)

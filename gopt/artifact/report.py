@@ -1,10 +1,12 @@
-"""Frozen records of what was done: each pass hands in a card, the pipeline collects them."""
+"""Records of what passes did: each pass returns one, the pipeline collects them; how they are written in short."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from gopt.documents.records import OPTIONAL, key
 
 T = TypeVar("T", bound=Hashable)
 
@@ -15,15 +17,9 @@ class OpRecord:
 
     name: str
     op_type: str
-    pass_name: str
+    pass_name: str = field(metadata=key("pass"))
     reason: str
     ranks: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name, "op_type": self.op_type, "pass": self.pass_name, "reason": self.reason,
-            "ranks": self.ranks,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +29,10 @@ class VarRecord:
     name: str
     dtype: str
     shape: tuple[int | str | None, ...] | None
-    nbytes: int
-    pass_name: str
+    nbytes: int = field(metadata=key("bytes"))
+    pass_name: str = field(metadata=key("pass"))
     reason: str
     ranks: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name, "dtype": self.dtype, "shape": None if self.shape is None else list(self.shape),
-            "bytes": self.nbytes, "pass": self.pass_name, "reason": self.reason, "ranks": self.ranks,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +52,7 @@ class PassRecord:
     name: str
     options: Mapping[str, Any]
     facts: Mapping[str, Any] = field(repr=False)
-    note: str
-
-    def to_json(self) -> dict[str, Any]:
-        record: dict[str, Any] = {"name": self.name, "options": dict(self.options), "facts": dict(self.facts)}
-        if self.note:
-            record["note"] = self.note
-        return record
+    note: str = field(default="", metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,17 @@
-"""The manifest and the report of a sharded step, as plain records (contract section 4)."""
+"""The report of a sharded step (contract section 4)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gopt.analysis.coupling import notes, open_couplings
-from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.training import StateKind
-from gopt.artifact.cost_report import cost_section
+from gopt.artifact.cost_report import figures
+from gopt.artifact.manifest import MeshEntry
+from gopt.artifact.manifest_builder import phases_by_rank
 from gopt.artifact.optimizer_report import removed_optimizers
-from gopt.artifact.output_paths import MANIFEST
-from gopt.artifact.ranks import rank_file
 from gopt.artifact.report import OpRecord, PassRun, VarRecord, rank_ranges
-from gopt.artifact.serialize import SOURCE_FILE
+from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage, Report, SourceEntry
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import TensorType
@@ -21,99 +19,37 @@ from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import Block, RankGraph, RankState
 from gopt.program import SpmdProgram
 
-REPORT = "gopt-report/1"
 
-
-def manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> dict[str, Any]:
-    """All that a launcher needs."""
-    training = program.training
-    types = training.graph.types
-    inputs = [(name, "batch") for name in training.batch] + [(name, "hyper") for name in training.hyper]
-    by_rank = _by_rank(ranks)
-    several: dict[str, Any] = {}
-    if program.micro_steps > 1:
-        parts = next(iter(by_rank.values()))
-        several["accumulate"] = program.micro_steps
-        several["phases"] = [{"name": part.phase.name, "times": part.phase.times} for part in parts]
-    if program.loss_reduction != LossReduction():
-        several["loss_reduction"] = str(program.loss_reduction)
-    if program.shared:
-        several["synchronised"] = program.shared
-    return {
-        "format": MANIFEST,
-        **several,
-        "mesh": program.mesh.to_json(),
-        "source": SOURCE_FILE,
-        "loss": training.loss,
-        "states": [
-            {"tensor": s.tensor, "updated": s.updated, "kind": s.kind.value, "of": s.of, **_typed(types[s.tensor])}
-            for s in training.states
-        ],
-        "common": {
-            "inputs": [{"name": name, **_typed(types[name]), "kind": kind} for name, kind in inputs],
-            "outputs": [{"name": name, **_typed(types[name])} for name in (training.loss, *training.metrics)],
-            "state": [state.to_json() for state in common],
-        },
-        "ranks": [_rank_record(parts) for parts in by_rank.values()],
-    }
-
-
-def _by_rank(ranks: Sequence[RankGraph]) -> dict[int, list[RankGraph]]:
-    """The phases of every rank."""
-    found: dict[int, list[RankGraph]] = {}
-    for part in ranks:
-        found.setdefault(part.rank, []).append(part)
-    return found
-
-
-def _rank_record(parts: Sequence[RankGraph]) -> dict[str, Any]:
-    record = {
-        "rank": parts[0].rank,
-        "role": "trainer",
-        "files": {part.phase.name: rank_file(part.rank, part.phase) for part in parts},
-        "state": [state.to_json() for state in parts[0].states],
-    }
-    accumulators = [held.to_json() for held in parts[0].accumulators]
-    return record | ({"accumulators": accumulators} if accumulators else {})
-
-
-def _typed(type: TensorType) -> dict[str, Any]:
-    return {"dtype": type.dtype, "shape": list(type.shape) if type.shape is not None else None}
-
-
-def report(
+def build_report(
     program: SpmdProgram,
-    source: Mapping[str, Any],
+    source: SourceEntry,
     ran: Sequence[PassRun],
     checks: Sequence[Check],
     common: Sequence[RankState],
     ranks: Sequence[RankGraph],
-) -> dict[str, Any]:
+) -> Report:
     """What was removed, added and moved; grows with the graph, not with graph times ranks."""
     reasons = {key: (each.record.name, why) for each in ran for key, why in each.result.removed.items()}
     removed_ops, removed_vars = _removed(program, reasons, ranks)
-    removed_ops = removed_optimizers(program, ran, [rank.rank for rank in ranks]) + removed_ops
+    optimizers = removed_optimizers(program, ran, [rank.rank for rank in ranks])
     added_ops, added_vars = _added(program, common, ranks)
-    reducible = _reducible(program)
-    kinds = {state.tensor: state.kind for state in program.training.states}
-    rows = [_rank_row(program, kinds, common, parts, reducible) for parts in _by_rank(ranks).values()]
+    usages = _usages(program, common, ranks)
     couplings = open_couplings(program)
-    return {
-        "format": REPORT,
-        "source": dict(source),
-        "mesh": program.mesh.to_json(),
-        "pipeline": [each.record.to_json() for each in ran],
-        "notes": list(program.training.notes) + _notes(program) + notes(couplings),
-        "couplings": [each.to_json() for each in couplings],
-        "removed_ops": [record.to_json() for record in removed_ops],
-        "removed_vars": [record.to_json() for record in removed_vars],
-        "added_ops": [record.to_json() for record in added_ops],
-        "added_vars": [record.to_json() for record in added_vars],
-        "ranks": rows,
-        "balance": {kind: _balance([row["bytes"][kind] for row in rows]) for kind in rows[0]["bytes"]} if rows else {},
-        "figures": cost_section(program, ran, common, ranks),
-        "checks": [check.to_json() for check in checks],
-    }
+    return Report(
+        source=source,
+        mesh=MeshEntry.of(program.mesh),
+        pipeline=tuple(each.record for each in ran),
+        notes=(*program.training.notes, *_notes(program), *notes(couplings)),
+        couplings=tuple(couplings),
+        removed_ops=(*optimizers, *removed_ops),
+        removed_vars=tuple(removed_vars),
+        added_ops=tuple(added_ops),
+        added_vars=tuple(added_vars),
+        ranks=tuple(usages),
+        balance=_balances([each.nbytes.by_kind for each in usages]),
+        figures=figures(program, ran, common, ranks),
+        checks=tuple(checks),
+    )
 
 
 def _notes(program: SpmdProgram) -> list[str]:
@@ -143,6 +79,11 @@ def _groups(program: SpmdProgram) -> set[str]:
     return {str(node.attributes["group"]) for node in program.graph.nodes if node.domain == COMM}
 
 
+def _balances(rows: Sequence[Mapping[str, int]]) -> dict[str, float]:
+    """By kind of bytes, the largest over the mean over the ranks."""
+    return {kind: _balance([row[kind] for row in rows]) for kind in rows[0]} if rows else {}
+
+
 def _balance(values: Sequence[int]) -> float:
     """max / mean over the ranks; 1 when nothing is held."""
     total = sum(values)
@@ -153,7 +94,7 @@ def _removed(
     program: SpmdProgram, reasons: Mapping[str, tuple[str, str]], ranks: Sequence[RankGraph]
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     source = program.training.graph
-    every = list(_by_rank(ranks))
+    every = list(phases_by_rank(ranks))
     coordinates = {rank.rank: program.mesh.coordinates(rank.rank) for rank in ranks}
     left = {node.source: node for node in program.graph.nodes if node.source is not None}
     ops: list[OpRecord] = []
@@ -208,7 +149,7 @@ def _added(
     where: dict[tuple[str, str], dict[int, None]] = {}
     nodes: dict[tuple[str, str], Node] = {}
     shared = [node for node in program.graph.nodes if not node.sharding.by_axis and node.made_by and _real(node)]
-    every = list(_by_rank(ranks))
+    every = list(phases_by_rank(ranks))
     known = set(map(id, shared))
     for node in shared:
         key = (node.label, node.op_type)
@@ -265,34 +206,55 @@ def _purpose(node: Node) -> str:
     return "update on the rank's shard, or its layout"
 
 
-def _rank_row(
+def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> list[RankUsage]:
+    """What each rank holds, and what it sends in one update: all its micro-steps included."""
+    reducible = _reducible(program)
+    kinds = {state.tensor: state.kind for state in program.training.states}
+    return [
+        RankUsage(parts[0].rank, _rank_bytes(program, kinds, common, parts, reducible), _calls(program, parts))
+        for parts in phases_by_rank(ranks).values()
+    ]
+
+
+def _rank_bytes(
     program: SpmdProgram,
     kinds: Mapping[str, StateKind],
     common: Sequence[RankState],
     parts: Sequence[RankGraph],
     reducible: set[str],
-) -> dict[str, Any]:
-    """What one rank holds, and what it sends in one update: all its micro-steps included."""
-    held = {"parameters": 0, "optimizer_states": 0, "gradients": 0}
+) -> RankBytes:
+    """Bytes that one rank holds; ``parts`` are its phases."""
+    parameters = optimizer_states = 0
     for state in (*common, *parts[0].states):
         kind = kinds[state.pieces[0].tensor] if state.pieces else None
         if kind is StateKind.PARAMETER:
-            held["parameters"] += state.type.nbytes
+            parameters += state.type.nbytes
         elif kind in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
-            held["optimizer_states"] += state.type.nbytes
-    held["gradients"] = sum(each.type.nbytes for each in parts[0].accumulators)
-    calls: dict[tuple[str, str], dict[str, Any]] = {}
-    for part, node in [(each, node) for each in parts for node in each.calls]:
-        group = str(node.attributes["group"])
-        row = calls.setdefault((node.op_type, group), {"op": node.op_type, "group": group, "calls": 0, "bytes_sent": 0})
-        row["calls"] += part.phase.times
-        row["bytes_sent"] += part.phase.times * call_bytes(program, part, node)
+            optimizer_states += state.type.nbytes
+    gradients = sum(each.type.nbytes for each in parts[0].accumulators)
+    for part, node in _comm_nodes(parts):
         if any(name in reducible for name in node.inputs) and _defined(program, part, node):
-            made = node.outputs
-            if len(made) == len(node.inputs):  # a fused call may carry statistics and scalars as well
-                made = [new for old, new in zip(node.inputs, made) if old in reducible]
-            held["gradients"] += sum(part.types.get(name, program.graph.type_of(name)).nbytes for name in made)
-    return {"rank": parts[0].rank, "bytes": held, "communication": list(calls.values())}
+            outputs = node.outputs
+            if len(outputs) == len(node.inputs):  # a fused call may carry statistics and scalars as well
+                outputs = [new for old, new in zip(node.inputs, outputs) if old in reducible]
+            gradients += sum(part.types.get(name, program.graph.type_of(name)).nbytes for name in outputs)
+    return RankBytes(parameters, optimizer_states, gradients)
+
+
+def _calls(program: SpmdProgram, parts: Sequence[RankGraph]) -> tuple[CallEntry, ...]:
+    """What one rank sends, by collective and group, in the order of the first call of each."""
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for part, node in _comm_nodes(parts):
+        sent = part.phase.times * call_bytes(program, part, node)
+        found.setdefault((node.op_type, str(node.attributes["group"])), []).append((part.phase.times, sent))
+    return tuple(
+        CallEntry(op, group, sum(times for times, _ in calls), sum(sent for _, sent in calls))
+        for (op, group), calls in found.items()
+    )
+
+
+def _comm_nodes(parts: Sequence[RankGraph]) -> list[tuple[RankGraph, Node]]:
+    return [(part, node) for part in parts for node in part.calls]
 
 
 def _reducible(program: SpmdProgram) -> set[str]:

@@ -69,7 +69,7 @@ class Node:
         self.sharding = sharding
         """Which ranks run it, and on what."""
         self.source: Node | None = None
-        """The node of the source graph that this one is in a graph that passes rewrite; None for one that a pass added."""
+        """In a graph that passes rewrite: the node of the source that this one is; None for one that a pass added."""
         self.captures: tuple[str, ...] = ()
         """Values of the outer graph that bodies of control flow read."""
         self.origin: Any = None

@@ -10,16 +10,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 
 from gopt.analysis.role_map import RoleMap
+from gopt.analysis.training import StateKind
 from gopt.api import stored_roles
-from gopt.artifact.checkpoint_index import INDEX_FILE, check_states_file, rank_states_file, read_index
-from gopt.artifact.manifest import check_source, read_manifest, read_report
+from gopt.artifact.checkpoint_index import INDEX_FILE, FileEntry, check_states_file, rank_states_file, read_index
+from gopt.artifact.manifest import Manifest, RankEntry
+from gopt.artifact.manifest_check import check_source, read_manifest, read_report
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report import rank_ranges
+from gopt.artifact.report_record import REPORT_FILE, Report
 from gopt.errors import InputError, OptionError
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph, Tensor
@@ -36,8 +38,8 @@ class FolderContents:
 
     graph: Graph
     roles: RoleMap
-    manifest: dict[str, Any]
-    report: dict[str, Any]
+    manifest: Manifest
+    report: Report
     missing: list[str]
     """States without a value."""
 
@@ -58,7 +60,7 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     check_source(manifest, graph, home)
     values = _values(folder, manifest, graph, checkpoint)
     _check_complete(home, manifest, mesh, values)
-    missing = [each["tensor"] for each in manifest["states"] if each["tensor"] not in values]
+    missing = [state.tensor for state in manifest.states if state.tensor not in values]
     header = onnx.ModelProto()
     header.CopyFrom(graph.header)
     kept = [entry for entry in header.metadata_props if not entry.key.startswith("gopt.")]
@@ -84,31 +86,30 @@ def _home(path: str | os.PathLike[str]) -> Path:
     return (Path(os.path.realpath(folder)) if follow else folder).parent
 
 
-def _check_pipeline(home: Path, report: Mapping[str, Any], manifest: Mapping[str, Any], mesh: Mesh) -> None:
+def _check_pipeline(home: Path, report: Report, manifest: Manifest, mesh: Mesh) -> None:
     """Refuse a report whose passes cannot have made these ranks, or have options that are not known; raises
     InputError."""
     items = [
-        (each["name"], {key.replace("_", "-"): value for key, value in each["options"].items()})
-        for each in report["pipeline"]
+        (each.name, {key.replace("_", "-"): value for key, value in each.options.items()}) for each in report.pipeline
     ]
     try:
         build_pipeline(items)
     except OptionError as error:
-        raise InputError(f"{home / 'report.json'}: pipeline: {error.message}", *error.hints) from None
-    needed = {"shard"} if mesh.data_ranks > 1 or "accumulate" in manifest else set()
-    if mesh.data_ranks > 1 and any(state["kind"] == "statistic" for state in manifest["states"]):
+        raise InputError(f"{home / REPORT_FILE}: pipeline: {error.message}", *error.hints) from None
+    needed = {"shard"} if mesh.data_ranks > 1 or manifest.accumulate > 1 else set()
+    if mesh.data_ranks > 1 and any(state.kind is StateKind.STATISTIC for state in manifest.states):
         needed.add("statistics")
     for name in sorted(needed - {name for name, _ in items}):
-        raise InputError(f"{home / 'report.json'}: pipeline: it lacks {name}, which these ranks need")
+        raise InputError(f"{home / REPORT_FILE}: pipeline: it lacks {name}, which these ranks need")
 
 
-def _check_complete(home: Path, manifest: Mapping[str, Any], mesh: Mesh, values: Mapping[str, Tensor]) -> None:
+def _check_complete(home: Path, manifest: Manifest, mesh: Mesh, values: Mapping[str, Tensor]) -> None:
     """Refuse a folder that lacks ranks, where states lie on them; raises InputError."""
-    there = {rank["rank"] for rank in manifest["ranks"]}
-    if len(there) == mesh.ranks or all(each["tensor"] in values for each in manifest["states"]):
+    there = {rank.rank for rank in manifest.ranks}
+    if len(there) == mesh.ranks or all(state.tensor in values for state in manifest.states):
         return
     lost = [rank for rank in range(mesh.ranks) if rank not in there]
-    name = next(each["tensor"] for each in manifest["states"] if each["tensor"] not in values)
+    name = next(state.tensor for state in manifest.states if state.tensor not in values)
     raise InputError(
         f"{home} holds {len(there)} of {mesh.ranks} ranks: {'rank' if len(lost) == 1 else 'ranks'} "
         f"{rank_ranges(lost)} {'is' if len(lost) == 1 else 'are'} missing, with the values of {show(name)} and others",
@@ -116,35 +117,33 @@ def _check_complete(home: Path, manifest: Mapping[str, Any], mesh: Mesh, values:
     )
 
 
-def _values(folder: Path, manifest: Mapping[str, Any], graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
+def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
     """Every state whose pieces are all there."""
     pieces: dict[str, dict[int, Tensor]] = {}
-    files = read_index(folder, manifest) if checkpoint else {}
-    for rank in manifest["ranks"]:
+    files = read_index(folder, manifest).files if checkpoint else {}
+    for rank in manifest.ranks:
         stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, rank)
-        for state in (*manifest["common"]["state"], *rank["state"]):
-            if state.get("copy") or state["input"] not in stored:
+        for state in manifest.states_of(rank):
+            if state.copy or state.input not in stored:
                 continue
-            tensor, place = stored[state["input"]], 0
-            if tensor.type.elements != sum(piece["stop"] - piece["start"] for piece in state["pieces"]):
-                what = f"{show(state['input'])} is {tensor.type}, its pieces have another number of elements"
-                raise InputError(f"rank {rank['rank']}: {what}")
-            for piece in state["pieces"]:
-                length = piece["stop"] - piece["start"]
-                held = pieces.setdefault(piece["tensor"], {})
-                if piece["start"] not in held:
-                    held[piece["start"]] = tensor.flat_slice(place, place + length)
-                place += length
+            tensor, start = stored[state.input], 0
+            if tensor.type.elements != state.elements:
+                what = f"{show(state.input)} is {tensor.type}, its pieces have another number of elements"
+                raise InputError(f"rank {rank.rank}: {what}")
+            for piece in state.pieces:
+                parts = pieces.setdefault(piece.tensor, {})
+                if piece.start not in parts:
+                    parts[piece.start] = tensor.flat_slice(start, start + piece.elements)
+                start += piece.elements
     found = {}
-    order = {name: place for place, name in enumerate(graph.inputs)}  # every state is an input of the kept source
+    order = {name: index for index, name in enumerate(graph.inputs)}  # every state is an input of the kept source
     for name in sorted(pieces, key=lambda name: order[name]):
-        held = pieces[name]
-        type = graph.types[name]
-        parts = tuple(held[start] for start in sorted(held))
-        if len(manifest["ranks"]) < manifest["mesh"]["ranks"] and sum(p.type.elements for p in parts) < type.elements:
+        type, starts = graph.types[name], sorted(pieces[name])
+        tensors = tuple(pieces[name][start] for start in starts)
+        if len(manifest.ranks) < manifest.mesh.ranks and sum(each.type.elements for each in tensors) < type.elements:
             continue
-        _check_tiles(name, type, [(start, held[start].type) for start in sorted(held)])
-        found[name] = replace(parts[0], type=type) if len(parts) == 1 else Tensor(type, parts=parts)
+        _check_tiles(name, type, [(start, each.type) for start, each in zip(starts, tensors)])
+        found[name] = replace(tensors[0], type=type) if len(tensors) == 1 else Tensor(type, parts=tensors)
     return found
 
 
@@ -158,21 +157,19 @@ def _check_tiles(name: str, type: TensorType, parts: list[tuple[int, TensorType]
         raise InputError(f"the pieces of {name} end at {place} of {type.elements}: a rank is missing")
 
 
-def _written(folder: Path, rank: Mapping[str, Any]) -> dict[str, Tensor]:
+def _written(folder: Path, rank: RankEntry) -> dict[str, Tensor]:
     """Initial values to which the files of a rank refer."""
     found = {}
-    for name in rank["files"].values():
-        path = folder / Path(name).name
+    for file in rank.files.values():
+        path = folder / Path(file).name
         if not path.is_file():
-            raise InputError(f"rank {rank['rank']} has no file {path}")
+            raise InputError(f"rank {rank.rank} has no file {path}")
         tensors = load(path, own=True).initializers
         found.update({name: tensor for name, tensor in tensors.items() if tensor.path})
     return found
 
 
-def _checkpointed(
-    folder: Path, rank: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]
-) -> Mapping[str, Tensor]:
-    path = folder / rank_states_file(rank["rank"])
+def _checkpointed(folder: Path, rank: RankEntry, files: Mapping[str, FileEntry]) -> Mapping[str, Tensor]:
+    path = folder / rank_states_file(rank.rank)
     check_states_file(path, files.get(path.name))
     return load_state(path)

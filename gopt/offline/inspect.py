@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gopt.analysis.coupling import Coupling, find_couplings
@@ -13,8 +11,6 @@ from gopt.analysis.coupling import notes as coupling_notes
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import UpdateSubgraph
-from gopt.artifact.manifest import read_manifest, read_report
-from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import UnsupportedError
 from gopt.ir.types import LOW_PRECISION, TensorType
 from gopt.offline.optimizer.controls import Controls, find_controls
@@ -269,102 +265,3 @@ def _bytes(training: TrainingGraph) -> dict[str, int]:
     total["batch"] = sum(graph.type_of(name).nbytes for name in training.batch)
     total["constant"] = sum(t.nbytes for name, t in graph.initializers.items() if name not in states)
     return total
-
-
-# --- folders --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RankUsage:
-    """What a rank holds and sends."""
-
-    rank: int
-    parameters: int
-    optimizer_states: int
-    gradients: int
-    calls: Mapping[str, int]
-    bytes_sent: int
-    file: str
-    file_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class FolderInspection:
-    """What an output folder is, by its own manifest and report."""
-
-    folder: str
-    mesh: tuple[tuple[str, int], ...]
-    ranks: int
-    source: Mapping[str, Any]
-    loss: str
-    states: Mapping[str, int]
-    """Kind -> how many of the source's states."""
-    sharded: int
-    """States of the source that no rank holds whole."""
-    replicated: int
-    pipeline: tuple[Mapping[str, Any], ...]
-    per_rank: tuple[RankUsage, ...]
-    balance: Mapping[str, float]
-    removed_ops: int
-    added_ops: int
-    checks: tuple[Mapping[str, Any], ...]
-    values_bytes: int
-    notes: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return f"<FolderInspection {self.folder}: {self.ranks} ranks, {sum(self.states.values())} states>"
-
-    def to_json(self) -> dict[str, Any]:
-        record: dict[str, Any] = {"format": "gopt-inspection/1", "what": "folder"}
-        return record | asdict(self)
-
-
-def inspect_folder(path: str | os.PathLike[str]) -> FolderInspection:
-    """What is in an output folder; raises InputError where its manifest or report is missing or broken."""
-    folder = Path(path)
-    check_folder(folder)
-    manifest, _ = read_manifest(folder)
-    return _folder(folder, manifest, read_report(folder, manifest))
-
-
-def _folder(folder: Path, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> FolderInspection:
-    kinds: dict[str, int] = {}
-    for state in manifest["states"]:
-        kinds[state["kind"]] = kinds.get(state["kind"], 0) + 1
-    common = {piece["tensor"] for state in manifest["common"]["state"] for piece in state["pieces"]}
-    files = {each["rank"]: list(each["files"].values()) for each in manifest["ranks"]}
-    held = [
-        RankUsage(
-            rank=row["rank"],
-            parameters=row["bytes"]["parameters"],
-            optimizer_states=row["bytes"]["optimizer_states"],
-            gradients=row["bytes"]["gradients"],
-            calls={f"{call['op']} {call['group']}": call["calls"] for call in row["communication"]},
-            bytes_sent=sum(call["bytes_sent"] for call in row["communication"]),
-            file=", ".join(files[row["rank"]]),
-            file_bytes=sum(_size(folder / name) for name in files[row["rank"]]),
-        )
-        for row in report["ranks"]
-    ]
-    return FolderInspection(
-        folder=folder.name,
-        mesh=tuple((name, size) for name, size in manifest["mesh"]["axes"]),
-        ranks=manifest["mesh"]["ranks"],
-        source=report["source"],
-        loss=manifest["loss"],
-        states=kinds,
-        sharded=len(manifest["states"]) - len(common),
-        replicated=len(common),
-        pipeline=tuple(report["pipeline"]),
-        per_rank=tuple(held),
-        balance=report["balance"],
-        removed_ops=len(report["removed_ops"]),
-        added_ops=len(report["added_ops"]),
-        checks=tuple(report["checks"]),
-        values_bytes=_size(folder / "states.bin"),
-        notes=tuple(report.get("notes", ())),
-    )
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0

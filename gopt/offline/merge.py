@@ -65,7 +65,7 @@ def merge(path: str | os.PathLike[str], model: str | os.PathLike[str], *, force:
             data = write_model(target, graph, values, force=force)
     except OSError as error:
         raise RunError(f"cannot write {model}: {reason(error)}", "choose another place with -o") from error
-    count = len(held.manifest["states"]) - len(held.missing)
+    count = len(held.manifest.states) - len(held.missing)
     beside = str(Path(model).with_name(data)) if data else ""
     return Merged(str(Path(model)), beside, count, total, tuple(held.missing))
 
@@ -85,9 +85,9 @@ def reshard(
     """
     held = read_folder(path)
     training = api.load_stored_source(expand(held.graph), held.roles, "the kept source")
-    kept = held.report["source"]
-    source = api.Source(training, kept["file"], kept["sha256"], kept["bytes"])
-    micro_steps = held.manifest.get("accumulate", 1) if accumulate is None else accumulate
+    kept = held.report.source
+    source = api.Source(training, kept.file, kept.sha256, kept.nbytes)
+    micro_steps = held.manifest.accumulate if accumulate is None else accumulate
     return api.shard(source, mesh, pipeline=_pipeline(held, options or {}, note), accumulate=micro_steps)
 
 
@@ -95,9 +95,9 @@ def _pipeline(held: FolderContents, options: Mapping[str, Mapping[str, Any]], no
     """The pipeline of the report with some options replaced."""
     left = {name: dict(given) for name, given in options.items()}
     items = []
-    for each in held.report["pipeline"]:
-        name, given = each["name"], left.pop(each["name"], {})
-        whole = {key.replace("_", "-"): value for key, value in each["options"].items()} | given
+    for each in held.report.pipeline:
+        name, given = each.name, left.pop(each.name, {})
+        whole = {key.replace("_", "-"): value for key, value in each.options.items()} | given
         if name == "shard":
             whole = _of_use(whole, given, note)
         items.append((name, whole))

@@ -11,6 +11,8 @@ from gopt.analysis.partition import Item, default_cap, plan_buckets
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.cost_report import CostReport, cost_report
 from gopt.artifact.report import format_bytes
+from gopt.artifact.report_record import ChoiceEntry
+from gopt.documents.records import from_document, to_document
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
 from gopt.offline.memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
@@ -51,7 +53,7 @@ class Choice:
     parameters: int
     optimizer_states: int
     live: LivePeaks
-    cost_report: CostReport
+    costs: CostReport
     balance: float
     times: CommTimes | None
 
@@ -61,20 +63,20 @@ class Choice:
         return self.parameters + self.optimizer_states + self.live.peak
 
     def __repr__(self) -> str:
-        return f"<Choice {self.settings}: {self.held} bytes held, {self.cost_report.calls} calls>"
+        return f"<Choice {self.settings}: {self.held} bytes held, {self.costs.calls.count} calls>"
 
     def to_json(self) -> dict[str, Any]:
-        cost_report = self.cost_report
+        costs = self.costs
         record = asdict(self.settings) | {
             "bytes": {
                 "parameters": self.parameters, "optimizer_states": self.optimizer_states,
                 "gradients": self.live.gradients, "gathered": self.live.gathered,
                 "activations": self.live.activations, "live": self.live.peak, "total": self.held,
             },
-            "traffic": {"sent": cost_report.sent, "bound": cost_report.bound, "ratio": cost_report.ratio},
-            "calls": {"count": cost_report.calls, "packing_bound": cost_report.packing_bound, "cap": cost_report.cap},
+            "traffic": {"sent": costs.traffic.sent, "bound": costs.traffic.bound, "ratio": costs.traffic.ratio},
+            "calls": to_document(costs.calls),
             "balance": self.balance,
-            "hidden_share": cost_report.overlap.hidden_share,
+            "hidden_share": costs.overlap.hidden_share,
         }  # fmt: skip
         return record | ({} if self.times is None else {"seconds": asdict(self.times)})
 
@@ -157,6 +159,11 @@ class RankedChoice:
     def to_json(self) -> dict[str, Any]:
         return {**self.choice.to_json(), "fits": self.fits, "why": self.why}
 
+    def entry(self, weighed: int, memory: int | None, link: str | None) -> ChoiceEntry:
+        """What the report says of it, as the best of ``weighed`` choices under these limits."""
+        limits = {"weighed": weighed, "memory": memory, "link": link}
+        return from_document(ChoiceEntry, {**limits, **self.to_json()})
+
 
 def rank_choices(found: Sequence[Choice], memory: int | None) -> list[RankedChoice]:
     """Best first: those that fit in ``memory`` bytes; then least time, to three digits; least traffic; fewest bytes
@@ -190,7 +197,7 @@ def _seconds(choice: Choice) -> float:
 
 
 def _ties(choice: Choice) -> tuple[int, int, int, float]:
-    return choice.cost_report.sent, choice.held, choice.cost_report.calls, choice.balance
+    return choice.costs.traffic.sent, choice.held, choice.costs.calls.count, choice.balance
 
 
 def _why(choice: Choice, first: Choice, memory: int | None) -> str:
@@ -199,46 +206,50 @@ def _why(choice: Choice, first: Choice, memory: int | None) -> str:
         return f"does not fit: {format_bytes(choice.held)} of {format_bytes(memory)}"
     if choice is first:
         return _praise(choice, memory)
-    slower, mine, theirs = _seconds(choice) > _seconds(first), choice.cost_report, first.cost_report
+    slower, mine, theirs = _seconds(choice) > _seconds(first), choice.costs, first.costs
     if slower and _seconds(first):
         return f"{_seconds(choice) / _seconds(first):.2f} times the time of the first: {_cause(choice, first)}"
     if slower:
         return f"the first adds no time: {_cause(choice, first)}"
     lead = "same time" if choice.times is not None else "same traffic"
-    if mine.sent > theirs.sent:
-        return f"{'same time, ' if choice.times else ''}sends {mine.sent / theirs.sent:.2f} times the bytes"
+    if mine.traffic.sent > theirs.traffic.sent:
+        return f"{'same time, ' if choice.times else ''}{_times_the_bytes(choice, first)}"
     if choice.held > first.held:
         return f"{lead}, {format_bytes(choice.held - first.held)} more memory than the first"
-    if mine.calls > theirs.calls:
-        return f"{lead} and memory, {mine.calls - theirs.calls} calls more than the first"
+    if mine.calls.count > theirs.calls.count:
+        return f"{lead} and memory, {mine.calls.count - theirs.calls.count} calls more than the first"
     if choice.balance > first.balance:
         return f"{lead} and memory, less even: {choice.balance:.3f}"
     return "no better than the first in anything" if _ties(choice) == _ties(first) else f"{lead}, holds a little less"
+
+
+def _times_the_bytes(choice: Choice, first: Choice) -> str:
+    return f"sends {choice.costs.traffic.sent / first.costs.traffic.sent:.2f} times the bytes"
 
 
 def _praise(choice: Choice, memory: int | None) -> str:
     among = "" if memory is None else " of those that fit"
     if choice.times is None:
         return f"fewest bytes sent{among}, then least memory"
-    return f"least time{among}: {choice.cost_report.overlap.hidden_share:.0%} of its bytes hide behind computation"
+    return f"least time{among}: {choice.costs.overlap.hidden_share:.0%} of its bytes hide behind computation"
 
 
 def _cause(choice: Choice, first: Choice) -> str:
     """What makes a choice slower than the first: the start of its calls, or bytes that nothing hides."""
-    mine, theirs = choice.cost_report, first.cost_report
+    mine, theirs = choice.costs, first.costs
     if choice.times is not None and first.times is not None:
         starts = choice.times.latency - first.times.latency
         if starts > choice.times.exposed - first.times.exposed - starts:
-            return f"its calls take longer to start ({mine.calls}, the first {theirs.calls})"
+            return f"its calls take longer to start ({mine.calls.count}, the first {theirs.calls.count})"
         if choice.balance > first.balance and _a_byte(choice) > 1.05 * _a_byte(first):
             return f"the ring waits for the largest share (balance {choice.balance:.3f})"
     if mine.overlap.hidden_share < theirs.overlap.hidden_share:
         return f"hides {mine.overlap.hidden_share:.0%} of its bytes, the first {theirs.overlap.hidden_share:.0%}"
-    if mine.sent > theirs.sent:
-        return f"sends {mine.sent / theirs.sent:.2f} times the bytes"
+    if mine.traffic.sent > theirs.traffic.sent:
+        return _times_the_bytes(choice, first)
     return f"its bytes take longer (balance {choice.balance:.3f})"
 
 
 def _a_byte(choice: Choice) -> float:
     """Seconds on the link for each byte sent, starts left out."""
-    return (choice.times.total - choice.times.latency) / choice.cost_report.sent if choice.times is not None else 0.0
+    return (choice.times.total - choice.times.latency) / choice.costs.traffic.sent if choice.times is not None else 0.0

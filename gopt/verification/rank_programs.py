@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from gopt.artifact.manifest import check_rank
+from gopt.artifact.manifest import LocalAccumulator, LocalState, Manifest, RankEntry
+from gopt.artifact.manifest_check import check_rank
 from gopt.errors import InputError
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
@@ -25,8 +25,8 @@ class RankPrograms:
     """One rank's programs by phase, which of its inputs hold which pieces, and its accumulators."""
 
     programs: dict[str, Executor]
-    states: list[dict[str, Any]]
-    sums: list[dict[str, Any]]
+    states: tuple[LocalState, ...]
+    sums: tuple[LocalAccumulator, ...]
     values: Values
     """Stored values by input name; what is large is mapped, not read."""
 
@@ -36,26 +36,27 @@ class RankPrograms:
 
     def carry(self, held: Values, outputs: Values) -> None:
         """Put what a phase made of states and accumulators in their place."""
-        for each in (*self.states, *self.sums):
-            if each["output"] in outputs:
-                held[each["input"]] = np.asarray(outputs[each["output"]])
+        carried: tuple[LocalState | LocalAccumulator, ...] = (*self.states, *self.sums)
+        for each in carried:
+            if each.output in outputs:
+                held[each.input] = np.asarray(outputs[each.output])
 
     def feeds(self, start: Values) -> Values:
         """What the rank reads of its states, from whole tensors, and accumulators at zero."""
         feeds = {}
         for state in self.states:
-            parts = [start[p["tensor"]].reshape(-1)[p["start"] : p["stop"]] for p in state["pieces"]]
+            parts = [start[p.tensor].reshape(-1)[p.start : p.stop] for p in state.pieces]
             value = np.concatenate(parts) if len(parts) != 1 else parts[0].copy()
-            type = self.type_of(state["input"])
+            type = self.type_of(state.input)
             with np.errstate(over="ignore"):
-                feeds[state["input"]] = value.astype(numpy_dtype(type.dtype), copy=False).reshape(type.dims)
+                feeds[state.input] = value.astype(numpy_dtype(type.dtype), copy=False).reshape(type.dims)
         for each in self.sums:
-            feeds[each["input"]] = np.zeros(each["shape"], numpy_dtype(each["dtype"]))
+            feeds[each.input] = np.zeros(each.shape, numpy_dtype(each.dtype))
         return feeds
 
 
 def read_rank(
-    folder: Path, record: Mapping[str, Any], manifest: Mapping[str, Any], phases: Iterable[str], probe: set[str],
+    folder: Path, record: RankEntry, manifest: Manifest, phases: Iterable[str], probe: set[str],
     cache: SessionCache, random_inputs: RandomInputs, types: Mapping[str, TensorType],
 ) -> RankPrograms:  # fmt: skip
     """A rank from its ``record`` in the manifest and its files; local gradients of ``probe`` can be reached.
@@ -63,19 +64,19 @@ def read_rank(
     ``randoms`` are fed to it, whose results have ``types`` in the source. Raises InputError where files are
     missing or say something else.
     """
-    states = [*manifest["common"]["state"], *record["state"]]
+    states = manifest.states_of(record)
     graphs, stored = {}, {}
     for phase in phases:
-        path = folder / record["files"].get(phase, "")
+        path = folder / record.files.get(phase, "")
         if not path.is_file():
-            raise InputError(f"rank {record['rank']} has no file {path}")
+            raise InputError(f"rank {record.rank} has no file {path}")
         graph = load(path, own=True)
         stored.update({name: t.numpy() for name, t in graph.initializers.items() if name in graph.inputs})
         graphs[phase] = graph
     check_rank(manifest, record, graphs, folder)
     fed = {phase: feed_graph(graph, random_inputs, types) for phase, graph in graphs.items()}
     programs = {phase: Executor(probed(graph, probe), cache) for phase, graph in fed.items()}
-    return RankPrograms(programs, states, record.get("accumulators", []), stored)
+    return RankPrograms(programs, states, record.accumulators, stored)
 
 
 def joined(
@@ -89,12 +90,12 @@ def joined(
     parts: dict[str, dict[int, np.ndarray]] = {}
     for rank, held in zip(ranks, values):
         for state in rank.states:
-            if state[key] not in held or state.get("copy"):
+            name = getattr(state, key)
+            if name not in held or state.copy:
                 continue
-            flat, place = np.asarray(held[state[key]]).reshape(-1), 0
-            for piece in state["pieces"]:
-                length = piece["stop"] - piece["start"]
-                parts.setdefault(piece["tensor"], {})[piece["start"]] = flat[place : place + length]
-                place += length
+            flat, place = np.asarray(held[name]).reshape(-1), 0
+            for piece in state.pieces:
+                parts.setdefault(piece.tensor, {})[piece.start] = flat[place : place + piece.elements]
+                place += piece.elements
     whole = {name: np.concatenate([held[start] for start in sorted(held)]) for name, held in parts.items()}
     return {name: flat for name, flat in whole.items() if flat.size == types[name].elements}

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
+from gopt.artifact.manifest import LocalState
 from gopt.ir.types import LOW_PRECISION
 from gopt.verification.all_ranks import AllRanks, RankResults, Tamper
 from gopt.verification.compare import Ledger, Values, became_not_finite, distance, finite, ratio
@@ -189,19 +189,19 @@ class _StepComparison:
         """Compare what every rank holds of the states, or of those named."""
         for rank, own in enumerate(self.runner.all_ranks.ranks):
             for state in own.states:
-                if not state.get("copy") and not state.get("local"):
-                    value = np.asarray(self.made.outputs[rank][state["output"]]).reshape(-1)
+                if not state.copy and not state.local:
+                    value = np.asarray(self.made.outputs[rank][state.output]).reshape(-1)
                     self._pieces(ledger, rank, state, value, wanted, start, names)
         ledger.close(wanted, start)
 
     def _pieces(
-        self, ledger: Ledger, rank: int, state: Mapping[str, Any], flat: np.ndarray, wanted: Values, start: Values,
+        self, ledger: Ledger, rank: int, state: LocalState, flat: np.ndarray, wanted: Values, start: Values,
         names: Collection[str] | None,
     ) -> None:  # fmt: skip
         """Compare the pieces of one rank's state: a whole tensor at once, a part as a share of its tensor."""
         place = 0
-        for piece in state["pieces"]:
-            name, low, high = piece["tensor"], piece["start"], piece["stop"]
+        for piece in state.pieces:
+            name, low, high = piece.tensor, piece.start, piece.stop
             value, reference = flat[place : place + high - low], wanted[name].reshape(-1)
             place += high - low
             kind = self.runner.kinds[name]
@@ -215,18 +215,16 @@ class _StepComparison:
             else:
                 ledger.part(rank, name, kind, distance(value, reference[low:high]))
         if place != flat.size:
-            ledger.enter(rank, state["input"], "size", float("inf"))
+            ledger.enter(rank, state.input, "size", float("inf"))
 
     def _copies(self, ledger: Ledger) -> None:
         """A narrow copy must be exactly the cast of the wide state as the ranks now hold it."""
-        copies = [
-            (r, state) for r, own in enumerate(self.runner.all_ranks.ranks) for state in own.states if state.get("copy")
-        ]
+        copies = [(r, state) for r, own in enumerate(self.runner.all_ranks.ranks) for state in own.states if state.copy]
         wide = self.runner.all_ranks.joined("output", self.made.outputs) if copies else {}
         for rank, state in copies:
-            name = state["pieces"][0]["tensor"]
-            value = np.asarray(self.made.outputs[rank][state["output"]]).reshape(-1)
+            name = state.pieces[0].tensor
+            value = np.asarray(self.made.outputs[rank][state.output]).reshape(-1)
             if name not in self.not_finite:
                 with np.errstate(over="ignore"):
                     wanted = wide[name].reshape(-1).astype(value.dtype)
-                ledger.enter(rank, state["input"], "copy", ratio(distance(value, wanted), 0.0))
+                ledger.enter(rank, state.input, "copy", ratio(distance(value, wanted), 0.0))

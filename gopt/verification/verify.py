@@ -10,17 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from gopt.analysis.coupling.synchronise import SynchronisedValues
 from gopt.analysis.look_through import declare_axes
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.roles import recover
 from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.training import TrainingGraph
-from gopt.artifact.manifest import check_source, read_manifest
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_check import check_source, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import InputError, OptionError, RunError
 from gopt.importers.collectives import DECLARED, parse_groups, recognise
@@ -65,19 +64,18 @@ class Verifier:
         self.folder = Path(folder)
         check_folder(self.folder)
         self.manifest, self.mesh = read_manifest(self.folder)
-        listed = self.manifest.get("phases", [{"name": "step", "times": 1}])
-        self.phases = {each["name"]: each["times"] for each in listed}
+        self.phases = self.manifest.schedule
         source = _training(self.folder, model, self.manifest, self.mesh)
         self.random_inputs = find_random(source.graph)
         self.training = feed_training(source, self.random_inputs)
         # The reference holds one, and all ranks together another at least.
         check_fits(source.graph, (state.tensor for state in source.states), copies=2)
-        if len(self.manifest["ranks"]) != self.mesh.ranks:
-            raise InputError(f"{self.folder} holds {len(self.manifest['ranks'])} of {self.mesh.ranks} ranks")
+        if len(self.manifest.ranks) != self.mesh.ranks:
+            raise InputError(f"{self.folder} holds {len(self.manifest.ranks)} of {self.mesh.ranks} ranks")
         self.cache = SessionCache(deadline)
         self.gates = find_gates(self.training)
-        reduction = LossReduction.parse(self.manifest.get("loss_reduction", "mean"))
-        shared = SynchronisedValues.from_json(self.manifest.get("synchronised", {"values": [], "constants": []}))
+        reduction = LossReduction.parse(self.manifest.loss_reduction)
+        shared = self.manifest.synchronised
         self.reference = ReferenceProgram(self.training, self.mesh, self.cache, self.gates, reduction, shared)
         self.reference.refuse_inputs(self.random_inputs.fed)
         self.ranks = [
@@ -85,7 +83,7 @@ class Verifier:
                 self.folder, record, self.manifest, self.phases, self.reference.gradients, self.cache,
                 self.random_inputs, source.graph.types,
             )
-            for record in self.manifest["ranks"]
+            for record in self.manifest.ranks
         ]  # fmt: skip
         self.which = data_ranks(self.mesh)
         self.stored = self.all_ranks.joined("input", [rank.values for rank in self.ranks])
@@ -196,9 +194,7 @@ class Verifier:
         return [batches.batch(each // sides, each % sides) for each in range(count)]
 
 
-def _training(
-    folder: Path, model: str | os.PathLike[str] | None, manifest: Mapping[str, Any], mesh: Mesh
-) -> TrainingGraph:
+def _training(folder: Path, model: str | os.PathLike[str] | None, manifest: Manifest, mesh: Mesh) -> TrainingGraph:
     """The source with the roles that were settled when it was sharded."""
     from gopt.api import load_stored_source, stored_roles
 

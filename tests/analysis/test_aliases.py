@@ -83,7 +83,7 @@ def test_the_update_is_split_all_the_same(what, where, tmp_path):
     source = gopt.load(b.save(tmp_path / "step.onnx"))
     assert source.training.gradients == {"w0": net.gradients["w0"]}
     sharded = gopt.shard(source, 3)
-    report = sharded.write(tmp_path / "out")
+    report = sharded.write(tmp_path / "out").to_json()
     shard = next(each for each in report["pipeline"] if each["name"] == "shard")
     assert shard["facts"]["parameters"] == {"split": 1}
     assert Verifier(tmp_path / "out").run(steps=2).equal
@@ -119,7 +119,7 @@ def test_a_row_that_is_cut_where_it_was_joined(cut, tmp_path):
         b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", gradient, b.const(0.1))), net.params[name])
     source = gopt.load(b.save(tmp_path / "step.onnx"))
     assert source.training.gradients == net.gradients
-    report = gopt.shard(source, 3).write(tmp_path / "out")
+    report = gopt.shard(source, 3).write(tmp_path / "out").to_json()
     shard = next(each for each in report["pipeline"] if each["name"] == "shard")
     assert shard["facts"]["parameters"] == {"split": 4}
     assert Verifier(tmp_path / "out").run(steps=2).equal

@@ -36,7 +36,7 @@ def test_a_clip_over_flat_gradients_is_split(ranks, partition, tmp_path):
         b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", back, b.const(0.1))), dims)
     source = gopt.load(b.save(tmp_path / "step.onnx"))
     assert source.training.gradients == net.gradients
-    report = gopt.shard(source, ranks, partition=partition).write(tmp_path / "out")
+    report = gopt.shard(source, ranks, partition=partition).write(tmp_path / "out").to_json()
     shard = next(each for each in report["pipeline"] if each["name"] == "shard")
     assert shard["facts"]["parameters"] == {"split": 4}
     assert Verifier(tmp_path / "out").run(steps=2).equal
@@ -117,6 +117,6 @@ def test_a_squeeze_behind_the_move_is_an_identity(tmp_path):
             b.output(f"{name}_norm", b.op("ReduceL2", gradient, keepdims=0), ())
         b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", gradient, b.const(0.1))), dims)
     source = gopt.load(b.save(tmp_path / "step.onnx"))
-    report = gopt.shard(source, 3).write(tmp_path / "out")
+    report = gopt.shard(source, 3).write(tmp_path / "out").to_json()
     assert next(e for e in report["pipeline"] if e["name"] == "shard")["facts"]["parameters"] == {"split": 4}
     assert Verifier(tmp_path / "out").run(steps=2).exit_code == 0

@@ -12,7 +12,9 @@ from products import spread
 
 import gopt
 from gopt.api import Sharded, Source
-from gopt.artifact.cost_report import _fewest, cost_section
+from gopt.artifact.cost_report import _fewest
+from gopt.artifact.cost_report import figures as cost_figures
+from gopt.documents.records import to_document
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 
@@ -23,7 +25,7 @@ WHOLE_ACCUMULATOR = ("mlp_adamw_accum", 1)
 
 
 def figures(result: Sharded) -> Any:
-    return cost_section(result.program, result.ran, result.common, result.ranks)
+    return to_document(cost_figures(result.program, result.ran, result.common, result.ranks))
 
 
 @pytest.mark.parametrize(("name", "stage", "mesh"), spread(NAMES, [0, 1, 2, 3], [FLAT, HYBRID]), ids=str)
@@ -111,7 +113,7 @@ def test_gpt2_traffic(gpt2, stage):
 @pytest.mark.parametrize(("partition", "limit"), [("flat", 1.001), ("rows", 1.05)])
 @pytest.mark.parametrize("stage", [2, 3])
 def test_gpt2_balance(gpt2, partition, limit, stage):
-    balance = gopt.shard(gpt2, 64, stage=stage, partition=partition).report()["balance"]
+    balance = gopt.shard(gpt2, 64, stage=stage, partition=partition).report().to_json()["balance"]
     assert max(balance.values()) <= limit, balance
 
 

@@ -19,7 +19,7 @@ def test_the_table_is_a_line_a_choice(capsys, monkeypatch):
     assert "best: stage " in text
     assert "gopt shard --auto takes it" in text
     head = next(line for line in text.splitlines() if line.startswith("stage "))
-    for column in ("live", "× bound", "calls", "balance", "hidden", "time"):
+    for column in ("live", "× minimum", "calls", "balance", "overlapped", "time"):
         assert column in head and f"{column}: " in text, "every column that needs it is explained"
 
 

@@ -22,7 +22,7 @@ from helpers import FIXTURES, is_clean
 
 from gopt.api import stored_roles
 from gopt.artifact.checkpoint_index import open_index
-from gopt.artifact.manifest import read_manifest, read_report
+from gopt.artifact.manifest_check import read_manifest, read_report
 from gopt.errors import GoptError, InputError
 from gopt.ir.load import load
 

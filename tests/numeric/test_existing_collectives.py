@@ -112,7 +112,7 @@ def both(path: Path, folder: Path, mesh: Mesh) -> None:
 )
 def test_reductions_of_gradients_are_taken_over(form, together, ranks, stage, tmp_path):
     path = source(tmp_path, form, ranks, together)
-    report = gopt.shard(read(path), ranks, stage=stage).write(tmp_path / "out")
+    report = gopt.shard(read(path), ranks, stage=stage).write(tmp_path / "out").to_json()
     assert any("taken over" in note for note in report["notes"])
     kinds = {node.op_type for node in calls(onnx.load(rank_path(tmp_path / "out", 0)))}
     assert ("ReduceScatter" in kinds) == (stage > 0)
@@ -207,7 +207,7 @@ def tensor_parallel(folder: Path, *, data: bool = True, norm: bool = True) -> Pa
 def test_calls_along_other_axes_stay(data, stage, tmp_path):
     path = tensor_parallel(tmp_path, data=data)
     mesh = Mesh((("shard", 2), ("tp", 2)))
-    report = gopt.shard(gopt.load(path), mesh, stage=stage).write(tmp_path / "out")
+    report = gopt.shard(gopt.load(path), mesh, stage=stage).write(tmp_path / "out").to_json()
     found = [node for node in calls(onnx.load(rank_path(tmp_path / "out", 3))) if _group(node) == "tp"]
     assert [(node.op_type, len(node.input)) for node in found] == [
         ("AllReduce", 2), ("AllGather", 1), ("AllReduce", 1), ("AllReduce", 1), ("AllReduce", 1),

@@ -90,12 +90,12 @@ def test_what_is_settled_is_told_no_more(tmp_path):
     count = weight_of(step_of("sgd", "weighted")(4))
 
     def kinds(**options) -> list[str]:
-        return [each["kind"] for each in gopt.shard(source, 2, **options).report()["couplings"]]
+        return [each["kind"] for each in gopt.shard(source, 2, **options).report().to_json()["couplings"]]
 
     assert kinds() == ["weighted_loss"]
     assert kinds(loss_reduction=f"weighted:{count}") == []
     assert kinds(loss_reduction="sum") == ["weighted_loss", "loss_reduction"]
-    assert [each["kind"] for each in gopt.shard(source, 1).report()["couplings"]] == []
+    assert [each["kind"] for each in gopt.shard(source, 1).report().to_json()["couplings"]] == []
 
 
 def step_with_values(path):
@@ -140,6 +140,6 @@ def test_the_manifest_follows_its_schema(tmp_path):
 
     (tmp_path / "step.onnx").write_bytes(step_of("sgd", "sum")(4).SerializeToString())
     sharded = gopt.shard(gopt.load(tmp_path / "step.onnx"), 2, loss_reduction="sum")
-    for kind, record in (("manifest", sharded.manifest()), ("report", sharded.report())):
+    for kind, record in (("manifest", sharded.manifest().to_json()), ("report", sharded.report().to_json())):
         jsonschema.validate(record, json.loads((ROOT / f"gopt/schemas/{kind}.schema.json").read_text()))
     assert load_graph(tmp_path / "step.onnx").outputs

@@ -69,7 +69,7 @@ def test_it_is_the_step_of_one_large_batch(kind, mesh, stage, tmp_path):
 def test_verify_and_the_report(kind, tmp_path):
     (tmp_path / "step.onnx").write_bytes(step(kind, 4).SerializeToString())
     sharded = gopt.shard(gopt.load(tmp_path / "step.onnx", roles=SHARED), 3)
-    report = sharded.write(tmp_path / "out")
+    report = sharded.write(tmp_path / "out").to_json()
     assert report["couplings"] == []
     assert Verifier(tmp_path / "out").run().equal
     assert Verifier(tmp_path / "out", tmp_path / "step.onnx").run(steps=1, confirm=False).equal

@@ -92,4 +92,4 @@ def test_what_would_not_be_exact_is_refused(kind, why, tmp_path):
 def test_values_of_one_rank_alone_are_no_matter(tmp_path):
     (tmp_path / "step.onnx").write_bytes(build(replace(Coupled(), layers=2), 4).SerializeToString())
     source = gopt.load(tmp_path / "step.onnx")
-    assert gopt.shard(source, 1, statistics="sync").manifest().get("synchronised") is None
+    assert gopt.shard(source, 1, statistics="sync").manifest().to_json().get("synchronised") is None

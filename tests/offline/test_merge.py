@@ -81,7 +81,7 @@ def test_merge_after_reshard_is_merge(half, ema, first, second, micro_steps):
 def test_resharded_ranks_keep_what_was_chosen(tmp_path):
     pipeline = build_pipeline(defaults={"shard": {"stage": 3, "partition": "whole"}})
     gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), 2, pipeline=pipeline).write(tmp_path / "a")
-    report = reshard(tmp_path / "a", Mesh.parse("shard=3")).report()
+    report = reshard(tmp_path / "a", Mesh.parse("shard=3")).report().to_json()
     options = next(each["options"] for each in report["pipeline"] if each["name"] == "shard")
     assert (options["stage"], options["partition"]) == (3, "whole")
     assert report["source"] == json.loads((tmp_path / "a" / "report.json").read_text())["source"]

@@ -11,7 +11,8 @@ from offline_graphs import FIXTURES, NAMES, Step, fixture, inspected, scrambled,
 
 from gopt import api
 from gopt.errors import InputError
-from gopt.offline.inspect import Inspection, inspect_folder, inspect_model
+from gopt.offline.inspect import Inspection, inspect_model
+from gopt.offline.inspect_folder import inspect_folder
 
 ADAMW = ("AdamW", {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01, "decoupled": True,
                    "bias_correction": True})  # fmt: skip
@@ -241,7 +242,7 @@ def test_what_cannot_be_told_apart_is_none(tmp_path: Path) -> None:
 
 
 def test_folder(tmp_path: Path) -> None:
-    report = api.shard(api.load(FIXTURES / "mlp_adamw.onnx"), 3).write(tmp_path / "out")
+    report = api.shard(api.load(FIXTURES / "mlp_adamw.onnx"), 3).write(tmp_path / "out").to_json()
     found = inspect_folder(tmp_path / "out")
     assert (found.mesh, found.ranks, found.sharded, found.replicated) == ((("shard", 3),), 3, 8, 5)
     assert found.states == {"scalar": 1, "parameter": 4, "optimizer_state": 8}

@@ -311,7 +311,7 @@ def test_gradients_of_a_step_travel_together(name, ranks, tmp_path):
     items = [("shard", {"stage": 0, "bucket-mb": 0}), ("statistics", {}), ("fuse-collectives", {}), ("prune", {})]
     source = gopt.load(FIXTURES / f"{name}.onnx")
     sharded = gopt.shard(source, ranks, pipeline=build_pipeline(items))
-    report = sharded.write(tmp_path / "out")
+    report = sharded.write(tmp_path / "out").to_json()
     facts = next(each for each in report["pipeline"] if each["name"] == "fuse-collectives")["facts"]
     means = [row for row in facts["keys"] if row["reduce"] == "mean"]
     assert sum(row["calls_before"] for row in means) == len(set(source.training.gradients.values()))
@@ -325,7 +325,7 @@ def test_gradients_of_a_step_travel_together(name, ranks, tmp_path):
 
 
 def test_bucket_mb_caps_both_passes(tmp_path):
-    report = gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), 2, stage=0, bucket_mb=0).report()
+    report = gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), 2, stage=0, bucket_mb=0).report().to_json()
     options = {each["name"]: each["options"] for each in report["pipeline"]}
     assert options["shard"]["bucket_mb"] == 0 and options["fuse-collectives"]["cap_mb"] == 0
     facts = next(each for each in report["pipeline"] if each["name"] == "fuse-collectives")["facts"]

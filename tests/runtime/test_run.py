@@ -19,6 +19,7 @@ from helpers import calls, edit_rank
 from recipes import Recipe, build
 
 import gopt
+from gopt.artifact.manifest import InputKind
 from gopt.errors import GoptError, RunError
 from gopt.mesh import Mesh
 from gopt.offline.merge import merge, reshard
@@ -54,7 +55,7 @@ def samples(folder: Path, count: int = 48) -> str:
 
 def settings(folder: Path) -> dict[str, str]:
     manifest, _ = read_manifest(folder)
-    return {each["name"]: "0.05" for each in manifest["common"]["inputs"] if each["kind"] == "hyper"}
+    return {each.name: "0.05" for each in manifest.inputs_of(InputKind.HYPER)}
 
 
 def train(folder: Path, data: str, steps: int, **options: Any) -> list[Progress]:

@@ -9,8 +9,8 @@ single samples, statistics or products with other reduced values read need it; g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from math import isclose
 from typing import Any
 
@@ -19,6 +19,7 @@ from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Relation
 from gopt.analysis.coupling.propagate import propagate, start
 from gopt.analysis.graph_walks import Index, ancestors
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.documents.records import key, to_document
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
@@ -41,17 +42,12 @@ class Corrected:
 class SynchronisedValues:
     """What is averaged over the ranks as soon as it is made, and constants that follow the number of samples."""
 
-    points: tuple[str, ...] = ()
-    corrected: tuple[Corrected, ...] = ()
+    points: tuple[str, ...] = field(default=(), metadata=key("values"))
+    corrected: tuple[Corrected, ...] = field(default=(), metadata=key("constants"))
 
     def to_json(self) -> dict[str, Any]:
         """As the manifest has it."""
-        return {"values": list(self.points), "constants": [asdict(each) for each in self.corrected]}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> SynchronisedValues:
-        """The inverse of ``to_json``."""
-        return cls(tuple(record["values"]), tuple(Corrected(**each) for each in record["constants"]))
+        return to_document(self)
 
 
 def synchronise(training: TrainingGraph, ranks: int) -> SynchronisedValues:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from gopt.artifact.checkpoint_index import open_index
-from gopt.mesh import Mesh
 from gopt.offline.diff.models import diff_graphs
 from gopt.offline.diff.result import Diff, Difference
 from gopt.offline.folder_contents import read_folder
@@ -16,8 +15,8 @@ def diff_checkpoints(a: Path, b: Path) -> Diff:
     first, second = read_folder(a), read_folder(b)
     lines = []
     for what, before, after in (
-        ("step", *(open_index(path)["step"] for path in (a, b))),
-        ("mesh", *(Mesh.from_record(held.manifest["mesh"]) for held in (first, second))),
+        ("step", *(open_index(path).step for path in (a, b))),
+        ("mesh", *(held.manifest.mesh.mesh() for held in (first, second))),
     ):
         if before != after:
             lines.append(Difference("record", f"{what}: {before} -> {after}"))

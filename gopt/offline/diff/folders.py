@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from gopt.artifact.manifest import read_manifest, read_report
+from gopt.artifact.manifest import MANIFEST_FILE, Manifest
+from gopt.artifact.manifest_check import read_manifest, read_report
 from gopt.artifact.report import rank_ranges
+from gopt.artifact.report_record import REPORT_FILE, Report
 from gopt.ir.load import load
 from gopt.offline.diff.json_records import diff_json
 from gopt.offline.diff.models import diff_graphs
@@ -29,8 +30,10 @@ def diff_folders(a: Path, b: Path) -> Diff:
     both = _Folders(a, b)
     manifests = [read_manifest(folder)[0] for folder in (a, b)]
     reports = [read_report(folder, manifest) for folder, manifest in zip((a, b), manifests)]
-    both.lines += [Difference("record", text, "manifest.json") for text in diff_json(manifests[0], manifests[1])]
-    both.lines += [Difference("record", text, "report.json") for text in diff_json(reports[0], reports[1])]
+    lists: dict[str, Sequence[Manifest | Report]] = {MANIFEST_FILE: manifests, REPORT_FILE: reports}
+    for file, records in lists.items():
+        texts = diff_json(records[0].to_json(), records[1].to_json())
+        both.lines += [Difference("record", text, file) for text in texts]
     same_values = _same_bytes(a / "states.bin", b / "states.bin")
     if (a / "source.onnx").is_file() and (b / "source.onnx").is_file():
         _file_lines(both, "source.onnx", same_values)
@@ -53,9 +56,9 @@ def diff_folders(a: Path, b: Path) -> Diff:
     return Diff(str(a), str(b), tuple(both.lines), both.renamed, tuple(both.notes))
 
 
-def _files(manifest: Mapping[str, Any]) -> dict[tuple[int, str], str]:
+def _files(manifest: Manifest) -> dict[tuple[int, str], str]:
     """The file of every rank and phase."""
-    return {(rank["rank"], phase): name for rank in manifest["ranks"] for phase, name in rank["files"].items()}
+    return {(rank.rank, phase): name for rank in manifest.ranks for phase, name in rank.files.items()}
 
 
 def _file_lines(both: _Folders, name: str, same_values: bool) -> None:

@@ -16,15 +16,16 @@ from typing import Any
 import numpy as np
 
 from gopt.artifact.checkpoint_index import (
-    FORMAT,
     INDEX_FILE,
+    CheckpointIndex,
+    FileEntry,
     check_states_file,
     complete_steps,
-    manifest_digest,
     rank_states_file,
     read_index,
     step_dir,
 )
+from gopt.artifact.manifest import LocalState, Manifest, Piece
 from gopt.disk.files import create, sync, write_new
 from gopt.disk.staging import Staged, staged_folder
 from gopt.errors import InputError, OptionError, RunError
@@ -49,7 +50,7 @@ class Checkpoints:
 
     root: Path
     folder: Path
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     keep: int = 2
 
     def check(self, resume: bool) -> None:
@@ -113,13 +114,8 @@ class Checkpoints:
 
         def finish() -> None:
             if made:
-                index = {
-                    "format": FORMAT,
-                    "step": step,
-                    "manifest": manifest_digest(self.manifest),
-                    "files": dict(entries),
-                }
-                write_new(staged / INDEX_FILE, json.dumps(index, indent=1).encode())
+                index = CheckpointIndex(step=step, manifest=self.manifest.digest(), files=dict(entries))
+                write_new(staged / INDEX_FILE, index.text().encode())
                 made[0].commit()
                 prune(self.root, self.keep)
 
@@ -131,7 +127,7 @@ class Checkpoints:
         Raises RunError for a checkpoint of other ranks, or one that is damaged.
         """
         folder = self.path(step)
-        files = read_index(folder, self.manifest)
+        files = read_index(folder, self.manifest).files
         found: dict[str, Array] = {}
         for writer, names in self._writers(rank).items():
             path = folder / rank_states_file(writer)
@@ -145,27 +141,26 @@ class Checkpoints:
 
     def _writers(self, rank: int) -> dict[int, list[str]]:
         """For every state of a rank, the first rank that holds the very same: it writes for all of them."""
-        owner: dict[str, int] = {}
-        for other in self.manifest["ranks"]:
-            for state in other["state"]:
-                owner.setdefault(_key(state), other["rank"])
+        owner: dict[tuple[str, tuple[Piece, ...]], int] = {}
+        for other in self.manifest.ranks:
+            for state in other.state:
+                owner.setdefault(_key(state), other.rank)
         found: dict[int, list[str]] = {}
-        for state in self.manifest["common"]["state"]:
-            first = rank if state.get("local") else 0
-            found.setdefault(first, []).append(state["input"])
-        for state in self.manifest["ranks"][rank]["state"]:
-            found.setdefault(owner[_key(state)], []).append(state["input"])
+        for state in self.manifest.common.state:
+            found.setdefault(rank if state.local else 0, []).append(state.input)
+        for state in self.manifest.ranks[rank].state:
+            found.setdefault(owner[_key(state)], []).append(state.input)
         return found
 
     def _written_by(self, rank: int) -> list[str]:
         return self._writers(rank).get(rank, [])
 
 
-def _key(state: Mapping[str, Any]) -> str:
-    return json.dumps([state["input"], state["pieces"]])
+def _key(state: LocalState) -> tuple[str, tuple[Piece, ...]]:
+    return state.input, state.pieces
 
 
-def _write(path: Path, arrays: Mapping[str, Array]) -> dict[str, Any]:
+def _write(path: Path, arrays: Mapping[str, Array]) -> FileEntry:
     """A safetensors file: length of the header, header, tensors. Returns its size and digest."""
     header: dict[str, Any] = {}
     place = 0
@@ -181,7 +176,7 @@ def _write(path: Path, arrays: Mapping[str, Array]) -> dict[str, Any]:
             seen.update(chunk)
             file.write(chunk)
     sync(path)
-    return {"bytes": path.stat().st_size, "sha256": seen.hexdigest()}
+    return FileEntry(path.stat().st_size, seen.hexdigest())
 
 
 def _bytes(array: Array) -> Any:

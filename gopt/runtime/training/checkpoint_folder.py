@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from gopt.artifact.checkpoint_index import (
     LOCK_FILE,
     STEP_DIR,
     complete_steps,
-    manifest_digest,
     read_index,
     step_dir,
 )
+from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.output_paths import check_not_inside, resolve_output
 from gopt.artifact.serialize import SOURCE_FILE, model_bytes
 from gopt.artifact.states_file import INLINE, StatesFile
@@ -30,6 +30,7 @@ from gopt.disk.files import digest_of, is_regular_file, make_folders, reason, sy
 from gopt.disk.lock import is_locked, lock_file
 from gopt.disk.staging import replace_file, staged_file, sweep
 from gopt.documents import MANIFEST, REPORT, read_json
+from gopt.documents.records import from_document
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.load import load
 
@@ -51,7 +52,7 @@ def check_checkpoint_folder(root: Path, folder: Path) -> None:
 
 
 @contextmanager
-def open_checkpoint_folder(root: Path, folder: Path, manifest: Mapping[str, Any], keep: int) -> Iterator[None]:
+def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: int) -> Iterator[None]:
     """Hold the folder for one job, put in place what steps have in common, and finish what an earlier job left.
 
     Raises RunError when another job holds it, when checkpoints of other ranks lie there, and where nothing can be
@@ -88,16 +89,16 @@ def _lock(root: Path) -> int:
     return number
 
 
-def _check_manifest(root: Path, manifest: Mapping[str, Any]) -> None:
+def _check_manifest(root: Path, manifest: Manifest) -> None:
     """Raise RunError for steps of other ranks: the index of the newest one decides, a manifest may be damaged."""
     if steps := complete_steps(root):
         read_index(root / step_dir(steps[-1]), manifest)
         return
     try:
-        kept = read_json(root / "manifest.json", MANIFEST)
+        kept = from_document(Manifest, read_json(root / MANIFEST_FILE, MANIFEST))
     except InputError:
         return
-    if manifest_digest(kept) != manifest_digest(manifest):
+    if kept.digest() != manifest.digest():
         raise RunError(f"{root} is of a job with other ranks", "choose another --checkpoint, or use gopt reshard")
 
 

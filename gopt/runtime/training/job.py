@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gopt.artifact import manifest as manifests
+from gopt.artifact import manifest_check
+from gopt.artifact.manifest import Manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import RunError
 from gopt.mesh import Mesh
@@ -54,10 +55,10 @@ class Progress:
                 "samples_per_second": round(rate, 3)}  # fmt: skip
 
 
-def read_manifest(folder: Path) -> tuple[dict[str, Any], Mesh]:
+def read_manifest(folder: Path) -> tuple[Manifest, Mesh]:
     """The manifest of an output folder, and its mesh; raises InputError."""
     check_folder(folder)
-    manifest, mesh = manifests.read_manifest(folder)
-    if len(manifest["ranks"]) != mesh.ranks:
-        raise RunError(f"{folder} holds {len(manifest['ranks'])} of {mesh.ranks} ranks", "shard without --only-ranks")
+    manifest, mesh = manifest_check.read_manifest(folder)
+    if len(manifest.ranks) != mesh.ranks:
+        raise RunError(f"{folder} holds {len(manifest.ranks)} of {mesh.ranks} ranks", "shard without --only-ranks")
     return manifest, mesh

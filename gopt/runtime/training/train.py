@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gopt.artifact import manifest as manifests
+from gopt.artifact import manifest_check
+from gopt.artifact.manifest import InputKind, LocalState
 from gopt.errors import GoptError, InputError, OptionError, RunError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
@@ -42,11 +43,9 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.job, self.engine, self.device, self._calls = job, engine, device, calls
         self.manifest, self.mesh = read_manifest(job.folder)
-        self.record = self.manifest["ranks"][engine.rank]
-        listed = self.manifest.get("phases", [{"name": "step", "times": 1}])
-        self.phases: list[tuple[str, int]] = [(phase["name"], phase["times"]) for phase in listed]
-        self.states: list[dict[str, Any]] = [*self.manifest["common"]["state"], *self.record["state"]]
-        self.sums: list[dict[str, Any]] = self.record.get("accumulators", [])
+        self.record = self.manifest.ranks[engine.rank]
+        self.phases: list[tuple[str, int]] = [*self.manifest.schedule.items()]
+        self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
         self.step = 0
         self.stopped = 0
         """The signal for which the run ends early, the same on all ranks."""
@@ -54,7 +53,7 @@ class Trainer:
         self.call = -1
         self._position = position
         self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
-        manifests.check_rank(self.manifest, self.record, self._graphs, job.folder)
+        manifest_check.check_rank(self.manifest, self.record, self._graphs, job.folder)
         self.schedules = self._settings()
         self.types = self._batch_types()
         self.data: BatchSource = open_data(job.data, self.types, job.shuffle)
@@ -63,14 +62,14 @@ class Trainer:
             self.checkpoints.check(job.resume)
         self.held = self._start()
         """State -> its value; once steps run, as the device shows it."""
-        self._next_input = {state["output"]: state["input"] for state in (*self.states, *self.sums)}
+        self._next_input = self.manifest.next_inputs(self.record)
         self.programs: dict[str, Executor] = {}
         data = self.mesh.data_group
         self.part = self.mesh.index(data, engine.rank) if data is not None else 0
         self.parts = self.mesh.data_ranks
 
     def _load(self, phase: str) -> Graph:
-        path = self.job.folder / Path(self.record["files"][phase]).name
+        path = self.job.folder / Path(self.record.files[phase]).name
         if not path.is_file():
             raise RunError(f"there is no file {path}", "shard again, or copy it here")
         return load(path, own=True)
@@ -79,7 +78,7 @@ class Trainer:
         return next(graph.inputs[name] for graph in self._graphs.values() if name in graph.inputs)
 
     def _settings(self) -> dict[str, Callable[[int], float]]:
-        hyper = [each["name"] for each in self.manifest["common"]["inputs"] if each["kind"] == "hyper"]
+        hyper = [each.name for each in self.manifest.inputs_of(InputKind.HYPER)]
         unknown = sorted(set(self.job.settings) - set(hyper))
         if unknown:
             hint = f"the step has {', '.join(hyper)}" if hyper else "the step has none"
@@ -90,15 +89,15 @@ class Trainer:
         return {name: parse_schedule(text) for name, text in self.job.settings.items()}
 
     def _batch_types(self) -> dict[str, TensorType]:
-        inputs = [each for each in self.manifest["common"]["inputs"] if each["kind"] == "batch"]
+        inputs = self.manifest.inputs_of(InputKind.BATCH)
         for each in inputs:
-            if not all(isinstance(size, int) for size in each["shape"]):
-                raise InputError(f"batch input {each['name']!r} has the open shape {each['shape']}")
-        return {each["name"]: TensorType(each["dtype"], tuple(each["shape"])) for each in inputs}
+            if not each.type.static:
+                raise InputError(f"batch input {each.name!r} has the open shape {each.type}")
+        return {each.name: each.type for each in inputs}
 
     def _start(self) -> dict[str, Any]:
         """The states at the first step: of the checkpoint, or else of the folder and ``--state``."""
-        held = {total["input"]: np.zeros(total["shape"], numpy_dtype(total["dtype"])) for total in self.sums}
+        held = {each.input: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in self.record.accumulators}
         if self.job.resume:
             if self.checkpoints is None:
                 raise OptionError("--resume needs --checkpoint DIR")
@@ -112,7 +111,7 @@ class Trainer:
     def _prepare(self) -> None:
         """Agree with all ranks, then assign memory, then compile; raises RunError, UnsupportedError."""
         check_calls(self.engine, self.mesh, self._graphs)
-        replicated = [state["input"] for state in self.manifest["common"]["state"] if not state.get("local")]
+        replicated = [state.input for state in self.manifest.common.state if not state.local]
         if self.job.sync_init:
             types = {name: self._input(name) for name in replicated}
             broadcast_states(self.engine, self.mesh, self.device, self.held, types)
@@ -196,8 +195,8 @@ class Trainer:
                 self.held.update(
                     (self._next_input[name], made) for name, made in outputs.items() if name in self._next_input
                 )
-                if self.manifest["loss"] in outputs:
-                    seen.append(float(self.device.to_host(outputs[self.manifest["loss"]])))
+                if self.manifest.loss in outputs:
+                    seen.append(float(self.device.to_host(outputs[self.manifest.loss])))
         loss = sum(seen) / len(seen) if seen else math.nan
         if self.job.stop_on_nan and not math.isfinite(loss):
             self.call = -1  # it came of no call
@@ -220,8 +219,7 @@ class Trainer:
 
     def _hyper(self) -> dict[str, Any]:
         made = {}
-        for each in self.manifest["common"]["inputs"]:
-            if each["kind"] == "hyper":
-                value = self.schedules[each["name"]](self.step)
-                made[each["name"]] = np.full(each["shape"], value, numpy_dtype(each["dtype"]))
+        for each in self.manifest.inputs_of(InputKind.HYPER):
+            value = self.schedules[each.name](self.step)
+            made[each.name] = np.full(each.type.dims, value, numpy_dtype(each.dtype))
         return made

@@ -17,6 +17,7 @@ from helpers import FIXTURES
 from runtime_graphs import make
 
 import gopt
+from gopt.artifact.manifest import InputKind
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import OptionError, RunError
 from gopt.ir.graph import COMM, Node
@@ -246,7 +247,7 @@ def written(name: str, ranks: str, folder: Path, **options: Any) -> Path:
 
 def job(folder: Path, out: Path, steps: int = 3, **more: Any) -> Job:
     manifest, _ = read_manifest(folder)
-    hyper = {each["name"]: "0.01" for each in manifest["common"]["inputs"] if each["kind"] == "hyper"}
+    hyper = {each.name: "0.01" for each in manifest.inputs_of(InputKind.HYPER)}
     return Job(folder=folder, data=str(folder.parent / "data.npz"), steps=steps, settings=hyper, checkpoint=out, **more)
 
 

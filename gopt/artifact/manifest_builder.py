@@ -1,0 +1,76 @@
+"""The manifest of a sharded step (contract section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gopt.analysis.coupling.synchronise import SynchronisedValues
+from gopt.artifact.manifest import (
+    CommonEntry,
+    InputEntry,
+    InputKind,
+    LocalAccumulator,
+    LocalState,
+    Manifest,
+    MeshEntry,
+    OutputEntry,
+    PhaseEntry,
+    Piece,
+    RankEntry,
+    SourceState,
+)
+from gopt.artifact.ranks import rank_file
+from gopt.artifact.serialize import SOURCE_FILE
+from gopt.documents.records import from_document
+from gopt.lower.rank_graph import RankGraph, RankState
+from gopt.program import SpmdProgram
+
+
+def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> Manifest:
+    """All that a launcher needs."""
+    training = program.training
+    types = training.graph.types
+    inputs = [(name, InputKind.BATCH) for name in training.batch] + [(name, InputKind.HYPER) for name in training.hyper]
+    outputs = (training.loss, *training.metrics)
+    by_rank = phases_by_rank(ranks)
+    phases = [part.phase for part in next(iter(by_rank.values()), ())]
+    return Manifest(
+        accumulate=program.micro_steps,
+        phases=tuple(PhaseEntry(p.name, p.times) for p in phases) if program.micro_steps > 1 else None,
+        loss_reduction=str(program.loss_reduction),
+        synchronised=from_document(SynchronisedValues, program.shared) if program.shared else SynchronisedValues(),
+        mesh=MeshEntry.of(program.mesh),
+        source=SOURCE_FILE,
+        loss=training.loss,
+        states=tuple(
+            SourceState(s.tensor, s.updated, s.kind, s.of, types[s.tensor].dtype, types[s.tensor].shape)
+            for s in training.states
+        ),
+        common=CommonEntry(
+            inputs=tuple(InputEntry(name, types[name].dtype, types[name].shape, kind) for name, kind in inputs),
+            outputs=tuple(OutputEntry(name, types[name].dtype, types[name].shape) for name in outputs),
+            state=tuple(map(_local_state, common)),
+        ),
+        ranks=tuple(map(_rank_entry, by_rank.values())),
+    )
+
+
+def phases_by_rank(ranks: Sequence[RankGraph]) -> dict[int, list[RankGraph]]:
+    """The phases of every rank."""
+    found: dict[int, list[RankGraph]] = {}
+    for part in ranks:
+        found.setdefault(part.rank, []).append(part)
+    return found
+
+
+def _rank_entry(parts: Sequence[RankGraph]) -> RankEntry:
+    files = {part.phase.name: rank_file(part.rank, part.phase) for part in parts}
+    accumulators = tuple(
+        LocalAccumulator(each.input, each.output, each.type.dtype, each.type.dims) for each in parts[0].accumulators
+    )
+    return RankEntry(parts[0].rank, "trainer", files, tuple(map(_local_state, parts[0].states)), accumulators)
+
+
+def _local_state(state: RankState) -> LocalState:
+    pieces = tuple(Piece(piece.tensor, piece.start, piece.stop) for piece in state.pieces)
+    return LocalState(state.input, state.output, pieces, state.local, state.copy)

@@ -1,0 +1,239 @@
+"""Manifest and report of an output folder as they are read: through the door, then held against themselves.
+
+A schema says which keys there are and of what type; what else readers rely on is checked here, and only here: ranks fit
+the mesh, files have plain names, types are known, pieces lie within their tensors, names are named once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from gopt import documents, limits
+from gopt.artifact.manifest import (
+    MANIFEST_FILE,
+    InputEntry,
+    LocalState,
+    Manifest,
+    OutputEntry,
+    RankEntry,
+    Shape,
+)
+from gopt.artifact.report_record import REPORT_FILE, Report
+from gopt.collectives.table import COLLECTIVES
+from gopt.documents.records import from_document
+from gopt.errors import GoptError, InputError, OptionError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import known
+from gopt.mesh import Mesh
+from gopt.sanitize import show
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
+    """The manifest of an output folder and its mesh; raises InputError."""
+    path = Path(folder, MANIFEST_FILE)
+    manifest = from_document(Manifest, documents.read_json(path, documents.MANIFEST))
+    return manifest, _Checker(str(path), manifest).check()
+
+
+def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
+    """The report beside a manifest; raises InputError where it is damaged or tells of another mesh."""
+    path = Path(folder, REPORT_FILE)
+    report = from_document(Report, documents.read_json(path, documents.REPORT))
+    if report.mesh.axes != manifest.mesh.axes:  # kinds were not always written
+        raise InputError(f"{path}: mesh: it is not the manifest's")
+    if [each.rank for each in report.ranks] != [each.rank for each in manifest.ranks]:
+        raise InputError(f"{path}: ranks: they are not the manifest's")
+    return report
+
+
+def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
+    """Hold a manifest against the source that is kept beside it, or ``what`` stands for it; raises InputError."""
+    name = str(Path(home, MANIFEST_FILE))
+    for index, state in enumerate(manifest.states):
+        where = f"states[{index}]"
+        if state.tensor not in graph.inputs or state.updated not in graph.outputs:
+            _refuse(name, where, f"{what} has no state {show(state.tensor)} -> {show(state.updated)}")
+        if graph.inputs[state.tensor] != state.type:
+            _refuse(name, where, f"{state.type} is {graph.inputs[state.tensor]} in {what}")
+    for index, entry in enumerate(manifest.common.inputs):
+        if graph.inputs.get(entry.name) != entry.type:
+            _refuse(name, f"common.inputs[{index}]", f"{what} has no input {show(entry.name)} of this type")
+    for index, output in enumerate(manifest.common.outputs):
+        if output.name not in graph.outputs:
+            _refuse(name, f"common.outputs[{index}]", f"{what} has no output {show(output.name)}")
+    listed = {state.tensor for state in manifest.states} | {entry.name for entry in manifest.common.inputs}
+    for key in graph.inputs:
+        if key not in listed and key not in graph.initializers:  # a frozen weight needs no entry
+            _refuse(name, "common.inputs", f"{show(key)}, an input of {what}, is missing")
+
+
+def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph], home: str | os.PathLike[str]) -> None:
+    """Hold what a manifest says of one rank against the rank's files, by phase; raises InputError."""
+    name, where = str(Path(home, MANIFEST_FILE)), f"rank {rank.rank}"
+    inputs = {key: type for graph in graphs.values() for key, type in graph.inputs.items()}
+    outputs = {key for graph in graphs.values() for key in graph.outputs}
+    dtypes = {state.tensor: state.dtype for state in manifest.states}
+    states = manifest.states_of(rank)
+    for state in states:
+        type = inputs.get(state.input)
+        if type is None or type.elements != state.elements or state.output not in outputs:
+            _refuse(name, where, f"its files and the manifest disagree on {show(state.input)}")
+        if not state.copy and {dtypes[piece.tensor] for piece in state.pieces} - {type.dtype}:
+            _refuse(name, where, f"its files and the manifest disagree on the type of {show(state.input)}")
+    for each in rank.accumulators:
+        if inputs.get(each.input) != each.type or each.output not in outputs:
+            _refuse(name, where, f"its files and the manifest disagree on {show(each.input)}")
+    for index, entry in enumerate(manifest.common.inputs):
+        if inputs.get(entry.name, entry.type) != entry.type:
+            _refuse(name, f"common.inputs[{index}]", f"{where} has {show(entry.name)} of another type")
+    listed = {*rank.inputs, *(state.input for state in manifest.common.state)}
+    listed |= {entry.name for entry in manifest.common.inputs}
+    frozen = {key for graph in graphs.values() for key in graph.initializers}  # weights that no update touches
+    if unlisted := inputs.keys() - listed - frozen:
+        _refuse(name, "common.inputs", f"{show(min(unlisted))}, an input of {where}, is missing")
+    if manifest.loss not in outputs:
+        _refuse(name, "loss", f"{where} has no output {show(manifest.loss)}")
+    mesh = manifest.mesh.mesh()
+    for graph in graphs.values():
+        for node in graph.nodes:
+            if node.domain == COMM:
+                _check_call(name, mesh, rank.rank, graph, node)
+
+
+def _check_call(name: str, mesh: Mesh, rank: int, graph: Graph, node: Node) -> None:
+    """Refuse a call that no group of this mesh can make."""
+    types = [graph.type_of(each) for each in node.inputs]
+    try:
+        record = COLLECTIVES[node.op_type]
+        group = str(record.resolve(node.attributes)["group"])
+        size, index = mesh.size(group), mesh.index(group, rank)
+        record.infer(node.attributes, [(type.dtype, type.shape) for type in types], size, index)
+    except KeyError:
+        _refuse(name, f"rank {rank}", f"its file calls {show(node.op_type)}, and {COMM} has no such operator")
+    except OptionError as error:
+        _refuse(name, "mesh.axes", f"rank {rank}: {error.message}")
+    except GoptError as error:
+        _refuse(name, f"rank {rank}", f"its file calls {show(node.label)}: {error.message}")
+
+
+def _refuse(name: str, key: str, what: str) -> NoReturn:
+    raise InputError(f"{name}: {key}: {what}")
+
+
+class _Checker:
+    """Holds one manifest, read from the file ``name``, against itself."""
+
+    def __init__(self, name: str, manifest: Manifest) -> None:
+        self.name, self.manifest = name, manifest
+        self.elements: dict[str, int | None] = {}
+        """State of the source -> its elements, None where they are not known."""
+
+    def check(self) -> Mesh:
+        """The mesh of the manifest; raises InputError."""
+        mesh = self._mesh()
+        self._plain("source", self.manifest.source)
+        self._states()
+        self._common()
+        self._phases()
+        self._ranks(mesh)
+        return mesh
+
+    def _mesh(self) -> Mesh:
+        entry = self.manifest.mesh
+        try:
+            mesh = entry.mesh()
+        except OptionError as error:
+            _refuse(self.name, "mesh", error.message)
+        if mesh.ranks != entry.ranks:
+            _refuse(self.name, "mesh.ranks", f"{entry.ranks}, but its axes have {mesh.ranks} ranks")
+        return mesh
+
+    def _states(self) -> None:
+        states = self.manifest.states
+        self._once("states", [state.tensor for state in states])
+        self._once("states", [state.updated for state in states])
+        for index, state in enumerate(states):
+            self._typed(f"states[{index}]", state.dtype, state.shape)
+            self.elements[state.tensor] = state.type.elements if state.type.static else None
+        for index, state in enumerate(states):
+            if state.of is not None and state.of not in self.elements:
+                _refuse(self.name, f"states[{index}].of", f"{show(state.of)} is no state")
+
+    def _common(self) -> None:
+        common = self.manifest.common
+        lists: dict[str, Sequence[InputEntry | OutputEntry]] = {"inputs": common.inputs, "outputs": common.outputs}
+        for key, entries in lists.items():
+            self._once(f"common.{key}", [each.name for each in entries])
+            for index, each in enumerate(entries):
+                self._typed(f"common.{key}[{index}]", each.dtype, each.shape)
+        for index, entry in enumerate(common.inputs):
+            if entry.name in self.elements:
+                _refuse(self.name, f"common.inputs[{index}].name", f"{show(entry.name)} is a state")
+        if self.manifest.loss not in [each.name for each in common.outputs]:
+            _refuse(self.name, "loss", f"{show(self.manifest.loss)} is no output")
+        self._pieces("common.state", common.state)
+
+    def _phases(self) -> None:
+        phases, accumulate = self.manifest.phases, self.manifest.accumulate
+        if phases is None:
+            if accumulate > 1:
+                _refuse(self.name, "phases", "it is missing beside accumulate")
+            return
+        self._once("phases", [each.name for each in phases])
+        if accumulate == 1 or not phases or max(each.times for each in phases) != accumulate:
+            _refuse(self.name, "phases", "they do not run as often as accumulate says")
+
+    def _ranks(self, mesh: Mesh) -> None:
+        common = self._once("common.state", [state.input for state in self.manifest.common.state])
+        phases, last = list(self.manifest.schedule), -1
+        for index, rank in enumerate(self.manifest.ranks):
+            where = f"ranks[{index}]"
+            if not last < rank.rank < mesh.ranks:
+                _refuse(self.name, f"{where}.rank", f"{rank.rank} behind {last}, of {mesh.ranks} ranks")
+            last = rank.rank
+            if list(rank.files) != phases:
+                _refuse(self.name, f"{where}.files", f"they are not those of the phases {', '.join(map(show, phases))}")
+            for phase, file in rank.files.items():
+                self._plain(f"{where}.files.{phase}", file)
+            self._pieces(f"{where}.state", rank.state)
+            for number, each in enumerate(rank.accumulators):
+                self._typed(f"{where}.accumulators[{number}]", each.dtype, each.shape)
+            own = self._once(f"{where}.state", rank.inputs)
+            if own & common:
+                _refuse(self.name, f"{where}.state", f"{show(min(own & common))} is one of common.state")
+
+    def _pieces(self, where: str, states: Sequence[LocalState]) -> None:
+        for number, state in enumerate(states):
+            for index, piece in enumerate(state.pieces):
+                if piece.tensor not in self.elements:
+                    key = f"{where}[{number}].pieces[{index}].tensor"
+                    _refuse(self.name, key, f"{show(piece.tensor)} is no state of the source")
+                elements = self.elements[piece.tensor]
+                if piece.stop < piece.start or elements is None or piece.stop > elements:
+                    key = f"{where}[{number}].pieces[{index}]"
+                    what = f"[{piece.start}, {piece.stop}) is no range of its elements"
+                    _refuse(self.name, key, f"{what}: {show(piece.tensor)} has {elements}")
+
+    def _typed(self, where: str, dtype: str, shape: Shape | None) -> None:
+        if not known(dtype) or dtype == "string":
+            _refuse(self.name, f"{where}.dtype", f"{show(dtype)} is no type of numbers")
+        size = 16
+        for each in shape or ():
+            size *= max(each, 1) if isinstance(each, int) else 1
+        if size >= limits.ELEMENTS:
+            _refuse(self.name, f"{where}.shape", "a tensor of 2**63 bytes or more")
+
+    def _plain(self, where: str, name: str) -> None:
+        if not name or name in (".", "..") or set(name) & set("/\\\0") or len(name.encode()) > 255:
+            _refuse(self.name, where, f"{show(name)} is not the name of a file in the folder")
+
+    def _once(self, where: str, names: Iterable[str]) -> set[str]:
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                _refuse(self.name, where, f"{show(name)} stands there twice")
+            seen.add(name)
+        return seen

@@ -1,0 +1,142 @@
+"""Frozen dataclasses as documents and back: a record's fields say which keys its document has, and of which types.
+
+``from_document`` takes what has passed its schema, ``to_document`` gives what ``json`` writes. A field is a key of its
+name, or of the one that ``key`` gives; fields with the metadata ``OPTIONAL`` are absent where they have their default.
+Fields may be numbers, texts, booleans, enums, records, tuples of these, mappings from text to these, and None beside
+each; a field of type Any keeps its value as it is.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+import typing
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Convert = Callable[[Any], Any]
+
+
+OPTIONAL = {"optional": True}
+"""Metadata of a dataclass field whose key is absent where the value is the field's default."""
+
+
+def key(name: str) -> dict[str, Any]:
+    """Metadata of a dataclass field whose key is ``name``, where Python or the code has another word for it."""
+    return {"key": name}
+
+
+def key_of(each: Field[Any]) -> str:
+    """The key of a record's field in its document."""
+    name: str = each.metadata.get("key", each.name)
+    return name
+
+
+def is_optional(each: Field[Any]) -> bool:
+    """Whether the key of a record's field may be absent."""
+    return bool(each.metadata.get("optional", False))
+
+
+def from_document(cls: Callable[..., T], document: Mapping[str, Any]) -> T:
+    """The record of type ``cls`` of a document that has passed the schema of this type."""
+    record: T = _record_reader(cls)(document)
+    return record
+
+
+def to_document(record: Any) -> dict[str, Any]:
+    """The document of a record: new dicts and lists, with keys in the order of the fields."""
+    cls: Any = type(record)
+    document: dict[str, Any] = _record_writer(cls)(record)
+    return document
+
+
+def _plan(cls: Any, convert: Callable[[Any], Convert | None]) -> list[tuple[str, str, Convert | None, Any]]:
+    """Of every field its name, its key, how its value is converted, and its default where the key may be absent."""
+    hints = typing.get_type_hints(cls)
+    return [
+        (each.name, key_of(each), convert(hints[each.name]), each.default if is_optional(each) else MISSING)
+        for each in fields(cls)
+    ]
+
+
+@functools.cache
+def _record_reader(cls: Hashable) -> Convert:
+    plan = _plan(cls, _reader)
+
+    def read(document: Mapping[str, Any]) -> Any:
+        values = {}
+        for name, label, convert, default in plan:
+            if default is MISSING or label in document:
+                value = document[label]
+                values[name] = value if convert is None else convert(value)
+            else:
+                values[name] = default
+        return cls(**values)  # type: ignore[operator]
+
+    return read
+
+
+@functools.cache
+def _record_writer(cls: Hashable) -> Convert:
+    plan = _plan(cls, _writer)
+
+    def write(record: Any) -> dict[str, Any]:
+        document = {}
+        for name, label, convert, default in plan:
+            value = getattr(record, name)
+            if default is MISSING or value != default:
+                document[label] = value if convert is None else convert(value)
+        return document
+
+    return write
+
+
+def _is_record(hint: Any) -> bool:
+    return is_dataclass(hint)
+
+
+def _reader(hint: Any) -> Convert | None:
+    """How a value of a document becomes one of type ``hint``; None: it stays as it is."""
+    if _is_record(hint):
+        return _record_reader(hint)
+    if isinstance(hint, enum.EnumMeta):
+        return lambda value: hint(value)
+    return _container(hint, _reader, tuple)
+
+
+def _writer(hint: Any) -> Convert | None:
+    """The inverse of ``_reader``."""
+    if _is_record(hint):
+        return _record_writer(hint)
+    if isinstance(hint, enum.EnumMeta):
+        return lambda value: value.value
+    return _container(hint, _writer, list)
+
+
+def _container(hint: Any, inner: Callable[[Any], Convert | None], sequence: type) -> Convert | None:
+    """A union with None, a tuple or a mapping, whose parts ``inner`` converts."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        converts = [convert for each in arguments if (convert := inner(each)) is not None]
+        if not converts:
+            return None
+        (convert,) = converts
+        return lambda value: None if value is None else convert(value)
+    if origin is tuple:
+        whole = _item(inner, arguments)
+        return sequence if whole is None else lambda value: sequence(map(whole, value))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        each = inner(arguments[1])
+        return dict if each is None else lambda value: {name: each(item) for name, item in value.items()}
+    return None
+
+
+def _item(inner: Callable[[Any], Convert | None], arguments: tuple[Any, ...]) -> Convert | None:
+    """How the items of a tuple are converted: all alike, or of types that need no conversion."""
+    if arguments[1:] == (...,):
+        return inner(arguments[0])
+    assert all(inner(each) is None for each in arguments)
+    return None

@@ -1,0 +1,109 @@
+"""What an output folder is: mesh, states, passes, and what each rank holds and sends, by its manifest and report."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_check import read_manifest, read_report
+from gopt.artifact.path_diagnostics import check_folder
+from gopt.artifact.report import PassRecord
+from gopt.artifact.report_record import RankUsage, Report, SourceEntry
+from gopt.artifact.states_file import STATES_FILE
+from gopt.documents.records import to_document
+from gopt.lower.invariants import Check
+
+
+@dataclass(frozen=True, slots=True)
+class RankInspection:
+    """What one rank holds, and the calls it makes in a step."""
+
+    rank: int
+    parameters: int
+    optimizer_states: int
+    gradients: int
+    calls: Mapping[str, int]
+    bytes_sent: int
+    file: str
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FolderInspection:
+    """What an output folder is, by its own manifest and report."""
+
+    folder: str
+    mesh: tuple[tuple[str, int], ...]
+    ranks: int
+    source: SourceEntry
+    loss: str
+    states: Mapping[str, int]
+    """Kind -> how many of the source's states."""
+    sharded: int
+    """States of the source that no rank holds whole."""
+    replicated: int
+    pipeline: tuple[PassRecord, ...]
+    per_rank: tuple[RankInspection, ...]
+    balance: Mapping[str, float]
+    removed_ops: int
+    added_ops: int
+    checks: tuple[Check, ...]
+    values_bytes: int
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<FolderInspection {self.folder}: {self.ranks} ranks, {sum(self.states.values())} states>"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "gopt-inspection/1", "what": "folder"} | to_document(self)
+
+
+def inspect_folder(path: str | os.PathLike[str]) -> FolderInspection:
+    """What is in an output folder; raises InputError where its manifest or report is missing or broken."""
+    folder = Path(path)
+    check_folder(folder)
+    manifest, _ = read_manifest(folder)
+    return _inspect(folder, manifest, read_report(folder, manifest))
+
+
+def _inspect(folder: Path, manifest: Manifest, report: Report) -> FolderInspection:
+    common = {piece.tensor for state in manifest.common.state for piece in state.pieces}
+    files = {each.rank: list(each.files.values()) for each in manifest.ranks}
+    return FolderInspection(
+        folder=folder.name,
+        mesh=manifest.mesh.axes,
+        ranks=manifest.mesh.ranks,
+        source=report.source,
+        loss=manifest.loss,
+        states=Counter(state.kind.value for state in manifest.states),
+        sharded=len(manifest.states) - len(common),
+        replicated=len(common),
+        pipeline=report.pipeline,
+        per_rank=tuple(_rank(folder, usage, files[usage.rank]) for usage in report.ranks),
+        balance=report.balance,
+        removed_ops=len(report.removed_ops),
+        added_ops=len(report.added_ops),
+        checks=report.checks,
+        values_bytes=_size(folder / STATES_FILE),
+        notes=report.notes,
+    )
+
+
+def _rank(folder: Path, usage: RankUsage, files: list[str]) -> RankInspection:
+    return RankInspection(
+        rank=usage.rank,
+        **usage.nbytes.by_kind,
+        calls={f"{call.op} {call.group}": call.calls for call in usage.communication},
+        bytes_sent=usage.bytes_sent,
+        file=", ".join(files),
+        file_bytes=sum(_size(folder / name) for name in files),
+    )
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
