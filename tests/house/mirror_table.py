@@ -65,6 +65,13 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "lower/test_agreement.py", "lower/test_invariants.py", "golden",
     ),
     # --- artifacts ---
+    **_each(
+        "artifact.manifest_builder artifact.report_record artifact.pass_facts", _WRITTEN,
+        "artifact/test_artifact_records.py", "docs/test_formats.py",
+    ),
+    **_each("artifact.manifest_check", "every key damaged, and refused by name", "documents/test_damage.py"),
+    **_each("documents.records", "documents to records and back", "artifact/test_artifact_records.py"),
+    **_each("offline.inspect_folder", "what inspect says of a folder", "offline/test_offline_inspect.py"),
     **_each("artifact.manifest", "every key damaged, and refused by name", "documents/test_damage.py"),
     **_each("artifact.report_builder", _WRITTEN, "docs/test_formats.py", "cli/test_shard.py", "golden"),
     **_each("artifact.ranks artifact.serialize", _WRITTEN, "cli/test_shard.py", "offline/test_merge.py", "numeric"),
