@@ -16,19 +16,20 @@ from gopt.analysis.roles import recover
 from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.path_diagnostics import model_is_folder
+from gopt.artifact.report import PassRun
 from gopt.disk.files import digest_of, write_new
 from gopt.errors import InputError, OptionError
 from gopt.importers.collectives import recognise
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph
 from gopt.ir.load import load as load_graph
-from gopt.lower.invariants import Check, check_ranks
-from gopt.lower.phases import phases
-from gopt.lower.specialise import RankGraph, RankState, common_states, specialise
+from gopt.lower.invariants import Check
+from gopt.lower.lowering import lower
+from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.mesh import Mesh, axis_kinds
 from gopt.opaque import schema_roles
 from gopt.opaque.expand import expand
-from gopt.pipeline import PassRun, Pipeline, build_pipeline
+from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_axes, check_mesh, check_passes, check_states
 from gopt.program import SpmdProgram
 
@@ -127,7 +128,6 @@ class Sharded:
 
     source: Source
     program: SpmdProgram
-    ran: list[PassRun]
     ranks: list[RankGraph]
     common: list[RankState]
     checks: list[Check]
@@ -137,6 +137,11 @@ class Sharded:
     def __repr__(self) -> str:
         ranks = len({each.rank for each in self.ranks})
         return f"<Sharded {self.source.name} on {self.program.mesh}: {ranks} ranks, {len(self.checks)} checks passed>"
+
+    @property
+    def ran(self) -> list[PassRun]:
+        """The passes in the order in which they ran, with what they report."""
+        return self.program.passes
 
     def report(self) -> dict[str, Any]:
         """The report as it is written."""
@@ -253,11 +258,9 @@ def shard(
         raise OptionError(f"--accumulate cannot be {accumulate}", "it is the number of micro-steps of one update")
     program = SpmdProgram.start(training, mesh, accumulate)
     check_passes(program, [stage.spec.name for stage in pipeline.stages])
-    ran = pipeline.run(program)
+    pipeline.run(program)
     wanted = range(mesh.ranks) if only_ranks is None else only_ranks
     if any(not 0 <= rank < mesh.ranks for rank in wanted):
         raise OptionError(f"--only-ranks names rank {max(wanted)}, the mesh has {mesh.ranks} ranks")
-    parts = phases(program)
-    ranks = [specialise(program, phase, rank) for rank in wanted for phase in parts]
-    common = common_states(program)
-    return Sharded(source, program, ran, ranks, common, check_ranks(program, ranks, common))
+    lowered = lower(program, wanted)
+    return Sharded(source, program, lowered.ranks, lowered.common, lowered.checks)

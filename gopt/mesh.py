@@ -31,6 +31,7 @@ AXES = {
 }  # fmt: skip
 """The axes that everybody knows by name (contract section 1); of any other the user says what it sees."""
 
+SHARD = "shard"
 _ELSEWHERE = {
     "data": "dp", "ddp": "dp", "dp_replicate": "dp", "replicate": "dp", "batch": "dp",
     "fsdp": "shard", "zero": "shard", "dp_shard": "shard", "sharding": "shard",
@@ -191,6 +192,18 @@ class Mesh:
         for axis in self.split(group):
             place = place * sizes[axis] + own[axis]
         return place
+
+    @property
+    def shard_axis(self) -> str:
+        """The axis whose ranks share out states: ``shard``; '' where it has one rank."""
+        return SHARD if dict(self.axes).get(SHARD, 1) > 1 else ""
+
+    @property
+    def replica_group(self) -> str | None:
+        """The data axes beside ``shard_axis``: their ranks hold equal shards. None where they have one rank."""
+        axes = [name for name in self.data_axes if name != SHARD]
+        group = "+".join(axes)
+        return group if axes and self.size(group) > 1 else None
 
     @property
     def data_group(self) -> str | None:

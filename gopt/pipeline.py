@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gopt.artifact.report import PassRecord, PassResult
+from gopt.artifact.report import PassRecord, PassRun
 from gopt.errors import GoptError, InvariantError, OptionError
 from gopt.ir.def_use_check import check_graph
 from gopt.passes import DEFAULT, find
@@ -24,14 +24,6 @@ class PassInstance:
 
     spec: Pass
     options: Any
-
-
-@dataclass(frozen=True, slots=True)
-class PassRun:
-    """A pass that ran: its card, and what it said of removed nodes."""
-
-    record: PassRecord
-    result: PassResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +47,6 @@ class Pipeline:
 
     def run(self, program: SpmdProgram) -> list[PassRun]:
         """Apply every pass to ``step`` in place; the graph is checked after each."""
-        done: list[PassRun] = []
         for stage in self.stages:
             name = stage.spec.name
             try:
@@ -69,11 +60,11 @@ class Pipeline:
                 raise InvariantError(f"pass {name}: {error.message}", f"passes already run: {before}") from error
             except GoptError:
                 raise
-            program.applied.append(name)
-            done.append(PassRun(PassRecord(name, show_options(stage.options), result.facts, result.note), result))
+            record = PassRecord(name, show_options(stage.options), result.facts, result.note)
+            program.passes.append(PassRun(record, result))
             if self.after_each is not None:
                 self.after_each(name, program)
-        return done
+        return program.passes
 
 
 def parse_pipeline(text: str) -> list[tuple[str, dict[str, str]]]:

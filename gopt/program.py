@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.training import TrainingGraph
+from gopt.artifact.report import PassRun
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
-from gopt.sharding.placements import REPLICATED, FlatShard, OnMember, Place
-
-SHARD_AXIS = "shard"
+from gopt.sharding.placements import EVERYWHERE, FlatShard, OnMember, Sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +28,23 @@ class BucketSlice:
 class ShardedState:
     """A state as the ranks hold it.
 
-    ``place`` Replicated or OnMember: the whole tensor ``parts[0]``. ``place`` a FlatShard: each rank's run of the
-    parts, flattened, as one 1-D tensor.
+    Sharded flat: each rank's elements of the bucket that the ``slices`` make, as one 1-D tensor. Otherwise the tensor
+    ``slices[0]``, where the sharding says.
     """
 
     input: str
     output: str
     dtype: str
     slices: tuple[BucketSlice, ...]
-    place: Place = REPLICATED
+    sharding: Sharding = EVERYWHERE
     local: bool = False
     copy: bool = False
     """A narrow replica of ``parts[0]``: always the wide state's cast."""
 
     @property
     def sharded(self) -> bool:
-        return isinstance(self.place, (FlatShard, OnMember))
+        """Whether ranks hold different parts of it, or some do not hold it."""
+        return any(isinstance(place, (FlatShard, OnMember)) for _, place in self.sharding.by_axis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +52,34 @@ class Accumulator:
     """A sum of gradients that a rank carries through the micro-steps of an update: zero before the first of them.
 
     ``input`` -> ``output`` in both phases: ``added`` is its value after a micro-step, ``output`` itself the zeros that
-    the update leaves. ``cuts``: each member holds its part of a bucket, 1-D; None: the whole tensor, where ``place``
-    says.
+    the update leaves. ``type`` is that of the whole sum.
     """
 
     input: str
     output: str
     added: str
-    dtype: str
-    shape: tuple[int, ...] = ()
-    cuts: tuple[int, ...] | None = None
-    place: Place = REPLICATED
+    type: TensorType
+    sharding: Sharding = EVERYWHERE
     reduced: bool = False
     """It sums what is equal on all ranks, such as weights that are reduced in each micro-step."""
 
-    def type(self, member: int) -> TensorType:
-        """Its type on a member of the sharding group."""
-        if self.cuts is None:
-            return TensorType(self.dtype, self.shape)
-        return TensorType(self.dtype, (self.cuts[member + 1] - self.cuts[member],))
+    def present(self, coordinates: Mapping[str, int]) -> bool:
+        """Whether a rank has it. Of a bucket every rank has its part, also an empty one."""
+        return self.sharding.flat is not None or self.sharding.covers(coordinates)
+
+    def local_type(self, coordinates: Mapping[str, int]) -> TensorType:
+        """Its type on a rank."""
+        return TensorType(self.type.dtype, self.sharding.local_shape(self.type.dims, coordinates))
 
 
 @dataclass(slots=True)
 class SpmdProgram:
     """What the passes work on: the source's roles, the graph they rewrite, and the mesh.
 
-    ``holdings`` are in the order of the source's states; ``layout`` lists the sequences in which values are stored.
+    ``states`` are in the order of the source's states; ``layout`` lists the sequences in which values are stored.
     ``micro_steps`` forwards and backwards make one update; when there are several, ``accumulators`` carry the
-    gradients, and ``carried`` names what a micro-step makes of a state that it changes (a statistic): input -> value.
+    gradients, and ``loop_carried`` names what a micro-step makes of a state that it changes (a statistic): input ->
+    value.
     """
 
     training: TrainingGraph
@@ -86,18 +87,26 @@ class SpmdProgram:
     mesh: Mesh
     states: list[ShardedState]
     layout: list[tuple[str, ...]] = field(default_factory=list)
-    applied: list[str] = field(default_factory=list)
+    passes: list[PassRun] = field(default_factory=list)
+    """What ran, in order, with its results."""
     micro_steps: int = 1
     accumulators: list[Accumulator] = field(default_factory=list)
     loop_carried: dict[str, str] = field(default_factory=dict)
     loss_reduction: LossReduction = field(default_factory=LossReduction)
     """How the ranks' gradients become the step's."""
+    sharded: dict[str, Sharding] = field(default_factory=dict)
+    """Values of which ranks hold parts, once the program is verified."""
     shared: dict[str, Any] = field(default_factory=dict)
     """What ranks average in the forward and the backward, as the manifest has it; empty: nothing."""
 
     def __repr__(self) -> str:
-        did = f"{len(self.graph.nodes)} nodes, {len(self.applied)} passes applied"
-        return f"<Step {self.graph.name} on {self.mesh}: {did}>"
+        did = f"{len(self.graph.nodes)} nodes, {len(self.passes)} passes applied"
+        return f"<SpmdProgram {self.graph.name} on {self.mesh}: {did}>"
+
+    @property
+    def applied(self) -> list[str]:
+        """The names of the passes that ran."""
+        return [each.record.name for each in self.passes]
 
     @classmethod
     def start(cls, training: TrainingGraph, mesh: Mesh, micro_steps: int = 1) -> SpmdProgram:
@@ -114,7 +123,7 @@ class SpmdProgram:
         return program
 
     def set_states(self, states: list[ShardedState]) -> None:
-        """Take ``holdings`` as what the ranks hold, and let the graph's inputs and outputs follow."""
+        """Take ``states`` as what the ranks hold, and let the graph's inputs and outputs follow."""
         source, types = self.training.graph, self.graph.types
         inputs = {state.tensor for state in self.training.states}
         outputs = {state.updated for state in self.training.states}
@@ -135,28 +144,6 @@ class SpmdProgram:
         names.update(state.output for state in self.states)
         return names.union(*((held.output, held.added) for held in self.accumulators))
 
-    @property
-    def group(self) -> str:
-        """The sharding group."""
-        return SHARD_AXIS
-
     def copies(self) -> dict[str, ShardedState]:
-        """Narrow replicas by parameter."""
+        """Low-precision copies by parameter."""
         return {state.slices[0].tensor: state for state in self.states if state.copy}
-
-    @property
-    def outer(self) -> str | None:
-        """The group of data axes beside the sharding one, over which shards of gradients are averaged; or None."""
-        axes = [name for name in self.mesh.data_axes if name != SHARD_AXIS]
-        group = "+".join(axes)
-        return group if axes and self.mesh.size(group) > 1 else None
-
-    @property
-    def sharding(self) -> bool:
-        """Whether the mesh has a sharding axis."""
-        return any(name == SHARD_AXIS for name, _ in self.mesh.axes)
-
-    @property
-    def members(self) -> int:
-        """Ranks that share states."""
-        return self.mesh.size(self.group) if self.sharding else 1

@@ -96,7 +96,9 @@ def substitute(program: SpmdProgram, old: Node, new: list[Node]) -> None:
 def hand_on(program: SpmdProgram, node: Node) -> None:
     """Let a call give what it was given."""
     pairs = zip(node.inputs, node.outputs)
-    substitute(program, node, [Node("Identity", [old], [new], place=node.place, made_by="plant") for old, new in pairs])
+    substitute(
+        program, node, [Node("Identity", [old], [new], sharding=node.sharding, made_by="plant") for old, new in pairs]
+    )
 
 
 def change_attributes(program: SpmdProgram, node: Node, **changes: object) -> None:
@@ -104,7 +106,7 @@ def change_attributes(program: SpmdProgram, node: Node, **changes: object) -> No
     attributes = {**node.attributes, **changes}
     other = Node(
         node.op_type, node.inputs, node.outputs, domain=node.domain, name=node.name, attributes=attributes,
-        made_by=node.made_by, place=node.place,
+        made_by=node.made_by, sharding=node.sharding,
     )  # fmt: skip
     other.phase, other.origin = node.phase, node.origin
     substitute(program, node, [other])

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from gopt.analysis.parameter_uses import low_precision_uses, parameter_users, trained_bytes
-from gopt.analysis.traffic import Carries, CollectiveCall, Overlap, find_calls, measure
+from gopt.artifact.report import PassRun
 from gopt.collectives.layout import ITEM_BYTES, parse_shapes, total_elements
 from gopt.ir.graph import COMM
 from gopt.ir.types import LOW_PRECISION
 from gopt.lower.phases import phases
-from gopt.lower.specialise import RankGraph, RankState
-from gopt.pipeline import PassRun
+from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
+from gopt.sharding.traffic import Carries, CollectiveCall, Overlap, find_calls, measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
     data = program.mesh.data_group
     ranks = program.mesh.size(data) if data else 1
     gradients, parameters = trained_bytes(program.training)
-    members = program.members
+    members = program.mesh.size(program.mesh.shard_axis) if program.mesh.shard_axis else 1
     if members == 1 or not _shares(program, calls):
         return round(2 * (ranks - 1) / ranks * gradients)
     groups = ranks // members
@@ -164,8 +164,9 @@ def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[Ran
         for node in program.graph.nodes
         if node.is_a("Cast") and node.inputs[0] in wide and types[node.outputs[0]].dtype in LOW_PRECISION
     ]
-    members = {program.mesh.index(program.group, rank.rank) if program.sharding else 0 for rank in ranks}
-    counts = [sum(bool(node.made_by) and node.place.covers(member) for node in found) for member in members]
+    own = [node.sharding for node in found if node.made_by]
+    at = [program.mesh.coordinates(rank.rank) for rank in ranks]
+    counts = [sum(sharding.covers(coordinates) for sharding in own) for coordinates in at]
     owned = [len({piece.tensor for s in states if not s.copy for piece in s.pieces}) for states in held]
     return {
         "per_update": max(counts, default=0),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gopt.artifact.report import OpRecord, rank_ranges
+from gopt.artifact.report import OpRecord, PassRun, rank_ranges
 from gopt.opaque.origin import OpaqueCall
 from gopt.opaque.refold import CoveredRange, RefoldedCall, RefoldedWeight
 from gopt.opaque.schema_roles import calls
-from gopt.pipeline import PassRun
 from gopt.program import SpmdProgram
 
 PASS = "refold-optimizers"
@@ -17,7 +16,7 @@ Holder = tuple[RefoldedCall, RefoldedWeight, CoveredRange]
 
 def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequence[int]) -> list[OpRecord]:
     """One record per node, reason and set of ranks; ``ranks`` are those that were made."""
-    members = {rank: program.mesh.index(program.group, rank) if program.sharding else 0 for rank in ranks}
+    coordinates = {rank: program.mesh.coordinates(rank) for rank in ranks}
     holders = _holders(program)
     reasons = _reasons(ran)
     records: list[OpRecord] = []
@@ -26,7 +25,7 @@ def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequ
         for table in call.slot_values.weights:
             title = table.get("weight") or next(iter(table.values()))
             holder = next((holders[name] for name in table.values() if name in holders), None)
-            why, gone = _absent(call, holder, members, reasons.get((call.label, title), ""))
+            why, gone = _absent(call, holder, coordinates, reasons.get((call.label, title), ""))
             if gone:
                 found.setdefault((why, rank_ranges(gone)), []).append(title)
         count = len(call.slot_values.weights)
@@ -63,12 +62,14 @@ def _reasons(ran: Sequence[PassRun]) -> dict[tuple[str, str], str]:
     }
 
 
-def _absent(call: OpaqueCall, holder: Holder | None, members: Mapping[int, int], why: str) -> tuple[str, list[int]]:
+def _absent(
+    call: OpaqueCall, holder: Holder | None, coordinates: Mapping[int, Mapping[str, int]], why: str
+) -> tuple[str, list[int]]:
     """Why the node does not update a weight on some ranks, and on which."""
     if holder is None:
         text = "written out in standard operators" + (f": {why}" if why else ", as a part of another weight's update")
-        return text, list(members)
+        return text, list(coordinates)
     kept, member, covered = holder
     if kept.call is not call:
-        return f"updated by {kept.call.label}, over runs of weights of one class", list(members)
-    return "updated by other ranks", [rank for rank, place in members.items() if not member.holds(covered, place)]
+        return f"updated by {kept.call.label}, over runs of weights of one class", list(coordinates)
+    return "updated by other ranks", [rank for rank, at in coordinates.items() if not member.holds(covered, at)]

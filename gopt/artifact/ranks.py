@@ -10,11 +10,11 @@ from onnx import TensorProto, ValueInfoProto
 
 from gopt.artifact.serialize import external_tensor, named_tensor
 from gopt.artifact.states_file import StatesFile
-from gopt.disk.files import write_new
-from gopt.ir.graph import COMM, Node, Tensor, value_info
+from gopt.disk.files import create
+from gopt.ir.graph import COMM, Tensor, value_info
 from gopt.ir.types import nbytes
 from gopt.lower.phases import STEP, Phase
-from gopt.lower.specialise import RankGraph, RankState
+from gopt.lower.rank_graph import Block, RankGraph, RankState
 from gopt.opaque.function_export import prepare
 from gopt.program import SpmdProgram
 
@@ -28,10 +28,9 @@ def write_ranks(
     for rank in ranks:
         if rank.phase.name not in writers:
             writers[rank.phase.name] = _RankWriter(program, rank.phase, values, common)
-        data = writers[rank.phase.name].model(rank)
         name = rank_file(rank.rank, rank.phase)
-        write_new(folder / name, data)
-        sizes[name] = len(data)
+        with create(folder / name) as file:
+            sizes[name] = sum(map(file.write, writers[rank.phase.name].model(rank)))
     return sizes
 
 
@@ -44,9 +43,9 @@ class _RankWriter:
 
     def __init__(self, program: SpmdProgram, phase: Phase, values: StatesFile, common: Sequence[RankState]) -> None:
         self.program, self.values, self.graph = program, values, phase.graph
-        self._nodes: dict[int, bytes] = {}
+        self._blocks: dict[Block, bytes] = {}
+        """The bytes of blocks that several ranks may have."""
         graph, types = phase.graph, program.training.graph.types
-        self._spmd = {id(node) for node in graph.nodes}
         header = onnx.ModelProto()
         header.CopyFrom(graph.header)
         header.ClearField("graph")
@@ -81,12 +80,12 @@ class _RankWriter:
         self._body = body.SerializeToString(deterministic=True)
 
     def _opaque(self) -> Iterator[ValueInfoProto]:
-        """Types that no standard rule can infer: what calls and unknown operators make."""
-        types = self.graph.types
+        """Types that no standard rule can infer: what calls and unknown operators make, where ranks have it whole."""
+        types, parts = self.graph.types, self.program.sharded
         for node in self.graph.nodes:
             if node.domain not in ("", "ai.onnx"):
                 for name in node.outputs:
-                    if name in types and types[name].static and name not in self.graph.outputs:
+                    if name in types and name not in parts and types[name].static and name not in self.graph.outputs:
                         yield value_info(name, types[name])
 
     def _constant(self, name: str, tensor: Tensor) -> TensorProto:
@@ -99,15 +98,15 @@ class _RankWriter:
         start = self.values.offset[state.stored] + nbytes(state.type.dtype, piece.start)
         return external_tensor(state.input, state.type, start)
 
-    def _node(self, node: Node) -> bytes:
-        data = self._nodes.get(id(node))
+    def _block(self, block: Block) -> bytes:
+        data = self._blocks.get(block)
         if data is None:
-            data = _field(1, node.to_proto().SerializeToString(deterministic=True))
-            if id(node) in self._spmd:
-                self._nodes[id(node)] = data
+            nodes = (node.to_proto().SerializeToString(deterministic=True) for node in block.nodes)
+            data = self._blocks[block] = b"".join(_field(1, node) for node in nodes)
         return data
 
-    def model(self, rank: RankGraph) -> bytes:
+    def model(self, rank: RankGraph) -> list[bytes]:
+        """The file of a rank, in pieces."""
         own = onnx.GraphProto()
         for state in rank.own:
             if state.input in self.graph.inputs:
@@ -123,8 +122,7 @@ class _RankWriter:
         for name in sorted(rank.types):
             if name not in rank.constants and name not in borders:
                 own.value_info.append(value_info(name, rank.types[name]))
-        nodes = b"".join(map(self._node, rank.nodes))
-        graph = nodes + self._body + own.SerializeToString(deterministic=True)
+        graph = [*map(self._block, rank.blocks), self._body, own.SerializeToString(deterministic=True)]
         header = onnx.ModelProto()
         header.CopyFrom(self._header)
         entries = {"gopt.format": "gopt-rank/1", "gopt.mesh": str(self.program.mesh), "gopt.rank": str(rank.rank)}
@@ -133,12 +131,17 @@ class _RankWriter:
             entry.key, entry.value = key, value
         prepare(header, rank.functions)
         head: bytes = header.SerializeToString(deterministic=True)
-        return head + _field(7, graph)
+        return [head, _tag(7, sum(map(len, graph))), *graph]
 
 
 def _field(number: int, payload: bytes) -> bytes:
     """A length-delimited protobuf field."""
-    return bytes([number << 3 | 2]) + _varint(len(payload)) + payload
+    return _tag(number, len(payload)) + payload
+
+
+def _tag(number: int, length: int) -> bytes:
+    """What stands before a length-delimited field."""
+    return bytes([number << 3 | 2]) + _varint(length)
 
 
 def _varint(value: int) -> bytes:

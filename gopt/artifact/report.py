@@ -71,6 +71,14 @@ class PassRecord:
         return record
 
 
+@dataclass(frozen=True, slots=True)
+class PassRun:
+    """A pass that ran: what the report says of it, and which nodes it removed."""
+
+    record: PassRecord
+    result: PassResult
+
+
 def rank_ranges(ranks: list[int]) -> str:
     """``[0, 1, 2, 5]`` -> ``0-2,5``."""
     parts: list[str] = []

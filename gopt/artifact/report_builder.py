@@ -12,16 +12,14 @@ from gopt.artifact.cost_report import cost_section
 from gopt.artifact.optimizer_report import removed_optimizers
 from gopt.artifact.output_paths import MANIFEST
 from gopt.artifact.ranks import rank_file
-from gopt.artifact.report import OpRecord, VarRecord, rank_ranges
+from gopt.artifact.report import OpRecord, PassRun, VarRecord, rank_ranges
 from gopt.artifact.serialize import SOURCE_FILE
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import TensorType
 from gopt.lower.invariants import Check
-from gopt.lower.specialise import RankGraph, RankState
-from gopt.pipeline import PassRun
+from gopt.lower.rank_graph import Block, RankGraph, RankState
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import REPLICATED
 
 REPORT = "gopt-report/1"
 
@@ -123,7 +121,7 @@ def _notes(program: SpmdProgram) -> list[str]:
     notes = []
     if program.mesh.ranks > elements:
         notes.append(f"{program.mesh.ranks} ranks share {elements} elements: some own nothing")
-    if program.mesh.data_ranks > 1 and program.members == 1:
+    if program.mesh.data_ranks > 1 and not program.mesh.shard_axis:
         notes.append(f"no axis of the mesh {program.mesh} shards states: every rank holds all of them, at any stage")
     used = {axis for group in _groups(program) for axis in program.mesh.live(group)}
     for name, size in program.mesh.axes:
@@ -156,7 +154,7 @@ def _removed(
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     source = program.training.graph
     every = list(_by_rank(ranks))
-    members = {rank.rank: program.mesh.index(program.group, rank.rank) if program.sharding else 0 for rank in ranks}
+    coordinates = {rank.rank: program.mesh.coordinates(rank.rank) for rank in ranks}
     left = {id(node.proto): node for node in program.graph.nodes if node.proto is not None}
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
@@ -164,9 +162,9 @@ def _removed(
         if node.origin is not None:
             continue  # it stands for an opaque operator, which has a record of its own
         kept = left.get(id(node.proto))
-        if kept is not None and kept.place == REPLICATED:
+        if kept is not None and not kept.sharding.by_axis:
             continue
-        gone = every if kept is None else [rank for rank in every if not kept.place.covers(members[rank])]
+        gone = every if kept is None else [rank for rank in every if not kept.sharding.covers(coordinates[rank])]
         if not gone:
             continue
         key = next(name for name in node.outputs if name)
@@ -193,7 +191,7 @@ def _removed(
                 )
         elif state.sharded:
             type = source.types[state.input]
-            gone = [rank for rank in every if not state.place.covers(members[rank])]
+            gone = [rank for rank in every if not state.sharding.covers(coordinates[rank])]
             if gone:
                 variables.append(
                     VarRecord(
@@ -209,15 +207,19 @@ def _added(
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     where: dict[tuple[str, str], dict[int, None]] = {}
     nodes: dict[tuple[str, str], Node] = {}
-    shared = [node for node in program.graph.nodes if node.place == REPLICATED and node.made_by and _real(node)]
+    shared = [node for node in program.graph.nodes if not node.sharding.by_axis and node.made_by and _real(node)]
     every = list(_by_rank(ranks))
     known = set(map(id, shared))
     for node in shared:
         key = (node.label, node.op_type)
         where[key], nodes[key] = dict.fromkeys(every), node
     states: dict[str, dict[int, None]] = {}
+    renamed: dict[Block, list[Node]] = {}  # of blocks that all ranks have: what a phase gave other names
     for rank in ranks:
-        for node in rank.nodes:
+        for block in rank.blocks:
+            if block.shared and block not in renamed:
+                renamed[block] = [node for node in block.nodes if node.made_by and id(node) not in known]
+        for node in (node for block in rank.blocks for node in renamed.get(block, block.nodes)):
             if node.made_by and id(node) not in known:
                 key = (node.label, node.op_type)
                 where.setdefault(key, {})[rank.rank] = None
@@ -232,15 +234,21 @@ def _added(
         ops.append(OpRecord(key[0], _full_name(node), node.made_by, _purpose(node), places))
         for name in node.outputs:
             if name and (name not in program.training.graph.types or name.startswith("gopt.")):
-                type = program.graph.type_of(name)
+                type = _common_type(program, name)
                 variables.append(
                     VarRecord(name, type.dtype, type.shape, type.nbytes, node.made_by, _purpose(node), places)
                 )
     for name, held in states.items():
-        type = program.graph.types[name]
+        type = _common_type(program, name)
         why = "the rank's sum of gradients" if name in accumulators else "the rank's run of a bucket's states"
         variables.append(VarRecord(name, type.dtype, type.shape, 0, "shard", why, rank_ranges(list(held))))
     return ops, variables
+
+
+def _common_type(program: SpmdProgram, name: str) -> TensorType:
+    """The type of a value on every rank; of a bucket ranks have parts of their own lengths."""
+    type, sharding = program.graph.type_of(name), program.sharded.get(name)
+    return type if sharding is None or sharding.flat is None else TensorType(type.dtype, (None,))
 
 
 def _real(node: Node) -> bool:
@@ -274,7 +282,7 @@ def _rank_row(
             held["optimizer_states"] += state.type.nbytes
     held["gradients"] = sum(each.type.nbytes for each in parts[0].accumulators)
     calls: dict[tuple[str, str], dict[str, Any]] = {}
-    for part, node in [(each, node) for each in parts for node in each.nodes if node.domain == COMM]:
+    for part, node in [(each, node) for each in parts for node in each.calls]:
         group = str(node.attributes["group"])
         row = calls.setdefault((node.op_type, group), {"op": node.op_type, "group": group, "calls": 0, "bytes_sent": 0})
         row["calls"] += part.phase.times

@@ -17,7 +17,7 @@ from onnx import AttributeProto, NodeProto, TensorProto
 
 from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType, dtype_code, dtype_name, nbytes, numpy_dtype
-from gopt.sharding.placements import REPLICATED, Place
+from gopt.sharding.placements import EVERYWHERE, Sharding
 
 COMM = "gopt.comm"
 """Domain of the collectives: in every rank file (contract section 5)."""
@@ -40,8 +40,8 @@ class Node:
         "origin",
         "outputs",
         "phase",
-        "place",
         "proto",
+        "sharding",
     )
 
     def __init__(
@@ -55,7 +55,7 @@ class Node:
         attributes: dict[str, Any] | None = None,
         made_by: str = "",
         proto: NodeProto | None = None,
-        place: Place = REPLICATED,
+        sharding: Sharding = EVERYWHERE,
     ) -> None:
         self.op_type = op_type
         self.domain = domain
@@ -64,7 +64,7 @@ class Node:
         self.name = name
         self.made_by = made_by
         self.proto = proto
-        self.place = place
+        self.sharding = sharding
         self.captures: tuple[str, ...] = ()
         """Values of the outer graph that bodies of control flow read."""
         self.origin: Any = None
@@ -239,7 +239,7 @@ class Graph:
 def clone(node: Node) -> Node:
     copy = Node(
         node.op_type, node.inputs, node.outputs, domain=node.domain, name=node.name,
-        attributes=node._attributes, made_by=node.made_by, proto=node.proto, place=node.place,
+        attributes=node._attributes, made_by=node.made_by, proto=node.proto, sharding=node.sharding,
     )  # fmt: skip
     copy.captures, copy.origin, copy.phase = node.captures, node.origin, node.phase
     return copy

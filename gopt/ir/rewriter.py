@@ -9,7 +9,7 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.topological_order import topological_sort
 from gopt.ir.types import TensorType
-from gopt.sharding.placements import REPLICATED, Place
+from gopt.sharding.placements import EVERYWHERE, Sharding
 
 _BEHIND = 1e-3
 """How far behind its forerunner a node is due, where one node of the source is 1: chains stay in front of the next."""
@@ -38,12 +38,12 @@ class GraphRewriter:
         *,
         domain: str = "",
         attributes: Mapping[str, Any] | None = None,
-        place: Place = REPLICATED,
+        sharding: Sharding = EVERYWHERE,
         after: Node | None = None,
         before: Node | None = None,
     ) -> Node:
         """Add a node that makes ``outputs``; ``after``, ``before``: where it is due."""
-        node = Node(op_type, inputs, list(outputs), domain=domain, attributes=dict(attributes or {}), place=place)
+        node = Node(op_type, inputs, list(outputs), domain=domain, attributes=dict(attributes or {}), sharding=sharding)
         self._add(node, outputs)
         if after is not None:
             self._priority[id(node)] = self._priority[id(after)] + _BEHIND
@@ -51,10 +51,14 @@ class GraphRewriter:
             self._priority[id(node)] = self._priority[id(before)] - 0.25
         return node
 
-    def repeat(self, source: Node, inputs: Sequence[str], outputs: Mapping[str, TensorType], place: Place) -> Node:
+    def repeat(
+        self, source: Node, inputs: Sequence[str], outputs: Mapping[str, TensorType], sharding: Sharding
+    ) -> Node:
         """Add a node that does to ``inputs`` what a source node does to its own."""
         attributes = dict(source.attributes)
-        node = Node(source.op_type, inputs, list(outputs), domain=source.domain, attributes=attributes, place=place)
+        node = Node(
+            source.op_type, inputs, list(outputs), domain=source.domain, attributes=attributes, sharding=sharding
+        )
         node.origin = source.origin
         self._add(node, outputs)
         return node

@@ -16,14 +16,13 @@ from gopt.analysis.training import Phase, StateKind
 from gopt.errors import GoptError, InvariantError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.program import ShardedState, SpmdProgram
-from gopt.sharding.placements import PerMember, Placement, Replicated, Shard, Sharding, holder
+from gopt.sharding.placements import PerMember, Placement, Placements, Replicated, Shard, holder
 from gopt.sharding.verifier import Shardings
 
 
-def check_placements(program: SpmdProgram) -> int:
-    """Raise InvariantError for a node that breaks a rule and for a state on which ranks would part, UnsupportedError
-    where the source itself parts them; returns how many values were asked."""
-    shardings = Shardings(program).infer()
+def check_placements(program: SpmdProgram, shardings: Shardings) -> int:
+    """Raise InvariantError for a state on which ranks would part, UnsupportedError where the source itself parts them;
+    returns how many values were asked."""
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
     for state in program.states:
         if state.local and state.input not in statistics:
@@ -34,13 +33,13 @@ def check_placements(program: SpmdProgram) -> int:
     for held in program.accumulators:
         wanted = shardings.accumulator(held)
         if not _fits(shardings.of(held.added), wanted):
-            what = "by every rank" if held.cuts is None and isinstance(held.place, Replicated) else "in shards"
+            what = "in shards" if held.sharding.by_axis else "by every rank"
             raise _Blame(program, shardings).error(f"accumulator {held.input!r} is held {what}", held.added, wanted)
     _check_zeros(program)
     return len(program.states) + len(program.accumulators)
 
 
-def _fits(found: Sharding, wanted: Sharding) -> bool:
+def _fits(found: Placements, wanted: Placements) -> bool:
     """Whether a value may be held so: it may follow less, and lie on the same one member."""
     return all(
         one == other
@@ -84,7 +83,7 @@ class _Blame:
         held = "in shards" if state.sharded else "equal on all ranks"
         return self.error(f"{kind} {name} is held {held}", state.output, self.shardings.state(state))
 
-    def error(self, what: str, output: str, wanted: Sharding) -> GoptError:
+    def error(self, what: str, output: str, wanted: Placements) -> GoptError:
         """The refusal of a value that is not sharded as ``wanted``, by the axes along which it is not."""
         found = self.shardings.of(output)
         wrong = {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.training import StateKind
 from gopt.errors import InvariantError
-from gopt.ir.graph import COMM, SPMD, Node
-from gopt.lower.agreement import check_placements
-from gopt.lower.specialise import RankGraph, RankState
+from gopt.ir.graph import SPMD, Node
+from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
 
 
@@ -25,54 +25,90 @@ class Check:
         return {"name": self.name, "what": self.what, "count": self.count}
 
 
-def check_ranks(program: SpmdProgram, ranks: Sequence[RankGraph], common: Sequence[RankState]) -> list[Check]:
-    """Raise InvariantError when a rank graph could go wrong; returns what was asserted."""
-    reads = sum(_closed(program, rank, common) for rank in ranks)
+def check_ranks(
+    program: SpmdProgram, ranks: Sequence[RankGraph], common: Sequence[RankState], asked: int
+) -> list[Check]:
+    """Raise InvariantError when a rank graph could go wrong; returns what was asserted. ``asked``: states and
+    accumulators whose placements were checked."""
+    known: dict[int, _SharedValues] = {}
+    reads = 0
+    for rank in ranks:
+        if id(rank.phase) not in known:
+            known[id(rank.phase)] = _SharedValues.of(program, rank, common)
+        reads += _closed(program, rank, known[id(rank.phase)])
     firsts = list({rank.rank: rank for rank in ranks}.values())
+    tiled = _tiles(program, firsts)
     return [
         Check("reads", "every value a rank reads is made or given on that rank", reads),
         Check("calls", "all ranks of a group issue the same calls in the same order", _calls(program, ranks)),
-        Check(
-            "pieces",
-            "the pieces of every sharded state tile its tensor: disjoint and covering",
-            _tiles(program, firsts),
-        ),
+        Check("pieces", "the pieces of every sharded state tile its tensor: disjoint and covering", tiled),
         Check("outputs", "loss and metrics keep name and type", _outputs(program)),
         Check(
             "updates", "each element is updated by one member of the group, or by all from equal inputs", _kept(program)
         ),
         Check("scalars", "every scalar state is replicated and updated on every rank", _scalars(program, common)),
-        Check(
-            "agreement",
-            "no state follows a rank's own data but through reductions over all of it",
-            check_placements(program),
-        ),
+        Check("agreement", "no state follows a rank's own data but through reductions over all of it", asked),
     ]
 
 
-def _closed(program: SpmdProgram, rank: RankGraph, common: Sequence[RankState]) -> int:
-    graph = rank.phase.graph
-    known = {*program.training.batch, *program.training.hyper, *graph.initializers, *rank.constants}
-    held = [*common, *rank.own]
-    known.update(state.input for state in held if state.input in graph.inputs)
-    reads = 0
-    for node in rank.nodes:
-        if node.domain == SPMD:
-            raise InvariantError(f"rank {rank.rank} keeps the layout operator {node!r}")
-        for name in node.inputs:
-            if name and name not in known:
-                raise InvariantError(
-                    f"rank {rank.rank}: {node.op_type} {node.label!r} reads {name!r}, which it has not"
-                )
-        for name in node.captures:
-            if name not in known:
-                raise InvariantError(f"rank {rank.rank}: {node.op_type} {node.label!r} captures {name!r}")
-        reads += len(node.inputs)
-        known.update(node.outputs)
-    for name in (program.training.loss, *program.training.metrics, *(state.output for state in held)):
-        if name in graph.outputs and name not in known:
+@dataclass(frozen=True, slots=True)
+class _SharedValues:
+    """What all ranks have in a phase: value -> the number of the shared block that makes it, -1 if it is given. And of
+    each shared block the values that it reads and that are a rank's own, each with a node that does."""
+
+    made: dict[str, int]
+    wanted: list[dict[str, Node]]
+    reads: int
+    results: tuple[str, ...]
+
+    @classmethod
+    def of(cls, program: SpmdProgram, rank: RankGraph, common: Sequence[RankState]) -> _SharedValues:
+        graph = rank.phase.graph
+        given = [*program.training.batch, *program.training.hyper, *graph.initializers]
+        given += [state.input for state in common if state.input in graph.inputs]
+        made = dict.fromkeys(given, -1)
+        wanted: list[dict[str, Node]] = []
+        reads = 0
+        for number, block in enumerate(block for block in rank.blocks if block.shared):
+            missing: dict[str, Node] = {}
+            for node in block.nodes:
+                missing.update((name, node) for name in node.reads if name not in made)
+                reads += len(node.inputs)
+                made.update(dict.fromkeys(node.outputs, number))
+            wanted.append(missing)
+        results = (program.training.loss, *program.training.metrics, *(state.output for state in common))
+        return cls(made, wanted, reads, tuple(name for name in results if name in graph.outputs))
+
+
+def _closed(program: SpmdProgram, rank: RankGraph, shared: _SharedValues) -> int:
+    """Count the reads of a rank; raise InvariantError for one of a value that it does not have by then."""
+    graph, own = rank.phase.graph, set(rank.constants)
+    own.update(state.input for state in rank.own if state.input in graph.inputs)
+    done, reads = -1, shared.reads
+    for block in rank.blocks:
+        if block.shared:
+            done += 1
+            for name, node in shared.wanted[done].items():
+                if name not in own:
+                    raise _not_there(rank, node, name)
+            continue
+        for node in block.nodes:
+            if node.domain == SPMD:
+                raise InvariantError(f"rank {rank.rank} keeps the layout operator {node!r}")
+            for name in node.reads:
+                if name not in own and shared.made.get(name, done + 1) > done:
+                    raise _not_there(rank, node, name)
+            reads += len(node.inputs)
+            own.update(node.outputs)
+    results = (*shared.results, *(state.output for state in rank.own if state.output in graph.outputs))
+    for name in results:
+        if name not in own and shared.made.get(name, done + 1) > done:
             raise InvariantError(f"rank {rank.rank} does not compute {name!r}")
     return reads
+
+
+def _not_there(rank: RankGraph, node: Node, name: str) -> InvariantError:
+    return InvariantError(f"rank {rank.rank}: {node.op_type} {node.label!r} reads {name!r}, which it does not have")
 
 
 def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
@@ -82,13 +118,12 @@ def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
     count = 0
     for rank in ranks:
         members: dict[str, tuple[int, ...]] = {}
-        for node in rank.nodes:
-            if node.domain == COMM:
-                group = str(node.attributes["group"])
-                if group not in members:
-                    members[group] = program.mesh.members(group, rank.rank)
-                groups.setdefault((rank.phase.name, group, members[group]), {}).setdefault(rank.rank, []).append(node)
-                count += 1
+        for node in rank.calls:
+            group = str(node.attributes["group"])
+            if group not in members:
+                members[group] = program.mesh.members(group, rank.rank)
+            groups.setdefault((rank.phase.name, group, members[group]), {}).setdefault(rank.rank, []).append(node)
+            count += 1
     for (_, group, all_members), calls in groups.items():
         first = min(calls)
         for rank_number in made.intersection(all_members):
@@ -106,7 +141,7 @@ def _same_calls(group: str, mine: tuple[int, list[Node]], theirs: tuple[int, lis
 
 
 def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
-    """Over all members of one sharding group; skipped when only some ranks are made."""
+    """Over all ranks that share a state out; skipped when only some ranks are made."""
     types = program.training.graph.types
     ranges: dict[str, list[tuple[int, int]]] = {}
     made = 0
@@ -117,15 +152,15 @@ def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
                 ranges.setdefault(piece.tensor, []).append((piece.start, piece.stop))
     if made != program.mesh.ranks:
         return 0
-    groups = program.mesh.ranks // program.members
     for sharded in program.states:
+        copies = program.mesh.ranks // math.prod(program.mesh.size(axis) for axis, _ in sharded.sharding.by_axis)
         for part in sharded.slices if sharded.sharded else ():
             place = 0
             for start, stop in sorted(set(ranges.get(part.tensor, []))):
                 if start != place:
                     raise InvariantError(f"pieces of {part.tensor!r} leave or repeat elements at {min(start, place)}")
                 place = stop
-            if place != types[part.tensor].elements or len(ranges[part.tensor]) % groups:
+            if place != types[part.tensor].elements or len(ranges[part.tensor]) % copies:
                 raise InvariantError(f"pieces of {part.tensor!r} end at {place} of {types[part.tensor].elements}")
     return len(ranges)
 

@@ -1,120 +1,191 @@
-"""From the rank-independent graph to one rank's: keep what the rank runs, resolve its elements. One file, no pass.
+"""From the rank-independent program to rank graphs: keep what a rank runs, resolve its elements. No pass.
 
-Nodes without placement are the same object on every rank, so that writing them costs their bytes once.
+What ranks have in common is made once for each phase. A rank costs what it has of its own: placed nodes, layout
+operators, constants. Ranks that differ in constants alone share all their nodes.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 from onnx import FunctionProto
 
 from gopt.ir.graph import COMM, SPMD, Node
-from gopt.ir.types import TensorType, numpy_dtype
+from gopt.ir.types import TensorType
+from gopt.lower.layout_operators import LOWERED, Here
 from gopt.lower.phases import Phase
+from gopt.lower.rank_graph import Block, RankAccumulator, RankGraph, RankState, ShardRange
 from gopt.opaque.function_export import with_functions
 from gopt.opaque.refold import REFOLD, RefoldedCall
 from gopt.opaque.table_body import opset
 from gopt.program import ShardedState, SpmdProgram
-from gopt.sharding.layouts import identity
-from gopt.sharding.placements import REPLICATED, FlatShard
-
-
-@dataclass(frozen=True, slots=True)
-class ShardRange:
-    """An element range of one source tensor."""
-
-    tensor: str
-    start: int
-    stop: int
-
-    def to_json(self) -> dict[str, object]:
-        return {"tensor": self.tensor, "start": self.start, "stop": self.stop}
-
-
-@dataclass(frozen=True, slots=True)
-class RankState:
-    """A state as one rank holds it: its pieces, flattened, one after the other."""
-
-    input: str
-    output: str
-    type: TensorType
-    pieces: tuple[ShardRange, ...]
-    local: bool = False
-    copy: bool = False
-
-    @property
-    def stored(self) -> str:
-        """The name under which its values are stored: its own for a copy, else its first piece's tensor."""
-        return self.input if self.copy else self.pieces[0].tensor
-
-    def to_json(self) -> dict[str, object]:
-        record: dict[str, object] = {
-            "input": self.input, "output": self.output, "pieces": [piece.to_json() for piece in self.pieces],
-        }  # fmt: skip
-        flags = {"local": self.local, "copy": self.copy}
-        return record | {name: True for name, held in flags.items() if held}
-
-
-@dataclass(frozen=True, slots=True)
-class RankAccumulator:
-    """An accumulator as one rank holds it: zero before the first micro-step."""
-
-    input: str
-    output: str
-    type: TensorType
-
-    def to_json(self) -> dict[str, object]:
-        return {"input": self.input, "output": self.output, "dtype": self.type.dtype, "shape": list(self.type.dims)}
-
-
-@dataclass(slots=True)
-class RankGraph:
-    """One phase of one rank's step. ``states`` are all that the rank has of its own, beside those that all ranks have;
-    ``sums`` its accumulators. A phase reads and writes those that its graph has as inputs and outputs."""
-
-    rank: int
-    phase: Phase
-    nodes: list[Node]
-    states: list[RankState]
-    accumulators: list[RankAccumulator] = field(default_factory=list)
-    constants: dict[str, np.ndarray] = field(default_factory=dict)
-    types: dict[str, TensorType] = field(default_factory=dict)
-    functions: list[FunctionProto] = field(default_factory=list)
-    """Bodies of the opaque operators among the nodes."""
-
-    def __repr__(self) -> str:
-        return (
-            f"<RankGraph of rank {self.rank}, {self.phase.name}: {len(self.nodes)} nodes, {len(self.own)} own states>"
-        )
-
-    @property
-    def own(self) -> list[RankState | RankAccumulator]:
-        """All that the rank carries from file to file beside what all ranks have."""
-        return [*self.states, *self.accumulators]
+from gopt.sharding.placements import Sharding
 
 
 def common_states(program: SpmdProgram) -> list[RankState]:
     """The states every rank holds whole, in the source's order."""
-    return [_state(program, state, 0) for state in program.states if not state.sharded]
+    return [_whole(program, state) for state in program.states if not state.sharded]
 
 
-def specialise(program: SpmdProgram, phase: Phase, rank: int) -> RankGraph:
-    """The graph of one rank of the mesh in one phase."""
-    return _Specialiser(program, phase, rank).run()
+class Specialiser:
+    """Makes the graphs of one phase, rank by rank."""
+
+    def __init__(self, program: SpmdProgram, phase: Phase) -> None:
+        self.program, self.phase = program, phase
+        self._items = list(_items(phase.graph.nodes))
+        self._locals = list(_local_values(program, phase))
+        self._variants: dict[Hashable, tuple[Node, ...]] = {}
+        """What ranks alike have of a node."""
+        self._blocks: dict[tuple[int, ...], Block] = {}
+        self._version = opset(program.graph)
+
+    def rank(self, rank: int) -> RankGraph:
+        """The graph of one rank of the mesh."""
+        at = _Rank(rank, self.program.mesh.coordinates(rank), RankGraph(rank, self.phase, [], []))
+        self._hold(at)
+        own: list[Node] = []
+        for item in self._items:
+            if isinstance(item, Block):
+                self._close(at, own)
+                at.out.blocks.append(item)
+            else:
+                own += self._own(at, item)
+        self._close(at, own)
+        for name, type, sharding in self._locals:
+            at.out.types.setdefault(name, TensorType(type.dtype, sharding.local_shape(type.dims, at.coordinates)))
+        if at.bodies:
+            self._add_functions(at)
+        return at.out
+
+    def _hold(self, at: _Rank) -> None:
+        """Note the states and accumulators that the rank has."""
+        for state in self.program.states:
+            if state.sharded and state.sharding.covers(at.coordinates):
+                flat = state.sharding.flat is not None
+                at.out.states.append(_run(at, state) if flat else _whole(self.program, state))
+                at.present.add(state.input)
+        for held in self.program.accumulators:
+            if held.present(at.coordinates):
+                type = held.local_type(at.coordinates)
+                at.out.accumulators.append(RankAccumulator(held.input, held.output, type))
+                at.out.types[held.input] = type
+
+    def _own(self, at: _Rank, node: Node) -> Sequence[Node]:
+        """What the rank has of a node that is not the same on all ranks."""
+        if isinstance(node.origin, RefoldedCall) and node.op_type == REFOLD:
+            return self._refold(at, node, node.origin)
+        if not node.sharding.covers(at.coordinates):
+            return ()
+        if node.op_type == "Broadcast" and node.domain == COMM and not node.sharding.by_axis:
+            return self._broadcast(at, node)
+        if node.domain == SPMD:
+            lowered = LOWERED[node.op_type](node, Here(at.coordinates, at.present, self.program.graph.types))
+            at.out.constants.update(lowered.constants)
+            at.out.types.update(lowered.types)
+            if lowered.alias:
+                at.alias[node.outputs[0]] = lowered.alias
+            nodes = self._variant((node, lowered.variant), lowered.nodes)
+        else:
+            inputs = [at.alias.get(name, name) for name in node.inputs]
+            nodes = (node,) if inputs == node.inputs else self._variant((node, *inputs), lambda: [_with(node, inputs)])
+        at.present.update(node.outputs)
+        return nodes
+
+    def _broadcast(self, at: _Rank, node: Node) -> Sequence[Node]:
+        """Only the root gives a Broadcast its inputs."""
+        member = self.program.mesh.index(str(node.attributes["group"]), at.number)
+        if not node.inputs or member == node.attributes["root"]:
+            return (node,)
+        return self._variant((node, "no root"), lambda: [_with(node, [])])
+
+    def _refold(self, at: _Rank, node: Node, refolded: RefoldedCall) -> Sequence[Node]:
+        """An opaque operator over what the rank has of its weights."""
+        nodes, function, made = refolded.on(at.coordinates, self.program.graph.types, self._version, node.made_by)
+        for each in nodes:
+            each.inputs = [at.alias.get(name, name) for name in each.inputs]
+        if function is not None:
+            at.bodies.update((each, function) for each in nodes if each.domain)
+        at.present.update(made)
+        return nodes
+
+    def _variant(self, key: Hashable, build: Callable[[], Sequence[Node]]) -> tuple[Node, ...]:
+        nodes = self._variants.get(key)
+        if nodes is None:
+            nodes = self._variants[key] = tuple(build())
+        return nodes
+
+    def _close(self, at: _Rank, own: list[Node]) -> None:
+        """Make a block of the nodes that stand between two shared ones; ranks alike get the same."""
+        if own:
+            key = tuple(map(id, own))
+            if key not in self._blocks:
+                self._blocks[key] = Block.of(tuple(own), shared=False)
+            at.out.blocks.append(self._blocks[key])
+            own.clear()
+
+    def _add_functions(self, at: _Rank) -> None:
+        """Give opaque operators their bodies; a second body of one operator needs a node that names it."""
+        held = [node for block in at.out.blocks if not block.shared for node in block.nodes if node in at.bodies]
+        made, at.out.functions = with_functions(((node, at.bodies[node]) for node in held), self.program.graph.header)
+        now = dict(zip(held, made))
+        at.out.blocks = [
+            block if block.shared or now.keys().isdisjoint(block.nodes)
+            else Block.of(tuple(now.get(node, node) for node in block.nodes), shared=False)
+            for block in at.out.blocks
+        ]  # fmt: skip
 
 
-def _state(program: SpmdProgram, state: ShardedState, member: int) -> RankState:
-    types = program.training.graph.types
-    if not isinstance(state.place, FlatShard):
-        part = state.slices[0]
-        piece = ShardRange(part.tensor, 0, part.elements)
-        type = TensorType(state.dtype, types[part.tensor].shape)
-        return RankState(state.input, state.output, type, (piece,), state.local, state.copy)
-    start, stop = state.place.part(member)
+@dataclass(slots=True)
+class _Rank:
+    """A rank in the making: what it has so far, and names that stand for others."""
+
+    number: int
+    coordinates: dict[str, int]
+    out: RankGraph
+    alias: dict[str, str] = field(default_factory=dict)
+    present: set[str] = field(default_factory=set)
+    """Values that some ranks have, and this one has."""
+    bodies: dict[Node, FunctionProto] = field(default_factory=dict)
+
+
+def _items(nodes: Sequence[Node]) -> Iterator[Block | Node]:
+    """Runs of nodes that all ranks have alike as blocks, and all other nodes one by one."""
+    run: list[Node] = []
+    for node in nodes:
+        if (
+            not node.sharding.by_axis
+            and node.domain != SPMD
+            and not (node.domain == COMM and node.op_type == "Broadcast")
+        ):
+            run.append(node)
+            continue
+        if run:
+            yield Block.of(tuple(run), shared=True)
+            run = []
+        yield node
+    if run:
+        yield Block.of(tuple(run), shared=True)
+
+
+def _local_values(program: SpmdProgram, phase: Phase) -> Iterator[tuple[str, TensorType, Sharding]]:
+    """Values that nodes of all ranks make, and of which each rank has its part."""
+    for node in phase.graph.nodes:
+        if not node.sharding.by_axis and node.domain != SPMD:
+            for name in node.outputs:
+                if name in program.sharded:
+                    yield name, phase.graph.types[name], program.sharded[name]
+
+
+def _whole(program: SpmdProgram, state: ShardedState) -> RankState:
+    part = state.slices[0]
+    type = TensorType(state.dtype, program.training.graph.types[part.tensor].shape)
+    piece = ShardRange(part.tensor, 0, part.elements)
+    return RankState(state.input, state.output, type, (piece,), state.local, state.copy)
+
+
+def _run(at: _Rank, state: ShardedState) -> RankState:
+    start, stop = state.sharding.part(at.coordinates)
     pieces = tuple(
         ShardRange(part.tensor, max(start - part.offset, 0), min(stop - part.offset, part.elements))
         for part in state.slices
@@ -123,165 +194,8 @@ def _state(program: SpmdProgram, state: ShardedState, member: int) -> RankState:
     return RankState(state.input, state.output, TensorType(state.dtype, (stop - start,)), pieces)
 
 
-class _Specialiser:
-    def __init__(self, program: SpmdProgram, phase: Phase, rank: int) -> None:
-        self.program = program
-        self.member = program.mesh.index(program.group, rank) if program.sharding else 0
-        self.out = RankGraph(rank, phase, [], [])
-        self.alias: dict[str, str] = {}
-        self.present: set[str] = set()
-        self.bodies: dict[int, FunctionProto] = {}
-
-    def run(self) -> RankGraph:
-        for state in self.program.states:
-            if state.sharded and state.place.covers(self.member):
-                self.out.states.append(_state(self.program, state, self.member))
-                self.present.add(state.input)
-        for held in self.program.accumulators:
-            if held.place.covers(self.member):
-                type = held.type(self.member)
-                self.out.accumulators.append(RankAccumulator(held.input, held.output, type))
-                self.out.types[held.input] = type
-        for node in self.out.phase.graph.nodes:
-            if node.domain == SPMD and node.op_type == REFOLD:
-                self._keep(node)
-            elif node.domain == SPMD:
-                if node.place.covers(self.member):
-                    self.out.nodes.extend(LOWERED[node.op_type](self, node))
-                    self.present.update(node.outputs)
-            elif node.place == REPLICATED:
-                self.out.nodes.append(self._call(node) if node.op_type == "Broadcast" else node)
-                self._length(node)
-            elif node.place.covers(self.member):
-                self.out.nodes.append(self._placed(node))
-                self.present.update(node.outputs)
-        if self.bodies:
-            self.out.nodes, self.out.functions = with_functions(
-                ((node, self.bodies.get(id(node))) for node in self.out.nodes), self.program.graph.header
-            )
-        return self.out
-
-    def _call(self, node: Node) -> Node:
-        """A call as the rank issues it: only the root gives a Broadcast its inputs."""
-        if node.domain != COMM or not node.inputs:
-            return node
-        place = self.program.mesh.index(str(node.attributes["group"]), self.out.rank)
-        if place == node.attributes["root"]:
-            return node
-        return Node(
-            node.op_type, [], node.outputs, domain=COMM, name=node.name, attributes=node.attributes,
-            made_by=node.made_by,
-        )  # fmt: skip
-
-    def _keep(self, node: Node) -> None:
-        """An opaque operator over what the rank has of its weights."""
-        kept = node.origin
-        assert isinstance(kept, RefoldedCall)
-        graph = self.program.graph
-        nodes, function, made = kept.on(self.member, graph.types, opset(graph), node.made_by)
-        for each in nodes:
-            each.inputs = [self.alias.get(name, name) for name in each.inputs]
-        if function is not None:
-            self.bodies.update((id(each), function) for each in nodes if each.domain)
-        self.out.nodes.extend(nodes)
-        self.present.update(made)
-
-    def _length(self, node: Node) -> None:
-        """Note types that are the rank's own: of parts of buckets, and of what passes make of them."""
-        if node.domain == COMM and node.op_type == "ReduceScatter" and "cuts" in node.attributes:
-            cuts = node.attributes["cuts"]
-            dtype = self.program.graph.types[node.outputs[0]].dtype
-            self.out.types[node.outputs[0]] = TensorType(dtype, (cuts[self.member + 1] - cuts[self.member],))
-        elif node.made_by and node.inputs and node.inputs[0] in self.out.types:
-            for place, name in enumerate(node.outputs):
-                whole = self.out.phase.graph.types[name]
-                length = self.out.types.get(node.inputs[min(place, len(node.inputs) - 1)])
-                if whole.shape == (None,) and length is not None:
-                    self.out.types[name] = TensorType(whole.dtype, length.shape)
-
-    def _placed(self, node: Node) -> Node:
-        if not any(name in self.alias for name in node.inputs):
-            return node
-        inputs = [self.alias.get(name, name) for name in node.inputs]
-        return Node(
-            node.op_type, inputs, node.outputs, domain=node.domain, name=node.name, attributes=node.attributes,
-            made_by=node.made_by,
-        )  # fmt: skip
-
-    def _make(self, like: Node, op_type: str, inputs: list[str], output: str, **attributes: object) -> Node:
-        return Node(op_type, inputs, [output], attributes=attributes, made_by=like.made_by)
-
-    def _constant(self, name: str, value: np.ndarray) -> str:
-        self.out.constants[name] = value
-        return name
-
-    def _local_slice(self, node: Node) -> Iterator[Node]:
-        span = node.place
-        assert isinstance(span, FlatShard)
-        start, stop = span.part(self.member)
-        starts, sizes = node.attributes["starts"], node.attributes["sizes"]
-        first = bisect_right(starts, start) - 1
-        names: list[str] = []
-        output = node.outputs[0]
-        flat = self._constant("gopt.shard.scalars.flat", np.array([-1], np.int64))
-        last = bisect_right(starts, stop - 1)
-        for place in range(first, last):
-            low, high = max(start - starts[place], 0), min(stop - starts[place], sizes[place])
-            name = output if last - first == 1 else f"{output}.{len(names)}"
-            cut = (low, high) != (0, sizes[place])
-            whole = f"{name}.whole" if cut else name
-            yield self._make(node, "Reshape", [node.inputs[place], flat], whole)
-            if cut:
-                bounds = [
-                    self._constant(f"{name}.{role}", np.array([at], np.int64))
-                    for role, at in (("start", low), ("stop", high))
-                ]
-                yield self._make(node, "Slice", [whole, *bounds], name)
-            names.append(name)
-        if len(names) > 1:
-            yield self._make(node, "Concat", names, output, axis=0)
-
-    def _shard_slice(self, node: Node) -> Iterator[Node]:
-        span = node.place
-        assert isinstance(span, FlatShard)
-        start, stop = span.part(self.member)
-        base, end = span.cuts[self.member], span.cuts[self.member + 1]
-        output = node.outputs[0]
-        if (start, stop) == (base, end):
-            self.alias[output] = node.inputs[0]
-            return
-        bounds = [
-            self._constant(f"{output}.{role}", np.array([at - base], np.int64))
-            for role, at in (("start", start), ("stop", stop))
-        ]
-        yield self._make(node, "Slice", [node.inputs[0], *bounds], output)
-
-    def _local_concat(self, node: Node) -> Iterator[Node]:
-        here = [name for name in node.inputs if name in self.present]
-        output = node.outputs[0]
-        if not here:
-            dtype = self.program.graph.types[output].dtype
-            self.out.types[output] = TensorType(dtype, (0,))
-            self._constant(output, np.zeros(0, numpy_dtype(dtype)))
-        elif len(here) == 1:
-            yield self._make(node, "Identity", here, output)
-        else:
-            yield self._make(node, "Concat", here, output, axis=0)
-
-    def _select(self, node: Node) -> Iterator[Node]:
-        source, output = node.inputs[0], node.outputs[0]
-        if source in self.present:
-            yield self._make(node, "Identity", [source], output)
-        else:
-            dtype = self.program.graph.types[source].dtype
-            none = identity(node.attributes["reduce"], dtype)
-            self._constant(output, np.array(none, numpy_dtype(dtype)))
-
-
-LOWERED: dict[str, Callable[[_Specialiser, Node], Iterable[Node]]] = {
-    "LocalSlice": _Specialiser._local_slice,
-    "ShardSlice": _Specialiser._shard_slice,
-    "LocalConcat": _Specialiser._local_concat,
-    "Select": _Specialiser._select,
-}
-"""How each layout operator is written on a rank that has it."""
+def _with(node: Node, inputs: list[str]) -> Node:
+    return Node(
+        node.op_type, inputs, node.outputs, domain=node.domain, name=node.name, attributes=node.attributes,
+        made_by=node.made_by,
+    )  # fmt: skip

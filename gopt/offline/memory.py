@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from gopt.analysis.traffic import Carries, CollectiveCall
 from gopt.analysis.training import StateKind
 from gopt.collectives.layout import ITEM_BYTES
 from gopt.ir.graph import Node
 from gopt.ir.types import nbytes
 from gopt.program import ShardedState, SpmdProgram
-from gopt.sharding.placements import FlatShard
+from gopt.sharding.traffic import Carries, CollectiveCall
+from gopt.sharding.verifier import Shardings
 
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Select"})
 """Operators whose result can share its operand's memory."""
@@ -31,11 +31,17 @@ class LivePeaks:
     gathered: int
 
 
+def members(program: SpmdProgram) -> list[dict[str, int]]:
+    """The coordinates of one rank for each part of the states: what ranks along other axes hold is the same."""
+    axis, first = program.mesh.shard_axis, program.mesh.coordinates(0)
+    return [first | {axis: member} for member in range(program.mesh.size(axis))] if axis else [first]
+
+
 def held(program: SpmdProgram) -> dict[str, list[int]]:
-    """Bytes of parameters (narrow copies included) and optimizer states that each member of the group holds."""
+    """Bytes of parameters (low-precision copies included) and optimizer states that each of ``members`` holds."""
     kinds = {state.tensor: state.kind for state in program.training.states}
-    members = range(program.members)
-    result = {"parameters": [0] * program.members, "optimizer_states": [0] * program.members}
+    ranks = members(program)
+    result = {"parameters": [0] * len(ranks), "optimizer_states": [0] * len(ranks)}
     for state in program.states:
         kind = kinds[state.slices[0].tensor]
         if kind is StateKind.PARAMETER:
@@ -44,27 +50,26 @@ def held(program: SpmdProgram) -> dict[str, list[int]]:
             row = result["optimizer_states"]
         else:
             continue
-        for member in members:
-            row[member] += _holding_bytes(state, member)
+        for number, coordinates in enumerate(ranks):
+            row[number] += _state_bytes(state, coordinates)
     return result
 
 
-def _holding_bytes(state: ShardedState, member: int) -> int:
-    if isinstance(state.place, FlatShard):
-        start, stop = state.place.part(member)
-        return nbytes(state.dtype, max(stop - start, 0))
-    return nbytes(state.dtype, state.slices[0].elements) if state.place.covers(member) else 0
+def _state_bytes(state: ShardedState, coordinates: Mapping[str, int]) -> int:
+    elements = sum(part.elements for part in state.slices)
+    shape = state.sharding.local_shape((elements,), coordinates)
+    return nbytes(state.dtype, math.prod(shape)) if state.sharding.covers(coordinates) else 0
 
 
 def reduced_gradient_bytes(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> list[int]:
-    """Bytes of reduced gradients of each member."""
+    """Bytes of reduced gradients of each of ``members``."""
     local = set(program.training.gradients.values())
-    result = [0] * program.members
+    result = [0] * len(members(program))
     for call in calls:
         if call.carries is Carries.GRADIENTS and any(name in local for name in call.node.inputs):
             cuts = call.node.attributes.get("cuts")
             item = ITEM_BYTES[program.graph.types[call.node.outputs[0]].dtype]
-            for member in range(program.members):
+            for member in range(len(result)):
                 own = (cuts[member + 1] - cuts[member]) * item if cuts else call.payload * (1 - call.beside)
                 result[member] += round(own)
     return result
@@ -75,13 +80,13 @@ def balance(rows: Mapping[str, Sequence[int]]) -> float:
     return max((round(max(row) * len(row) / sum(row), 6) for row in rows.values() if sum(row)), default=1.0)
 
 
-def live(program: SpmdProgram, calls: Sequence[CollectiveCall], member: int) -> LivePeaks:
-    """Peaks of what is alive on a member beside states, inputs and constants, in the order of the nodes.
+def live(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> LivePeaks:
+    """Peaks of what is alive on a rank beside states, inputs and constants, in the order of the nodes.
 
     A new state takes its old one's place. One sweep to see last readers, one to count.
     """
-    nodes = [node for node in program.graph.nodes if node.place.covers(member)]
-    sizer = _Sizer(program, member)
+    nodes = [node for node in program.graph.nodes if node.sharding.covers(coordinates)]
+    sizer = _Sizer(program, coordinates)
     last: dict[str, int] = {}
     for place, node in enumerate(nodes):
         sizer.note(node)
@@ -117,10 +122,11 @@ def _kinds(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> dict[str, s
 
 
 class _Sizer:
-    """Bytes of every value on one member; views cost nothing and keep alive what they look at."""
+    """Bytes of every value on one rank; views cost nothing and keep alive what they look at."""
 
-    def __init__(self, program: SpmdProgram, member: int) -> None:
-        self.types, self.member = program.graph.types, member
+    def __init__(self, program: SpmdProgram, coordinates: Mapping[str, int]) -> None:
+        self.types, self.coordinates = program.graph.types, coordinates
+        self.shardings = Shardings(program, strict=False).infer()
         self.kept = {state.output for state in program.states}
         self.size: dict[str, int] = {}
         self.root: dict[str, str] = {}
@@ -130,21 +136,8 @@ class _Sizer:
         if node.op_type in VIEWS and node.inputs[0]:
             self.root[node.outputs[0]] = self.root.get(node.inputs[0], node.inputs[0])
             return
-        for slot, name in enumerate(node.outputs):
+        for name in node.outputs:
             type = self.types.get(name)
-            if not name or name in self.kept or type is None:
-                continue
-            self.size[name] = type.nbytes if type.static else self._own(node, slot, type.dtype)
-
-    def _own(self, node: Node, slot: int, dtype: str) -> int:
-        """Bytes of a value whose length is the member's."""
-        if isinstance(node.place, FlatShard):
-            start, stop = node.place.part(self.member)
-            return nbytes(dtype, max(stop - start, 0))
-        if node.op_type == "ReduceScatter" and "cuts" in node.attributes:
-            lengths = [stop - start for start, stop in pairwise(node.attributes["cuts"])]
-            return nbytes(dtype, lengths[self.member])
-        given = [self.size.get(self.root.get(name, name), 0) for name in node.inputs]
-        if node.op_type == "LocalConcat":
-            return sum(given)
-        return given[slot] if len(given) == len(node.outputs) else max(given, default=0)
+            if name and name not in self.kept and type is not None and type.static:
+                shape = self.shardings.sharding(name).local_shape(type.dims, self.coordinates)
+                self.size[name] = nbytes(type.dtype, math.prod(shape))

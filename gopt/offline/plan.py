@@ -8,17 +8,17 @@ from typing import Any
 
 from gopt.analysis.graph_walks import Index
 from gopt.analysis.partition import Item, default_cap, plan_buckets
-from gopt.analysis.traffic import find_calls
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.cost_report import CostReport, cost_report
 from gopt.artifact.report import format_bytes
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
-from gopt.offline.memory import LivePeaks, balance, held, live, reduced_gradient_bytes
+from gopt.offline.memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
 from gopt.offline.topology import CommTimes, Topology, times
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_mesh
 from gopt.program import SpmdProgram
+from gopt.sharding.traffic import find_calls
 
 MIB = 1 << 20
 STAGES = (0, 1, 2, 3)
@@ -133,12 +133,13 @@ def estimate_cost(training: TrainingGraph, mesh: Mesh, settings: ShardSettings, 
     ran = settings.pipeline().run(step)
     calls = find_calls(step)
     rows = held(step)
-    most = max(range(step.members), key=lambda member: sum(row[member] for row in rows.values()))
+    totals = [sum(bytes) for bytes in zip(*rows.values())]
+    largest = members(step)[totals.index(max(totals))]
     return Choice(
         settings,
         max(rows["parameters"]),
         max(rows["optimizer_states"]),
-        live(step, calls, most),
+        live(step, calls, largest),
         cost_report(step, ran, calls),
         balance({**rows, "gradients": reduced_gradient_bytes(step, calls)}),
         None if topology is None else times(calls, topology),

@@ -17,7 +17,7 @@ import onnx
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph, Node, Tensor, attribute_value, read_type
 from gopt.ir.types import TensorType, dtype_name
-from gopt.sharding.placements import FlatShard, OnMember, Place
+from gopt.sharding.placements import FlatShard, OnMember, Sharding
 
 TINY = 8
 """Tensors of at most this many elements are written out; larger ones as a digest."""
@@ -39,7 +39,7 @@ def canonical_text(graph: Graph, training: TrainingGraph | None = None) -> str:
         notes = [node.phase.value] if training is not None and graph is training.graph and node.phase else []
         notes += [roles.values[name] for name in node.outputs if name in roles.values]
         notes += [f"by {node.made_by}"] if node.made_by else []
-        notes += place_notes(node.place)
+        notes += sharding_notes(node.sharding)
         lines.append(_noted(f"  {node_text(node)} : {types}", ", ".join(notes)))
     lines += ["", "outputs"]
     lines += [_noted(f"  {ref(name)} : {type}", roles.outputs.get(name, "")) for name, type in graph.outputs.items()]
@@ -70,13 +70,17 @@ def _noted(line: str, note: str) -> str:
     return f"{line}  ; {note}" if note else line
 
 
-def place_notes(place: Place) -> list[str]:
-    """Where a node runs or a state lies, as a note; none where that is everywhere."""
-    if isinstance(place, OnMember):
-        return [f"on member {place.member}"]
-    if isinstance(place, FlatShard):
-        return [f"on [{place.start}, {place.stop}) of cuts {list(place.cuts)}"]
-    return []
+def sharding_notes(sharding: Sharding) -> list[str]:
+    """Where a node runs or a state lies, as a note for each axis; none where that is everywhere."""
+    notes = []
+    for axis, place in sharding.by_axis:
+        if isinstance(place, OnMember):
+            notes.append(f"on member {place.member} of {axis}")
+        elif isinstance(place, FlatShard):
+            notes.append(f"on [{place.start}, {place.stop}) of cuts {list(place.cuts)} along {axis}")
+        else:
+            notes.append(f"{place} along {axis}")
+    return notes
 
 
 def _header(graph: Graph) -> Iterator[str]:

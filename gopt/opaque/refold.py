@@ -12,9 +12,9 @@ from gopt.ir.types import TensorType
 from gopt.opaque.operator_schema import Arrangement, Slot, SlotValues, Values
 from gopt.opaque.origin import OpaqueCall
 from gopt.opaque.table_body import table_body
-from gopt.sharding.placements import FlatShard, Place
+from gopt.sharding.placements import Sharding
 
-REFOLD = "Keep"
+REFOLD = "Refold"
 """The operator of ``gopt.spmd`` that stands for a kept one; ``specialise`` resolves it."""
 
 
@@ -31,17 +31,17 @@ class CoveredRange:
 class RefoldedWeight:
     """One weight, or one run of weights of a class, in a kept operator: where it is, and its values by slot."""
 
-    place: Place
+    sharding: Sharding
     weight: int
     inputs: Values
     outputs: Values
     covers: tuple[CoveredRange, ...]
 
-    def holds(self, tensor: CoveredRange, member: int) -> bool:
-        """Whether a member of the sharding group updates elements of a tensor."""
-        if not isinstance(self.place, FlatShard):
-            return self.place.covers(member)
-        start, stop = self.place.part(member)
+    def holds(self, tensor: CoveredRange, coordinates: Mapping[str, int]) -> bool:
+        """Whether a rank updates elements of a tensor."""
+        if self.sharding.flat is None:
+            return self.sharding.covers(coordinates)
+        start, stop = self.sharding.part(coordinates)
         return max(start, tensor.start) < min(stop, tensor.stop)
 
 
@@ -56,11 +56,11 @@ class RefoldedCall:
     name: str
 
     def on(
-        self, member: int, types: Mapping[str, TensorType], version: int, made_by: str
+        self, coordinates: Mapping[str, int], types: Mapping[str, TensorType], version: int, made_by: str
     ) -> tuple[list[Node], FunctionProto | None, tuple[str, ...]]:
-        """The nodes of one member of the sharding group, the body, and the values made; nothing where it has no
+        """The nodes of one rank, the body, and the values made; nothing where it has no
         weight. ``version`` is that of the standard operators."""
-        present = [each for each in self.members if each.place.covers(member)]
+        present = [each for each in self.members if each.sharding.covers(coordinates)]
         made = (*self.results.values(), *(name for each in present for name in each.outputs.values()))
         if not present:
             return [], None, ()

@@ -53,7 +53,7 @@ def _wide_node(node: Node, dtype: str) -> Node:
     proto.CopyFrom(node.to_proto())
     _widen_proto(proto, dtype)
     wide = as_node(proto)
-    wide.domain, wide.made_by, wide.place, wide.origin = node.domain, node.made_by, node.place, node.origin
+    wide.domain, wide.made_by, wide.sharding, wide.origin = node.domain, node.made_by, node.sharding, node.origin
     return wide
 
 

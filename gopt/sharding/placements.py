@@ -6,6 +6,7 @@ A value has one placement per mesh axis; that tuple is its sharding. Along diffe
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeAlias
@@ -130,11 +131,66 @@ class Partial:
 
 Placement: TypeAlias = Replicated | PerMember | OnMember | Shard | FlatShard | Partial
 Place: TypeAlias = Replicated | OnMember | FlatShard
-"""Where a node runs: on every member, on one, or on those that have elements of a part of a bucket."""
-Sharding: TypeAlias = tuple[Placement, ...]
+"""Where a node runs along an axis: on every member, on one, or on those that have elements of a part of a bucket."""
+Placements: TypeAlias = tuple[Placement, ...]
 """One placement per axis of the mesh that has several members, in mesh order."""
 REPLICATED = Replicated()
 PER_MEMBER = PerMember()
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """Placements by mesh axis: of a state, what ranks hold of it; of a node, which ranks run it and on what.
+
+    Along an axis that is not listed it is replicated. At most one placement is a FlatShard: a bucket is one list of
+    elements.
+    """
+
+    by_axis: tuple[tuple[str, Placement], ...] = ()
+
+    @classmethod
+    def along(cls, axis: str, place: Placement) -> Sharding:
+        """Placed along one axis, replicated along all others."""
+        return EVERYWHERE if isinstance(place, Replicated) else cls(((axis, place),))
+
+    def on(self, axis: str) -> Placement:
+        """The placement along an axis."""
+        return next((place for name, place in self.by_axis if name == axis), REPLICATED)
+
+    def covers(self, coordinates: Mapping[str, int]) -> bool:
+        """Whether a rank has some of it; ``coordinates``: the rank's index by axis."""
+        return all(place.covers(coordinates[axis]) for axis, place in self.by_axis)
+
+    @property
+    def flat(self) -> tuple[str, FlatShard] | None:
+        """The axis that shares out elements of a bucket, and how; None where tensors are whole."""
+        return next(((axis, place) for axis, place in self.by_axis if isinstance(place, FlatShard)), None)
+
+    @property
+    def sharding_axes(self) -> tuple[str, ...]:
+        """The axes whose members hold different parts."""
+        return tuple(axis for axis, place in self.by_axis if isinstance(place, (FlatShard, Shard)))
+
+    def part(self, coordinates: Mapping[str, int]) -> tuple[int, int]:
+        """A rank's elements of the bucket; empty when start >= stop. Only for a sharding that is ``flat``."""
+        assert self.flat is not None
+        axis, place = self.flat
+        return place.part(coordinates[axis])
+
+    def local_shape(self, shape: tuple[int, ...], coordinates: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape that a rank has of a value whose logical shape is ``shape``."""
+        for axis, place in self.by_axis:
+            if isinstance(place, FlatShard):
+                shape = (place.length(coordinates[axis]),)
+            elif isinstance(place, Shard):
+                shape = (*shape[: place.dim], place.sizes[coordinates[axis]], *shape[place.dim + 1 :])
+        return shape
+
+    def __str__(self) -> str:
+        return ", ".join(f"{place} along {axis}" for axis, place in self.by_axis) or str(REPLICATED)
+
+
+EVERYWHERE = Sharding()
 
 
 def holder(placement: Placement) -> int | None:

@@ -18,6 +18,7 @@ from gopt.program import Accumulator, ShardedState, SpmdProgram
 from gopt.sharding.calls import Conversion, beside, convert
 from gopt.sharding.layouts import Layout, lay
 from gopt.sharding.placements import (
+    EVERYWHERE,
     PER_MEMBER,
     REPLICATED,
     FlatShard,
@@ -25,6 +26,7 @@ from gopt.sharding.placements import (
     PerMember,
     Place,
     Placement,
+    Placements,
     Replicated,
     Shard,
     Sharding,
@@ -38,12 +40,14 @@ class Shardings:
     """The sharding of every value that is not replicated along all axes. ``axes``: those with several members."""
 
     program: SpmdProgram
+    strict: bool = True
+    """Whether a node that breaks a rule is an error; else what it makes lies where it runs."""
     axes: tuple[str, ...] = field(init=False)
-    known: dict[str, Sharding] = field(default_factory=dict)
-    _equal: Sharding = field(init=False)
-    _own: Sharding = field(init=False)
-    _shard: int = field(init=False)
-    """The place of the axis that shards states, -1 where it has one member."""
+    known: dict[str, Placements] = field(default_factory=dict)
+    _equal: Placements = field(init=False)
+    _own: Placements = field(init=False)
+    _everywhere: Placements = field(init=False)
+    """Each member's own along all axes."""
     _placed_values: set[str] = field(default_factory=set)
     """What some members have, as ``specialise`` knows it: sharded states, and what nodes with a place make."""
     _symbols: set[str] = field(default_factory=set)
@@ -52,25 +56,36 @@ class Shardings:
     def __post_init__(self) -> None:
         mesh = self.program.mesh
         self.axes = tuple(name for name, size in mesh.axes if size > 1)
+        self._everywhere = tuple(PER_MEMBER for _ in self.axes)
         self._equal = tuple(REPLICATED for _ in self.axes)
         self._own = tuple(PER_MEMBER if name in mesh.data_axes else REPLICATED for name in self.axes)
-        self._shard = self.axes.index(self.program.group) if self.program.group in self.axes else -1
 
-    def of(self, name: str) -> Sharding:
+    def of(self, name: str) -> Placements:
         """The sharding of a value."""
         return self.known.get(name, self._equal)
 
-    def state(self, holding: ShardedState) -> Sharding:
-        """How a state must be sharded, before the step and behind it."""
-        return self._own if holding.local else self._placed(self._equal, holding.place)
+    def sharding(self, name: str) -> Sharding:
+        """The sharding of a value, by the names of axes."""
+        by_axis = zip(self.axes, self.known.get(name, ()))
+        return Sharding(tuple((axis, each) for axis, each in by_axis if not isinstance(each, Replicated)))
 
-    def accumulator(self, held: Accumulator) -> Sharding:
+    def parts(self) -> dict[str, Sharding]:
+        """Every value of which ranks hold parts: shards of tensors or of buckets."""
+        zeros = {held.output: held.sharding for held in self.program.accumulators if held.sharding.flat is not None}
+        return zeros | {
+            name: self.sharding(name) for name, placements in self.known.items()
+            if any(isinstance(placement, _SHARDS) for placement in placements)
+        }  # fmt: skip
+
+    def state(self, state: ShardedState) -> Placements:
+        """How a state must be sharded, before the step and behind it."""
+        return self._own if state.local else self._placed(self._equal, state.sharding)
+
+    def accumulator(self, held: Accumulator) -> Placements:
         """How an accumulator must be: each rank's own sums, or shards of sums over the group that shards."""
         if held.reduced:
             return self._equal
-        if held.cuts is not None:
-            return self._placed(self._own, FlatShard.whole(held.cuts))
-        return self._placed(self._own, held.place)
+        return self._placed(self._own, held.sharding)
 
     def infer(self) -> Shardings:
         """Fill the table; raises InvariantError for the first node that breaks a rule. Returns itself."""
@@ -78,30 +93,35 @@ class Shardings:
             return self
         program = self.program
         self.known.update(dict.fromkeys(program.training.batch, self._own))
-        for holding in program.states:
-            self._note(holding.input, self._own if holding.input in program.loop_carried else self.state(holding))
+        for state in program.states:
+            self._note(state.input, self._own if state.input in program.loop_carried else self.state(state))
         for held in program.accumulators:
             self._note(held.input, self.accumulator(held))
-        everywhere = tuple(PER_MEMBER for _ in self.axes)
-        self._placed_values = {holding.input for holding in program.states if holding.sharded}
+        self._placed_values = {state.input for state in program.states if state.sharded}
         shapes = [type.shape or () for type in program.training.graph.inputs.values()]
         self._symbols = {size for shape in shapes for size in shape if isinstance(size, str)}
-        live = self._live()
+        live = self._live() if self.strict else set()
         for node in program.graph.nodes:
-            if id(node) not in live:
-                continue  # prune takes it, and nothing else sees it
-            if node.place != REPLICATED or node.domain == SPMD:
-                self._placed_values.update(node.outputs)
-            if node.domain == COMM:
-                self._call(node)
-            elif node.domain == SPMD:
-                self._layout(node)
-            elif draws(node):
-                self._node(node, drawn=True)
-                self.known.update((name, everywhere) for name in node.outputs if name)
-            else:
-                self._node(node)
+            try:
+                self._visit(node)
+            except InvariantError:
+                if id(node) in live:  # a dead one is seen by nothing, and prune takes it
+                    raise
+                self._give(node, self._placed(self._equal, node.sharding))
         return self
+
+    def _visit(self, node: Node) -> None:
+        if node.sharding.by_axis or node.domain == SPMD:
+            self._placed_values.update(node.outputs)
+        if node.domain == COMM:
+            self._call(node)
+        elif node.domain == SPMD:
+            self._layout(node)
+        elif draws(node):
+            self._node(node, drawn=True)
+            self.known.update((name, self._everywhere) for name in node.outputs if name)
+        else:
+            self._node(node)
 
     def _live(self) -> set[int]:
         """Nodes on which a result of the step depends, by id."""
@@ -115,14 +135,14 @@ class Shardings:
     # --- kinds of nodes ---------------------------------------------------------------------------------------------
 
     def _node(self, node: Node, *, drawn: bool = False) -> None:
-        if node.is_a("Shape", "Size") and node.place == REPLICATED:
+        if node.is_a("Shape", "Size") and not node.sharding.by_axis:
             self._shape(node)
             return
         known = self.known
         found = [known[name] for name in node.inputs if name in known]
         if node.captures:
             found += [known[name] for name in node.captures if name in known]
-        if node.place == REPLICATED:
+        if not node.sharding.by_axis:
             if not found:
                 return
             if all(each is self._own for each in found):  # nearly all of forward and backward
@@ -148,7 +168,7 @@ class Shardings:
         self._give(node, tuple(made))
 
     def _use(self, node: Node, names: Sequence[str], axis: int) -> Use:
-        place: Place = node.place if axis == self._shard else REPLICATED
+        place = self._place(node.sharding, axis)
         types = self.program.graph.types
         made = [types.get(name) for name in node.outputs if name]
         single = all(type is not None and type.elements == 1 for type in made)
@@ -168,13 +188,14 @@ class Shardings:
             return
         made: list[Placement] = []
         for axis in range(len(self.axes)):
-            operands = self._operands(node.inputs, axis)
-            if axis != self._shard:
+            operands, place = self._operands(node.inputs, axis), self._place(node.sharding, axis)
+            if isinstance(place, Replicated) and node.attributes.get("group") != self.axes[axis]:
                 made.append(self._checked(node, axis, Use(node.op_type, operands, standard=False)))
                 continue
             self._check_there(node, axis, operands)
+            size = self.program.mesh.size(self.axes[axis])
             try:
-                made.append(lay(Layout(node.op_type, node.attributes, node.place, self.program.members), operands))
+                made.append(lay(Layout(node.op_type, node.attributes, place, size), operands))
             except Mismatch as wrong:
                 raise self._offence(node, axis, wrong) from None
         self._give(node, tuple(made))
@@ -194,7 +215,7 @@ class Shardings:
                 given = self._checked(node, axis, Use(node.op_type, self._operands(scalars, axis), standard=False))
                 self._set(name, axis, given)
             for member in kept.members:
-                place: Place = member.place if axis == self._shard else REPLICATED
+                place = self._place(member.sharding, axis)
                 operands = self._operands([*member.inputs.values(), *scalars], axis)
                 placement = self._acts_on(node, axis, place, operands)
                 for name in member.outputs.values():
@@ -217,7 +238,7 @@ class Shardings:
             for name, row in zip(node.outputs, rows):
                 self._note(name, row)
             return
-        made = rows[0] if rows else tuple(PER_MEMBER for _ in self.axes)
+        made = rows[0] if rows else self._everywhere
         for name, row in zip(node.inputs, rows):
             made = made if row == made else self._mixed(node, name, made, row)
         self._give(node, made)
@@ -227,7 +248,7 @@ class Shardings:
         group = self.program.mesh.live(str(node.attributes["group"]))
         operands = self._operands(node.inputs, axis)
         inside = self.axes[axis] in group
-        place: Place = node.place if axis == self._shard else REPLICATED
+        place = self._place(node.sharding, axis)
         if not inside and not isinstance(place, Replicated):
             return [self._checked(node, axis, Use("Identity", (operand,), place)) for operand in operands]
         # Calls over axes that see other data are gopt's: those of the source were taken over, or refused.
@@ -241,7 +262,7 @@ class Shardings:
         except Mismatch as wrong:
             raise self._offence(node, axis, wrong) from None
 
-    def _mixed(self, node: Node, name: str, one: Sharding, other: Sharding) -> Sharding:
+    def _mixed(self, node: Node, name: str, one: Placements, other: Placements) -> Placements:
         """What a call makes of operands that do not lie alike along axes beside its own."""
         made: list[Placement] = []
         for axis, (a, b) in enumerate(zip(one, other)):
@@ -264,20 +285,28 @@ class Shardings:
         row[axis] = placement
         self._note(name, tuple(row))
 
-    def _note(self, name: str, sharding: Sharding) -> None:
+    def _note(self, name: str, sharding: Placements) -> None:
         if name and sharding != self._equal:
             self.known[name] = sharding
 
-    def _give(self, node: Node, sharding: Sharding) -> None:
+    def _give(self, node: Node, sharding: Placements) -> None:
         if sharding is not self._equal and sharding != self._equal:
             sharding = self._own if sharding == self._own else sharding
             self.known.update(dict.fromkeys(node.outputs, sharding))
             self.known.pop("", None)  # an absent result is no value
 
-    def _placed(self, sharding: Sharding, place: Place) -> Sharding:
-        if self._shard < 0 or isinstance(place, Replicated):
-            return sharding
-        return (*sharding[: self._shard], place, *sharding[self._shard + 1 :])
+    def _placed(self, placements: Placements, sharding: Sharding) -> Placements:
+        """``placements``, but for the axes along which a sharding says otherwise."""
+        if sharding is EVERYWHERE:
+            return placements
+        said = dict(sharding.by_axis)
+        return tuple(said.get(axis, placement) for axis, placement in zip(self.axes, placements))
+
+    def _place(self, sharding: Sharding, axis: int) -> Place:
+        """Where a node runs along an axis."""
+        place = sharding.on(self.axes[axis]) if sharding is not EVERYWHERE else REPLICATED
+        assert isinstance(place, (Replicated, OnMember, FlatShard))
+        return place
 
     def _offence(self, node: Node, axis: int, wrong: Mismatch) -> InvariantError:
         name, given = wrong.operand.name, wrong.operand.placement
@@ -293,4 +322,4 @@ _SHARDS = (Shard, FlatShard)
 def _operand(name: str, placement: Placement, type: TensorType | None) -> Operand:
     if type is None or isinstance(placement, PerMember):
         return Operand(name, placement)
-    return Operand(name, placement, type.elements == 1, type.dtype)
+    return Operand(name, placement, type.elements == 1 and not isinstance(placement, _SHARDS), type.dtype)

@@ -30,11 +30,10 @@ from gopt import api
 from gopt.artifact.report import PassResult
 from gopt.errors import GoptError
 from gopt.mesh import Mesh
-from gopt.offline.text import canonical_text, place_notes, ref
+from gopt.offline.text import canonical_text, ref, sharding_notes
 from gopt.pipeline import build_pipeline, parse_pipeline
 from gopt.preflight import check_passes
 from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
-from gopt.sharding.placements import FlatShard
 
 HOME = Path(__file__).parent
 OPSETS = '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -168,21 +167,20 @@ def _text(program: SpmdProgram) -> str:
 
 def _state(held: ShardedState) -> str:
     parts = ", ".join(_part(held, part) for part in held.slices)
-    notes = [*place_notes(held.place), *(["copy"] if held.copy else []), *(["local"] if held.local else [])]
+    notes = [*sharding_notes(held.sharding), *(["copy"] if held.copy else []), *(["local"] if held.local else [])]
     return f"  {ref(held.input)} -> {ref(held.output)} : {held.dtype}, {parts}{_noted(notes)}"
 
 
 def _part(held: ShardedState, part: BucketSlice) -> str:
-    if not isinstance(held.place, FlatShard):
+    if held.sharding.flat is None:
         return f"all of {ref(part.tensor)}"
     return f"{ref(part.tensor)} at {part.offset}"
 
 
 def _accumulator(held: Accumulator) -> str:
-    lies = f"cuts {list(held.cuts)}" if held.cuts is not None else f"shape {list(held.shape)}"
-    notes = [*place_notes(held.place), *(["reduced"] if held.reduced else [])]
+    notes = [*sharding_notes(held.sharding), *(["reduced"] if held.reduced else [])]
     sums = f"{ref(held.input)} + gradient = {ref(held.added)}, zeroed as {ref(held.output)}"
-    return f"  {sums} : {held.dtype}, {lies}{_noted(notes)}"
+    return f"  {sums} : {held.type}{_noted(notes)}"
 
 
 def _noted(notes: list[str]) -> str:

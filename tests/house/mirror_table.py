@@ -52,6 +52,12 @@ _SHOWN = "a table: what it shows is tested with its command"
 _RECORDS = "records without behaviour"
 
 TESTED_ELSEWHERE: dict[str, Elsewhere] = {
+    **_each("sharding.traffic", "bytes of calls", "offline/test_topology.py", "passes/test_overlap.py"),
+    **_each("lower.rank_graph", _RECORDS, "lower/test_specialise.py"),
+    **_each(
+        "lower.lowering", "the order in which ranks are made and checked", "lower/test_invariants.py",
+        "lower/test_agreement.py",
+    ),
     **_each("errors", "classes with their exit codes, which every command ends with", "cli/test_main.py"),
     **_each("limits", "constants; each is met in a test", "hostile/test_bounds.py", "documents/test_prescan.py"),
     **_each(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -19,7 +20,8 @@ from gopt.errors import InvariantError, UnsupportedError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.mesh import Mesh, axis_kinds
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import FlatShard
+from gopt.sharding.placements import FlatShard, Sharding
+from gopt.sharding.verifier import Shardings
 from gopt.verification.verify import Verifier
 
 
@@ -64,14 +66,15 @@ def own_part(step: SpmdProgram) -> None:
         local, joined = f"planted{number}", node.outputs[0]
         step.graph.types[local] = step.graph.types[joined]
         attributes = {"starts": starts, "sizes": sizes}
-        span = FlatShard(cuts, 0, cuts[-1])
+        span, whole = FlatShard(cuts, 0, cuts[-1]), {"group": "shard", "sizes": [cuts[-1]]}
         substitute(
             step, node,
             [
                 Node(
-                    "LocalSlice", node.inputs, [local], domain=SPMD, attributes=attributes, place=span, made_by="plant"
+                    "LocalSlice", node.inputs, [local], domain=SPMD, attributes=attributes,
+                    sharding=Sharding.along("shard", span), made_by="plant",
                 ),
-                Node("LocalConcat", [local], [joined], domain=SPMD, attributes={}, made_by="plant"),
+                Node("LocalConcat", [local], [joined], domain=SPMD, attributes=whole, made_by="plant"),
             ],
         )  # fmt: skip
 
@@ -128,15 +131,17 @@ def accumulator_is_kept(step: SpmdProgram) -> None:
     """The update hands the sums on instead of zeros."""
     held = step.accumulators[0]
     producer = next(node for node in step.graph.nodes if held.output in node.outputs)
-    substitute(step, producer, [Node("Identity", [held.input], [held.output], place=producer.place, made_by="plant")])
+    substitute(
+        step, producer, [Node("Identity", [held.input], [held.output], sharding=producer.sharding, made_by="plant")]
+    )
 
 
 def shifted_parts(step: SpmdProgram) -> None:
     """A class of a bucket takes its gradient from another place of it."""
     node = next(node for node in step.graph.nodes if node.domain == SPMD and node.op_type == "ShardSlice")
-    span = node.place
-    assert isinstance(span, FlatShard)
-    node.place = FlatShard(span.cuts, span.start + 16, span.stop + 16)
+    assert node.sharding.flat is not None
+    axis, span = node.sharding.flat
+    node.sharding = Sharding.along(axis, FlatShard(span.cuts, span.start + 16, span.stop + 16))
 
 
 def no_reduce(step: SpmdProgram) -> None:
@@ -173,7 +178,7 @@ def reduced_twice(step: SpmdProgram) -> None:
 def mean_of_shards(step: SpmdProgram) -> None:
     """Members take the mean of their shards for a term of the whole's."""
     for node in step.graph.nodes:
-        if node.is_a("ReduceSum", "ReduceSumSquare") and isinstance(node.place, FlatShard):
+        if node.is_a("ReduceSum", "ReduceSumSquare") and node.sharding.flat is not None:
             node.op_type, node.proto = "ReduceMean", None
 
 
@@ -313,6 +318,7 @@ def test_it_is_refused(case):
 @pytest.mark.parametrize("case", [case for case in CASES if case.runs], ids=_name)
 def test_it_is_an_error(case, tmp_path, monkeypatch):
     """What the check refuses would have trained ranks apart, or on less than all data."""
-    monkeypatch.setattr("gopt.lower.invariants.check_placements", lambda step: 0)
+    monkeypatch.setattr("gopt.lower.lowering.Shardings", partial(Shardings, strict=False))
+    monkeypatch.setattr("gopt.lower.lowering.check_placements", lambda program, shardings: 0)
     shard(case).write(tmp_path / "out")
     assert not Verifier(tmp_path / "out").run(steps=2, confirm=False).equal

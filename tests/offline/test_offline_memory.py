@@ -9,10 +9,10 @@ from helpers import NAMES, Builder, perceptron, sgd, source
 from products import spread
 
 import gopt
-from gopt.analysis.traffic import find_calls
 from gopt.mesh import Mesh
-from gopt.offline.memory import balance, held, live, reduced_gradient_bytes
+from gopt.offline.memory import balance, held, live, members, reduced_gradient_bytes
 from gopt.program import SpmdProgram
+from gopt.sharding.traffic import find_calls
 
 MESH = Mesh((("dp", 2), ("shard", 4)))
 
@@ -36,7 +36,7 @@ def test_live_bytes_of_a_chain(tmp_path):
     sgd(b, perceptron(b, (8, 8, 8), batch=4, bias=False))
     training = gopt.load(b.save(tmp_path / "step.onnx")).training
     step = SpmdProgram.start(training, Mesh((("shard", 1),)))
-    found = live(step, find_calls(step), 0)
+    found = live(step, find_calls(step), members(step)[0])
     hidden, weight = 4 * 8 * 4, 8 * 8 * 4  # bytes of a layer's values, and of a weight
     # Most is alive when what goes back through w1 is made: the loss, tanh(x w0), the difference and what is made of it,
     # w1 transposed, and the gradient of w1.

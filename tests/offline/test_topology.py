@@ -8,10 +8,10 @@ import pytest
 from helpers import source
 
 import gopt
-from gopt.analysis.traffic import find_calls
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
 from gopt.offline.topology import Link, Topology, parse_bytes, times
+from gopt.sharding.traffic import find_calls
 
 MESH = Mesh((("dp", 2), ("shard", 4)))
 FAST, SLOW = Link(200e9, 5e-6), Link(25e9, 10e-6)

@@ -12,12 +12,13 @@ from gopt.ir.def_use_check import check_graph
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType
 from gopt.lower.phases import phases
-from gopt.lower.specialise import specialise
+from gopt.lower.specialise import Specialiser
 from gopt.mesh import Mesh
 from gopt.program import SpmdProgram
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
+from gopt.sharding.verifier import Shardings
 
 CACHE = SessionCache()
 
@@ -88,8 +89,10 @@ def run(step: SpmdProgram, seed: int = 0) -> list[dict[str, np.ndarray]]:
     """Outputs of every rank, each with inputs of its own."""
     check_graph(step.graph)
     programs, feeds = [], []
+    step.sharded = Shardings(step).infer().parts()
+    specialiser = Specialiser(step, phases(step)[0])
     for rank in range(step.mesh.ranks):
-        made = specialise(step, phases(step)[0], rank)
+        made = specialiser.rank(rank)
         graph = step.graph.copy()
         graph.nodes = made.nodes
         graph.types.update(made.types)

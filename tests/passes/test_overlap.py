@@ -12,7 +12,6 @@ from products import spread
 
 import gopt
 from gopt.analysis.operators import heavy
-from gopt.analysis.traffic import Carries, find_calls, measure, peak_gathered
 from gopt.api import Sharded
 from gopt.artifact.report_builder import call_bytes
 from gopt.errors import OptionError
@@ -20,6 +19,7 @@ from gopt.mesh import Mesh
 from gopt.passes.overlap import Issue, Window, issue
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
+from gopt.sharding.traffic import Carries, find_calls, measure, peak_gathered
 from gopt.verification.verify import Verifier
 
 FLAT = Mesh((("shard", 4),))

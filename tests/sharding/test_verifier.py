@@ -15,7 +15,7 @@ from gopt.ir.graph import Node
 from gopt.mesh import Mesh
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import PER_MEMBER, REPLICATED, FlatShard
+from gopt.sharding.placements import EVERYWHERE, PER_MEMBER, REPLICATED, FlatShard
 from gopt.sharding.verifier import Shardings
 
 
@@ -140,7 +140,7 @@ def test_a_guard_of_a_node_that_all_members_run_is_refused():
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
     _, node = found(step, "Select")
     producer = next(each for each in step.graph.nodes if node.inputs[0] in each.outputs)
-    producer.place = REPLICATED
+    producer.sharding = EVERYWHERE
     assert "which is a partial sum" in refused(step) or "Select" in refused(step)
 
 
@@ -163,13 +163,13 @@ def test_zeros_are_zeros_in_every_form():
     from gopt.lower.agreement import check_placements
 
     step = sharded("cnn_mom_fp16", "shard=2", 1, accumulate=2)
-    assert check_placements(step)
+    assert check_placements(step, Shardings(step).infer())
     held = step.accumulators[0]
     at, producer = next((at, node) for at, node in enumerate(step.graph.nodes) if held.output in node.outputs)
     for attributes in ({"value_floats": [1.0] * 4}, {"value": helper.make_tensor("v", 10, [1], [1.0])}, {}):
-        step.graph.nodes[at] = Node("Constant", [], [held.output], attributes=attributes, place=producer.place)
+        step.graph.nodes[at] = Node("Constant", [], [held.output], attributes=attributes, sharding=producer.sharding)
         with pytest.raises(InvariantError, match="is not zero again"):
-            check_placements(step)
+            check_placements(step, Shardings(step).infer())
 
 
 def test_what_nothing_needs_is_not_looked_at():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.partition import MIB
@@ -17,6 +17,7 @@ from gopt.passes.fuse_collectives.order import Order, orders
 from gopt.passes.fuse_collectives.pack import Packing, bound_by, item, pack
 from gopt.passes.fuse_collectives.rules import combine
 from gopt.program import SpmdProgram
+from gopt.sharding.verifier import Shardings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,8 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
     rewriter = GraphRewriter(program.graph, NAME)
     combined = combine(program, rewriter)
     rewriter.finish()
-    found = [_plan(program, order, options) for order in orders(program)]
+    parts = Shardings(program, strict=False).infer().parts()
+    found = [_plan(program, order, options, parts) for order in orders(program)]
     packings = min(found, key=lambda plan: sum(len(packing.buckets) for packing in plan))
     removed = dict(rewriter.reasons)
     rewriter = GraphRewriter(program.graph, NAME)
@@ -58,13 +60,13 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
     calls = any(node.domain == COMM for node in program.graph.nodes)
     return PassResult(
         removed={**removed, **rewriter.reasons},
-        facts={**facts, "neighbours": neighbours(program.graph, placed)},
+        facts={**facts, "neighbours": neighbours(program.graph, placed, parts)},
         note="" if calls else "there are no calls",
     )
 
 
-def _plan(program: SpmdProgram, order: Order, options: Options) -> Sequence[Packing]:
-    free = [node for node in program.graph.nodes if node.domain == COMM and not bound_by(program.graph, node)]
+def _plan(program: SpmdProgram, order: Order, options: Options, parts: Container[str]) -> Sequence[Packing]:
+    free = [node for node in program.graph.nodes if node.domain == COMM and not bound_by(program.graph, node, parts)]
     cap, first = (None if size is None else int(size * MIB) for size in (options.cap_mb, options.first_mb))
     return pack([item(program.graph, node, order) for node in free], cap, first, options.max_tensors)
 

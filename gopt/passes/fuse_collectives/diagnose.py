@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from itertools import pairwise
 
 from gopt.ir.graph import COMM, Graph, Node
@@ -12,27 +12,27 @@ Place = tuple[int, Bucket]
 """A bucket and its number among those of its key."""
 
 
-def neighbours(graph: Graph, placed: Mapping[int, Place]) -> list[dict[str, str]]:
+def neighbours(graph: Graph, placed: Mapping[int, Place], parts: Container[str]) -> list[dict[str, str]]:
     """``{"first", "second", "why"}`` for every pair of consecutive calls; ``placed``: call -> its bucket."""
     calls = [node for node in graph.nodes if node.domain == COMM]
     return [
-        {"first": first.label, "second": second.label, "why": _why(graph, first, second, placed)}
+        {"first": first.label, "second": second.label, "why": _why(graph, first, second, placed, parts)}
         for first, second in pairwise(calls)
     ]
 
 
-def _why(graph: Graph, first: Node, second: Node, placed: Mapping[int, Place]) -> str:
+def _why(graph: Graph, first: Node, second: Node, placed: Mapping[int, Place], parts: Container[str]) -> str:
     for node in (first, second):
-        if bound_by(graph, node) == "pairwise call":
+        if bound_by(graph, node, parts) == "pairwise call":
             return "pairwise call"
     a, b = Key.of(graph, first), Key.of(graph, second)
-    for name in ("kind", "group", "root", "dtype", "reduce", "place"):
+    for name in ("kind", "group", "root", "dtype", "reduce", "sharding"):
         ours, theirs = getattr(a, name), getattr(b, name)
         if ours != theirs:
             return f"different {name}: {ours}, {theirs}"
     for node in (first, second):
         if id(node) not in placed:
-            return bound_by(graph, node)
+            return bound_by(graph, node, parts)
     held = [placed[id(first)], placed[id(second)]]
     alone = [bucket.why for _, bucket in held if bucket.alone]
     return alone[0] if alone else min(held, key=lambda each: each[0])[1].why

@@ -103,8 +103,10 @@ class _Writer:
         **attributes: object,
     ) -> Node:
         due = {"after": self.last} if self.last is not None else {"before": self.first}
-        place = self.nodes[0].place
-        return self.rewriter.add(op_type, inputs, outputs, domain=domain, attributes=attributes, place=place, **due)
+        sharding = self.nodes[0].sharding
+        return self.rewriter.add(
+            op_type, inputs, outputs, domain=domain, attributes=attributes, sharding=sharding, **due
+        )
 
     def _shape(self, flat: str, output: str) -> None:
         type = self.types[output]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -10,7 +10,7 @@ from gopt.analysis.partition import choose_cap, packing_bound
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import Graph, Node
 from gopt.passes.fuse_collectives.order import Order
-from gopt.sharding.placements import Place
+from gopt.sharding.placements import Sharding
 
 PACKED = ("AllReduce", "Reduce", "Broadcast")
 """Take any number of tensors as they are."""
@@ -27,14 +27,14 @@ class Key:
     root: int
     dtype: str
     reduce: str
-    place: Place
+    sharding: Sharding
     """Which members make the call: one owner's, or all."""
 
     @classmethod
     def of(cls, graph: Graph, node: Node) -> Key:
         known = COLLECTIVES[node.op_type].resolve(node.attributes)
         dtype = known.get("dtype") or graph.type_of((*node.inputs, *node.outputs)[0]).dtype
-        return cls(node.op_type, known["group"], known.get("root", -1), dtype, known.get("reduce", ""), node.place)
+        return cls(node.op_type, known["group"], known.get("root", -1), dtype, known.get("reduce", ""), node.sharding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ class Packing:
         return row | {"calls_after": len(self.buckets), "packing_bound": bound}
 
 
-def bound_by(graph: Graph, node: Node) -> str:
-    """Why a call must stay as it is, or '' when it may be joined to others."""
+def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
+    """Why a call must stay as it is, or '' when it may be joined to others. ``parts``: what ranks have parts of."""
     if COLLECTIVES[node.op_type].pairwise:
         return "pairwise call"
     if "cuts" in node.attributes:
@@ -104,7 +104,7 @@ def bound_by(graph: Graph, node: Node) -> str:
         return f"{node.op_type} calls are not packed"
     if not node.inputs or not all((*node.inputs, *node.outputs)):
         return "absent value"
-    unknown = [name for name in (*node.inputs, *node.outputs) if not graph.type_of(name).static]
+    unknown = [name for name in (*node.inputs, *node.outputs) if name in parts or not graph.type_of(name).static]
     if unknown:
         return f"the shape of {unknown[0]} is not the same on every rank, or unknown"
     if node.op_type in ALONG_AXIS and len(set(node.attributes["sizes"])) > 1:
@@ -132,7 +132,7 @@ def pack(items: Sequence[Item], cap: int | None, first: int | None, tensors: int
 
 def _first(each: Item) -> tuple[str, str, int, str, str, str]:
     key = each.key
-    return key.kind, key.group, key.root, key.dtype, key.reduce, str(key.place)
+    return key.kind, key.group, key.root, key.dtype, key.reduce, str(key.sharding)
 
 
 def _next_fit(items: Sequence[Item], limits: Limits) -> list[Bucket]:

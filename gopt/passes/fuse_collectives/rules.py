@@ -10,7 +10,7 @@ from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import FlatShard
+from gopt.sharding.placements import FlatShard, Sharding
 
 
 def combine(program: SpmdProgram, rewriter: GraphRewriter) -> dict[str, int]:
@@ -25,7 +25,7 @@ def combine(program: SpmdProgram, rewriter: GraphRewriter) -> dict[str, int]:
     taken = {id(node) for pair in pairs for node in pair}
     tiles = _tiles(program, users, taken)
     for number, tile in enumerate(tiles):
-        _reduce_scatter(rewriter, program.group, tile, f"gopt.{rewriter.pass_name}.s{number}.shard")
+        _reduce_scatter(rewriter, tile, f"gopt.{rewriter.pass_name}.s{number}.shard")
     return {"reduce_broadcast": len(pairs), "reduce_slice": sum(len(tile.calls) for tile in tiles)}
 
 
@@ -68,9 +68,19 @@ def _all_reduce(rewriter: GraphRewriter, reduce: Node, broadcast: Node) -> None:
 class _View:
     """The rank's part of some tensors that lie side by side in a bucket, under one or more names."""
 
-    span: FlatShard
+    sharding: Sharding
     sources: tuple[str, ...]
     nodes: tuple[Node, ...]
+
+    @property
+    def axis(self) -> str:
+        assert self.sharding.flat is not None
+        return self.sharding.flat[0]
+
+    @property
+    def span(self) -> FlatShard:
+        assert self.sharding.flat is not None
+        return self.sharding.flat[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +92,18 @@ class _Tile:
 
 
 def _tiles(program: SpmdProgram, users: dict[str, list[Node]], taken: set[int]) -> list[_Tile]:
-    """Buckets of which every rank reads its own part alone, of all-reduces over the sharding group."""
+    """Buckets of which every rank reads its own part alone, of all-reduces over the axis that shares them out."""
     producer = {
         name: node for node in program.graph.nodes for name in node.outputs
-        if _is(node, "AllReduce") and node.attributes["group"] == program.group and id(node) not in taken
+        if _is(node, "AllReduce") and id(node) not in taken
     }  # fmt: skip
-    if not producer or not program.sharding:
+    if not producer:
         return []
     waiting: dict[Hashable, dict[int, list[_View]]] = {}
     for view in _views(program.graph, users, producer):
         call = producer[view.sources[0]]
         dtype = program.graph.types[view.sources[0]].dtype
-        key = (view.span.cuts, dtype, call.attributes.get("reduce", "sum"))
+        key = (view.axis, view.span.cuts, dtype, call.attributes.get("reduce", "sum"))
         waiting.setdefault(key, {}).setdefault(view.span.start, []).append(view)
     found = []
     for by_start in waiting.values():
@@ -110,19 +120,20 @@ def _views(graph: Graph, users: dict[str, list[Node]], producer: dict[str, Node]
     alike: dict[Hashable, list[Node]] = {}
     for node in graph.nodes:
         if node.domain == SPMD and node.op_type == "LocalSlice" and all(name in producer for name in node.inputs):
-            key = (node.place, tuple(node.inputs), tuple(node.attributes["starts"]))
+            key = (node.sharding, tuple(node.inputs), tuple(node.attributes["starts"]))
             alike.setdefault(key, []).append(node)
     found = []
     for nodes in alike.values():
-        span, ids = nodes[0].place, {id(node) for node in nodes}
-        assert isinstance(span, FlatShard)
+        sharding, ids = nodes[0].sharding, {id(node) for node in nodes}
         parts = [reader for node in nodes for name in node.outputs for reader in users.get(name, ())]
         lone = all(id(reader) in ids for name in nodes[0].inputs for reader in users[name])
+        axis = sharding.flat[0] if sharding.flat is not None else ""
+        over = {producer[name].attributes["group"] for name in nodes[0].inputs}
         shown = any(name in graph.outputs for name in nodes[0].inputs)
         reduces = {producer[name].attributes.get("reduce", "sum") for name in nodes[0].inputs}
         # A part that another layout operator reads is known there by name: it must stay a value of its own.
-        if lone and not shown and len(reduces) == 1 and all(reader.domain == "" for reader in parts):
-            found.append(_View(span, tuple(nodes[0].inputs), tuple(nodes)))
+        if over == {axis} and lone and not shown and len(reduces) == 1 and all(reader.domain == "" for reader in parts):
+            found.append(_View(sharding, tuple(nodes[0].inputs), tuple(nodes)))
     return found
 
 
@@ -138,20 +149,20 @@ def _cover(by_start: dict[int, list[_View]]) -> list[_View] | None:
     return None
 
 
-def _reduce_scatter(rewriter: GraphRewriter, group: str, tile: _Tile, shard: str) -> None:
+def _reduce_scatter(rewriter: GraphRewriter, tile: _Tile, shard: str) -> None:
     source = {new: old for call in tile.calls for old, new in zip(call.inputs, call.outputs)}
     inputs: Sequence[str] = [source[name] for view in tile.views for name in view.sources]
     for call in tile.calls:
         _drop(rewriter, call, "all ranks read their own part alone: the call is a reduce-scatter")
     dtype = rewriter.graph.types[inputs[0]].dtype
     reduce = tile.calls[0].attributes.get("reduce", "sum")
-    attributes = {"group": group, "reduce": reduce, "cuts": list(tile.views[0].span.cuts)}
+    attributes = {"group": tile.views[0].axis, "reduce": reduce, "cuts": list(tile.views[0].span.cuts)}
     after = rewriter.between(tile.calls)[0]
-    flat = {shard: TensorType(dtype, (None,))}
+    flat = {shard: TensorType(dtype, (tile.views[0].span.cuts[-1],))}
     rewriter.add("ReduceScatter", inputs, flat, domain=COMM, attributes=attributes, after=after)
     for view in tile.views:
         for node in view.nodes:
             output = node.outputs[0]
             rewriter.discard(output)
             made = {output: rewriter.graph.types[output]}
-            rewriter.add("ShardSlice", [shard], made, domain=SPMD, place=view.span, before=node)
+            rewriter.add("ShardSlice", [shard], made, domain=SPMD, sharding=view.sharding, before=node)

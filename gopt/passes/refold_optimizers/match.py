@@ -11,7 +11,7 @@ from gopt.opaque.operator_schema import Values
 from gopt.opaque.origin import SHARED, OpaqueCall
 from gopt.opaque.refold import CoveredRange, RefoldedWeight
 from gopt.program import ShardedState
-from gopt.sharding.placements import REPLICATED, FlatShard, Place
+from gopt.sharding.placements import EVERYWHERE, Sharding
 
 
 @dataclass(slots=True)
@@ -91,18 +91,18 @@ class Match:
             self._follow(node, held[0], local, renamed)
             local.update(node.outputs)
             found.append(held[0])
-        place = self._place(found)
-        if self.pieces.dropped and isinstance(place, FlatShard):
+        sharding = self._sharding(found)
+        if self.pieces.dropped and sharding.flat is not None:
             raise NoFoldError(f"its {self.pieces.dropped[0].op_type} works on whole tensors")
-        self._check_scalars(found, place)
+        self._check_scalars(found, sharding)
         self._check_inside(found, renamed)
-        unread = self.inputs if place == REPLICATED else {}
+        unread = self.inputs if sharding == EVERYWHERE else {}
         inputs = {slot: renamed.get(name, name if slot in unread else "") for slot, name in self.inputs.items()}
         for slot, name in inputs.items():
             if not name:
                 raise NoFoldError(f"its {slot} is not read by its body")
         outputs = {slot: renamed[name] for slot, name in self.outputs.items() if name in renamed}
-        return RefoldedWeight(place, self.weight, inputs, outputs, self._covers(place, inputs)), found
+        return RefoldedWeight(sharding, self.weight, inputs, outputs, self._covers(sharding, inputs)), found
 
     def _follow(self, source: Node, now: Node, local: set[str], renamed: dict[str, str]) -> None:
         """Compare a node with the source's, operand by operand, and learn the names of today."""
@@ -113,13 +113,13 @@ class Match:
                 raise NoFoldError(f"its {source.op_type} reads {new} in place of {renamed.get(old, old)}")
         renamed.update(zip(source.outputs, now.outputs))
 
-    def _place(self, nodes: list[Node]) -> Place:
-        places = list(dict.fromkeys(node.place for node in nodes))
-        if len(places) != 1:
+    def _sharding(self, nodes: list[Node]) -> Sharding:
+        shardings = list(dict.fromkeys(node.sharding for node in nodes))
+        if len(shardings) != 1:
             raise NoFoldError("its body stands in several places")
-        return places[0]
+        return shardings[0]
 
-    def _check_scalars(self, nodes: list[Node], place: Place) -> None:
+    def _check_scalars(self, nodes: list[Node], sharding: Sharding) -> None:
         """The operator's scalars must be there wherever it is, and be what the source says."""
         for held in self.pieces.source.get(SHARED, []) + self._constants():
             now = self.pieces.now.get(held.origin.weight, {}).get(held.origin.place, [])
@@ -129,7 +129,7 @@ class Match:
                     raise NoFoldError(f"its {held.op_type} on scalars was changed")
         for name in self.scalars.values():
             producer = self.graph.producers.get(name)
-            if producer is not None and producer.place not in (REPLICATED, place):
+            if producer is not None and producer.sharding not in (EVERYWHERE, sharding):
                 raise NoFoldError(f"{name} is known to one rank alone")
 
     def _constants(self) -> list[Node]:
@@ -145,9 +145,9 @@ class Match:
                 if name not in shown and (outside or name in self.graph.outputs):
                     raise NoFoldError(f"{name}, inside its body, is read elsewhere")
 
-    def _covers(self, place: Place, inputs: Values) -> tuple[CoveredRange, ...]:
+    def _covers(self, sharding: Sharding, inputs: Values) -> tuple[CoveredRange, ...]:
         """The source tensors that the member updates, with their elements in the bucket."""
-        if isinstance(place, FlatShard):
+        if sharding.flat is not None:
             for name in inputs.values():
                 producer, holding = self.graph.producers.get(name), self.graph.states.get(name)
                 if producer is not None and producer.domain == SPMD and "sizes" in producer.attributes:

@@ -43,20 +43,21 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
         return PassResult(note="one rank sees all the data: nothing to reduce or share out")
     training = program.training
     uncut = options.style is Style.BROADCAST
+    axis = program.mesh.shard_axis
     updates = find_updates(training, whole_accumulators=options.stage is Stage.STATES, uncut=uncut)
-    if options.stage is Stage.NONE or program.members == 1:
+    if options.stage is Stage.NONE or not axis:
         updates = updates.replicated("stage 0" if options.stage is Stage.NONE else "no axis shards the states")
     layout = layout_of(program, options)
     rewriter = GraphRewriter(program.graph, "shard")
-    scalars = ScalarReductions(rewriter, training.graph, updates, program.group)
+    scalars = ScalarReductions(rewriter, training.graph, updates, axis)
     wire = options.reduce_dtype.value if options.reduce_dtype is not None else ""
-    groups = Groups(program.group, program.outer, data if data is not None and program.mesh.size(data) > 1 else None)
+    groups = Groups(
+        axis, program.mesh.replica_group, data if data is not None and program.mesh.size(data) > 1 else None
+    )
     weights = LossWeights(program, rewriter, groups.data)
     reduction = GradientReduction(program, rewriter, groups, wire, options.stage >= Stage.GRADIENTS, weights)
     before_use = options.stage is Stage.PARAMETERS
-    gather = ParameterGather(
-        program, rewriter, program.group, before_use, options.reshard_after_forward, options.persist
-    )
+    gather = ParameterGather(program, rewriter, axis, before_use, options.reshard_after_forward, options.persist)
     plan = make_plan(training, updates, layout, gather.copies)
     emitted = [_emit(rewriter, bucket, options.style, scalars, reduction, gather) for bucket in plan.buckets]
     facts = gather.finish() | scalars.finish()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
-from gopt.sharding.placements import REPLICATED, FlatShard, Place
+from gopt.sharding.placements import EVERYWHERE, Sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,42 +28,56 @@ def named(bucket: str, role: str) -> str:
     return f"gopt.shard.{bucket}.{role}"
 
 
-def flat(dtype: str) -> TensorType:
-    """A 1-D tensor whose length is the rank's."""
-    return TensorType(dtype, (None,))
+def flat(dtype: str, elements: int) -> TensorType:
+    """Elements of a bucket, on all ranks together; each has its part as a 1-D tensor."""
+    return TensorType(dtype, (elements,))
+
+
+def run(dtype: str, sharding: Sharding) -> TensorType:
+    """The elements of a bucket that a sharding shares out."""
+    assert sharding.flat is not None
+    _, span = sharding.flat
+    return flat(dtype, span.stop - span.start)
 
 
 def local_slice(
-    rewriter: GraphRewriter, sources: Sequence[str], starts: Sequence[int], span: FlatShard, output: str, dtype: str
+    rewriter: GraphRewriter, sources: Sequence[str], starts: Sequence[int], sharding: Sharding, output: str, dtype: str
 ) -> None:
-    """The rank's elements of a span, cut out of whole tensors that lie at ``starts`` of the bucket."""
+    """The rank's elements of a run, cut out of whole tensors that lie at ``starts`` of the bucket."""
     sizes = [rewriter.graph.types[name].elements for name in sources]
     attributes = {"starts": list(starts), "sizes": sizes}
-    rewriter.add("LocalSlice", sources, {output: flat(dtype)}, domain=SPMD, attributes=attributes, place=span)
+    rewriter.add(
+        "LocalSlice", sources, {output: run(dtype, sharding)}, domain=SPMD, attributes=attributes, sharding=sharding
+    )
 
 
-def shard_slice(rewriter: GraphRewriter, source: str, span: FlatShard, output: str, dtype: str) -> None:
-    """The rank's elements of a span, cut out of its part of the bucket."""
-    rewriter.add("ShardSlice", [source], {output: flat(dtype)}, domain=SPMD, place=span)
+def shard_slice(rewriter: GraphRewriter, source: str, sharding: Sharding, output: str, dtype: str) -> None:
+    """The rank's elements of a run, cut out of its part of the bucket."""
+    rewriter.add("ShardSlice", [source], {output: run(dtype, sharding)}, domain=SPMD, sharding=sharding)
 
 
 def local_concat(
     rewriter: GraphRewriter,
+    group: str,
     sources: Sequence[str],
     output: str,
     dtype: str,
     sizes: Sequence[int],
     before: Node | None = None,
 ) -> None:
-    """The rank's parts of several values, one after the other; parts the rank has not are left out. ``sizes``: elements
-    of each on all ranks together."""
-    attributes = {"sizes": list(sizes)}
-    rewriter.add("LocalConcat", sources, {output: flat(dtype)}, domain=SPMD, attributes=attributes, before=before)
+    """The rank's parts of several values, one after the other; parts that the rank does not have are left out.
+
+    ``sizes``: elements of each value on all members of the group together.
+    """
+    attributes = {"group": group, "sizes": list(sizes)}
+    made = {output: flat(dtype, sum(sizes))}
+    rewriter.add("LocalConcat", sources, made, domain=SPMD, attributes=attributes, before=before)
 
 
-def select(rewriter: GraphRewriter, source: str, output: str, reduce: str) -> None:
-    """A term of a reduction where it exists; on every other rank what changes nothing in it."""
-    rewriter.add("Select", [source], {output: rewriter.graph.types[source]}, domain=SPMD, attributes={"reduce": reduce})
+def select(rewriter: GraphRewriter, group: str, source: str, output: str, reduce: str) -> None:
+    """A term of a reduction over a group where it exists; on every other rank what changes nothing in it."""
+    attributes = {"group": group, "reduce": reduce}
+    rewriter.add("Select", [source], {output: rewriter.graph.types[source]}, domain=SPMD, attributes=attributes)
 
 
 def reduce_scatter(
@@ -73,7 +87,7 @@ def reduce_scatter(
     dtype = rewriter.graph.types[gradients[0]].dtype
     attributes = {"group": group, "reduce": kind, "cuts": list(cuts)}
     rewriter.add(
-        "ReduceScatter", gradients, {output: flat(dtype)}, domain=COMM, attributes=attributes,
+        "ReduceScatter", gradients, {output: flat(dtype, cuts[-1])}, domain=COMM, attributes=attributes,
         after=rewriter.latest(gradients),
     )  # fmt: skip
 
@@ -116,11 +130,11 @@ def all_reduce(
     inputs: Sequence[str],
     outputs: Sequence[str],
     reduce: str,
-    place: Place = REPLICATED,
+    sharding: Sharding = EVERYWHERE,
 ) -> None:
     """One packed call over tensors of one dtype."""
     types = {new: rewriter.graph.types[old] for old, new in zip(inputs, outputs)}
     rewriter.add(
-        "AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": reduce}, place=place,
+        "AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": reduce}, sharding=sharding,
         after=rewriter.latest(inputs),
     )  # fmt: skip

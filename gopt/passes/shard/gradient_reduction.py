@@ -19,7 +19,7 @@ from gopt.ir.types import TensorType, dtype_code, numpy_dtype
 from gopt.passes.shard import emit
 from gopt.passes.shard.loss_weights import LossWeights
 from gopt.program import Accumulator, SpmdProgram
-from gopt.sharding.placements import REPLICATED, OnMember, Place
+from gopt.sharding.placements import EVERYWHERE, FlatShard, OnMember, Sharding
 
 
 @dataclass(slots=True)
@@ -52,76 +52,76 @@ class GradientReduction:
         emit.reduce_scatter(self.rewriter, self.groups.shard, given, cuts, scattered, self.weights.reduce)
         value = scattered
         if self.micro and self.scattered:
-            value = self._sum(shard, value, emit.flat(_wide(dtype)), REPLICATED, cuts)
-        return self._finish(value, shard, dtype, self.groups.outer, REPLICATED)
+            held = Sharding.along(self.groups.shard, FlatShard.whole(tuple(cuts)))
+            value = self._sum(shard, value, emit.flat(_wide(dtype), cuts[-1]), held)
+        return self._finish(value, shard, dtype, self.groups.outer, EVERYWHERE)
 
     def everywhere(self, bucket: str, gradients: Sequence[str]) -> None:
         """The mean gradients on every rank, one call each: nothing cuts them, so that they can still be packed."""
         for place, name in enumerate(gradients):
             given = self._given(bucket, place, name, local=True)
             result = emit.named(bucket, f"gradient{place}")
-            self.reduced[name] = self._finish(given, result, self._dtype(name), self.groups.data, REPLICATED)
+            self.reduced[name] = self._finish(given, result, self._dtype(name), self.groups.data, EVERYWHERE)
 
     def to_owners(self, bucket: str, gradients: Sequence[str], owners: Sequence[int]) -> None:
         """The mean of each gradient on its owner alone, one call each."""
         for place, (name, owner) in enumerate(zip(gradients, owners)):
             given = self._given(bucket, place, name)
             value, result = emit.named(bucket, f"owned{place}"), emit.named(bucket, f"gradient{place}")
+            there = Sharding.along(self.groups.shard, OnMember(owner))
             emit.reduce(self.rewriter, self.groups.shard, owner, given, value, self.weights.reduce)
             if self.micro and self.scattered:
                 type = TensorType(_wide(self._dtype(name)), self.rewriter.graph.types[name].shape)
-                value = self._sum(result, value, type, OnMember(owner))
-            self.reduced[name] = self._finish(value, result, self._dtype(name), self.groups.outer, OnMember(owner))
+                value = self._sum(result, value, type, there)
+            self.reduced[name] = self._finish(value, result, self._dtype(name), self.groups.outer, there)
 
     def _given(self, bucket: str, place: int, name: str, *, local: bool = False) -> str:
         """What a rank gives to the call for a gradient: itself, or its mean over the micro-steps."""
         root, value = emit.named(bucket, f"local{place}"), name
         if self.micro and (local or not self.scattered):
             type = self.rewriter.graph.types[name]
-            value = self._sum(root, name, TensorType(_wide(type.dtype), type.shape), REPLICATED, own=True)
+            value = self._sum(root, name, TensorType(_wide(type.dtype), type.shape), EVERYWHERE, own=True)
         else:
             value = self.weights.to_call(name, root)
-        return self._on_wire(value, f"{root}_wire", REPLICATED)
+        return self._on_wire(value, f"{root}_wire", EVERYWHERE)
 
-    def _finish(self, value: str, result: str, dtype: str, group: str | None, place: Place) -> str:
+    def _finish(self, value: str, result: str, dtype: str, group: str | None, sharding: Sharding) -> str:
         """Reduce what is left over ``group``, and give the gradient's type back."""
         if group is not None:
             whole = f"{result}_mean"
-            given = self._on_wire(value, f"{result}_wire", place)
-            emit.all_reduce(self.rewriter, group, [given], [whole], self.weights.reduce, place)
+            given = self._on_wire(value, f"{result}_wire", sharding)
+            emit.all_reduce(self.rewriter, group, [given], [whole], self.weights.reduce, sharding)
             value = whole
-        back = self._as(value, dtype, result, place)
+        back = self._as(value, dtype, result, sharding)
         if back != value:
             self.unrounded[back] = value
         return back
 
-    def _on_wire(self, value: str, name: str, place: Place) -> str:
-        return self._as(value, self.wire or self._dtype(value), name, place)
+    def _on_wire(self, value: str, name: str, sharding: Sharding) -> str:
+        return self._as(value, self.wire or self._dtype(value), name, sharding)
 
     def _sum(
-        self, root: str, value: str, type: TensorType, place: Place, cuts: Sequence[int] | None = None, *,
-        own: bool = False,
+        self, root: str, value: str, type: TensorType, held_as: Sharding, *, own: bool = False
     ) -> str:  # fmt: skip
         """Add a micro-step's gradient to an accumulator of ``type``; returns its mean, which the update reads.
 
         ``own``: nothing of it was reduced over ranks yet.
         """
         rewriter = self.rewriter
-        shape = () if cuts is not None else type.dims
-        names = (f"{root}_sum", f"{root}_sum_out", f"{root}_sum_next")
-        held = Accumulator(*names, type.dtype, shape, None if cuts is None else tuple(cuts), place)
+        sharding = EVERYWHERE if held_as.flat is not None else held_as  # every rank has its part, if it is empty
+        held = Accumulator(f"{root}_sum", f"{root}_sum_out", f"{root}_sum_next", type, held_as)
         rewriter.graph.types[held.input] = type
-        term = self._as(value, type.dtype, f"{root}_term", place)
-        term = self.weights.own_term(term, root) if own else self.weights.reduced_term(term, root, place)
-        rewriter.add("Add", [held.input, term], {held.added: type}, place=place)
+        term = self._as(value, type.dtype, f"{root}_term", sharding)
+        term = self.weights.own_term(term, root) if own else self.weights.reduced_term(term, root, sharding)
+        rewriter.add("Add", [held.input, term], {held.added: type}, sharding=sharding)
         sizes = {f"{root}_sizes": TensorType("int64", (len(type.shape or ()),))}
-        rewriter.add("Shape", [held.input], sizes, place=place)
+        rewriter.add("Shape", [held.input], sizes, sharding=sharding)
         zero = onnx.numpy_helper.from_array(np.zeros(1, numpy_dtype(type.dtype)))
-        rewriter.add("ConstantOfShape", list(sizes), {held.output: type}, attributes={"value": zero}, place=place)
+        rewriter.add("ConstantOfShape", list(sizes), {held.output: type}, attributes={"value": zero}, sharding=sharding)
         self.program.accumulators.append(held)
         if self.weights.rule is LossRule.SUM:
             return held.input
-        rewriter.add("Div", [held.input, self._count(type.dtype, own)], {f"{root}_each": type}, place=place)
+        rewriter.add("Div", [held.input, self._count(type.dtype, own)], {f"{root}_each": type}, sharding=sharding)
         return f"{root}_each"
 
     def _count(self, dtype: str, own: bool) -> str:
@@ -135,14 +135,16 @@ class GradientReduction:
             rewriter.add("Cast", list(count), {name: TensorType(dtype, ())}, attributes={"to": dtype_code(dtype)})
         return name
 
-    def _as(self, value: str, dtype: str, name: str, place: Place) -> str:
+    def _as(self, value: str, dtype: str, name: str, sharding: Sharding) -> str:
         """A value in another type; itself when it has it."""
         type = self.rewriter.graph.types[value]
         if type.dtype == dtype:
             return value
         made = {name: TensorType(dtype, type.shape)}
         producers = self.rewriter.latest([value])
-        self.rewriter.add("Cast", [value], made, attributes={"to": dtype_code(dtype)}, place=place, after=producers)
+        self.rewriter.add(
+            "Cast", [value], made, attributes={"to": dtype_code(dtype)}, sharding=sharding, after=producers
+        )
         return name
 
     def _dtype(self, name: str) -> str:

@@ -18,7 +18,7 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code, numpy_dtype
 from gopt.passes.shard import emit
 from gopt.program import Accumulator, SpmdProgram
-from gopt.sharding.placements import REPLICATED, Place
+from gopt.sharding.placements import EVERYWHERE, Sharding
 
 
 @dataclass(slots=True)
@@ -46,19 +46,19 @@ class LossWeights:
         """A rank's gradient times w / mean(w); zeros where w is zero, whatever the gradient is there."""
         if not self.weighted:
             return gradient
-        return self._times(gradient, self._share(), root, REPLICATED)
+        return self._times(gradient, self._share(), root, EVERYWHERE)
 
     def own_term(self, term: str, root: str) -> str:
         """What a rank adds to a sum of its own for a micro-step."""
-        return self._times(term, self._own(), root, REPLICATED) if self.weighted else term
+        return self._times(term, self._own(), root, EVERYWHERE) if self.weighted else term
 
-    def reduced_term(self, term: str, root: str, place: Place) -> str:
+    def reduced_term(self, term: str, root: str, sharding: Sharding) -> str:
         """What is added to a sum of reduced gradients for a micro-step."""
         if not self.weighted:
             return term
         type = self.rewriter.graph.types[term]
         factor = self._as(self._mean(), type.dtype)
-        self._add("Mul", [term, factor], f"{root}_weighed", type, place=place, after=[term, factor])
+        self._add("Mul", [term, factor], f"{root}_weighed", type, sharding=sharding, after=[term, factor])
         return f"{root}_weighed"
 
     def own_total(self, dtype: str) -> str:
@@ -111,7 +111,7 @@ class LossWeights:
         """A scalar summed over the micro-steps, as the update reads it."""
         type = self._type()
         held = Accumulator(
-            _named(f"{role}_sum"), _named(f"{role}_sum_out"), _named(f"{role}_sum_next"), type.dtype, type.dims,
+            _named(f"{role}_sum"), _named(f"{role}_sum_out"), _named(f"{role}_sum_next"), type,
             reduced=role == "mean",
         )  # fmt: skip
         if held.input not in self.rewriter.graph.types:
@@ -141,7 +141,7 @@ class LossWeights:
             self._add(op_type, inputs, name, type, after=inputs, **attributes)
         return name
 
-    def _times(self, value: str, factor: str, root: str, place: Place) -> str:
+    def _times(self, value: str, factor: str, root: str, sharding: Sharding) -> str:
         """``value`` times ``factor``, and zeros where the rank's weight is zero: 0 / 0 weighs nothing."""
         type = self.rewriter.graph.types[value]
         factor = self._as(factor, type.dtype)
@@ -149,17 +149,17 @@ class LossWeights:
         zero = f"zero.{type.dtype}"
         if _named(zero) not in self.rewriter.graph.types:
             self._add("Constant", [], _named(zero), TensorType(type.dtype, ()), value=_array(0.0, type.dtype))
-        self._add("Mul", [value, factor], f"{root}_times", type, place=place, after=[value, factor])
+        self._add("Mul", [value, factor], f"{root}_times", type, sharding=sharding, after=[value, factor])
         inputs = [none, _named(zero), f"{root}_times"]
-        self._add("Where", inputs, f"{root}_weighed", type, place=place, after=inputs)
+        self._add("Where", inputs, f"{root}_weighed", type, sharding=sharding, after=inputs)
         return f"{root}_weighed"
 
     def _add(
-        self, op_type: str, inputs: list[str], output: str, type: TensorType, *, place: Place = REPLICATED,
+        self, op_type: str, inputs: list[str], output: str, type: TensorType, *, sharding: Sharding = EVERYWHERE,
         after: list[str] | None = None, **attributes: Any,
     ) -> None:  # fmt: skip
         due = self.rewriter.latest(after) if after else None
-        self.rewriter.add(op_type, inputs, {output: type}, attributes=attributes, place=place, after=due)
+        self.rewriter.add(op_type, inputs, {output: type}, attributes=attributes, sharding=sharding, after=due)
 
 
 def _named(role: str) -> str:

@@ -19,7 +19,7 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code
 from gopt.passes.shard import emit
 from gopt.program import ShardedState, SpmdProgram
-from gopt.sharding.placements import OnMember, Place
+from gopt.sharding.placements import OnMember, Sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class OwnedParameter:
 
     current: str
     updated: str
-    place: Place
+    sharding: Sharding
     elements: int
 
 
@@ -162,8 +162,9 @@ class ParameterGather:
             emit.all_gather(self.rewriter, self.group, packed[0], parcel.cuts, outputs, before=before)
             return
         for part, source, output in zip(parcel.parts, packed, outputs):
-            assert isinstance(part.place, OnMember)
-            emit.broadcast(self.rewriter, self.group, part.place.member, source, output, before=before)
+            owner = part.sharding.on(self.group)
+            assert isinstance(owner, OnMember)
+            emit.broadcast(self.rewriter, self.group, owner.member, source, output, before=before)
 
     def _state_shapes(self, names: Sequence[str]) -> None:
         """A reader of a shape alone needs no gather: it becomes a constant."""
@@ -185,12 +186,12 @@ class ParameterGather:
             if narrow:
                 made = {f"{name}.narrow": TensorType(narrow, self.rewriter.graph.types[name].shape)}
                 attributes = {"to": dtype_code(narrow)}
-                self.rewriter.add("Cast", [name], made, attributes=attributes, place=part.place, before=before)
+                self.rewriter.add("Cast", [name], made, attributes=attributes, sharding=part.sharding, before=before)
             names.append(f"{name}.narrow" if narrow else name)
         if parcel.cuts is None or (len(names) == 1 and all(start < stop for start, stop in pairwise(parcel.cuts))):
             return names
         joined = emit.named(parcel.bucket, "parameters")
         dtype = narrow or self.rewriter.graph.types[parcel.subgraphs[0].parameter.tensor].dtype
         sizes = [part.elements for part in parcel.parts]
-        emit.local_concat(self.rewriter, names, joined, dtype, sizes, before=before)
+        emit.local_concat(self.rewriter, self.group, names, joined, dtype, sizes, before=before)
         return [joined]

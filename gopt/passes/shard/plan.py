@@ -32,7 +32,7 @@ from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
 from gopt.collectives.layout import flat_cuts
 from gopt.ir.types import TensorType
 from gopt.program import ShardedState
-from gopt.sharding.placements import FlatShard
+from gopt.sharding.placements import FlatShard, OnMember, Sharding
 
 
 class Style(str, Enum):
@@ -44,11 +44,11 @@ class Style(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Neighbouring tensors of one class inside a bucket, from element ``start`` to ``stop`` of it."""
+    """Neighbouring tensors of one class inside a bucket; ``starts``: where each begins in it."""
 
     subgraphs: tuple[UpdateSubgraph, ...]
     starts: tuple[int, ...]
-    span: FlatShard
+    sharding: Sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,20 @@ class WholeBucket:
     """Tensors whose updates run where they are whole; cuts stand on tensor boundaries."""
 
     name: str
+    axis: str
     subgraphs: tuple[UpdateSubgraph, ...]
     owners: tuple[int, ...]
     offsets: tuple[int, ...]
     cuts: tuple[int, ...]
     why: str
+
+    def owned(self, place: int) -> Sharding:
+        """Where the tensor at a place of the bucket is."""
+        return Sharding.along(self.axis, OnMember(self.owners[place]))
+
+    def run(self, place: int) -> Sharding:
+        """The elements of that tensor in the bucket."""
+        return Sharding.along(self.axis, FlatShard(self.cuts, self.offsets[place], self.offsets[place + 1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +107,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a step's tensors are placed on ``ranks`` members. ``overrides``: (pattern of parameter names, partition), the
-    first that fits counts; ``least`` elements of the smallest piece; ``cap`` in bytes, None for the default."""
+    """How a step's tensors are placed on the ``ranks`` members of an axis. ``overrides``: (pattern of parameter names,
+    partition), the first that fits counts; ``least`` elements of the smallest piece; ``cap`` in bytes, None for the
+    default."""
 
+    axis: str
     ranks: int
     partition: Partition = Partition.FLAT
     owners: Owners = Owners.LARGEST_FIRST
@@ -262,7 +273,8 @@ def _split(name: str, members: list[UpdateSubgraph], placer: _Placer, why: str) 
     for _, run in groupby(ordered, key=lambda subgraph: subgraph.equivalence_class):
         group = tuple(run)
         stop = place + len(group)
-        groups.append(ParameterGroup(group, tuple(starts[place:stop]), FlatShard(cuts, starts[place], starts[stop])))
+        whole = Sharding.along(placer.layout.axis, FlatShard(cuts, starts[place], starts[stop]))
+        groups.append(ParameterGroup(group, tuple(starts[place:stop]), whole))
         place = stop
     return SplitBucket(name, tuple(ordered), tuple(starts), cuts, tuple(groups), members[0].whole_gradient, why)
 
@@ -273,4 +285,4 @@ def _whole(name: str, bucket: Bucket, members: list[UpdateSubgraph], placer: _Pl
     owners = [placer.owner[subgraph.parameter.tensor] for subgraph in ordered]
     starts = offsets([sizes[subgraph.parameter.tensor] for subgraph in ordered])
     cuts = owner_cuts([sizes[subgraph.parameter.tensor] for subgraph in ordered], owners, placer.layout.ranks)
-    return WholeBucket(name, tuple(ordered), tuple(owners), tuple(starts), tuple(cuts), bucket.why)
+    return WholeBucket(name, placer.layout.axis, tuple(ordered), tuple(owners), tuple(starts), tuple(cuts), bucket.why)

@@ -43,7 +43,7 @@ class ScalarReductions:
         """Note ``value`` as this rank's share of the reductions ``sources``, which all feed one reduction."""
         reduction = self.updates.scalar_reductions[self.updates.reduction_of[sources[0]]]
         guarded = f"{value}.everywhere"
-        emit.select(self.rewriter, value, guarded, "sum" if reduction.kind == "l2" else reduction.kind)
+        emit.select(self.rewriter, self.group, value, guarded, "sum" if reduction.kind == "l2" else reduction.kind)
         self._shares.setdefault(reduction.root, []).append(guarded)
 
     def finish(self) -> dict[str, object]:

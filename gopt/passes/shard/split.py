@@ -44,7 +44,7 @@ def emit_split(
     parts = []
     for number, group in enumerate(bucket.groups):
         name = f"{bucket.name}.c{number}"
-        emitter = _Run(rewriter, group, name, scalars, reduction, gather.owned(bucket.subgraphs[0]))
+        emitter = _GroupEmitter(rewriter, group, name, scalars, reduction, gather.owned(bucket.subgraphs[0]))
         parts.append(emitter.run(shard, alone=len(bucket.groups) == 1))
         out.states.update(emitter.states)
     gather.add(GatherBucket(bucket.name, bucket.subgraphs, tuple(parts), bucket.cuts))
@@ -61,7 +61,7 @@ def emit_split(
     return out
 
 
-class _Run:
+class _GroupEmitter:
     """One class of a bucket: its first subgraph, written over 1-D runs in place of the tensors."""
 
     def __init__(
@@ -89,7 +89,7 @@ class _Run:
 
     def run(self, shard: str, *, alone: bool) -> OwnedParameter:
         """Emit the class; returns its part of the parameters, before and after the update."""
-        rewriter, subgraph, span = self.rewriter, self.subgraph, self.group.span
+        rewriter, subgraph, run = self.rewriter, self.subgraph, self.group.sharding
         types = rewriter.graph.types
         if shard:
             self.local[subgraph.gradient] = shard if alone else self._segment(shard, "gradient")
@@ -98,22 +98,22 @@ class _Run:
         parameter = self._named("parameter")
         self.local[subgraph.parameter.tensor] = parameter
         if self.owned:
-            types[parameter] = emit.flat(types[subgraph.parameter.tensor].dtype)
+            types[parameter] = emit.run(types[subgraph.parameter.tensor].dtype, run)
         else:
             sources = [each.parameter.tensor for each in self.group.subgraphs]
-            emit.local_slice(rewriter, sources, self.group.starts, span, parameter, types[sources[0]].dtype)
+            emit.local_slice(rewriter, sources, self.group.starts, run, parameter, types[sources[0]].dtype)
         for slot in range(1, len(subgraph.states)):
             self.local[subgraph.states[slot].tensor] = self._named(f"state{slot}")
-            types[self._named(f"state{slot}")] = emit.flat(types[subgraph.states[slot].tensor].dtype)
+            types[self._named(f"state{slot}")] = emit.run(types[subgraph.states[slot].tensor].dtype, run)
         for place, node in enumerate(subgraph.nodes):
             self._emit(place, node)
         self._add_states()
-        return OwnedParameter(parameter, self.local[subgraph.parameter.updated], span, span.stop - span.start)
+        return OwnedParameter(parameter, self.local[subgraph.parameter.updated], run, types[parameter].elements)
 
     def _segment(self, shard: str, role: str) -> str:
         """The rank's run of this class, out of its shard of the bucket."""
         name = self._named(role)
-        emit.shard_slice(self.rewriter, shard, self.group.span, name, self.rewriter.graph.types[shard].dtype)
+        emit.shard_slice(self.rewriter, shard, self.group.sharding, name, self.rewriter.graph.types[shard].dtype)
         return name
 
     def _add_states(self) -> None:
@@ -125,7 +125,11 @@ class _Run:
             )
             state = self.subgraph.states[slot]
             holding = ShardedState(
-                self.local[state.tensor], self.local[state.updated], types[state.tensor].dtype, parts, self.group.span
+                self.local[state.tensor],
+                self.local[state.updated],
+                types[state.tensor].dtype,
+                parts,
+                self.group.sharding,
             )
             self.states.update((part.tensor, holding) for part in parts)
 
@@ -148,8 +152,8 @@ class _Run:
             if name:
                 role = self.results.get(name) or (f"v{place}" if slot == 0 else f"v{place}_{slot}")
                 self.local[name] = self._named(role)
-                outputs[self.local[name]] = emit.flat(types[name].dtype)
-        rewriter.repeat(node, operands, outputs, self.group.span)
+                outputs[self.local[name]] = emit.run(types[name].dtype, self.group.sharding)
+        rewriter.repeat(node, operands, outputs, self.group.sharding)
 
     def _operand(self, name: str, place: int, slot: int) -> str:
         """A full-shaped operand as the rank's run of it; a one-element operand as a value of rank at most 1."""
@@ -159,7 +163,7 @@ class _Run:
         if type.elements > 1:
             output = self._named(f"x{place}_{slot}")
             sources = [self._twin(subgraph, place, slot) for subgraph in self.group.subgraphs]
-            emit.local_slice(self.rewriter, sources, self.group.starts, self.group.span, output, type.dtype)
+            emit.local_slice(self.rewriter, sources, self.group.starts, self.group.sharding, output, type.dtype)
             return output
         return self.scalars.flat(name) if len(type.dims) > 1 else name
 
@@ -185,7 +189,7 @@ class _Run:
         """A mean is a sum of x/N, taken in float32 at least: N may be beyond the range of a half."""
         wide = "float64" if dtype == "float64" else "float32"
         scalar = TensorType(wide, ())
-        self._add("Cast", [value], f"{share}.wide", emit.flat(wide), to=dtype_code(wide))
+        self._add("Cast", [value], f"{share}.wide", emit.run(wide, self.group.sharding), to=dtype_code(wide))
         self._add("ReduceSum", [f"{share}.wide"], f"{share}.sum", scalar, keepdims=0)
         self._add("Constant", [], f"{share}.count32", TensorType("float32", ()), value_float=float(elements))
         self._add("Cast", [f"{share}.count32"], f"{share}.count", scalar, to=dtype_code(wide))
@@ -194,4 +198,4 @@ class _Run:
 
     def _add(self, op_type: str, inputs: list[str], output: str, type: TensorType, **attributes: object) -> None:
         """A node that exists where the run does."""
-        self.rewriter.add(op_type, inputs, {output: type}, attributes=attributes, place=self.group.span)
+        self.rewriter.add(op_type, inputs, {output: type}, attributes=attributes, sharding=self.group.sharding)

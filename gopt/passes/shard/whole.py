@@ -12,7 +12,7 @@ from gopt.passes.shard.plan import ReplicatedBucket, Style, WholeBucket
 from gopt.passes.shard.scalar_reductions import ScalarReductions
 from gopt.passes.shard.split import Emitted
 from gopt.program import BucketSlice, ShardedState
-from gopt.sharding.placements import FlatShard, OnMember
+from gopt.sharding.placements import Sharding
 
 
 def emit_replicated(bucket: ReplicatedBucket, reduction: GradientReduction) -> None:
@@ -33,15 +33,15 @@ def emit_whole(
     out = Emitted()
     _bring(rewriter, bucket, style, scalars, reduction)
     parts = []
-    for place, (subgraph, owner) in enumerate(zip(bucket.subgraphs, bucket.owners)):
+    for place, subgraph in enumerate(bucket.subgraphs):
         owned = gather.owned(subgraph)
-        part = _place(rewriter, bucket, place, subgraph, owner, scalars, owned)
+        part = _place(rewriter, bucket, place, subgraph, scalars, owned)
         parts.append(part if style is Style.BROADCAST else _flat(rewriter, bucket, place, part, scalars))
         for state in subgraph.states[0 if owned else 1 :]:
             input = part.current if state is subgraph.parameter else state.tensor
             held = BucketSlice(state.tensor, 0, types[state.tensor].elements)
             out.states[state.tensor] = ShardedState(
-                input, state.updated, types[state.tensor].dtype, (held,), OnMember(owner)
+                input, state.updated, types[state.tensor].dtype, (held,), bucket.owned(place)
             )
             out.layout.append((state.tensor,))
     cuts = None if style is Style.BROADCAST else bucket.cuts
@@ -64,23 +64,22 @@ def _bring(
         shard = reduction.to_shard(bucket.name, gradients, bucket.cuts)
         unrounded = reduction.unrounded.get(shard)
         for place, subgraph in enumerate(bucket.subgraphs):
-            span = FlatShard(bucket.cuts, bucket.offsets[place], bucket.offsets[place + 1])
             whole = emit.named(bucket.name, f"gradient{place}")
-            _unpack(rewriter, whole, rewriter.graph.types[subgraph.gradient], shard, span, scalars)
+            _unpack(rewriter, whole, rewriter.graph.types[subgraph.gradient], shard, bucket.run(place), scalars)
             reduction.reduced[subgraph.gradient] = whole
             if unrounded is not None:
                 type = TensorType(rewriter.graph.types[unrounded].dtype, rewriter.graph.types[subgraph.gradient].shape)
-                _unpack(rewriter, f"{whole}_exact", type, unrounded, span, scalars)
+                _unpack(rewriter, f"{whole}_exact", type, unrounded, bucket.run(place), scalars)
                 reduction.unrounded[whole] = f"{whole}_exact"
 
 
 def _unpack(
-    rewriter: GraphRewriter, whole: str, type: TensorType, shard: str, span: FlatShard, scalars: ScalarReductions
+    rewriter: GraphRewriter, whole: str, type: TensorType, shard: str, run: Sharding, scalars: ScalarReductions
 ) -> None:
     """One tensor of a bucket in its own shape, on its owner."""
-    emit.shard_slice(rewriter, shard, span, f"{whole}_flat", type.dtype)
+    emit.shard_slice(rewriter, shard, run, f"{whole}_flat", type.dtype)
     shape = scalars.constant("shape" + "_".join(map(str, type.dims)), list(type.dims))
-    rewriter.add("Reshape", [f"{whole}_flat", shape], {whole: type}, place=span)
+    rewriter.add("Reshape", [f"{whole}_flat", shape], {whole: type}, sharding=run)
 
 
 def _flat(
@@ -90,9 +89,9 @@ def _flat(
     one = scalars.constant("one", [-1])
     names = [emit.named(bucket.name, f"{role}{place}_flat") for role in ("parameter", "updated")]
     for source, name in zip((part.current, part.updated), names):
-        made = {name: emit.flat(rewriter.graph.types[source].dtype)}
-        rewriter.add("Reshape", [source, one], made, place=part.place)
-    return OwnedParameter(names[0], names[1], part.place, part.elements)
+        made = {name: emit.flat(rewriter.graph.types[source].dtype, part.elements)}
+        rewriter.add("Reshape", [source, one], made, sharding=part.sharding)
+    return OwnedParameter(names[0], names[1], part.sharding, part.elements)
 
 
 def _place(
@@ -100,13 +99,13 @@ def _place(
     bucket: WholeBucket,
     place: int,
     subgraph: UpdateSubgraph,
-    owner: int,
     scalars: ScalarReductions,
     owned: bool,
 ) -> OwnedParameter:
     """Put the source's own nodes on the owner; returns the parameter there, before and after the update."""
+    there = bucket.owned(place)
     for node in subgraph.nodes:
-        rewriter.counterpart(node).place = OnMember(owner)
+        rewriter.counterpart(node).sharding = there
         rewriter.annotate(
             node, f"{bucket.name}: {subgraph.parameter.tensor} is updated by its owner alone; {subgraph.why}"
         )
@@ -121,7 +120,7 @@ def _place(
                 "Reshape",
                 [share, empty],
                 {scalar: TensorType(rewriter.graph.types[share].dtype, ())},
-                place=OnMember(owner),
+                sharding=there,
             )
             share = scalar
         scalars.share([name], share)
@@ -136,7 +135,7 @@ def _place(
     else:
         updated = emit.named(bucket.name, f"parameter{place}_out")
         _rename(rewriter, subgraph, subgraph.parameter.updated, updated)
-    return OwnedParameter(parameter, updated, OnMember(owner), type.elements)
+    return OwnedParameter(parameter, updated, there, type.elements)
 
 
 def _rename(rewriter: GraphRewriter, subgraph: UpdateSubgraph, old: str, new: str) -> None:

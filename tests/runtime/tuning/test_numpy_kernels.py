@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
 from gopt.runtime.partition import Segment
-from gopt.runtime.planner import numpy_kernels
-from gopt.runtime.planner.llvm_kernels import LlvmKernel, is_supported
-from gopt.runtime.planner.numpy_kernels import NumpyKernel, operation
 from gopt.runtime.reference_eval import run_graph
 from gopt.runtime.session import Value
+from gopt.runtime.tuning import numpy_kernels
+from gopt.runtime.tuning.llvm_kernels import LlvmKernel, is_supported
+from gopt.runtime.tuning.numpy_kernels import NumpyKernel, operation
 
 LENGTH = 169
 ODD = np.array(
@@ -146,7 +146,7 @@ def test_what_is_no_loop():
 
 
 def test_without_llvm(monkeypatch):
-    from gopt.runtime.planner import llvm_kernels
+    from gopt.runtime.tuning import llvm_kernels
 
     monkeypatch.setitem(sys.modules, "llvmlite", None)
     llvm_kernels._machine.cache_clear()

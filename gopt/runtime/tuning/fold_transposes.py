@@ -56,4 +56,4 @@ def _folded(node: Node, swapped: Mapping[str, str], types: Mapping[str, TensorTy
     inputs = [swapped.get(name, name) if place < 2 else name for place, name in enumerate(node.inputs)]
     fused = node.is_a("MatMul")
     return Node("FusedMatMul" if fused else "Gemm", inputs, node.outputs, domain=FUSED if fused else "",
-                name=node.name, attributes=attributes, made_by=node.made_by, place=node.place)  # fmt: skip
+                name=node.name, attributes=attributes, made_by=node.made_by, sharding=node.sharding)  # fmt: skip

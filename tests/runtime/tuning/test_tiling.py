@@ -12,13 +12,13 @@ from test_run import samples, train, values, written
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
-from gopt.runtime import device
+from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor
 from gopt.runtime.partition import Segment
-from gopt.runtime.planner import numpy_kernels, tiling
-from gopt.runtime.planner.buffer_assignment import BufferAssignment
-from gopt.runtime.planner.tiling import CompiledRun, ElementwiseRun, split_elementwise
+from gopt.runtime.planner.assignment import BufferAssignment
 from gopt.runtime.session import SessionCache
+from gopt.runtime.tuning import numpy_kernels, tiling, tuning
+from gopt.runtime.tuning.tiling import CompiledRun, ElementwiseRun, split_elementwise
 
 RECIPES = {
     "clip and ema": Recipe(widths=(3, 6, 4), norm="sumsquare-chain", ema=True),
@@ -45,12 +45,14 @@ def test_tiles_and_rooms_change_nothing(llvm, what, mesh, micro_steps, options, 
         monkeypatch.setattr(tiling, "is_supported", lambda *_: False)
     folder, data = written(tmp_path, mesh, micro_steps, RECIPES[what], **options), samples(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(device, "assign_buffers", lambda graph, *_: BufferAssignment(graph))
+        patch.setattr(tuning, "assign_buffers", lambda graph, *_: BufferAssignment(graph))
         train(folder, data, 3, checkpoint=tmp_path / "plain")
     runs: list[CompiledRun] = []
     buffers: list[BufferAssignment] = []
-    real_rooms = device.assign_buffers
-    monkeypatch.setattr(device, "assign_buffers", lambda *given: (buffers.append(real_rooms(*given)), buffers[-1])[1])
+    real_assignment = tuning.assign_buffers
+    monkeypatch.setattr(
+        tuning, "assign_buffers", lambda *given: (buffers.append(real_assignment(*given)), buffers[-1])[1]
+    )
     real = CompiledRun.run
     monkeypatch.setattr(CompiledRun, "run", lambda self, given: (runs.append(self), real(self, given))[1])
     for name, value in (("MIN_TILED_LENGTH", 4), ("TILE", 5), ("MIN_NODES", 1)):
@@ -61,7 +63,9 @@ def test_tiles_and_rooms_change_nothing(llvm, what, mesh, micro_steps, options, 
     assert runs and (any(run.overwrites for run in runs) or what in ("gradient", "sign"))
     if options["stage"] == 2 and what not in ("half with a loss scale", "ratios of norms", "rows"):
         # Parameters that are gathered are states; what is cut of them is updated where it lies.
-        own = {name for each in buffers for name in each.slices} - {name for each in buffers for name in each.states}
+        own = {name for each in buffers for name in each.slices} - {
+            name for each in buffers for gather in each.gathers.values() for name in gather.states
+        }
         assert own and any(run.overwrites & own for run in runs)
     plain, tiled = (values(tmp_path / name / "step_00000003", tmp_path) for name in ("plain", "tiled"))
     for name, value in plain.items():
@@ -89,7 +93,7 @@ def small(monkeypatch):
 
 
 def run(made: Graph, replaces: dict[str, str], **feeds: Any) -> dict[str, np.ndarray]:
-    return Executor(made, SessionCache(), replaces).run(feeds, lambda *_: [])
+    return Executor(plan_execution(made, replaces), SessionCache()).run(feeds, lambda *_: [])
 
 
 def test_a_norm_inside_makes_two_runs(small):
@@ -139,7 +143,7 @@ def test_a_state_that_is_read_later_keeps_its_memory(small):
 
 def test_results_of_the_step_before_can_still_be_read(small):
     nodes = [Node("Add", ["x", "x"], ["double"])]
-    made = Executor(graph(nodes, {"x": ROW}, ["double"]), SessionCache(), {})
+    made = Executor(plan_execution(graph(nodes, {"x": ROW}, ["double"]), {}), SessionCache())
     first = made.run({"x": np.ones(8, np.float32)}, lambda *_: [])["double"]
     second = made.run({"x": np.zeros(8, np.float32)}, lambda *_: [])["double"]
     assert first.tolist() == [2.0] * 8 and second.tolist() == [0.0] * 8
@@ -169,7 +173,7 @@ def test_what_is_fed_may_lie_in_any_order_and_change(small):
     for part in (nodes[:1], nodes):  # by LLVM or NumPy, and by a session
         made.nodes[:] = part
         result = part[-1].outputs[0]
-        program = Executor(replace(made, outputs={result: square}), SessionCache(), {result: "w"})
+        program = Executor(plan_execution(replace(made, outputs={result: square}), {result: "w"}), SessionCache())
         x = np.arange(64, dtype=np.float32).reshape(8, 8).T
         for _ in range(3):
             x += 1
@@ -182,7 +186,7 @@ def test_a_state_that_is_another_one_before_it_was_replaced():
     """The old value is the input itself, without an Identity; its place is written again two steps later."""
     nodes = [Node("Mul", ["w", "half"], ["new"]), Node("Mul", ["older", "half"], ["late"])]
     made = graph(nodes, dict.fromkeys(("w", "half", "old", "older"), ROW), ["new", "w", "old", "late"])
-    program = Executor(made, SessionCache(), {"new": "w", "w": "old", "old": "older"})
+    program = Executor(plan_execution(made, {"new": "w", "w": "old", "old": "older"}), SessionCache())
     held = {name: np.full(8, value, np.float32) for name, value in (("w", 64), ("old", 128), ("older", 256))}
     for step in range(6):
         found = program.run({**held, "half": np.full(8, 0.5, np.float32)}, lambda *_: [])

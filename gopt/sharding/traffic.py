@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
@@ -13,6 +14,8 @@ from gopt.collectives.layout import parse_shapes, total_elements
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import nbytes
 from gopt.program import SpmdProgram
+from gopt.sharding.placements import Sharding
+from gopt.sharding.verifier import Shardings
 
 GATHERS = frozenset({"AllGather", "Broadcast"})
 """Calls that hand a member's elements to all others."""
@@ -80,14 +83,14 @@ def find_calls(program: SpmdProgram) -> list[CollectiveCall]:
     first, last = _uses(nodes)
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
     end, known = len(nodes), _Kinds(program)
-    sizes: dict[str, float] = {}
+    parts = Shardings(program, strict=False).infer().parts()
     found = []
     for place, node in enumerate(nodes):
         if node.domain != COMM:
             continue
         starts = min((first.get(name, end) for name in node.outputs), default=end)
         ends = max((last.get(name, place) for name in node.outputs), default=place)
-        payload = _payload(program, node, sizes)
+        payload = _payload(program, node, parts)
         found.append(
             CollectiveCall(
                 node, known.of(node), place, ready[place], starts,
@@ -183,19 +186,17 @@ class _Kinds:
         return name in self.types and self.types[name].elements == 1
 
 
-def _payload(program: SpmdProgram, node: Node, sizes: dict[str, float]) -> float:
-    """Bytes of the tensors a call moves; ``sizes`` remembers the mean length of what is a rank's own."""
+def _payload(program: SpmdProgram, node: Node, parts: Mapping[str, Sharding]) -> float:
+    """Bytes of the tensors a call moves: of values that ranks have in ``parts``, the mean over the ranks."""
     types = program.graph.types
     if "shapes" in node.attributes:
         dtype = types[node.outputs[0]].dtype
         return nbytes(dtype, total_elements(parse_shapes(node.attributes["shapes"])))
-    held = [sizes.get(name, types[name].nbytes if name in types else 0) for name in node.inputs]
-    shares = program.mesh.size(str(node.attributes["group"])) if node.op_type == "ReduceScatter" else 1
-    if node.op_type == "ReduceScatter":
-        sizes[node.outputs[0]] = sum(held) / shares
-    else:
-        sizes.update(zip(node.outputs, held))
-    return sum(held)
+    total = 0.0
+    for name in node.inputs:
+        shared_by = math.prod(map(program.mesh.size, parts[name].sharding_axes)) if name in parts else 1
+        total += types[name].nbytes / shared_by if name in types else 0
+    return total
 
 
 def _sent(program: SpmdProgram, node: Node, payload: float) -> float:

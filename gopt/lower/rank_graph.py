@@ -1,0 +1,112 @@
+"""What one rank has: its nodes, its states and accumulators, its constants. Records; ``specialise`` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import FunctionProto
+
+from gopt.ir.graph import COMM, Node
+from gopt.ir.types import TensorType
+from gopt.lower.phases import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRange:
+    """An element range of one source tensor."""
+
+    tensor: str
+    start: int
+    stop: int
+
+    def to_json(self) -> dict[str, object]:
+        return {"tensor": self.tensor, "start": self.start, "stop": self.stop}
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """A state as one rank holds it: its pieces, flattened, one after the other."""
+
+    input: str
+    output: str
+    type: TensorType
+    pieces: tuple[ShardRange, ...]
+    local: bool = False
+    copy: bool = False
+
+    @property
+    def stored(self) -> str:
+        """The name under which its values are stored: its own for a copy, else its first piece's tensor."""
+        return self.input if self.copy else self.pieces[0].tensor
+
+    def to_json(self) -> dict[str, object]:
+        record: dict[str, object] = {
+            "input": self.input, "output": self.output, "pieces": [piece.to_json() for piece in self.pieces],
+        }  # fmt: skip
+        flags = {"local": self.local, "copy": self.copy}
+        return record | {name: True for name, held in flags.items() if held}
+
+
+@dataclass(frozen=True, slots=True)
+class RankAccumulator:
+    """An accumulator as one rank holds it: zero before the first micro-step."""
+
+    input: str
+    output: str
+    type: TensorType
+
+    def to_json(self) -> dict[str, object]:
+        return {"input": self.input, "output": self.output, "dtype": self.type.dtype, "shape": list(self.type.dims)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Nodes one after the other. Ranks that have the same nodes there have the same block."""
+
+    nodes: tuple[Node, ...]
+    shared: bool
+    """Every rank has it."""
+    calls: tuple[Node, ...]
+    """The collectives among the nodes."""
+
+    @classmethod
+    def of(cls, nodes: tuple[Node, ...], *, shared: bool) -> Block:
+        return cls(nodes, shared, tuple(node for node in nodes if node.domain == COMM))
+
+
+@dataclass(slots=True)
+class RankGraph:
+    """One phase of one rank's step. ``states`` are all that the rank has of its own, beside those that all ranks have;
+    ``accumulators`` its sums. A phase reads and writes those that its graph has as inputs and outputs."""
+
+    rank: int
+    phase: Phase
+    blocks: list[Block]
+    states: list[RankState]
+    accumulators: list[RankAccumulator] = field(default_factory=list)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    """Local types of values that ranks have parts of."""
+    functions: list[FunctionProto] = field(default_factory=list)
+    """Bodies of the opaque operators among the nodes."""
+
+    def __repr__(self) -> str:
+        count = sum(len(block.nodes) for block in self.blocks)
+        return f"<RankGraph of rank {self.rank}, {self.phase.name}: {count} nodes, {len(self.own)} own states>"
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes in order. Made anew on every call, as long as the graph: ask for blocks or calls where they do."""
+        return [node for block in self.blocks for node in block.nodes]
+
+    @property
+    def calls(self) -> Iterator[Node]:
+        """The collectives in order."""
+        return (node for block in self.blocks for node in block.calls)
+
+    @property
+    def own(self) -> list[RankState | RankAccumulator]:
+        """All that the rank carries from file to file beside what all ranks have."""
+        return [*self.states, *self.accumulators]
