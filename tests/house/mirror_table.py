@@ -127,6 +127,5 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("passes.shard.shared_scalars", _SHARD, "numeric/test_shared_values.py"),
     # --- the core ---
     **_each("lower.phases", "files of accumulating steps", "passes/test_passes_shard.py", "numeric/test_fixtures.py"),
-    **_each("lower.specialise", "what every rank's file is made by", "lower/test_invariants.py", "numeric", "golden"),
     **_each("sharding.placements", _RECORDS, "sharding/test_rules.py", "sharding/test_verifier.py"),
 }  # fmt: skip
