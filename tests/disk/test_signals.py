@@ -16,8 +16,9 @@ ALL = (*INTERRUPT, *STOPS)
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """What was there before, in any case."""
+    """As in a process of its own, and afterwards as it was: a job in the background ignores interrupts."""
     before = {number: signal.getsignal(number) for number in ALL}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in STOPS:
         signal.signal(number, signal.SIG_DFL)
     yield

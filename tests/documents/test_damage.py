@@ -110,7 +110,9 @@ def sweep(world: Path, what: str, name: str, path: Path, check: Check, kind: str
     whole = path.read_text(encoding="utf-8")
     document, seen, refused = json.loads(whole), set[tuple[object, ...]](), 0
     try:
-        for place in places(document):
+        for turn, place in enumerate(places(document), list(KINDS).index(kind)):
+            if what == "report" and depth != "all" and turn % 3:
+                continue  # it has hundreds of keys: each is damaged in a third of all ways
             damage = Damage(place, kind, damaged(document, place, kind))
             path.write_text(damage.text, encoding="utf-8")
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from helpers import ROOT
 from products import kept_rows, spread
 
 
@@ -25,3 +26,13 @@ def test_the_rest_is_slow_and_nothing_is_lost():
         *[()] * 3, *[(pytest.mark.slow,)] * 3,
     ]  # fmt: skip
     assert len(kept_rows(spread(range(8), range(8), keep=3))) == 24
+
+
+def test_the_docs_name_every_file_with_slow_tests():
+    page = (ROOT / "docs/tests.md").read_text(encoding="utf-8")
+    table = page.partition("## Slow tests")[2]
+    slow = {
+        path.name for path in (ROOT / "tests").rglob("test_*.py")
+        if path.parent.name != "house" and any(word in path.read_text() for word in ("mark.slow", "spread("))
+    }  # fmt: skip
+    assert sorted(name for name in slow if f"{name}`" not in table) == []
