@@ -15,7 +15,7 @@ from itertools import permutations
 
 import numpy as np
 
-from gopt.analysis.graph_walks import Index
+from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import elementwise
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node, Tensor
@@ -34,7 +34,7 @@ MAX_GROUP = 6
 
 
 def reachable_states(
-    index: Index, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
+    index: GraphIndex, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
 ) -> dict[str, int]:
     """Candidates of the output's type that its elementwise slice reads -> length of the shortest path.
 
@@ -211,7 +211,7 @@ def refuse_contested(reach: dict[str, dict[str, int]], pairs: dict[str, str]) ->
             refuse_open({other: [name]})
 
 
-def match_copies(index: Index, pairs: dict[str, str], free: set[str]) -> dict[str, str]:
+def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> dict[str, str]:
     """Outputs that are casts of a paired new value -> the input of their type that each replaces.
 
     A low-precision parameter beside its master copy: its update reads no old value of its own. The input is the only
@@ -243,7 +243,7 @@ def match_copies(index: Index, pairs: dict[str, str], free: set[str]) -> dict[st
     return found
 
 
-def _uncopied(index: Index, name: str) -> str:
+def _uncopied(index: GraphIndex, name: str) -> str:
     node = index.producers.get(name)
     return node.inputs[0] if node is not None and node.is_a("Identity") else name
 
@@ -271,7 +271,7 @@ def _bytes(tensor: Tensor, dtype: str) -> bytes:
         return np.ascontiguousarray(tensor.numpy()).astype(numpy_dtype(dtype)).tobytes()
 
 
-def refuse_dynamic(index: Index, pairs: dict[str, str]) -> None:
+def refuse_dynamic(index: GraphIndex, pairs: dict[str, str]) -> None:
     """Raise when a state's shape is not known: its elements cannot be shared out."""
     for name in pairs.values():
         type = index.graph.types[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gopt.analysis.graph_walks import Index, ancestors, descendants
+from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.operators import random
 from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Node
@@ -18,7 +18,7 @@ class StepSkeleton:
     random node.
     """
 
-    def __init__(self, index: Index, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> None:
+    def __init__(self, index: GraphIndex, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> None:
         self.index, self.loss, self.roles = index, loss, roles
         graph = index.graph
         order = {name: place for place, name in enumerate([*graph.inputs, *graph.initializers])}

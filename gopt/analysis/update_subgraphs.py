@@ -8,7 +8,7 @@ operands form a class: one run of it serves the neighbouring pieces of all of th
 from __future__ import annotations
 
 from gopt.analysis import isomorphism
-from gopt.analysis.graph_walks import Index, ancestors
+from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.operators import COMBINERS, REDUCTIONS, control_flow, elementwise
 from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
@@ -48,7 +48,7 @@ class _Finder:
     def __init__(self, training: TrainingGraph, whole_accumulators: bool) -> None:
         self.training = training
         self.graph = training.graph
-        self.index = Index(training.graph)
+        self.index = GraphIndex(training.graph)
         self.nodes = [node for node in training.graph.nodes if node.phase is Phase.UPDATE]
         self.reachable = {name for state in training.states for name in (state.tensor, state.updated)}
         updated = (s.updated for s in training.states if not {s.tensor, s.of} & training.gradients.keys())
