@@ -57,10 +57,10 @@ def _rooted(index: GraphIndex, name: str, states: dict[str, str]) -> str:
         elif node.is_a("Cast", *LAYOUT):
             name = node.inputs[0]
         elif node.is_a("Mul", "Div"):
-            wide = [each for each in node.inputs if not index.one_element(each)]
-            if len(wide) != 1 or (node.is_a("Div") and wide[0] != node.inputs[0]):
+            tensors = [each for each in node.inputs if not index.one_element(each)]
+            if len(tensors) != 1 or (node.is_a("Div") and tensors[0] != node.inputs[0]):
                 return ""
-            name = wide[0]
+            name = tensors[0]
         else:
             return ""
 

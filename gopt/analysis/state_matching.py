@@ -220,17 +220,17 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
     """
     graph = index.graph
     root = {_uncopied(index, output): name for output, name in pairs.items()}
-    wide: dict[str, str] = {}
+    master_of: dict[str, str] = {}
     for output in graph.outputs:
         source = _uncopied(index, output)
         node = index.producers.get(source)
         if output not in pairs and node is not None and node.is_a("Cast"):
             master = root.get(_uncopied(index, node.inputs[0]))
             if master is not None and graph.types[output].shape == graph.types[master].shape:
-                wide[output] = master
+                master_of[output] = master
     found: dict[str, str] = {}
     by_type: dict[object, tuple[list[str], list[str]]] = {}
-    for output in wide:
+    for output in master_of:
         by_type.setdefault(graph.types[output], ([], []))[0].append(output)
     for name in graph.inputs:
         if name in free and graph.types[name] in by_type:
@@ -239,7 +239,7 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
         if len(outputs) == len(inputs) == 1:
             found[outputs[0]] = inputs[0]
         elif inputs:
-            found |= _by_value(graph, {output: wide[output] for output in outputs}, inputs)
+            found |= _by_value(graph, {output: master_of[output] for output in outputs}, inputs)
     return found
 
 
@@ -248,14 +248,14 @@ def _uncopied(index: GraphIndex, name: str) -> str:
     return node.inputs[0] if node is not None and node.is_a("Identity") else name
 
 
-def _by_value(graph: Graph, wide: dict[str, str], inputs: list[str]) -> dict[str, str]:
+def _by_value(graph: Graph, master_of: dict[str, str], inputs: list[str]) -> dict[str, str]:
     stored: dict[bytes, list[str]] = {}
     for name in inputs:
         if name in graph.initializers:
             stored.setdefault(_bytes(graph.initializers[name], graph.types[name].dtype), []).append(name)
     found: dict[str, str] = {}
     taken: set[str] = set()
-    for output, master in wide.items():
+    for output, master in master_of.items():
         held = graph.initializers.get(master)
         names = stored.get(_bytes(held, graph.types[output].dtype), []) if held is not None else []
         if len(names) != 1 or names[0] in taken:

@@ -147,8 +147,8 @@ def _own(step: StepSkeleton, states: list[State], found: GradientMap) -> None:
             state.of = owner[state.updated]
             # Whoever keeps its old value, a state of a state, has the same owner.
             owner.setdefault(state.tensor, state.of)
-        wide = [state for state in open_ if state.of is None and not step.index.one_element(state.tensor)]
-        open_ = wide if settled else []
+        tensors = [state for state in open_ if state.of is None and not step.index.one_element(state.tensor)]
+        open_ = tensors if settled else []
     for state in states:
         if state.kind is not StateKind.OPTIMIZER_STATE:
             continue
@@ -183,8 +183,8 @@ def _spread(step: StepSkeleton, nodes: list[Node], owner: dict[str, str]) -> Non
         owned = [name for name in node.inputs if name in owner]
         if not owned:
             continue
-        wide = [name for name in owned if not step.index.one_element(name)]
-        of = owner[(wide or owned)[0]]
+        tensors = [name for name in owned if not step.index.one_element(name)]
+        of = owner[(tensors or owned)[0]]
         for name in node.outputs:
             if not step.index.one_element(name) or graph.types[of].elements == 1:
                 owner.setdefault(name, of)
