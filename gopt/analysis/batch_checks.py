@@ -1,4 +1,4 @@
-"""What a user calls a batch, and is none."""
+"""Refuses inputs that the user names as batches and the update replaces."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ zero by zero.
 
 from __future__ import annotations
 
-from gopt.analysis.graph_walks import Index
+from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import Node
@@ -19,7 +19,7 @@ NOTE = (
 
 def unguarded_roots(training: TrainingGraph) -> list[str]:
     """A note on such divisions of the update, if any. One walk a division, as long as its chain of scalings."""
-    index = Index(training.graph)
+    index = GraphIndex(training.graph)
     states = {name: state.tensor for state in training.states for name in (state.tensor, state.updated)}
     found: list[tuple[str, str]] = []
     for node in training.graph.nodes:
@@ -43,7 +43,7 @@ def _divisor(node: Node) -> str:
     return node.inputs[0] if node.is_a("Reciprocal") else ""
 
 
-def _rooted(index: Index, name: str, states: dict[str, str]) -> str:
+def _rooted(index: GraphIndex, name: str, states: dict[str, str]) -> str:
     """The state whose square root a value is, but for scalar factors; '' where anything is added on the way."""
     rooted = False
     while True:
@@ -57,14 +57,14 @@ def _rooted(index: Index, name: str, states: dict[str, str]) -> str:
         elif node.is_a("Cast", *LAYOUT):
             name = node.inputs[0]
         elif node.is_a("Mul", "Div"):
-            wide = [each for each in node.inputs if not index.one_element(each)]
-            if len(wide) != 1 or (node.is_a("Div") and wide[0] != node.inputs[0]):
+            tensors = [each for each in node.inputs if not index.one_element(each)]
+            if len(tensors) != 1 or (node.is_a("Div") and tensors[0] != node.inputs[0]):
                 return ""
-            name = wide[0]
+            name = tensors[0]
         else:
             return ""
 
 
-def _half(index: Index, name: str) -> bool:
+def _half(index: GraphIndex, name: str) -> bool:
     tensor = index.graph.initializers.get(name)
     return tensor is not None and tensor.type.elements == 1 and float(tensor.numpy().reshape(-1)[0]) == 0.5

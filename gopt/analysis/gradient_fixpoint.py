@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.gradients import AnalysisContext, LocalTaint, find_gradient, local_taint
-from gopt.analysis.graph_walks import Index, ancestors, descendants
+from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
@@ -128,7 +128,7 @@ def _same_as_loss(step: StepSkeleton) -> list[str]:
     return found
 
 
-def _scalar_chain(index: Index, name: str) -> list[str]:
+def _scalar_chain(index: GraphIndex, name: str) -> list[str]:
     """A one-element value and what it is a cast, a bound or a shift of: a count, clipped to one at least."""
     found: list[str] = []
     stack = [name]

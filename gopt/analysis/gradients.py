@@ -16,7 +16,7 @@ import heapq
 import itertools
 from dataclasses import dataclass, field
 
-from gopt.analysis.graph_walks import Index, ancestors
+from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.linearity import Linearity, is_zero, propagate_linearity
 from gopt.analysis.operators import LAYOUT, elementwise, random
 from gopt.errors import UnsupportedError
@@ -31,7 +31,7 @@ MAX_VISITED = 4000
 class AnalysisContext:
     """What the walks need to know of the graph: what depends on the batch, and what belongs to the forward."""
 
-    index: Index
+    index: GraphIndex
     tainted: set[str]
     forward: set[int]
     barrier: set[int] = field(default_factory=set)

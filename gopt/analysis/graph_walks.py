@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gopt.ir.graph import Graph
 
 
-class Index:
+class GraphIndex:
     """Who makes and who reads each value, and each node's place in the order. Built fresh, never patched."""
 
     def __init__(self, graph: Graph) -> None:
@@ -27,7 +27,7 @@ class Index:
         return type is not None and type.elements == 1
 
 
-def ancestors(index: Index, values: Iterable[str]) -> tuple[set[int], set[str]]:
+def ancestors(index: GraphIndex, values: Iterable[str]) -> tuple[set[int], set[str]]:
     """All nodes (by id) that the values depend on, and every value read on the way, the values included."""
     nodes: set[int] = set()
     seen: set[str] = set()
@@ -44,7 +44,7 @@ def ancestors(index: Index, values: Iterable[str]) -> tuple[set[int], set[str]]:
     return nodes, seen
 
 
-def descendants(index: Index, sources: Iterable[str]) -> set[str]:
+def descendants(index: GraphIndex, sources: Iterable[str]) -> set[str]:
     """All values that depend on a source, the sources included; one sweep in order."""
     tainted = set(sources)
     tainted.discard("")
@@ -58,7 +58,7 @@ def descendants(index: Index, sources: Iterable[str]) -> set[str]:
     return tainted
 
 
-def depth(index: Index) -> dict[str, int]:
+def depth(index: GraphIndex) -> dict[str, int]:
     """Nodes on the longest path to each value; 0 is left out. One sweep in order."""
     steps: dict[str, int] = {}
     for node in index.graph.nodes:

@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 import onnx
 
-from gopt.analysis.graph_walks import Index
+from gopt.analysis.graph_walks import GraphIndex
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
 
@@ -45,7 +45,9 @@ _FROM_FIRST = frozenset(
 _BILINEAR = frozenset(["Mul", "MatMul", "Einsum", "Conv", "ConvTranspose"])
 
 
-def propagate_linearity(index: Index, nodes: Iterable[Node], start: str, tainted: set[str]) -> dict[str, Linearity]:
+def propagate_linearity(
+    index: GraphIndex, nodes: Iterable[Node], start: str, tainted: set[str]
+) -> dict[str, Linearity]:
     """How each value that ``nodes`` (in their order) make of ``start`` follows it; others are left out."""
     found = {start: Linearity.HOMOGENEOUS}
     for node in nodes:
@@ -59,7 +61,7 @@ def propagate_linearity(index: Index, nodes: Iterable[Node], start: str, tainted
     return found
 
 
-def _level(index: Index, node: Node, levels: list[int]) -> Linearity:
+def _level(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     moving = [level for level in levels if level >= 0]
     highest = Linearity(max(moving))
     if highest is Linearity.NONLINEAR or node.captures:
@@ -83,11 +85,11 @@ def _product(levels: list[int]) -> Linearity:
     return Linearity(max(moving[0], Linearity.SCALED)) if OUTSIDE in levels else Linearity(moving[0])
 
 
-def _quotient(index: Index, node: Node, levels: list[int]) -> Linearity:
+def _quotient(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     return _product(levels) if levels[0] >= 0 else Linearity.NONLINEAR
 
 
-def _sum(index: Index, node: Node, levels: list[int]) -> Linearity:
+def _sum(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     if OUTSIDE in levels:
         return Linearity.NONLINEAR
     highest = max(levels)
@@ -96,7 +98,7 @@ def _sum(index: Index, node: Node, levels: list[int]) -> Linearity:
     return Linearity(max(highest, Linearity.AFFINE)) if shifted else Linearity(highest)
 
 
-def _chosen(index: Index, node: Node, levels: list[int]) -> Linearity:
+def _chosen(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     """``Where``: a choice that does not follow the candidate."""
     if levels[0] >= 0:
         return Linearity.NONLINEAR
@@ -106,7 +108,7 @@ def _chosen(index: Index, node: Node, levels: list[int]) -> Linearity:
     return Linearity.SCALED if summed <= Linearity.SCALED else Linearity.NONLINEAR
 
 
-def _gemm(index: Index, node: Node, levels: list[int]) -> Linearity:
+def _gemm(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     if OUTSIDE in levels[2:] or not any(level >= 0 for level in levels[:2]):
         return Linearity.NONLINEAR
     product = _product(levels[:2])
@@ -115,7 +117,7 @@ def _gemm(index: Index, node: Node, levels: list[int]) -> Linearity:
     return Linearity(max(product, levels[2], Linearity.AFFINE))
 
 
-def _padded(index: Index, node: Node, levels: list[int]) -> Linearity:
+def _padded(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     constant = node.attributes.get("mode", "constant") == "constant"
     if levels[0] < 0 or any(level >= 0 for level in levels[1:]) or not constant:
         return Linearity.NONLINEAR
@@ -123,7 +125,7 @@ def _padded(index: Index, node: Node, levels: list[int]) -> Linearity:
     return Linearity(levels[0]) if not fill or is_zero(index, fill) else Linearity(max(levels[0], Linearity.AFFINE))
 
 
-def _scattered(index: Index, node: Node, levels: list[int]) -> Linearity:
+def _scattered(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     """Scatter: places that do not follow the candidate, summed or put over what is there."""
     if len(levels) != 3 or levels[1] >= 0 or node.attributes.get("reduction", "none") not in ("none", "add"):
         return Linearity.NONLINEAR
@@ -134,13 +136,13 @@ def _scattered(index: Index, node: Node, levels: list[int]) -> Linearity:
     )
 
 
-_RULES: dict[str, Callable[[Index, Node, list[int]], Linearity]] = {
+_RULES: dict[str, Callable[[GraphIndex, Node, list[int]], Linearity]] = {
     "Add": _sum, "Sub": _sum, "Sum": _sum, "Mean": _sum, "Concat": _sum, "Div": _quotient, "Where": _chosen,
     "Gemm": _gemm, "Pad": _padded, "ScatterND": _scattered, "ScatterElements": _scattered,
 }  # fmt: skip
 
 
-def is_zero(index: Index, name: str) -> bool:
+def is_zero(index: GraphIndex, name: str) -> bool:
     """Whether a value is a constant of the file that is zero everywhere."""
     for _ in range(8):
         node = index.producers.get(name)

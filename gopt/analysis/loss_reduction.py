@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from gopt.analysis.graph_walks import Index, ancestors
+from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
 from gopt.ir.types import FLOATS
@@ -59,7 +59,7 @@ class LossReduction:
 def _unfit(training: TrainingGraph, name: str) -> tuple[str, ...] | None:
     """Why a value cannot be the weight of a rank, and a hint; None where it can."""
     graph = training.graph
-    index = Index(graph)
+    index = GraphIndex(graph)
     made = name in index.producers
     if not made and name not in graph.inputs:
         return (f"the step has no value {name!r}", "gopt inspect --text lists all values")

@@ -1,4 +1,4 @@
-"""Whose the values of an update are: told node by node, by whoever sweeps over it."""
+"""Which parameter each value of an update belongs to, learned node by node in one sweep."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from gopt.ir.graph import COMM, Graph, Node
 
 
 class Ownership:
-    """Values by the parameter whose they are.
+    """The owner, a parameter, of each value.
 
-    ``wide``: full-shaped ones, each its first owner's. ``reduced``: what was made of them by reduction alone, '' where
-    it is of several parameters, or completed by a call.
+    ``full``: owners of full-shaped values; of several, the first. ``reduced``: owners of values that are reductions of
+    full-shaped ones; '' where several parameters take part, or where a call completes the reduction.
     """
 
-    def __init__(self, graph: Graph, wide: Mapping[str, str]) -> None:
+    def __init__(self, graph: Graph, full: Mapping[str, str]) -> None:
         self._graph = graph
-        self.wide = dict(wide)
+        self.full = dict(full)
         self.reduced: dict[str, str] = {}
 
     def of(self, node: Node) -> list[str]:
-        """The parameters whose full-shaped values a node reads, in the order of its operands."""
-        return list(dict.fromkeys(self.wide[name] for name in node.reads if name in self.wide))
+        """The owners of the full-shaped values that a node reads, in the order of its operands."""
+        return list(dict.fromkeys(self.full[name] for name in node.reads if name in self.full))
 
     def note(self, node: Node) -> list[str]:
-        """Learn whose the outputs of a node are; nodes come in order. Returns ``of`` it."""
+        """Assign an owner to the outputs of a node, and return ``of(node)``; nodes come in topological order."""
         owners = self.of(node)
         behind = owners or [*{self.reduced[name] for name in node.reads if name in self.reduced}]
         if not behind:
@@ -33,7 +33,7 @@ class Ownership:
         only = behind[0] if len(behind) == 1 and not call else ""
         for name in filter(None, node.outputs):
             if owners and self._graph.type_of(name).elements != 1:
-                self.wide[name] = owners[0]
+                self.full[name] = owners[0]
             else:
                 self.reduced[name] = only
         return owners

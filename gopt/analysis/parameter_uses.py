@@ -1,4 +1,4 @@
-"""What forward and backward read of the parameters, and in which type: told from the source, before any pass."""
+"""What forward and backward read of the parameters, and in which type: read off the source, before any pass."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def parameter_users(training: TrainingGraph) -> dict[str, list[Node]]:
 
 
 def low_precision_uses(training: TrainingGraph, nodes: Sequence[Node]) -> str:
-    """The narrow type to which all readers of a wide parameter cast it, inside the step; '' when that is not so."""
+    """The low-precision type to which all readers cast a parameter inside the step; '' if one reads it otherwise."""
     types, outputs = training.graph.types, training.graph.outputs
     if not nodes or not all(node.is_a("Cast") and node.outputs[0] not in outputs for node in nodes):
         return ""
-    wide, narrow = types[nodes[0].inputs[0]].dtype, {types[node.outputs[0]].dtype for node in nodes}
-    return narrow.pop() if len(narrow) == 1 and narrow <= LOW_PRECISION and wide not in LOW_PRECISION else ""
+    master, copies = types[nodes[0].inputs[0]].dtype, {types[node.outputs[0]].dtype for node in nodes}
+    return copies.pop() if len(copies) == 1 and copies <= LOW_PRECISION and master not in LOW_PRECISION else ""
 
 
 def trained_bytes(training: TrainingGraph) -> tuple[int, int]:
     """Bytes of all gradients as the backward makes them, and of the trained parameters as forward and backward read
-    them: narrow where they are read through casts alone, nothing where only the shape is looked at."""
+    them: in the type of the low-precision copy where all readers cast, and none where only the shape is read."""
     types = training.graph.types
     gradients = sum(types[name].nbytes for name in set(training.gradients.values()))
     users, parameters = parameter_users(training), 0

@@ -11,7 +11,7 @@ from dataclasses import replace
 from gopt.analysis.aliases import without_aliases
 from gopt.analysis.batch_checks import refuse_state_batches
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
-from gopt.analysis.graph_walks import Index, depth, descendants
+from gopt.analysis.graph_walks import GraphIndex, depth, descendants
 from gopt.analysis.look_through import look_through
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.role_map import RoleMap
@@ -57,7 +57,7 @@ def _past_calls(graph: Graph, roles: RoleMap) -> TrainingGraph:
 
 
 def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
-    index = Index(graph)
+    index = GraphIndex(graph)
     pairs = _pair_tensors(index, roles)
     losses = [roles.loss] if roles.loss else _loss_candidates(index, pairs)
     if not losses:
@@ -94,7 +94,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     return assemble(step, found)
 
 
-def _pair_tensors(index: Index, roles: RoleMap) -> dict[str, str]:
+def _pair_tensors(index: GraphIndex, roles: RoleMap) -> dict[str, str]:
     """Update pairs of more than rank 0, output -> input, the user's first."""
     graph = index.graph
     pairs = {output: name for name, output in roles.states.items()}
@@ -146,7 +146,7 @@ def _refuse_through_forward(step: StepSkeleton, roles: RoleMap) -> None:
             refuse_open({output: [name]})
 
 
-def _refuse_unpaired(index: Index, pairs: Mapping[str, str]) -> None:
+def _refuse_unpaired(index: GraphIndex, pairs: Mapping[str, str]) -> None:
     """Raise when outputs look like new states and replace no input: without states no output looks like a loss."""
     graph = index.graph
     free = {type for name, type in graph.inputs.items() if name not in pairs.values() and type.elements > 1}
@@ -161,7 +161,7 @@ def _refuse_unpaired(index: Index, pairs: Mapping[str, str]) -> None:
         )
 
 
-def _surely_moving(index: Index, roles: RoleMap) -> set[str]:
+def _surely_moving(index: GraphIndex, roles: RoleMap) -> set[str]:
     """What depends on inputs that no output can replace, being of no output's type: on the batch, that is."""
     graph = index.graph
     kept = set(graph.outputs.values())
@@ -169,7 +169,7 @@ def _surely_moving(index: Index, roles: RoleMap) -> set[str]:
     return descendants(index, [name for name in (*batch, *roles.batch) if name not in graph.initializers])
 
 
-def _loss_candidates(index: Index, pairs: Mapping[str, str]) -> list[str]:
+def _loss_candidates(index: GraphIndex, pairs: Mapping[str, str]) -> list[str]:
     """One-element floating outputs with a differentiable path from a state; the shallowest first."""
     graph = index.graph
     smooth = set(pairs.values())
@@ -189,7 +189,7 @@ def _loss_candidates(index: Index, pairs: Mapping[str, str]) -> list[str]:
     return outputs
 
 
-def _pair_scalars(index: Index, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> dict[str, str]:
+def _pair_scalars(index: GraphIndex, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> dict[str, str]:
     """Update pairs of rank 0, output -> input; the loss takes no part."""
     reach = _scalar_reach(index, pairs, loss, roles)
     found, unsettled = match_states(reach)
@@ -199,7 +199,7 @@ def _pair_scalars(index: Index, pairs: Mapping[str, str], loss: str, roles: Role
     return found
 
 
-def _scalar_reach(index: Index, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> dict[str, dict[str, int]]:
+def _scalar_reach(index: GraphIndex, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> dict[str, dict[str, int]]:
     graph = index.graph
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
     moving = _surely_moving(index, roles)
@@ -211,7 +211,7 @@ def _scalar_reach(index: Index, pairs: Mapping[str, str], loss: str, roles: Role
 
 
 def _settle_losses(
-    index: Index, losses: list[str], found: GradientMap, pairs: Mapping[str, str], roles: RoleMap
+    index: GraphIndex, losses: list[str], found: GradientMap, pairs: Mapping[str, str], roles: RoleMap
 ) -> None:
     """Refuse when another output could be the loss as well: neither paired nor computed from gradients."""
     if roles.loss:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gopt.analysis.graph_walks import Index, ancestors
+from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Graph, Node, Tensor, clone
@@ -78,7 +78,7 @@ def _apart(graph: Graph, values: Sequence[str]) -> Graph:
 
 def _check_reach(training: TrainingGraph, names: dict[str, str]) -> None:
     """A shared value must be the forward's: behind a gradient there is nothing to average."""
-    index = Index(training.graph)
+    index = GraphIndex(training.graph)
     for name in names.values():
         behind = ancestors(index, [name])[1]
         gradient = next((each for each in training.gradients.values() if each in behind), None)

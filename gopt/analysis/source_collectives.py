@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.analysis.graph_walks import Index, descendants
+from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.look_through import SAME, data_axes
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.role_map import RoleMap
@@ -63,13 +63,13 @@ class _Finder:
     training: TrainingGraph
     mesh: Mesh
     data: set[str] = field(init=False)
-    index: Index = field(init=False)
+    index: GraphIndex = field(init=False)
     tainted: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
         training = self.training
         self.data = set(self.mesh.live(self.mesh.data_group)) if self.mesh.data_group is not None else set()
-        self.index = Index(training.graph)
+        self.index = GraphIndex(training.graph)
         drawn = (name for node in training.random for name in node.outputs)
         self.tainted = descendants(self.index, [*training.batch, *drawn])
 

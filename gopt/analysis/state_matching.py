@@ -15,7 +15,7 @@ from itertools import permutations
 
 import numpy as np
 
-from gopt.analysis.graph_walks import Index
+from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import elementwise
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node, Tensor
@@ -34,7 +34,7 @@ MAX_GROUP = 6
 
 
 def reachable_states(
-    index: Index, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
+    index: GraphIndex, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
 ) -> dict[str, int]:
     """Candidates of the output's type that its elementwise slice reads -> length of the shortest path.
 
@@ -211,7 +211,7 @@ def refuse_contested(reach: dict[str, dict[str, int]], pairs: dict[str, str]) ->
             refuse_open({other: [name]})
 
 
-def match_copies(index: Index, pairs: dict[str, str], free: set[str]) -> dict[str, str]:
+def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> dict[str, str]:
     """Outputs that are casts of a paired new value -> the input of their type that each replaces.
 
     A low-precision parameter beside its master copy: its update reads no old value of its own. The input is the only
@@ -220,17 +220,17 @@ def match_copies(index: Index, pairs: dict[str, str], free: set[str]) -> dict[st
     """
     graph = index.graph
     root = {_uncopied(index, output): name for output, name in pairs.items()}
-    wide: dict[str, str] = {}
+    master_of: dict[str, str] = {}
     for output in graph.outputs:
         source = _uncopied(index, output)
         node = index.producers.get(source)
         if output not in pairs and node is not None and node.is_a("Cast"):
             master = root.get(_uncopied(index, node.inputs[0]))
             if master is not None and graph.types[output].shape == graph.types[master].shape:
-                wide[output] = master
+                master_of[output] = master
     found: dict[str, str] = {}
     by_type: dict[object, tuple[list[str], list[str]]] = {}
-    for output in wide:
+    for output in master_of:
         by_type.setdefault(graph.types[output], ([], []))[0].append(output)
     for name in graph.inputs:
         if name in free and graph.types[name] in by_type:
@@ -239,23 +239,23 @@ def match_copies(index: Index, pairs: dict[str, str], free: set[str]) -> dict[st
         if len(outputs) == len(inputs) == 1:
             found[outputs[0]] = inputs[0]
         elif inputs:
-            found |= _by_value(graph, {output: wide[output] for output in outputs}, inputs)
+            found |= _by_value(graph, {output: master_of[output] for output in outputs}, inputs)
     return found
 
 
-def _uncopied(index: Index, name: str) -> str:
+def _uncopied(index: GraphIndex, name: str) -> str:
     node = index.producers.get(name)
     return node.inputs[0] if node is not None and node.is_a("Identity") else name
 
 
-def _by_value(graph: Graph, wide: dict[str, str], inputs: list[str]) -> dict[str, str]:
+def _by_value(graph: Graph, master_of: dict[str, str], inputs: list[str]) -> dict[str, str]:
     stored: dict[bytes, list[str]] = {}
     for name in inputs:
         if name in graph.initializers:
             stored.setdefault(_bytes(graph.initializers[name], graph.types[name].dtype), []).append(name)
     found: dict[str, str] = {}
     taken: set[str] = set()
-    for output, master in wide.items():
+    for output, master in master_of.items():
         held = graph.initializers.get(master)
         names = stored.get(_bytes(held, graph.types[output].dtype), []) if held is not None else []
         if len(names) != 1 or names[0] in taken:
@@ -271,7 +271,7 @@ def _bytes(tensor: Tensor, dtype: str) -> bytes:
         return np.ascontiguousarray(tensor.numpy()).astype(numpy_dtype(dtype)).tobytes()
 
 
-def refuse_dynamic(index: Index, pairs: dict[str, str]) -> None:
+def refuse_dynamic(index: GraphIndex, pairs: dict[str, str]) -> None:
     """Raise when a state's shape is not known: its elements cannot be shared out."""
     for name in pairs.values():
         type = index.graph.types[name]

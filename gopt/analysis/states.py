@@ -10,7 +10,7 @@ import numpy as np
 from gopt.analysis.epsilon import unguarded_roots
 from gopt.analysis.gradient_fixpoint import GradientMap
 from gopt.analysis.gradients import LocalTaint, local_taint
-from gopt.analysis.graph_walks import Index, descendants
+from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import InputError, UnsupportedError
@@ -147,8 +147,8 @@ def _own(step: StepSkeleton, states: list[State], found: GradientMap) -> None:
             state.of = owner[state.updated]
             # Whoever keeps its old value, a state of a state, has the same owner.
             owner.setdefault(state.tensor, state.of)
-        wide = [state for state in open_ if state.of is None and not step.index.one_element(state.tensor)]
-        open_ = wide if settled else []
+        tensors = [state for state in open_ if state.of is None and not step.index.one_element(state.tensor)]
+        open_ = tensors if settled else []
     for state in states:
         if state.kind is not StateKind.OPTIMIZER_STATE:
             continue
@@ -183,8 +183,8 @@ def _spread(step: StepSkeleton, nodes: list[Node], owner: dict[str, str]) -> Non
         owned = [name for name in node.inputs if name in owner]
         if not owned:
             continue
-        wide = [name for name in owned if not step.index.one_element(name)]
-        of = owner[(wide or owned)[0]]
+        tensors = [name for name in owned if not step.index.one_element(name)]
+        of = owner[(tensors or owned)[0]]
         for name in node.outputs:
             if not step.index.one_element(name) or graph.types[of].elements == 1:
                 owner.setdefault(name, of)
@@ -205,7 +205,7 @@ def _notes(step: StepSkeleton, training: TrainingGraph) -> list[str]:
     return notes
 
 
-def _accumulates(index: Index, state: State, gradient: str) -> bool:
+def _accumulates(index: GraphIndex, state: State, gradient: str) -> bool:
     """Whether the state's new value is old + gradient, behind at most a gate (``Where``), casts and factors of one."""
     stack, seen = [(state.updated, 1.0)], set()
     while stack:
@@ -223,7 +223,7 @@ def _accumulates(index: Index, state: State, gradient: str) -> bool:
     return False
 
 
-def _factor(index: Index, node: Node) -> list[tuple[str, float]]:
+def _factor(index: GraphIndex, node: Node) -> list[tuple[str, float]]:
     """The operand of which a node's result is a multiple known from the file, and by how much; none otherwise."""
     if node.is_a("Identity", "Cast"):
         return [(node.inputs[0], 1.0)]
@@ -241,7 +241,7 @@ def _factor(index: Index, node: Node) -> list[tuple[str, float]]:
     return []
 
 
-def _scaled(index: Index, name: str, gradient: str) -> bool:
+def _scaled(index: GraphIndex, name: str, gradient: str) -> bool:
     """Whether a value is the gradient times a scalar, behind at most casts."""
     while name != gradient:
         producer = index.producers.get(name)

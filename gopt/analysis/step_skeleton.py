@@ -1,10 +1,10 @@
-"""What is settled of a step before its gradients are: states, loss, forward, batch."""
+"""What is known of a step before its gradients are found: states, loss, forward, batch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gopt.analysis.graph_walks import Index, ancestors, descendants
+from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.operators import random
 from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Node
@@ -18,7 +18,7 @@ class StepSkeleton:
     random node.
     """
 
-    def __init__(self, index: Index, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> None:
+    def __init__(self, index: GraphIndex, pairs: Mapping[str, str], loss: str, roles: RoleMap) -> None:
         self.index, self.loss, self.roles = index, loss, roles
         graph = index.graph
         order = {name: place for place, name in enumerate([*graph.inputs, *graph.initializers])}
@@ -52,9 +52,9 @@ class StepSkeleton:
         types = self.index.graph.types
         forward = [(node, read) for node, read in users if id(node) in self.forward]
         masked = [self._cast_from(other) for node, read in forward for other in node.inputs if other != read]
-        wide = [other for other in masked if other in self.updated or not self.index.one_element(other)]
-        alike = all(other in self.updated and types[other].shape == types[name].shape for other in wide)
-        return bool(wide) and alike and len(users) - len(forward) > 1
+        tensors = [other for other in masked if other in self.updated or not self.index.one_element(other)]
+        alike = all(other in self.updated and types[other].shape == types[name].shape for other in tensors)
+        return bool(tensors) and alike and len(users) - len(forward) > 1
 
     def _past_casts(self, name: str) -> list[tuple[Node, str]]:
         """Who reads a value, or a cast of it, and under which name."""

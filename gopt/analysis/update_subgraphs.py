@@ -8,7 +8,7 @@ operands form a class: one run of it serves the neighbouring pieces of all of th
 from __future__ import annotations
 
 from gopt.analysis import isomorphism
-from gopt.analysis.graph_walks import Index, ancestors
+from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.operators import COMBINERS, REDUCTIONS, control_flow, elementwise
 from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
@@ -48,14 +48,14 @@ class _Finder:
     def __init__(self, training: TrainingGraph, whole_accumulators: bool) -> None:
         self.training = training
         self.graph = training.graph
-        self.index = Index(training.graph)
+        self.index = GraphIndex(training.graph)
         self.nodes = [node for node in training.graph.nodes if node.phase is Phase.UPDATE]
         self.reachable = {name for state in training.states for name in (state.tensor, state.updated)}
         updated = (s.updated for s in training.states if not {s.tensor, s.of} & training.gradients.keys())
         self.held_by_all = {name for name in updated if not self.index.one_element(name)}
         """New values of states that no parameter with a gradient owns."""
         self.subgraphs: dict[str, UpdateSubgraph] = {}
-        wide: dict[str, str] = {}
+        full: dict[str, str] = {}
         self.flattened: set[str] = set()
         """Values that hold a parameter-shaped one in another shape, for a full reduction alone."""
         self.first: dict[str, str] = {}
@@ -63,24 +63,24 @@ class _Finder:
         accumulated = {state.of for state in training.states if state.kind is StateKind.ACCUMULATOR}
         for state in training.parameters:
             if state.tensor in training.gradients:
-                self._open(state, whole_accumulators and state.tensor in accumulated, wide)
+                self._open(state, whole_accumulators and state.tensor in accumulated, full)
         for state in training.states:
-            if state.of in self.subgraphs and state.kind is not StateKind.SCALAR and state.tensor not in wide:
+            if state.of in self.subgraphs and state.kind is not StateKind.SCALAR and state.tensor not in full:
                 subgraph = self.subgraphs[state.of]
                 if state.kind is StateKind.ACCUMULATOR and whole_accumulators:
                     continue
                 subgraph.states.append(state)
-                wide[state.tensor] = state.of
+                full[state.tensor] = state.of
         # A step counter of a parameter's own has one element, and is no piece of it.
-        self.owners = Ownership(self.graph, {name: of for name, of in wide.items() if self._as_wide(name, of)})
+        self.owners = Ownership(self.graph, {name: of for name, of in full.items() if self._as_full(name, of)})
 
-    def _as_wide(self, name: str, parameter: str) -> bool:
+    def _as_full(self, name: str, parameter: str) -> bool:
         return not self.index.one_element(name) or self.graph.types[parameter].elements == 1
 
-    def _open(self, state: State, whole_gradient: bool, wide: dict[str, str]) -> None:
+    def _open(self, state: State, whole_gradient: bool, full: dict[str, str]) -> None:
         name, gradient = state.tensor, self.training.gradients[state.tensor]
         subgraph = self.subgraphs[name] = UpdateSubgraph(state, gradient, [state])
-        wide[name] = name
+        full[name] = name
         subgraph.whole_gradient = whole_gradient
         if self.graph.types[name].elements == 1:
             subgraph.weaken(Mode.REPLICATED, "it has one element")
@@ -89,7 +89,7 @@ class _Finder:
             for each in (subgraph, first):
                 each.weaken(Mode.REPLICATED, f"it shares its gradient {gradient}")
         elif not subgraph.whole_gradient:
-            wide[gradient] = name
+            full[gradient] = name
 
     def collect(self) -> None:
         """Give every node of the update to the parameter whose full-shaped values it handles."""

@@ -13,7 +13,7 @@ from gopt.ir.graph import Node
 
 
 class Mode(str, Enum):
-    """How a parameter's update is shared out."""
+    """How a parameter's update is distributed."""
 
     SPLIT = "split"
     WHOLE = "whole"

@@ -1,4 +1,4 @@
-"""Values at the border of a graph: its inputs, its outputs, and the values that it stores."""
+"""Inputs, outputs and initializers of a graph."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The hall: an ONNX file becomes a Graph, or is refused in one line.
+"""Loading: an ONNX file becomes a Graph, or is refused in one line.
 
-Everything later trusts what passes here: every value is defined once and read after it is made, sizes are sane,
-stored bytes match their shapes, and external data lies where it may. Values are neither copied nor read.
+Later code relies on what is checked here: every value is defined once and read after it is made, sizes are sane,
+stored bytes match their shapes, and external data lies inside the model's folder. Large values are not copied.
 """
 
 from __future__ import annotations

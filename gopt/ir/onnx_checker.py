@@ -1,7 +1,7 @@
-"""What onnx's own checker refuses, gopt refuses: with the name of the node or value, before anything else is done.
+"""gopt refuses what onnx's own checker refuses, and names the node or value.
 
-The checker sees the file as it is, unless values in it are large or lie outside: those become mere inputs of a copy,
-once gopt has looked at their types and sizes itself.
+The checker reads the file as it is, unless values are large or external: those become inputs of a copy, after gopt has
+checked their types and sizes itself.
 """
 
 from __future__ import annotations

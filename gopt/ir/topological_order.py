@@ -1,4 +1,4 @@
-"""Orders in which nodes can run: each behind all that make what it reads."""
+"""Topological orders of nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many parts a file has, counted on its bytes before protobuf makes an object of each.
+"""Protobuf's wire format: counts the parts of a file before protobuf makes an object of each, and writes fields.
 
 An empty node has two bytes in the file and over a hundred in memory: some megabytes would become gigabytes.
 """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from gopt.analysis.graph_walks import Index
+from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.partition import Item, default_cap, plan_buckets
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.cost_report import CostReport, cost_report
@@ -115,7 +115,7 @@ def choices(
 
 def bucket_choices(training: TrainingGraph) -> list[float | None]:
     """Caps in MiB worth trying: the default (None), a quarter of it, four times; one of those with equal buckets."""
-    types, index = training.graph.types, Index(training.graph)
+    types, index = training.graph.types, GraphIndex(training.graph)
     ready = {name: index.defined_at(name) for name in training.gradients.values()}
     items = [
         Item(name, types[name].elements, types[name].nbytes, types[name].dtype, place, place)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.analysis.graph_walks import Index, ancestors, descendants
+from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph, Node
 from gopt.verification.compare import Values
@@ -48,7 +48,7 @@ class Gate:
 
 def find_gates(training: TrainingGraph) -> list[Gate]:
     """All gates that follow scalars alone, and those behind the gradients."""
-    index = Index(training.graph)
+    index = GraphIndex(training.graph)
     free = descendants(index, [*training.batch, *(name for node in training.random for name in node.outputs)])
     reduced = descendants(index, training.gradients.values())
     inputs = {*training.hyper, *(state.tensor for state in training.states)}
@@ -69,7 +69,7 @@ def find_gates(training: TrainingGraph) -> list[Gate]:
     return found
 
 
-def _gate_output(index: Index, node: Node, inputs: Collection[str]) -> tuple[str, str] | None:
+def _gate_output(index: GraphIndex, node: Node, inputs: Collection[str]) -> tuple[str, str] | None:
     """The value that tells how a gate stands, and what it clips; None where a node is no gate."""
     types = index.graph.types
     if node.is_a(*COMPARE):
@@ -85,7 +85,7 @@ def _gate_output(index: Index, node: Node, inputs: Collection[str]) -> tuple[str
     return None
 
 
-def _constants(index: Index, read: Iterable[str]) -> tuple[float, ...]:
+def _constants(index: GraphIndex, read: Iterable[str]) -> tuple[float, ...]:
     """Numbers that a gate's value is made with: thresholds are among them, or near."""
     found = {constant(index, name) for name in read}
     return tuple(sorted(number for number in found if number is not None and np.isfinite(number)))

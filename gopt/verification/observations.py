@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.analysis.graph_walks import Index, descendants
+from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.verification.compare import Values, floating
 from gopt.verification.gates import Coverage
@@ -77,7 +77,9 @@ class Observations:
         ]
         if not open_:
             return []
-        follows = descendants(Index(self.training.graph), [*self.training.batch, *self.training.gradients.values()])
+        follows = descendants(
+            GraphIndex(self.training.graph), [*self.training.batch, *self.training.gradients.values()]
+        )
         return [state.tensor for state in open_ if state.updated in follows]
 
     def _own(self) -> set[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
-from gopt.analysis.graph_walks import Index
+from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
@@ -49,7 +49,7 @@ class Range:
 
 def integer_ranges(training: TrainingGraph) -> dict[str, Range]:
     """For each integer batch input what it may be: as much as the shortest axis that it indexes."""
-    index = Index(training.graph)
+    index = GraphIndex(training.graph)
     types = training.graph.types
     return {name: _range(index, name) for name in training.batch if types[name].dtype in INTEGERS}
 
@@ -59,7 +59,7 @@ def index_bounds(training: TrainingGraph) -> dict[str, int]:
     return {name: each.bound for name, each in integer_ranges(training).items()}
 
 
-def _range(index: Index, start: str) -> Range:
+def _range(index: GraphIndex, start: str) -> Range:
     types = index.graph.types
     bounds: list[int] = []
     special: set[int] = set()
@@ -99,7 +99,7 @@ def _range(index: Index, start: str) -> Range:
     return Range(bound, masked, min(special - masked, default=None) if bounds and not bare else None)
 
 
-def constant(index: Index, name: str) -> float | None:
+def constant(index: GraphIndex, name: str) -> float | None:
     """A one-element constant's number, or None."""
     tensor, maker = index.graph.initializers.get(name), index.producers.get(name)
     if tensor is not None and name not in index.graph.inputs and tensor.type.elements == 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.analysis.graph_walks import Index, descendants
+from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.runtime.executor import Executor
@@ -39,7 +39,7 @@ class Schedule:
     def __init__(self, training: TrainingGraph, coverage: Coverage, cache: SessionCache) -> None:
         self.types, self.coverage = training.graph.types, coverage
         self.gates = [gate for gate in coverage.gates if gate.scheduled]
-        index = Index(training.graph)
+        index = GraphIndex(training.graph)
         moved = descendants(index, training.batch)
         leaves = {name for gate in self.gates for name in gate.leaves}
         self.follows = {s.tensor: s.updated for s in training.states if s.tensor in leaves and s.updated not in moved}

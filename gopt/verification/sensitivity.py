@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.analysis.graph_walks import Index
+from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.types import FLOATS, LOW_PRECISION, dtype_name
@@ -51,7 +51,7 @@ class Sensitivity:
 
 def units(training: TrainingGraph) -> dict[str, float]:
     """By how much of its value each floating state is disturbed: a unit of the narrowest type it is cast to first."""
-    index = Index(training.graph)
+    index = GraphIndex(training.graph)
     found = {}
     for state in training.states:
         dtype = training.graph.types[state.tensor].dtype
@@ -60,7 +60,7 @@ def units(training: TrainingGraph) -> dict[str, float]:
     return found
 
 
-def _narrow(index: Index, name: str) -> set[str]:
+def _narrow(index: GraphIndex, name: str) -> set[str]:
     """Halves that a value is cast to, at once or behind layout operators."""
     found: set[str] = set()
     stack = [name]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import Builder
 
-from gopt.analysis.graph_walks import Index
+from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.linearity import Linearity, propagate_linearity
 from gopt.ir.load import load
 from gopt.runtime.reference_eval import run_graph
@@ -81,7 +81,7 @@ def test_the_claim_holds_in_numbers(what, tmp_path):
     b.output("out", b.op("Identity", made), None)
     graph = load(b.save(tmp_path / "g.onnx"))
     graph.outputs = {"out": graph.types.get("out", graph.outputs["out"])}
-    found = propagate_linearity(Index(graph), graph.nodes, "v", {"v"})
+    found = propagate_linearity(GraphIndex(graph), graph.nodes, "v", {"v"})
     assert found[made] is claim
     generator = np.random.default_rng(3)
     one, two = (generator.standard_normal((3, 4)).astype(np.float32) for _ in range(2))
@@ -106,6 +106,6 @@ def test_a_factor_from_elsewhere_scales(tmp_path):
     b.output("out", b.op("Sum", total, gated), (3, 4))
     graph = load(b.save(tmp_path / "g.onnx"))
     tainted = {name for node in graph.nodes for name in node.outputs} | {"v", "count"}
-    found = propagate_linearity(Index(graph), graph.nodes, "v", tainted)
+    found = propagate_linearity(GraphIndex(graph), graph.nodes, "v", tainted)
     assert found[product] is Linearity.SCALED and found[gated] is Linearity.SCALED
     assert found[total] is Linearity.NONLINEAR

@@ -139,10 +139,10 @@ def test_operators_that_ignore_a_label_say_so(tmp_path):
         { l = SoftmaxCrossEntropyLoss<ignore_index = -1>(x, y) }"""
     )
     onnx.save(model, tmp_path / "g.onnx")
-    from gopt.analysis.graph_walks import Index
+    from gopt.analysis.graph_walks import GraphIndex
     from gopt.verification.sampling import _range
 
-    assert _range(Index(load(tmp_path / "g.onnx", own=True)), "y") == Range(3, frozenset(), -1)
+    assert _range(GraphIndex(load(tmp_path / "g.onnx", own=True)), "y") == Range(3, frozenset(), -1)
 
 
 def test_what_the_backward_alone_compares_ids_with_is_no_label_to_ignore():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, Untraceable
-from gopt.analysis.graph_walks import Index
+from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import elementwise
 from gopt.ir.graph import Node
 
@@ -18,7 +18,7 @@ Shape = tuple[int | str | None, ...]
 class CouplingContext:
     """The graph, the marks so far, and the number of samples of a batch (0 where it is no number)."""
 
-    index: Index
+    index: GraphIndex
     batch: int
     marks: dict[str, Mark] = field(default_factory=dict)
     found: list[Coupling] = field(default_factory=list)

@@ -127,8 +127,8 @@ class Coupling:
 
 def products(sizes: Iterable[int]) -> set[int]:
     """Products of all subsets of some dimensions, 1 included."""
-    wide = sorted((size for size in sizes if size > 1), reverse=True)[:8]
-    return {prod(part) for length in range(len(wide) + 1) for part in combinations(wide, length)}
+    largest = sorted((size for size in sizes if size > 1), reverse=True)[:8]
+    return {prod(part) for length in range(len(largest) + 1) for part in combinations(largest, length)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from gopt.analysis.coupling.contract import statistics
 from gopt.analysis.coupling.marks import DRAWN, REDUCED, UNKNOWN, CouplingKind, Mark, Marks, Relation, Untraceable
 from gopt.analysis.coupling.reduced import reduced
 from gopt.analysis.coupling.transfer_functions import RULES
-from gopt.analysis.graph_walks import Index
+from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import control_flow, random, reads_shape_only
 from gopt.ir.graph import COMM, Graph, Node
 
@@ -22,7 +22,7 @@ def start(graph: Graph, batch: Sequence[str]) -> CouplingContext:
     shapes = {name: graph.inputs[name].shape for name in batch}
     fronts = Counter(shape[0] for shape in shapes.values() if shape)
     size = fronts.most_common(1)[0][0] if fronts else None
-    context = CouplingContext(Index(graph), size if isinstance(size, int) else 0)
+    context = CouplingContext(GraphIndex(graph), size if isinstance(size, int) else 0)
     for name, shape in shapes.items():
         if shape and shape[0] == size:
             context.marks[name] = Mark(Relation.SAMPLES)

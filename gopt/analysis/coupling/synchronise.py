@@ -17,7 +17,7 @@ from typing import Any
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Relation
 from gopt.analysis.coupling.propagate import propagate, start
-from gopt.analysis.graph_walks import Index, ancestors
+from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.documents.records import key, to_document
 from gopt.errors import UnsupportedError
@@ -81,7 +81,7 @@ def _nodes(training: TrainingGraph) -> list[Node]:
     """What makes loss, gradients and statistics, in order."""
     kept = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
     stops = set(training.gradients.values())
-    needed = ancestors(Index(training.graph), [training.loss, *stops, *kept])[0]
+    needed = ancestors(GraphIndex(training.graph), [training.loss, *stops, *kept])[0]
     return [node for node in training.graph.nodes if id(node) in needed]
 
 

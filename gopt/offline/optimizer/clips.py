@@ -142,8 +142,8 @@ class _Norms:
         while stack:
             node = harness.producers.get(stack.pop())
             for operand in () if node is None else node.reads:
-                if operand in harness.owners.wide:
-                    owners.add(harness.owners.wide[operand])
+                if operand in harness.owners.full:
+                    owners.add(harness.owners.full[operand])
                 elif operand not in seen and operand in harness.owners.reduced:
                     seen.add(operand)
                     stack.append(operand)
@@ -158,7 +158,7 @@ class _Norms:
         harness = self.harness
         leaves = [
             value for value in self._behind([name])[0]
-            if any(operand in harness.owners.wide for operand in harness.producers[value].reads)
+            if any(operand in harness.owners.full for operand in harness.producers[value].reads)
         ]  # fmt: skip
         small, large = (Scalars(harness, spread(harness.inputs, 0), size) for size in (1e4, 4e4))
         values = np.array([small.number(leaf) or np.nan for leaf in leaves])
@@ -185,6 +185,6 @@ class _Norms:
 def _zeros(update_fn: UpdateFunction, start: str) -> dict[str, np.ndarray]:
     """Zeros for the states that the nodes read beside the gradient: sums of gradients."""
     made = {name for node in update_fn.nodes for name in node.outputs}
-    wide = update_fn.harness.owners.wide
+    wide = update_fn.harness.owners.full
     read = {name for node in update_fn.nodes for name in node.reads}
     return {name: np.zeros(1) for name in sorted(read - made - {start}) if name in wide}

@@ -117,7 +117,7 @@ class GradientPaths:
 
     def _scales(self, scalar: str, averaging: bool) -> bool:
         """Whether a scalar undoes the loss scale, clips, or averages what was accumulated: no learning rate."""
-        if not self.harness.single(scalar) or scalar in self.harness.owners.wide:
+        if not self.harness.single(scalar) or scalar in self.harness.owners.full:
             return False
         if self.harness.is_constant(scalar):
             return averaging and (self.runs[0].number(scalar) or 0.0) > 0

@@ -40,7 +40,7 @@ class Scalars:
             self.values[name] = harness.typed(name, number)
         pinned, leaves = pinned or {}, 0
         for node in harness.small:
-            leaf = not _of_a_type(node) and any(name in harness.owners.wide for name in node.reads)
+            leaf = not _of_a_type(node) and any(name in harness.owners.full for name in node.reads)
             leaves += leaf
             for name in node.outputs:
                 if name in pinned:
@@ -92,7 +92,7 @@ class ProbeHarness:
                 full_shaped = (
                     not _of_a_type(node)
                     and self.owners.note(node)
-                    and any(name in self.owners.wide for name in node.outputs)
+                    and any(name in self.owners.full for name in node.outputs)
                 )
                 if not full_shaped and not control_flow(node) and not self.is_constant(node.outputs[0]):
                     self.small.append(node)
@@ -162,11 +162,11 @@ class ProbeHarness:
         stack = [name for name in names if name and self.single(name)]
         while stack:
             name = stack.pop()
-            if name in found or name in self.owners.wide or len(found) > 500:
+            if name in found or name in self.owners.full or len(found) > 500:
                 continue
             found[name] = None
             node = self.producers.get(name)
-            if node is not None and not any(x in self.owners.wide for x in node.reads):
+            if node is not None and not any(x in self.owners.full for x in node.reads):
                 stack.extend(x for x in node.inputs if x)
         return list(found)
 

@@ -40,7 +40,7 @@ class UpdateFunction:
     @property
     def reduces(self) -> bool:
         """Whether a full-shaped value is reduced to one element on the way."""
-        wide, single = self.harness.owners.wide, self.harness.single
+        wide, single = self.harness.owners.full, self.harness.single
         return any(
             any(name in wide and not single(name) for name in node.reads)
             and all(single(name) for name in node.outputs if name)

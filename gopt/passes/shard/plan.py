@@ -8,7 +8,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from itertools import groupby
 
-from gopt.analysis.graph_walks import Index
+from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.partition import (
     LEAST_PIECE,
     Bucket,
@@ -166,7 +166,7 @@ def _fitting(items: Sequence[Item], base: int) -> int:
 def _items(
     training: TrainingGraph, updates: Updates, layout: Layout, placer: _Placer, copies: Mapping[str, ShardedState]
 ) -> list[Item]:
-    index, types = Index(training.graph), training.graph.types
+    index, types = GraphIndex(training.graph), training.graph.types
     used = _first_uses(training) if layout.by_use else {}
     items, seen = [], set()
     for subgraph in updates.subgraphs.values():

@@ -1,0 +1,41 @@
+"""Linear walks over a graph."""
+
+from small_graphs import chain
+
+from gopt.analysis.graph_walks import GraphIndex, ancestors, depth, descendants
+from gopt.ir.types import TensorType
+
+GRAPH = chain("xa", "ab", "ybc", "yd")
+
+
+def labels(ids):
+    return [node.name for node in GRAPH.nodes if id(node) in ids]
+
+
+def test_ancestors_are_nodes_and_all_that_they_read():
+    nodes, values = ancestors(GraphIndex(GRAPH), ["b"])
+    assert labels(nodes) == ["xa", "ab"]
+    assert values == {"x", "a", "b"}
+
+
+def test_descendants_hold_their_sources_and_no_absent_operand():
+    assert descendants(GraphIndex(GRAPH), ["y", ""]) == {"y", "c", "d"}
+    assert descendants(GraphIndex(GRAPH), ["x"]) == {"x", "a", "b", "c"}
+
+
+def test_what_a_body_captures_is_followed():
+    graph = chain("xa", "yb")
+    graph.nodes[1].captures = ("a",)
+    assert "b" in descendants(GraphIndex(graph), ["x"])
+    assert "x" in ancestors(GraphIndex(graph), ["b"])[1]
+
+
+def test_depth_counts_the_longest_path():
+    assert depth(GraphIndex(GRAPH)) == {"a": 1, "b": 2, "c": 3, "d": 1}
+
+
+def test_an_index_knows_where_values_are_made():
+    index = GraphIndex(GRAPH)
+    assert [index.defined_at(name) for name in "xac"] == [-1, 0, 2]
+    index.graph.types["s"] = TensorType("float32", (1, 1))
+    assert [index.one_element(name) for name in ("s", "x", "unknown")] == [True, False, False]

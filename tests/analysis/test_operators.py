@@ -1,0 +1,33 @@
+"""What gopt knows of single operators."""
+
+import pytest
+from small_graphs import parsed
+
+from gopt.analysis.operators import control_flow, draws, elementwise, heavy, random, reads_shape_only
+from gopt.ir.graph import Node
+
+BRANCH = """g (bool c, float[2] x) => (float[2] y) {
+    y = If(c) <then_branch = yes () => (float[2] p) { p = RandomNormalLike%s(x) },
+               else_branch = no () => (float[2] q) { q = Neg(x) }>
+}"""
+
+
+def test_operators_of_other_domains_are_unknown():
+    assert elementwise(Node("Add", ["a", "b"], ["c"]))
+    assert not elementwise(Node("Add", ["a", "b"], ["c"], domain="own"))
+    assert heavy(Node("MultiHeadAttention", [], [], domain="com.microsoft"))
+    assert reads_shape_only(Node("Shape", ["a"], ["b"]))
+
+
+@pytest.mark.parametrize(("seed", "awake"), [("", True), ("<seed = 1.0>", False)])
+def test_a_generator_in_a_branch_counts(seed, awake, tmp_path):
+    (node,) = parsed(BRANCH % seed, tmp_path).nodes
+    assert control_flow(node)
+    assert random(node) is awake
+    assert draws(node) is awake
+
+
+def test_a_generator_with_a_seed_draws_the_same_again():
+    assert random(Node("RandomNormal", [], ["a"], attributes={"shape": [2]}))
+    assert not random(Node("RandomNormal", [], ["a"], attributes={"shape": [2], "seed": 1.0}))
+    assert not random(Node("Add", ["a", "b"], ["c"]))

@@ -1,0 +1,42 @@
+"""Element types and tensor types."""
+
+import numpy as np
+import pytest
+
+from gopt.ir.types import TensorType, dtype_code, dtype_name, known, nbytes, numpy_dtype
+
+
+def test_names_and_codes_of_onnx_are_inverse():
+    for code in range(1, 25):
+        assert dtype_code(dtype_name(code)) == code
+    assert dtype_name(0) == dtype_name(999) == "undefined"
+    assert not known("undefined")
+
+
+def test_numpy_holds_every_type_that_names_one():
+    assert numpy_dtype("float32") == np.float32
+    assert numpy_dtype("bfloat16").itemsize == 2
+    with pytest.raises(KeyError):
+        numpy_dtype("float3")
+
+
+def test_packed_types_round_up_to_bytes():
+    assert [nbytes("int4", count) for count in (0, 1, 2, 3)] == [0, 1, 1, 2]
+    assert nbytes("complex128", 3) == 48
+
+
+@pytest.mark.parametrize(
+    ("shape", "static", "elements", "text"),
+    [
+        ((2, 3), True, 6, "float32[2,3]"),
+        ((), True, 1, "float32[]"),
+        ((0, 3), True, 0, "float32[0,3]"),
+        (("N", 3), False, 0, "float32[N,3]"),
+        ((None,), False, 0, "float32[?]"),
+        (None, False, 0, "float32[?]"),
+    ],
+)
+def test_a_type_knows_whether_its_shape_is_in_numbers(shape, static, elements, text):
+    type = TensorType("float32", shape)
+    assert (type.static, type.elements, str(type)) == (static, elements, text)
+    assert type.nbytes == 4 * elements
