@@ -22,6 +22,9 @@ from gopt.opaque.table_body import opset
 from gopt.program import ShardedState, SpmdProgram
 from gopt.sharding.placements import Sharding
 
+LONGEST_BLOCK = 8192
+"""Nodes of a shared block at most: the bytes of one are made in one piece."""
+
 
 def common_states(program: SpmdProgram) -> list[RankState]:
     """The states every rank holds whole, in the source's order."""
@@ -153,17 +156,15 @@ def _items(nodes: Sequence[Node]) -> Iterator[Block | Node]:
     """Runs of nodes that all ranks have alike as blocks, and all other nodes one by one."""
     run: list[Node] = []
     for node in nodes:
-        if (
-            not node.sharding.by_axis
-            and node.domain != SPMD
-            and not (node.domain == COMM and node.op_type == "Broadcast")
-        ):
+        alike = not node.sharding.by_axis and node.domain != SPMD
+        alike = alike and not (node.domain == COMM and node.op_type == "Broadcast")
+        if alike:
             run.append(node)
-            continue
-        if run:
+        if run and (not alike or len(run) == LONGEST_BLOCK):
             yield Block.of(tuple(run), shared=True)
             run = []
-        yield node
+        if not alike:
+            yield node
     if run:
         yield Block.of(tuple(run), shared=True)
 
