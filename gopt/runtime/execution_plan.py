@@ -15,6 +15,7 @@ from gopt.ir.types import TensorType
 from gopt.opaque.expand import expand
 from gopt.runtime.device import HOST, Device
 from gopt.runtime.emulate_half import emulate_half
+from gopt.runtime.fold_transposes import fold_transposes
 from gopt.runtime.partition import Call, ProgramStep, Segment, partition
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.hazards import OrderedGather, find_hazards
@@ -94,8 +95,8 @@ def plan_execution(
     written. ``member``: group -> this rank's position in it; None where ranks share no memory.
     """
     graph = expand(graph, "gopt.run")
+    graph = fold_transposes(emulate_half(graph)) if device.emulates_half else graph
     tuning = device.tuning
-    graph = tuning.rewrite(emulate_half(graph) if device.emulates_half else graph)
     trains = replaces is not None
     assignment = device.assign_buffers(graph, replaces, member) if replaces is not None else BufferAssignment(graph)
     types = assignment.graph.types | assignment.graph.inputs

@@ -2,9 +2,8 @@
 
 The only file that imports the runtime, and only when something is to run.
 
-No step writes into memory that it was given: every step makes fresh outputs. Binding a new state to its old one's
-memory would save a copy, but ONNX Runtime does not see when the old value is still read, and gives wrong results
-without a word.
+A session never writes into its inputs. Binding a new state to the memory of its old value would save a copy, but ONNX
+Runtime does not see when the old value is still read, and returns wrong results without an error.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ from gopt.runtime.runtime_errors import node_error
 Array: TypeAlias = npt.NDArray[Any]
 
 _PROVIDERS = ["CPUExecutionProvider"]
-_OTHER_BITS = {"DivMulFusion", "NoopElimination", "NotWhereFusion"}
-"""Rewrites of level basic that change bits: (1 / a) · b becomes b / a; 0 + a, and a Where behind a Not, give zeros of
-another sign. A node would then have another result in a session than alone, or cut from its neighbour."""
+_OTHER_BITS = {"TransposeOptimizer", "DivMulFusion", "NoopElimination", "NotWhereFusion"}
+"""Rewrites of level basic that change bits: (1 / a) · b becomes b / a; 0 + a, and a Where after a Not, give zeros of
+another sign; a Transpose that moves past a reduction changes the order of its sum. A node would then have another
+result in a session than alone, or than when it is cut from its neighbours."""
 _PACKED = frozenset({"int4", "uint4", "float4e2m1"})
 """NumPy keeps one element in a byte, the runtime two."""
 _INSTALL = "install exactly one of onnxruntime and onnxruntime-gpu: they share a folder, and removing one breaks both"
