@@ -163,7 +163,7 @@ def _gathered_states(node: Node, graph: Graph, replaces: Mapping[str, str]) -> l
 
 
 def _state_slices(graph: Graph, states: Mapping[int, Sequence[str]]) -> dict[str, BufferSlice]:
-    """States and what is cut of them: where each lies in the room of its call."""
+    """States and slices of them: where each lies in the buffer of its gather."""
     slices: dict[str, BufferSlice] = {}
     for call, names in states.items():
         start = 0
