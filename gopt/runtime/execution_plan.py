@@ -129,8 +129,8 @@ def _input_aliases(
         for output in part.segment.outputs:
             state = replaces.get(output)
             if state is not None and last.get(state) == number and state not in kept:
-                slice_ = buffers.slices.get(state)
-                if slice_ is None or state not in buffers.local_shards or read_until[slice_.call] < number:
+                extent = buffers.slices.get(state)
+                if extent is None or state not in buffers.local_shards or read_until[extent.call] < number:
                     rows[output] = state
             row = buffers.input_alias(output, part.rows, number, last)
             if row is not None:
