@@ -64,6 +64,11 @@ from .terminal import print_error, print_json_text, print_note
 @click.option("--trace", metavar="FILE", help="Write what every rank did when, in Chrome's trace format.")
 @click.option("--stop-on-nan", is_flag=True, help="End the run, with exit code 5, at a loss that is NaN or infinite.")
 @click.option("--sync-init", is_flag=True, help="Take replicated initial states from the first rank.")
+@click.option(
+    "--no-tuning",
+    is_flag=True,
+    help="Run without tiling, generated kernels, planned and shared memory: slower, the same bits, to bisect.",
+)
 @deadline("Seconds that a rank waits for the others at a call.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
@@ -78,6 +83,7 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
       gopt run step.ranks --data samples.npz --steps 100 --set lr=1e-3
       gopt run step.ranks --launch 4 --data samples.npz --steps 1000 --set lr=cosine:1e-3:0:1000 \\
           --checkpoint ckpt --every 100 --resume
+      gopt run step.ranks --data samples.npz --steps 10 --set lr=1e-3 --log plain.jsonl --no-tuning
     """
     from gopt.runtime.training.job import Job, read_manifest
 
@@ -90,7 +96,7 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
         state=given["state"], shuffle=given["shuffle"],
         checkpoint=None if given["checkpoint"] is None else Path(given["checkpoint"]), every=given["every"] or 0,
         keep=given["keep"], resume=given["resume"], stop_on_nan=given["stop_on_nan"], sync_init=given["sync_init"],
-        trace=None if given["trace"] is None else Path(given["trace"]),
+        tuning=not given["no_tuning"], trace=None if given["trace"] is None else Path(given["trace"]),
     )  # fmt: skip
     from gopt.runtime.engines.mpi import launched, load_mpi, raise_on_all_ranks
 
@@ -172,7 +178,6 @@ def _signal_note(text: str) -> None:
 
 def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bool) -> int:
     """This process is one rank of many."""
-    from gopt.runtime.device import Host
     from gopt.runtime.engines.heartbeat import ENDED, ERROR_GRACE, REPORTED, Heartbeat, follow
     from gopt.runtime.engines.mpi import MpiEngine, raise_on_all_ranks
     from gopt.runtime.training.stop_signal import listen_for_stop
@@ -203,7 +208,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
 
     try:
         host = engine
-        place: list[Any] = [Host()]
+        place: list[Any] = []
         if kind == "nccl":
             from gopt.runtime.engines.nccl import on_gpus
 

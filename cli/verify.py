@@ -86,7 +86,7 @@ def command(
 
 
 def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, as_json: bool) -> int:
-    """One process of many: each computes the reference, runs its own rank, and hears what the others made."""
+    """One process of many: each computes the reference, runs its own rank, and gathers the results of the others."""
     from gopt.errors import GoptError
     from gopt.runtime.engines.base import run_one_rank
     from gopt.runtime.engines.heartbeat import ENDED, REPORTED, Heartbeat, follow

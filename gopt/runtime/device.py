@@ -34,7 +34,7 @@ class Device(Protocol):
     """A place for values. A *view* is how calls and the caller of a program get a value: in host memory, an array."""
 
     emulates_half: bool
-    """Whether operators on halves are lowered to float32 ones."""
+    """Whether operators on halves are lowered to float32 ones, and transposed operands are read in place."""
     tuning: Tuning
     """What makes steps faster on this device."""
 

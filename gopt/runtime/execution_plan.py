@@ -15,6 +15,7 @@ from gopt.ir.types import TensorType
 from gopt.opaque.expand import expand
 from gopt.runtime.device import HOST, Device
 from gopt.runtime.emulate_half import emulate_half
+from gopt.runtime.fold_transposes import fold_transposes
 from gopt.runtime.partition import Call, ProgramStep, Segment, partition
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.hazards import OrderedGather, find_hazards
@@ -94,8 +95,8 @@ def plan_execution(
     written. ``member``: group -> this rank's position in it; None where ranks share no memory.
     """
     graph = expand(graph, "gopt.run")
+    graph = fold_transposes(emulate_half(graph)) if device.emulates_half else graph
     tuning = device.tuning
-    graph = tuning.rewrite(emulate_half(graph) if device.emulates_half else graph)
     trains = replaces is not None
     assignment = device.assign_buffers(graph, replaces, member) if replaces is not None else BufferAssignment(graph)
     types = assignment.graph.types | assignment.graph.inputs
@@ -128,8 +129,8 @@ def _input_aliases(
         for output in part.segment.outputs:
             state = replaces.get(output)
             if state is not None and last.get(state) == number and state not in kept:
-                slice_ = buffers.slices.get(state)
-                if slice_ is None or state not in buffers.local_shards or read_until[slice_.call] < number:
+                extent = buffers.slices.get(state)
+                if extent is None or state not in buffers.local_shards or read_until[extent.call] < number:
                     rows[output] = state
             row = buffers.input_alias(output, part.rows, number, last)
             if row is not None:

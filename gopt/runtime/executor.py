@@ -55,7 +55,8 @@ class Executor:
         final = plan.resolve(shared)
         self.graph = graph = plan.graph
         self._device = plan.device
-        self._plans_memory = plan.plans_memory
+        self.plans_memory = plan.plans_memory
+        """Whether results keep their memory over steps, and states are updated in place."""
         self._assignment = final.assignment
         self._buffers = self._device.allocate_buffers(final.assignment, shared)
         self._inputs = graph.inputs
@@ -68,7 +69,7 @@ class Executor:
         """Number of a call -> memory that it may write, where that is the same in every step."""
         self._output_views = {name: self._views[name] for name in self._buffers.gathered_views}
         """What a call makes -> its memory, where that is the same in every step."""
-        for value in self._output_views.values() if self._plans_memory else ():
+        for value in self._output_views.values() if self.plans_memory else ():
             value.lasting = True
         self._last_uses = last_uses(plan.steps, self._outputs)
         self._waits = final.waits
@@ -98,7 +99,7 @@ class Executor:
 
     def _result_views(self, plan: ExecutionPlan, final: FinalPlan) -> Mapping[str, Sequence[Any]] | None:
         """The memory of results that keep it over steps; None where every step makes new arrays."""
-        if not self._plans_memory:
+        if not self.plans_memory:
             sent = self._buffers.send_views
             return {name: [self._device.to_device(view)] for name, view in sent.items()} if sent else None
         written = frozenset[str]().union(*final.aliases.values())
@@ -121,12 +122,12 @@ class Executor:
         buffers that alternate are written again while they are still read."""
         made = {name for step in self._steps for name in step.outputs}
         others = {name for name in self._outputs if replaces.get(name, name) != name}
-        return frozenset(others - made) if self._plans_memory else frozenset()
+        return frozenset(others - made) if self.plans_memory else frozenset()
 
     def bind_states(self, states: dict[str, Any]) -> None:
         """Move states into their buffers, one by one, so that the first step need not hold two copies of each. Where
         ranks share a buffer, each writes its own shard: a step may run once all ranks have done so."""
-        for name in self._inputs.keys() & states.keys() if self._plans_memory else ():
+        for name in self._inputs.keys() & states.keys() if self.plans_memory else ():
             array = states[name]
             if name in self._buffers.states:
                 states[name] = self._buffers.bind_state(name, array)
@@ -190,14 +191,14 @@ class Executor:
     def _convert_feed(self, name: str, type: TensorType, given: Any) -> Any:
         shown = given if hasattr(given, "dtype") else np.asarray(given)
         _check_fed(name, type, shown)
-        if self._plans_memory:
+        if self.plans_memory:
             # Kernels and bindings use the address. A copy must not be remembered: what was fed may change.
             shown = np.require(shown, requirements="C")
         buffer = self._buffers.states.get(name)
         if buffer is not None and not same_memory(shown, buffer):
             np.copyto(buffer, shown)
         value = self._device.to_device(shown) if buffer is None else self._views[name]
-        if self._plans_memory and shown is given:
+        if self.plans_memory and shown is given:
             self._recent_feeds[name] = [(given, value), *self._recent_feeds.get(name, [])[:1]]
         return value
 

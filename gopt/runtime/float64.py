@@ -27,7 +27,7 @@ FALLBACK = "Substitute"
 
 
 class Float64Graph:
-    """A graph widened to float64, made ready to run.
+    """A graph widened to float64 and compiled.
 
     ``substitutes`` counts the nodes that NumPy runs. Raises RunError, UnsupportedError where a node has neither a
     kernel nor a stand-in.

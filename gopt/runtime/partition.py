@@ -1,7 +1,7 @@
-"""A rank's graph cut at its collectives: what runs between two calls. Pure; no engine is asked.
+"""A rank's graph cut at its collectives into segments. Pure; no engine is asked.
 
-The file's order is the schedule: pass ``overlap`` has put every call where it is to start, and what waits for one as
-late as it may be. So a segment is what stands between two calls, and calls run beside the segments after them.
+The order of the file is the schedule: pass ``overlap`` has moved every call to where it is to start, and its readers as
+late as they may be. So a segment holds the nodes between two calls, and calls overlap the segments after them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gopt.ir.graph import COMM, Graph, Node
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Nodes that run together, and the values that cross its border, in order of first use or making."""
+    """Nodes that run together, with inputs in order of first use and outputs in order of making."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
@@ -42,7 +42,7 @@ ProgramStep: TypeAlias = Segment | Call
 
 
 def partition(graph: Graph) -> list[ProgramStep]:
-    """The steps of a graph in the order in which they run. Nodes that make nothing of use are left out."""
+    """The steps of a graph in the order in which they run, without nodes whose results are not used."""
     calls, levels = _levels(graph)
     boundary = _boundary_values(graph, calls, levels)
     steps: list[ProgramStep] = []
@@ -56,7 +56,7 @@ def partition(graph: Graph) -> list[ProgramStep]:
 
 
 def last_uses(steps: Sequence[ProgramStep], keep: Sequence[str]) -> list[tuple[str, ...]]:
-    """For every step, the values that no later step reads and that are not in ``keep``: they can go after it."""
+    """For every step, the values that no later step reads and that are not in ``keep``: it is their last use."""
     needed = set(keep)
     result: list[tuple[str, ...]] = []
     for step in reversed(steps):
@@ -67,7 +67,7 @@ def last_uses(steps: Sequence[ProgramStep], keep: Sequence[str]) -> list[tuple[s
 
 
 def _levels(graph: Graph) -> tuple[list[Node], list[list[Node]]]:
-    """The calls, and the nodes in front of each and behind the last; without those that nobody needs."""
+    """The calls, and the nodes before each and after the last, without those whose results are not used."""
     calls = [node for node in graph.nodes if node.domain == COMM]
     levels: list[list[Node]] = [[] for _ in range(len(calls) + 1)]
     needed = set(graph.outputs)

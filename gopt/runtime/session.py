@@ -2,9 +2,8 @@
 
 The only file that imports the runtime, and only when something is to run.
 
-No step writes into memory that it was given: every step makes fresh outputs. Binding a new state to its old one's
-memory would save a copy, but ONNX Runtime does not see when the old value is still read, and gives wrong results
-without a word.
+A session never writes into its inputs. Binding a new state to the memory of its old value would save a copy, but ONNX
+Runtime does not see when the old value is still read, and returns wrong results without an error.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ from gopt.runtime.runtime_errors import node_error
 Array: TypeAlias = npt.NDArray[Any]
 
 _PROVIDERS = ["CPUExecutionProvider"]
-_OTHER_BITS = {"DivMulFusion", "NoopElimination", "NotWhereFusion"}
-"""Rewrites of level basic that change bits: (1 / a) · b becomes b / a; 0 + a, and a Where behind a Not, give zeros of
-another sign. A node would then have another result in a session than alone, or cut from its neighbour."""
+_OTHER_BITS = {"TransposeOptimizer", "DivMulFusion", "NoopElimination", "NotWhereFusion"}
+"""Rewrites of level basic that change bits: (1 / a) · b becomes b / a; 0 + a, and a Where after a Not, give zeros of
+another sign; a Transpose that moves past a reduction changes the order of its sum. A node would then have another
+result in a session than alone, or than when it is cut from its neighbours."""
 _PACKED = frozenset({"int4", "uint4", "float4e2m1"})
 """NumPy keeps one element in a byte, the runtime two."""
 _INSTALL = "install exactly one of onnxruntime and onnxruntime-gpu: they share a folder, and removing one breaks both"
@@ -132,7 +132,7 @@ def _session(model: bytes) -> Any:
     # Basic: nothing that swaps an operator for an approximation, or depends on the processor's layout.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     # One arena for all: fresh pages cost more than most operators, and an arena per session would hold on to the
-    # memory of every value that has crossed a border.
+    # memory of every value that leaves a segment.
     options.add_session_config_entry("session.use_env_allocators", "1")
     try:
         return ort.InferenceSession(model, options, providers=_PROVIDERS, disabled_optimizers=_OTHER_BITS)
@@ -160,7 +160,7 @@ def address_of(array: Array) -> int:
 
 
 def array_dtype(array: Array) -> str:
-    """The manifest's word for an array's element type; raises RunError where ONNX has none."""
+    """The manifest's name of an array's element type; raises RunError where ONNX has none."""
     try:
         return dtype_name(onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
     except (ValueError, KeyError):
@@ -175,7 +175,7 @@ def runtime_value(array: Array) -> Any:
     if dtype == "string" or array.dtype == object:
         raise UnsupportedError("strings cannot be handed to ONNX Runtime")
     if dtype in _PACKED:
-        raise UnsupportedError(f"tensors of {dtype} cannot cross the border of a segment")
+        raise UnsupportedError(f"tensors of {dtype} cannot be an input or output of a segment")
     if array.dtype.isbuiltin == 2:  # one of NumPy's add-on types, which the runtime takes as mere bits
         return values.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), dtype_code(dtype))
     return values.ortvalue_from_numpy(array)
@@ -186,7 +186,7 @@ class _Memory:
 
     def __init__(self, value: Any, shape: Sequence[int], itemsize: int) -> None:
         self.value = value
-        # As plain bits: NumPy's protocol has no word for bfloat16.
+        # As plain bits: NumPy's protocol has no name for bfloat16.
         self.__array_interface__ = {
             "data": (value.data_ptr(), False), "shape": tuple(shape), "typestr": f"<V{itemsize}", "version": 3,
         }  # fmt: skip
@@ -254,7 +254,7 @@ def session_of(
     """
     embedded = [name for name in segment.inputs if is_constant(graph, name) and is_small(graph.initializers[name])]
     inputs = tuple(name for name in segment.inputs if name not in set(embedded))
-    given = {name: _border_type(name, types) for name in inputs}
+    given = {name: _boundary_type(name, types) for name in inputs}
     given |= {name: TensorType(given[name].dtype, ("rows",)) for name in rows}
     model = build_model(
         graph.header,
@@ -285,7 +285,7 @@ def bind_memory(bind: Any, name: str, array: Array) -> None:
     bind(name, "cpu", 0, array.dtype.type, array.shape, address_of(array))
 
 
-def _border_type(name: str, types: Mapping[str, TensorType]) -> TensorType:
+def _boundary_type(name: str, types: Mapping[str, TensorType]) -> TensorType:
     type = types.get(name)
     if type is None or not known(type.dtype):
         raise UnsupportedError(

@@ -72,7 +72,7 @@ def ratio(error: float, allowed: float) -> float:
 class Ledger:
     """The comparisons of one step. Parts of a sharded state are judged together, as the state they make up.
 
-    ``floors``: what is allowed of a value beside contract section 7.
+    ``floors``: tolerances of a value in addition to contract section 7.
     """
 
     tolerance: float

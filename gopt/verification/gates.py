@@ -92,7 +92,7 @@ def _constants(index: GraphIndex, read: Iterable[str]) -> tuple[float, ...]:
 
 
 def gate_outputs(update: Graph, gates: Sequence[Gate]) -> list[str]:
-    """What an update must show beside its results, so that its gates can be told."""
+    """The values of an update, besides its results, that show the state of its gates."""
     made = {name for node in update.nodes for name in node.outputs if name in update.types}
     names = [name for gate in gates if not gate.scheduled for name in (gate.output, gate.operand)]
     return [name for name in dict.fromkeys(names) if name in made]

@@ -168,20 +168,20 @@ class _Writer:
         return self._nodes
 
     def _dropout(self, node: Node) -> None:
-        data, ratio, awake = [*node.inputs, "", ""][:3]
+        data, ratio, active = [*node.inputs, "", ""][:3]
         wide = self._op("Cast", [ratio], to=1) if ratio else self._const("ratio", np.float32(0.5))
         mask = self._op("GreaterOrEqual", [self._base, wide])
-        if awake:
-            mask = self._op("Or", [mask, self._op("Not", [awake])])
+        if active:
+            mask = self._op("Or", [mask, self._op("Not", [active])])
         code = self._code(data)
         share = self._op("Cast", [self._op("Sub", [self._const("one", np.float32(1)), wide])], to=code)
         zero = self._op("Cast", [self._const("zero", np.float32(0))], to=code)
         kept = self._op("Where", [mask, self._op("Div", [data, share]), zero])
         if node.outputs[0]:
-            whole = self._op("Where", [awake, kept, data]) if awake else self._op("Identity", [data])
+            whole = self._op("Where", [active, kept, data]) if active else self._op("Identity", [data])
             self._op("Identity", [whole], node.outputs[0])
         if len(node.outputs) > 1 and node.outputs[1]:
-            seen = mask if awake else self._op("Or", [mask, self._op("Not", [mask])])
+            seen = mask if active else self._op("Or", [mask, self._op("Not", [mask])])
             self._op("Identity", [seen], node.outputs[1])
 
     def _multinomial(self, node: Node) -> None:

@@ -19,7 +19,7 @@ HYPER = 0.01
 IGNORED = 1 / 8
 """Share of labels that are drawn as ones to ignore, where there are such."""
 PASSING = ("Cast", "Where", "Concat", "Clip", "Max", "Min", "ScatterND", "ScatterElements")
-"""Operators besides layouts through which an id is followed; a scatter, where the ids are what it writes."""
+"""Operators besides layout operators through which an id is followed; a scatter, where the ids are what it writes."""
 INTEGERS = ("int32", "int64", "uint8", "int16", "int8")
 
 

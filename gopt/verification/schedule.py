@@ -17,7 +17,7 @@ from gopt.verification.gates import Coverage
 from gopt.verification.reference_graphs import refuse_call, subgraph
 
 MOST_STARTS = 8
-"""Repetitions that gates may cost beside the others."""
+"""Most additional repetitions for gates."""
 
 
 @dataclass(frozen=True, slots=True)

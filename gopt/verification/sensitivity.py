@@ -44,7 +44,7 @@ class Sensitivity:
     states: dict[str, float]
 
     def noise(self, step: ReferenceStep) -> list[str]:
-        """Mean gradients that are not zero, but nothing beside their rounding."""
+        """Mean gradients that are not zero, but smaller than their rounding."""
         sizes = {name: norm(mean) for name, mean in step.means.items()}
         return [name for name, size in sizes.items() if size > 0 and size * NOISE <= self.means[name]]
 

@@ -27,7 +27,7 @@ from gopt.verification.variants import PLAIN, Variant
 
 @dataclass(slots=True)
 class VariantRunner:
-    """What all variants have in common. ``noise``: gradients that rounding alone makes, found by the plain variant."""
+    """What all variants share. ``noise``: gradients that rounding alone makes, found by the plain variant."""
 
     result: Verification
     all_ranks: AllRanks

@@ -1,4 +1,4 @@
-"""What a rank needs of the world around it: its calls made, and a few words with all the others."""
+"""The interface of an engine: a rank's collectives, and its control plane to all other ranks; ranks as threads."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Engine(Protocol):
 
     rank: int
     overlaps: bool
-    """Whether calls gain from running beside computation: a call that spins must have a processor of its own."""
+    """Whether calls may overlap computation: a call that spins needs a processor of its own."""
 
     def prepare(self, groups: Sequence[str]) -> None:
-        """Make ready for calls over these groups: the same list on all ranks."""
+        """Prepare calls over these groups: the same list on all ranks."""
 
     def share(self, sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest]) -> SharedMemory:
         """Grant buffers in memory that ranks share, to all members of a group or to none. All ranks together, once the
@@ -45,10 +45,10 @@ class Engine(Protocol):
         write; for a reduction it holds the inputs, for a gather it is where the result is to lie. Raises RunError."""
 
     def gather(self, item: Any) -> list[Any]:
-        """What every rank gives, in rank order: for a few words, not for tensors."""
+        """What every rank passes, in rank order: for small objects, not for tensors."""
 
     def fail(self, error: BaseException) -> None:
-        """Let the others know that this rank cannot go on."""
+        """Report to the other ranks that this rank cannot continue."""
 
 
 class _Exchanges(Protocol):
@@ -100,7 +100,7 @@ class ThreadEngine:
 
 
 class InProcessStore:
-    """Where threads put a word each, and read all of them."""
+    """The control plane of ranks that are threads: each stores an object, and reads all of them."""
 
     def __init__(self, ranks: int, deadline: float) -> None:
         self.barrier = threading.Barrier(ranks, timeout=deadline)
@@ -111,7 +111,7 @@ class InProcessStore:
         self._ended = False
 
     def end(self) -> None:
-        """Nobody need wait any more: a rank has failed."""
+        """Release all waiting ranks: one has failed."""
         self._ended = True
         self.barrier.abort()
 
@@ -162,7 +162,7 @@ def run_threads(mesh: Mesh, deadline: float, work: Callable[[Engine], Any]) -> l
 
 
 def _join(threads: Sequence[threading.Thread], failures: Sequence[BaseException]) -> None:
-    """Until all have ended; once one has failed, those that hear of it at no call are left behind: they are daemons."""
+    """Wait until all have ended; once one has failed, threads that reach no call are left running: they are daemons."""
     until = math.inf
     while alive := [thread for thread in threads if thread.is_alive()]:
         alive[0].join(0.1)
@@ -173,7 +173,7 @@ def _join(threads: Sequence[threading.Thread], failures: Sequence[BaseException]
 
 
 def run_one_rank(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh], list[Any]]:
-    """For a process that is one rank: run its own program of all, and hear from every rank what it made."""
+    """For a process that is one rank: run its own program of all, and gather the results of every rank."""
 
     def run(programs: Sequence[Any], feeds: Sequence[Any], mesh: Mesh) -> list[Any]:
         made = programs[engine.rank].run(feeds[engine.rank], engine.call)
@@ -183,7 +183,7 @@ def run_one_rank(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh
 
 
 class CollectiveRunner(Protocol):
-    """What makes a rank's calls during a step, beside the graph. ``position`` is told of each as it starts, ``mark`` of
+    """Makes a rank's calls during a step. ``position`` is called with the number of each as it starts, ``mark`` with
     its name, and when it began and ended."""
 
     def __init__(
@@ -198,13 +198,12 @@ class CollectiveRunner(Protocol):
 @dataclass(slots=True)
 class AsyncCollectives:
     """Calls of a rank on a thread of their own, in file order: they start when their inputs are ready, and compute
-    goes on. Where the engine has no processor to spare, compute waits. ``position`` is told of each call as it
-    starts."""
+    goes on. Where the engine does not overlap, computation waits."""
 
     engine: Engine
     position: Callable[[int], None]
     mark: Callable[[str, float, float], None]
-    """Hears of every call: its name, and when it began and ended."""
+    """Called after every call with its name, and when it began and ended."""
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "calls"))
 
     def __call__(

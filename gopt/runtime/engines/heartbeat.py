@@ -145,7 +145,7 @@ def _read(rank: int, path: Path) -> RankStatus | None:
 
 
 def follow(watchdog: Watchdog, beat: Heartbeat, rank: int) -> None:
-    """Let a rank's waits be seen by others, and others' by its look-out."""
+    """Publish a rank's waits, and let its watchdog see those of others."""
     watchdog.waits = beat.waits
     watchdog.missing = lambda: missing(beat.others(), rank)
 

@@ -33,7 +33,7 @@ from gopt.runtime.engines.heartbeat import (
 )
 
 LIVE = "live"
-"""File in the folder of heartbeats: what the first rank tells of each step, a line of JSON each."""
+"""File in the folder of heartbeats: a line of JSON for each step of the first rank."""
 CLEANING = 20.0
 """Seconds that mpiexec has to end the others when a rank has died, and to say how it died."""
 START = 5.0
@@ -59,9 +59,9 @@ def launch(
 ) -> int:
     """Run ``gopt`` with these arguments on ``ranks`` processes; returns their exit code.
 
-    ``show`` hears of each step that the first rank has done, as a line of JSON. Raises RunError when a rank died
-    without a word, or when none moves for twice the deadline; StoppedError when a signal asks for the end. ``patient``:
-    ranks hear of a signal first, and have the deadline to keep what is complete; another one ends them at once.
+    ``show`` is called with a line of JSON for each step of the first rank. Raises RunError when a rank died
+    with no message, or when none moves for twice the deadline; StoppedError at a stop signal. ``patient``:
+    ranks get the signal first, and have the deadline to write a checkpoint; another signal ends them at once.
     """
     with tempfile.TemporaryDirectory(prefix="gopt.") as folder, _signals(patient) as caught:
         Path(folder, LAUNCHER).write_text(f"{os.getpid()}")
@@ -90,7 +90,7 @@ def launch(
 
 @contextlib.contextmanager
 def _signals(patient: bool) -> Iterator[list[int]]:
-    """What has come of the signals that ask for the end: their ranks hear of none, they have a session of their own.
+    """The stop signals that arrived. Ranks get none from the terminal: they have a session of their own.
     One that is ignored, as under nohup, stays so; only the main thread can listen."""
     caught: list[int] = []
     listens = threading.current_thread() is threading.main_thread()
@@ -144,7 +144,7 @@ class _JobMonitor:
     _handles: dict[int, int] = field(default_factory=dict)
     """Rank -> handle of its process."""
     _told: int = 0
-    """Bytes of what the first rank has told that were shown."""
+    """Bytes of the first rank's lines that were shown."""
     _begun: float = field(default_factory=time.time)
 
     def run(self) -> int:
@@ -203,7 +203,7 @@ class _JobMonitor:
         if first is not None and number is not None:
             how = f"was killed by {_signal_name(int(number[1]))}"
         else:
-            how = f"ended with exit code {code} and no word" if 0 < code < 128 else "died without a word"
+            how = f"exited with code {code} and no message" if 0 < code < 128 else "died with no message"
         dead = first or dead
         hint = ("perhaps the system had no memory left",) if "SIGKILL" in how else ()
         return RunError(f"rank {dead.rank} {how} in {dead.where}{waiting(seen, dead.rank)}", *hint)
@@ -252,7 +252,7 @@ class _JobMonitor:
         with path.open("rb") as file:
             file.seek(self._told)
             data = file.read(LINE_BYTES)
-        whole = data[: data.rfind(b"\n") + 1]  # the last line may still be under way
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
         for line in whole.decode("utf-8", "replace").splitlines():
             self.show(line)
         self._told += len(whole)

@@ -1,8 +1,7 @@
 """Ranks as MPI processes. The only file that imports an MPI binding, and only when ranks are to run on it.
 
-Halves are reduced in float32 and rounded once. Tensors of one call travel as one buffer; where they already lie one
-behind the other in memory they are not copied. Large reductions within one host happen in memory that its ranks share,
-and MPI only says when all have come.
+Halves are reduced in float32 and rounded once. Tensors of one call are sent as one buffer; where they lie one after the
+other in memory they are not copied. Large calls within one host use memory that its ranks share, with MPI as a barrier.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def launched() -> bool:
 
 def raise_on_all_ranks(work: Callable[[], T]) -> T:
     """Do what may be refused, on all ranks that the launcher started. Where some refuse, the first of them raises its
-    error, and the others exit without a word and with the same code."""
+    error, and the others exit with the same code and no message."""
     world = load_mpi().COMM_WORLD
     found: T | None = None
     error: GoptError | None = None

@@ -1,8 +1,8 @@
 """Ranks as MPI processes with a GPU each, calls by NCCL. The only file that imports NCCL's binding.
 
-A call is handed to the *wire*, a stream of its own, behind what the compute stream was given so far; whoever reads its
+A call is queued on the communication stream, after all work queued on the compute stream so far; a reader of its
 outputs makes the compute stream wait for it. The host waits for neither. Sums are of float32 where values are halves,
-rounded once; a mean is NCCL's average, each value divided before it is added. Unique ids and words go over MPI.
+rounded once; a mean is NCCL's average, each value divided before it is added. Unique ids and control messages use MPI.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _check_one_rank_per_gpu(names: Sequence[Any], rank: int) -> None:
 
 @dataclass(slots=True)
 class PendingCollective:
-    """A call on its way. ``held``: blocks that its stream still uses."""
+    """A call that has been started. ``held``: blocks that its stream still uses."""
 
     gpu: Gpu
     done: Event
@@ -161,7 +161,7 @@ class NcclEngine:
 
 @dataclass(slots=True)
 class StreamCollectives:
-    """A rank's calls, made where they stand: NCCL goes on beside the graph by itself."""
+    """A rank's calls, started in file order: NCCL runs them on its own stream."""
 
     engine: NcclEngine
     position: Callable[[int], None]

@@ -1,4 +1,4 @@
-"""What one call does to blocks beside NCCL: memory to send from and to receive in, laid out as NCCL takes it.
+"""Staging memory of one call: what is sent and received, laid out as NCCL requires it.
 
 NCCL combines neither booleans nor short integers, loses a NaN in a maximum, and scatters and gathers equal parts only.
 All that is put right here, on the wire's stream.

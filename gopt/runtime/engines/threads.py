@@ -1,6 +1,6 @@
 """All ranks in one process, a thread each: the engine of ``verify``, and of machines without anything else.
 
-Calls are compared before they run, so that ranks which disagree are told so instead of hanging or mixing values.
+Calls are compared before they run, so that ranks which disagree raise an error instead of hanging or mixing values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEADLINE = 120.0
 
 
 class Runnable(Protocol):
-    """What a rank runs: a Program, or something that stands before one."""
+    """What a rank runs: an Executor, or a wrapper of one."""
 
     def run(self, feeds: dict[str, Array], call: CollectiveCallback, /) -> dict[str, Array]: ...
 

@@ -1,4 +1,4 @@
-"""A look-out for what takes too long: a blocking call cannot be left by itself, so the whole job ends."""
+"""Ends the job when a blocking call takes too long: such a call cannot be left, so the whole process ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 class Watchdog:
     """Ends the job when one wait takes longer than ``deadline`` seconds.
 
-    ``explain`` is told what was waited for, then ``end`` is called, on a thread of the watch. That thread ends when
+    ``explain`` is called with what was waited for, then ``end``, on a thread of the watchdog. That thread ends when
     the watch is closed or nobody holds it any more.
     """
 

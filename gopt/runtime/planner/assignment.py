@@ -56,10 +56,10 @@ class GatherBuffer:
         cuts: Sequence[int] = self.call.attributes["cuts"]
         return cuts
 
-    def owns(self, slice_: BufferSlice) -> bool:
+    def owns(self, extent: BufferSlice) -> bool:
         """Whether this rank writes all of these elements."""
         member = self.member
-        return member is not None and self.cuts[member] <= slice_.start and slice_.stop <= self.cuts[member + 1]
+        return member is not None and self.cuts[member] <= extent.start and extent.stop <= self.cuts[member + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class BufferAssignment:
             self,
             gathers={call: buffer for call, buffer in self.gathers.items() if call not in calls},
             local_shards={name: call for name, call in self.local_shards.items() if call not in calls},
-            slices={name: slice_ for name, slice_ in self.slices.items() if slice_.call not in calls},
+            slices={name: extent for name, extent in self.slices.items() if extent.call not in calls},
             buffer_values={call: names for call, names in self.buffer_values.items() if call not in calls},
         )
 

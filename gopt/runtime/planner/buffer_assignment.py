@@ -35,8 +35,8 @@ def assign_buffers(graph: Graph, replaces: Mapping[str, str], member: MemberInde
     states = {number: _gathered_states(graph.nodes[place], graph, replaces) for number, place in enumerate(at)}
     slices = _state_slices(graph, states)
     # A gather writes its buffer: whoever reads an old value must come before it.
-    late = {slice_.call for name, slice_ in slices.items() if last.get(name, -1) > at[slice_.call]}
-    slices = {name: slice_ for name, slice_ in slices.items() if slice_.call not in late}
+    late = {extent.call for name, extent in slices.items() if last.get(name, -1) > at[extent.call]}
+    slices = {name: extent for name, extent in slices.items() if extent.call not in late}
     removed = {name for name in slices if name not in graph.inputs}
     nodes = [node for node in graph.nodes if removed.isdisjoint(node.outputs)]
     read = {name for node in nodes for name in node.reads}
@@ -49,15 +49,15 @@ def assign_buffers(graph: Graph, replaces: Mapping[str, str], member: MemberInde
         rest,
         sends=_send_buffers(rest, donatable),
         donatable=donatable,
-        slices={name: slice_ for name, slice_ in slices.items() if name in graph.inputs or name in read},
+        slices={name: extent for name, extent in slices.items() if name in graph.inputs or name in read},
     )
     for number, names in states.items():
         if names and number not in late:
             _add_state_gather(buffers, number, graph.nodes[at[number]], names, member)
     if member is not None:
         _add_shard_gathers(buffers, replaces, at, last, member)
-    for name, slice_ in buffers.slices.items():
-        buffers.buffer_values.setdefault(slice_.call, []).append(name)
+    for name, extent in buffers.slices.items():
+        buffers.buffer_values.setdefault(extent.call, []).append(name)
     return buffers
 
 
@@ -113,14 +113,14 @@ def _add_shard_gather(
     if shard.stop - shard.start != graph.inputs[name].elements:
         return
     slices = _consecutive(numbers[0], types)
-    outputs = {made: slice_ for number in numbers for made, slice_ in zip(nodes[number].outputs, slices)}
+    outputs = {made: extent for number in numbers for made, extent in zip(nodes[number].outputs, slices)}
     buffers.gathers[numbers[0]] = GatherBuffer(
         first, tuple(numbers), slices[-1][0].stop, numpy_dtype(types[0].dtype), {name: (shard, shape)}, outputs,
         position,
     )  # fmt: skip
     buffers.local_shards[name] = numbers[0]
     buffers.slices[name] = shard
-    buffers.slices.update((made, slice_) for made, (slice_, _) in outputs.items())
+    buffers.slices.update((made, extent) for made, (extent, _) in outputs.items())
 
 
 def _member(node: Node, member: MemberIndex | None) -> int | None:
@@ -163,7 +163,7 @@ def _gathered_states(node: Node, graph: Graph, replaces: Mapping[str, str]) -> l
 
 
 def _state_slices(graph: Graph, states: Mapping[int, Sequence[str]]) -> dict[str, BufferSlice]:
-    """States and what is cut of them: where each lies in the room of its call."""
+    """States and slices of them: where each lies in the buffer of its gather."""
     slices: dict[str, BufferSlice] = {}
     for call, names in states.items():
         start = 0
@@ -175,10 +175,10 @@ def _state_slices(graph: Graph, states: Mapping[int, Sequence[str]]) -> dict[str
             made = node.outputs[0] if len(node.outputs) == 1 else ""
             type = graph.types.get(made)
             if node.inputs and node.inputs[0] in slices and type is not None and type.static:
-                slice_ = _slice_of(node, slices, graph)
-                fits = slice_ is not None and slice_.stop - slice_.start == type.elements
-                if slice_ is not None and fits and made not in graph.outputs:  # else the node itself says what is wrong
-                    slices[made] = slice_
+                extent = _slice_of(node, slices, graph)
+                fits = extent is not None and extent.stop - extent.start == type.elements
+                if extent is not None and fits and made not in graph.outputs:  # else the node itself says what is wrong
+                    slices[made] = extent
     return slices
 
 

@@ -42,9 +42,9 @@ def find_hazards(
     happens_before = HappensBefore(steps, buffers.graph, members)
     remote: dict[int, list[str]] = {}
     """Number of a gather -> values of its buffer that other ranks write, wholly or in part."""
-    for name, slice_ in buffers.slices.items():
-        if slice_.call in shared and not shared[slice_.call].owns(slice_):
-            remote.setdefault(slice_.call, []).append(name)
+    for name, extent in buffers.slices.items():
+        if extent.call in shared and not shared[extent.call].owns(extent):
+            remote.setdefault(extent.call, []).append(name)
     made = {output: step for step, rows in aliases.items() for output in rows}
     written = {row: step for step, rows in aliases.items() for row in rows.values()}
     found: dict[int, OrderedGather] = {}

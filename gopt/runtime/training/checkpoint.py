@@ -1,6 +1,6 @@
-"""Checkpoints: one safetensors file per rank and an index written last, in a folder that is named when it is whole.
+"""Checkpoints: one safetensors file per rank and an index written last, in a folder that is named when it is complete.
 
-A crash at any moment leaves the checkpoints before it as they were.
+A crash at any moment leaves the earlier checkpoints as they were.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The checkpoints of one job: ``home`` holds them, ``folder`` is what the job runs, ``keep`` of them stay."""
+    """The checkpoints of one job: in the folder ``root``; ``folder`` is what the job runs, ``keep`` of them stay."""
 
     root: Path
     folder: Path
@@ -54,7 +54,7 @@ class Checkpoints:
     keep: int = 2
 
     def check(self, resume: bool) -> None:
-        """Raise OptionError for a place in which this run has no business, RunError while another job has it."""
+        """Raise OptionError where the folder is not for this run's checkpoints, RunError while another job holds it."""
         check_checkpoint_folder(self.root, self.folder)
         check_unlocked(self.root)
         if not resume and (kept := self.steps()):
@@ -65,9 +65,9 @@ class Checkpoints:
 
     @contextmanager
     def open(self, engine: Engine, start: int) -> Iterator[None]:
-        """Hold the folder for this job, on the first rank; ``start`` is the step that the job goes on from.
+        """Lock the folder for this job, on the first rank; ``start`` is the step from which the job continues.
 
-        Raises RunError when another job has it, and where nothing can be written.
+        Raises RunError when another job holds it, and where nothing can be written.
         """
         if engine.rank:
             yield
@@ -79,14 +79,14 @@ class Checkpoints:
             yield
 
     def steps(self) -> list[int]:
-        """Steps of which there is a whole checkpoint, in order."""
+        """Steps with a complete checkpoint, in order."""
         return complete_steps(self.root)
 
     def path(self, step: int) -> Path:
         return self.root / step_dir(step)
 
     def save(self, engine: Engine, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array]) -> None:
-        """Write a checkpoint; every rank calls it. ``down`` gives a state's array in host memory.
+        """Write a checkpoint; every rank calls it. ``to_host`` returns a state's array in host memory.
 
         Raises RunError when it cannot be written, the same on all ranks.
         """
@@ -140,7 +140,7 @@ class Checkpoints:
         return found
 
     def _writers(self, rank: int) -> dict[int, list[str]]:
-        """For every state of a rank, the first rank that holds the very same: it writes for all of them."""
+        """The first rank that holds each state of a rank: it writes for all that hold the same -> those states."""
         owner: dict[tuple[str, tuple[Piece, ...]], int] = {}
         for other in self.manifest.ranks:
             for state in other.state:
@@ -161,7 +161,11 @@ def _key(state: LocalState) -> tuple[str, tuple[Piece, ...]]:
 
 
 def _write(path: Path, arrays: Mapping[str, Array]) -> FileEntry:
-    """A safetensors file: length of the header, header, tensors. Returns its size and digest."""
+    """Write a safetensors file: length of the header, header, tensors. Returns its size and digest.
+
+    Not by the package safetensors (0.8): it writes a temporary file of its own and renames it without a sync, a write
+    that fails has no errno, and the digest would read the file again. docs/disk.md promises more than that.
+    """
     header: dict[str, Any] = {}
     place = 0
     for name, array in arrays.items():
@@ -184,11 +188,11 @@ def _bytes(array: Array) -> Any:
 
 
 class _WriteFailedError(Exception):
-    """Carries the refusal that all ranks raise."""
+    """Carries the error that all ranks raise."""
 
 
 def _on_all_ranks(engine: Engine, path: Path, work: Callable[[], Any]) -> list[Any]:
-    """What every rank made of its part; raises _Unwritten on all ranks when one could not write ``path``."""
+    """The results of all ranks; raises _WriteFailedError on all of them when one could not write ``path``."""
     made, refused = None, None
     try:
         made = work()

@@ -53,7 +53,7 @@ def check_checkpoint_folder(root: Path, folder: Path) -> None:
 
 @contextmanager
 def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: int) -> Iterator[None]:
-    """Hold the folder for one job, put in place what steps have in common, and finish what an earlier job left.
+    """Hold the folder for one job, write what all steps share, and finish what an earlier job left.
 
     Raises RunError when another job holds it, when checkpoints of other ranks lie there, and where nothing can be
     written.

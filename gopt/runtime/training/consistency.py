@@ -1,4 +1,4 @@
-"""What all ranks must have in common before the first step, and the memory that they share: agreed by all together."""
+"""What all ranks must agree on before the first step: mesh, calls, replicated states, and shared memory."""
 
 from __future__ import annotations
 

@@ -32,6 +32,8 @@ class Job:
     resume: bool = False
     stop_on_nan: bool = False
     sync_init: bool = False
+    tuning: bool = True
+    """False: run the segments on a CPU as they are, to bisect; the results have the same bits."""
     trace: Path | None = None
     """The file into which the first rank writes the timeline of all ranks, in Chrome's trace format."""
 

@@ -31,11 +31,11 @@ def listen_for_stop(wanted: bool, tell: Callable[[str], None]) -> Iterator[StopS
     """
     found = StopSignal()
 
-    def hear(number: int, _: FrameType | None) -> None:
+    def record(number: int, _: FrameType | None) -> None:
         if found.number:
             raise StoppedError(number)
         found.number = number
         tell(f"{signal.Signals(number).name}: the run ends when this step is done and kept; again ends it at once")
 
-    with handle_signals(hear, INTERRUPT + STOPS if wanted else (), lambda old: old in _USUAL):
+    with handle_signals(record, INTERRUPT + STOPS if wanted else (), lambda old: old in _USUAL):
         yield found

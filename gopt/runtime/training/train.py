@@ -17,7 +17,7 @@ from gopt.errors import GoptError, InputError, OptionError, RunError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.runtime.device import HOST, Device
+from gopt.runtime.device import Device, Host
 from gopt.runtime.engines.base import AsyncCollectives, CollectiveRunner, Engine, raise_on_one_rank
 from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
 from gopt.runtime.executor import Executor, no_timing
@@ -28,20 +28,24 @@ from gopt.runtime.training.data import BatchSource, MicroStep, open_data, parse_
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.runtime.training.trace import Trace, check_writable
+from gopt.runtime.tuning.tuning import tuning_of
 
 
 class Trainer:
     """One rank of a job.
 
     ``position`` is called with step and call whenever they change; ``stop_signal`` returns the signal that this rank
-    received, or 0. Raises InputError, OptionError and RunError for files and options that do not fit.
+    received, or 0. ``device``: host memory by default.
+
+    Raises InputError, OptionError and RunError for files and options that do not fit.
     """
 
     def __init__(
-        self, job: Job, engine: Engine, position: Callable[[int, int], None], device: Device = HOST,
+        self, job: Job, engine: Engine, position: Callable[[int, int], None], device: Device | None = None,
         calls: type[CollectiveRunner] = AsyncCollectives, *, stop_signal: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
-        self.job, self.engine, self.device, self._calls = job, engine, device, calls
+        self.job, self.engine, self._calls = job, engine, calls
+        self.device: Device = Host(tuning_of(job.tuning)) if device is None else device
         self.manifest, self.mesh = read_manifest(job.folder)
         self.record = self.manifest.ranks[engine.rank]
         self.phases: list[tuple[str, int]] = [*self.manifest.schedule.items()]

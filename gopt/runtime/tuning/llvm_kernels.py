@@ -1,7 +1,8 @@
-"""Elementwise nodes on long rows as one loop of machine code, made by LLVM: a pass over the memory, whatever is done.
+"""Elementwise nodes on long rows as one loop of machine code, made by LLVM: one pass over the memory.
 
-For the operators of ``rows``, which have one right answer, and with the same bits: nothing is contracted, reordered or
-approximated. Without llvmlite, or for types that are not in ``_FLOATS``, ``_WHOLE`` or bool, ``rows`` does the work.
+For the operators of ``numpy_kernels``, whose results IEEE 754 fixes, and with the same bits: nothing is contracted,
+reordered or approximated. ``numpy_kernels`` does the work without llvmlite, and for types that are not in ``_FLOATS``,
+``_WHOLE`` or bool.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _WHOLE = {"int8": 8, "int32": 32, "int64": 64}
 _COMPARED = {"Equal": "==", "Greater": ">", "GreaterOrEqual": ">=", "Less": "<", "LessOrEqual": "<="}
 _INTRINSICS = {"Abs": "llvm.fabs", "Sqrt": "llvm.sqrt"}
 _NODES = 1024
-"""Nodes up to which a loop is made: its making takes a tenth of a second then, and grows faster than they do."""
+"""Most nodes of a loop: compiling so many takes a tenth of a second, and the time grows faster than their number."""
 _POINTERS = 1023
-"""Inputs and results up to which a loop is made: ctypes passes 1024 arguments, and the length is one."""
+"""Most inputs and results of a loop: ctypes passes 1024 arguments, and the length is one."""
 
 
 def is_supported(nodes: Sequence[Node], types: Mapping[str, TensorType], crossing: int = 0) -> bool:
-    """Whether these nodes can be one loop on this machine; ``crossing``: its inputs and results."""
+    """Whether these nodes can be one loop on this machine; ``crossing``: the number of its inputs and results."""
     dtypes = {types[name].dtype for node in nodes for name in (*node.inputs, *node.outputs)}
     held = dtypes <= {*_FLOATS, *_WHOLE, "bool"} and all(operation(node, types) is not None for node in nodes)
     if not held or len(nodes) > _NODES or crossing > _POINTERS:
@@ -38,10 +39,10 @@ def is_supported(nodes: Sequence[Node], types: Mapping[str, TensorType], crossin
 
 
 class LlvmKernel:
-    """The nodes of a segment over rows of ``length`` elements, made ready; they must fit.
+    """The nodes of a segment over rows of ``length`` elements; they must be supported.
 
     ``rows``: those inputs of the segment that are rows; all others are single values, of which ``constants`` are
-    known. ``over``: result -> the row in whose place it is written. An element is read from all rows before it is
+    known. ``aliases``: result -> the row that it overwrites. An element is read from all rows before it is
     written, so two rows may have the same memory; they must not overlap in any other way.
     """
 
@@ -193,7 +194,7 @@ def _machine() -> _Machine | None:
 
 @functools.cache
 def _code(text: str, pointers: int) -> Callable[..., None]:
-    """What the text says, as a function of so many addresses and a length; other threads run on beside it."""
+    """The compiled text, as a function of so many addresses and a length. It releases the interpreter lock."""
     machine = _machine()
     assert machine is not None
     engine = machine.compile(text)

@@ -1,8 +1,8 @@
-"""Elementwise nodes on long rows, a tile at a time, by NumPy: for operators that have one right answer.
+"""Elementwise nodes on long rows, a tile at a time, by NumPy: for operators whose results IEEE 754 fixes.
 
-A sum, a product, a quotient or a root is rounded the same way by everybody who follows IEEE 754, so it does not matter
-who computes it, and NumPy uses the processor's widest vectors and writes where it is told. A tile passes through all
-nodes while it lies in the cache. Values between nodes live in a few rows of scratch, used again when they are dead.
+A sum, a product, a quotient or a root is rounded the same way by every implementation of IEEE 754. NumPy uses the
+processor's widest vectors and writes into given memory. A tile passes through all nodes while it lies in the cache.
+Values between nodes lie in a few rows of scratch memory, which are reused after their last use.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _where_of_plus_no(condition: Array, yes: Array, no: Array, out: Array) -> No
 def unsigned(condition: TensorType, yes: TensorType, no: TensorType) -> int:
     """Which branch of Where loses the sign of a zero: 0 is the first, 1 the second.
 
-    The runtime merges what it selected by asking what is not zero, so the one that it asks comes back as +0.
+    The runtime merges the two selections by testing which of them is not zero; a zero of the tested one becomes +0.
     """
     return int(condition.elements == no.elements == 1 < yes.elements)
 
@@ -65,9 +65,10 @@ _ARITHMETIC = frozenset({"Abs", "Add", "Div", "Mul", "Neg", "Sqrt", "Sub"})
 
 
 def operation(node: Node, types: Mapping[str, TensorType]) -> Operation | None:
-    """What NumPy does for a node with the very bits of ONNX Runtime; None where it may differ or types are unknown.
+    """The NumPy function with the bits of ONNX Runtime for a node; None where it may differ or types are unknown.
 
-    Halves are left to who rounds them, casts aside; whole numbers too, where a quotient or an overflow is a choice.
+    Operators on halves are left to the runtime, except casts; so are integers where a quotient or an overflow is
+    implementation-defined.
     """
     names = [*node.inputs, *node.outputs]
     known = [types.get(name) for name in names]
@@ -99,7 +100,7 @@ def _needed(node: Node, types: Mapping[str, TensorType]) -> Operation:
 
 @dataclass(frozen=True, slots=True)
 class _Instruction:
-    """One node: places of its operands and of its result among a tile's buffers."""
+    """One node: indices of its operands and of its result among a tile's buffers."""
 
     operation: Operation
     operands: tuple[int, ...]
@@ -107,10 +108,10 @@ class _Instruction:
 
 
 class NumpyKernel:
-    """The nodes of a segment over rows of ``length`` elements, made ready; every one must have an ``operation``.
+    """The nodes of a segment over rows of ``length`` elements; every one must have an ``operation``.
 
     ``rows``: those inputs of the segment that are rows; all others are single values, of which ``constants`` are
-    known. ``over``: result -> the row in whose place it is written.
+    known. ``aliases``: result -> the row that it overwrites.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class NumpyKernel:
         self._scratch = [aligned([min(TILE, length)], dtype) for dtype in held.dtypes]
 
     def run(self, values: Mapping[str, Value], results: Mapping[str, Value]) -> None:
-        """Every tile in turn. What goes over a row has that row's memory."""
+        """Compute tile after tile. A result that overwrites a row has that row's memory."""
         into = {name: value.array.reshape(-1) for name, value in results.items()}
         held = self._constants | {name: values[name].array for name in self.inputs}
         singles = [held[name].reshape(()) for name in self._singles]
@@ -152,9 +153,9 @@ class NumpyKernel:
 
 @dataclass(frozen=True, slots=True)
 class _ScratchLayout:
-    """Where values lie that are no rows of their own: ``place`` among rows of scratch, which have ``dtypes``.
+    """Where values lie without a row of their own: ``place``, the index of a scratch row; ``dtypes`` of these rows.
 
-    ``late``: results that go over their row only when a tile is done, for a later node still reads it.
+    ``late``: results that are copied over their row at the end of a tile, because a later node still reads the row.
     """
 
     place: dict[str, int]
@@ -169,7 +170,7 @@ def _scratch_layout(
     late = set()
     for place, node in enumerate(nodes):
         row = aliases.get(node.outputs[0])
-        # Where writes its last operand first, so it may take the place of that one alone.
+        # Where writes its last operand first, so it may overwrite only that one.
         if row is not None and (last.get(row, -1) > place or (node.is_a("Where") and row in node.inputs[:2])):
             late.add(node.outputs[0])
     last |= dict.fromkeys(late, len(nodes))

@@ -1,8 +1,8 @@
 """Long elementwise runs in tiles that fit a cache: an update passes over its memory once, not once per operator.
 
-A segment is split into what works on long rows of one length, element by element, and the rest. Such a run is NumPy's
-where that gives the very bits of ONNX Runtime; else it becomes one small session with an open length, bound by address
-to tile after tile of its rows. A result that takes the place of an operand is written where that lay.
+A segment is split into runs of elementwise nodes on long rows of one length, and the rest. LLVM or NumPy computes a run
+where it gives the bits of ONNX Runtime; else the run becomes one small session with an open length, bound by address to
+tile after tile of its rows. A result may overwrite an operand that is not read any more.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from gopt.runtime.tuning.llvm_kernels import LlvmKernel, is_supported
 from gopt.runtime.tuning.numpy_kernels import TILE, NumpyKernel, operation
 
 MIN_TILED_LENGTH = 1 << 16
-"""Elements from which a run is cut into tiles."""
+"""Fewest elements of a run that is cut into tiles."""
 MIN_SPLIT_LENGTH = 1 << 13
-"""Elements from which a run is worth two sessions where there was one."""
+"""Fewest elements of a run for which a session is cut in two."""
 MIN_FREE_LENGTH = 1 << 5
-"""Elements from which a run is worth taking out when no session is cut for it: a call costs less than its nodes do."""
+"""Fewest elements of a run that is taken out where no session is cut for it: a call costs less than its nodes."""
 
 _ROWS = frozenset({"float32", "float64", "float16", "int32", "int64", "bool", "uint8", "int8"})
 """Types that the runtime binds by address."""
 
 
 MIN_NODES = 4
-"""Nodes from which a long run is taken out: fewer pass over memory hardly more often than a tile does."""
+"""Fewest nodes of a long run that is taken out: fewer pass over memory hardly more often than a tile does."""
 MIN_NODES_SHORT = 8
-"""Nodes from which a run shorter than ``LENGTH`` is."""
+"""The same of a run shorter than ``MIN_TILED_LENGTH``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +179,16 @@ def _run(part: Segment, length: int, types: Mapping[str, TensorType]) -> Element
 
 
 class TileKernel(Protocol):
-    """What computes a run, tile by tile."""
+    """Computes a run, tile by tile."""
 
     inputs: tuple[str, ...]
 
     def run(self, values: Mapping[str, Value], results: Mapping[str, Value]) -> None:
-        """``values``: of the inputs. ``results``: where they go; over a row, that row's memory."""
+        """``values``: of the inputs; ``results``: the memory of the results, which may be that of a row."""
 
 
 class CompiledRun:
-    """A run made ready. ``over``: result -> the row that it takes the place of; all others have places."""
+    """A compiled run. ``aliases``: result -> the row that it overwrites; all other results have fixed memory."""
 
     def __init__(self, run: ElementwiseRun, aliases: Mapping[str, str], kernel: TileKernel, views: BufferViews) -> None:
         self.inputs, self.outputs = kernel.inputs, run.segment.outputs
@@ -200,7 +200,7 @@ class CompiledRun:
         """Inputs whose memory is written."""
 
     def run(self, values: Mapping[str, Value]) -> list[Value]:
-        """Every tile in turn; returns the results whole."""
+        """Compute tile after tile; returns the results."""
         results = dict(self._views)
         for name, row in self._aliases.items():
             results[name] = values[row]
@@ -219,7 +219,7 @@ def compile_run(
     cache: SessionCache,
     views: BufferViews,
 ) -> CompiledRun:
-    """A run made ready."""
+    """Compile a run, with the fastest kernel that supports it."""
     segment = run.segment
     kernel: TileKernel
     if all(operation(node, types) is not None for node in segment.nodes):
@@ -234,12 +234,12 @@ def compile_run(
 
 
 class SessionKernel:
-    """A run by a session with an open length, bound once for all tiles while nothing moves."""
+    """A run by a session with an open length, bound once for all tiles while no memory moves."""
 
     def __init__(self, run: ElementwiseRun, aliases: Mapping[str, str], session: tuple[tuple[str, ...], Any]) -> None:
         self.inputs, self._session = session
         self._rows, self._length = run.rows, run.length
-        # The runtime does not see when an operand is still read: what goes over one goes through a tile of its own.
+        # The runtime does not see when an operand is still read: results that overwrite one go through a tile.
         self._scratch = {name: np.empty(TILE, numpy_dtype(run.types[name].dtype)) for name in aliases}
         self._bound: list[_TileBindings] = []
 
@@ -248,7 +248,7 @@ class SessionKernel:
         bound = next((each for each in self._bound if all(a is b for a, b in zip(each.given, given))), None)
         if bound is None:
             bound = _TileBindings(given, list(self._tiles(values, results)))
-            # Two, for states that take turns; not of values that are another one's in the next step.
+            # Two, for states that alternate; not of memory that holds another value in the next step.
             self._bound = [bound, *self._bound[:1]] if all(value.lasting for value in given) else self._bound
         for start, binding in bound.tiles:
             run_bound(self._session, binding)

@@ -12,7 +12,6 @@ from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.buffer_assignment import assign_buffers
 from gopt.runtime.planner.memory_planner import BufferViews
 from gopt.runtime.session import SessionCache
-from gopt.runtime.tuning.fold_transposes import fold_transposes
 from gopt.runtime.tuning.tiling import CompiledRun, ElementwiseRun, compile_run, split_elementwise
 
 
@@ -22,9 +21,6 @@ class Tuning(Protocol):
     plans_memory: bool
     """Whether results keep the same memory in every step, and states are updated in place. Else every step makes new
     arrays, and writes into none that it was fed."""
-
-    def rewrite(self, graph: Graph) -> Graph:
-        """The graph with operators for which the runtime has faster ones."""
 
     def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
         """Buffers for what calls send and gather, of the rank's own or shared with ``member``'s group; ``replaces``:
@@ -45,9 +41,6 @@ class CpuTuning:
 
     plans_memory = True
 
-    def rewrite(self, graph: Graph) -> Graph:
-        return fold_transposes(graph)
-
     def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
         return assign_buffers(graph, replaces, member)
 
@@ -66,9 +59,6 @@ class NoTuning:
 
     plans_memory = False
 
-    def rewrite(self, graph: Graph) -> Graph:
-        return graph
-
     def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
         return BufferAssignment(graph)
 
@@ -84,3 +74,8 @@ class NoTuning:
 
 CPU_TUNING = CpuTuning()
 NO_TUNING = NoTuning()
+
+
+def tuning_of(enabled: bool) -> Tuning:
+    """What the option ``--no-tuning`` chooses."""
+    return CPU_TUNING if enabled else NO_TUNING

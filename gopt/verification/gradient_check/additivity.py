@@ -115,7 +115,7 @@ def _crossed(here: Values, there: Values, own: np.ndarray, axis: int) -> Values:
 
 
 def _loss_is_additive(forward: Forward, corners: Sequence[Values], generator: np.random.Generator) -> bool:
-    """At the point itself and at one beside it: a sum of losses that only happens to agree does not stay so."""
+    """At the point itself and at one near it, where a sum of losses that agrees by chance does not."""
     floating = [
         state.tensor for state in forward.training.parameters
         if state.tensor in corners[0] and np.issubdtype(corners[0][state.tensor].dtype, np.floating)

@@ -57,7 +57,7 @@ def check_gradients(
     Only *differences* between batches are compared: what does not depend on the batch (a penalty on the weights in
     the loss, which an update may add after the gradient was reduced) is the same on all ranks and cannot be wrong.
     Together, up to 64 gradients take 18 runs of the forward; what does not agree is halved, and one alone that is
-    wrong takes about 100, a few times that if samples are coupled. ``advance`` hears how far it is.
+    wrong takes about 100, a few times that if samples are coupled. ``advance`` is called with the progress.
     """
     forward = Forward(training, call)
     generator = np.random.default_rng(seed + 3)
@@ -68,7 +68,7 @@ def check_gradients(
 
 @dataclass
 class _GradientChecker:
-    """One confirmation under way; ``found`` fills."""
+    """One gradient check; ``found`` collects its results."""
 
     training: TrainingGraph
     slope_meter: SlopeMeter
@@ -101,7 +101,7 @@ class _GradientChecker:
     # --- one set of points after the other --------------------------------------------------------------------------
 
     def check(self, names: list[str]) -> None:
-        """Judge at the states given, a little beside them, and for other batches: until something can be told."""
+        """Judge at the given states, near them, and for other batches, until there is a verdict."""
         # At the states themselves a tie (a ReLU of exactly zero) has no derivative. Nothing else changes so near.
         near = self._moved(NEAR)
         finite = all(math.isfinite(self.slope_meter.forward.loss(point)) for point in near)

@@ -1,4 +1,4 @@
-"""The points at which gradients are compared: the batches given, one more made of them, and states beside the given."""
+"""The points at which gradients are compared: the given batches, one more made of them, and states near the given."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ BANNER = "=   BAD TERMINATION\n=   PID 101 RUNNING AT host\n=   EXIT CODE: 9\nYO
         (BANNER, 9, "rank 1 was killed by SIGKILL in step 8, call 1; rank 0 waited in call 1"),
         (BANNER.replace("9", "11"), 11, "rank 1 was killed by SIGSEGV in step 8, call 1; rank 0 waited in call 1"),
         (BANNER.replace("9", "99"), 99, "rank 1 was killed by signal 99 in step 8, call 1; rank 0 waited in call 1"),
-        ("", 7, "rank 0 ended with exit code 7 and no word in step 8, call 1; rank 1 waited in call 1"),
-        ("", 0, "rank 0 died without a word in step 8, call 1; rank 1 waited in call 1"),
+        ("", 7, "rank 0 exited with code 7 and no message in step 8, call 1; rank 1 waited in call 1"),
+        ("", 0, "rank 0 died with no message in step 8, call 1; rank 1 waited in call 1"),
     ],
 )
 def test_the_launcher_knows_which_process_was_the_first(banner, code, said, tmp_path):

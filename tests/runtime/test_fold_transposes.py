@@ -7,8 +7,8 @@ import pytest
 from onnx import helper
 from runtime_graphs import make
 
+from gopt.runtime.fold_transposes import fold_transposes
 from gopt.runtime.reference_eval import run_graph
-from gopt.runtime.tuning.fold_transposes import fold_transposes
 
 op = helper.make_node
 X, W = ("float32", [3, 4]), ("float32", [5, 4])

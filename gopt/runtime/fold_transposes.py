@@ -1,8 +1,9 @@
-"""Products that read their operands transposed in place: no transposed copy of a weight or an activation is made.
+"""Lowering of matrix products: operands are read transposed in place, and no transposed copy is made.
 
-An exporter writes a gradient as a product with a transposed operand. The copy costs a pass over memory, and is kept
-from the forward to the backward where both are in different segments. The runtime's products can read an operand
-either way, and sum in the same order.
+An exporter writes a gradient as a product with a transposed operand. The copy costs a pass over memory, and it stays
+alive from the forward to the backward where both are in different segments. The runtime's products can read an operand
+either way. They may block their sums differently then (seen where a side has one row, or the inner dimension has 300
+elements), so the last bits may differ from those of a product with a copy: this is part of every run, not of tuning.
 """
 
 from __future__ import annotations
