@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 WAYS = {"gopt": "gopt shard", "stage3": "--stage 3", "raw": "floor: protobuf", "ir": "floor: onnx-ir"}
@@ -83,8 +83,16 @@ class Verdict:
         return {"what": self.what, "value": round(self.value, 3), "limit": self.limit, "holds": self.holds}
 
 
-def run_once(command: list[str]) -> tuple[float, float]:
-    """Wall seconds and peak MiB of a process of its own.
+class Usage(NamedTuple):
+    """What a process took: wall seconds, CPU seconds, and MiB resident at most."""
+
+    seconds: float
+    cpu: float
+    peak: float
+
+
+def run_once(command: list[str]) -> Usage:
+    """What a command takes as a process of its own.
 
     A child's peak begins at its parent's: this process stays small, and graphs are built elsewhere.
     """
@@ -97,7 +105,7 @@ def run_once(command: list[str]) -> tuple[float, float]:
         if process.returncode:
             errors.seek(0)
             raise SystemExit(f"{' '.join(command)} failed:\n{errors.read().decode()}")
-    return seconds, usage.ru_maxrss / 1024
+    return Usage(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
 def measure(model: Path, folder: Path, ranks: int, repeat: int, cap: str | None) -> dict[str, Runs]:
@@ -115,9 +123,9 @@ def measure(model: Path, folder: Path, ranks: int, repeat: int, cap: str | None)
     runs = {way: Runs() for way in commands}
     for _ in range(repeat):
         for way, command in commands.items():
-            seconds, peak = run_once(command)
-            runs[way].seconds.append(seconds)
-            runs[way].peaks.append(peak)
+            usage = run_once(command)
+            runs[way].seconds.append(usage.seconds)
+            runs[way].peaks.append(usage.peak)
     return runs
 
 

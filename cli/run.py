@@ -79,7 +79,7 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
       gopt run step.ranks --launch 4 --data samples.npz --steps 1000 --set lr=cosine:1e-3:0:1000 \\
           --checkpoint ckpt --every 100 --resume
     """
-    from gopt.runtime.training.train import Job, read_manifest
+    from gopt.runtime.training.job import Job, read_manifest
 
     if given["every"] and not given["checkpoint"]:
         raise OptionError("--every needs --checkpoint CKPT")
@@ -109,7 +109,7 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
 
 def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) -> int:
     from gopt.runtime.engines.launch import launch, mpiexec
-    from gopt.runtime.training.train import read_manifest
+    from gopt.runtime.training.job import read_manifest
 
     if given["engine"] == "threads":
         raise OptionError("--launch starts MPI ranks, and --engine is threads")
@@ -203,7 +203,7 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
 
     try:
         host = engine
-        place: list[Any] = [Host(host)]
+        place: list[Any] = [Host()]
         if kind == "nccl":
             from gopt.runtime.engines.nccl import on_gpus
 

@@ -64,7 +64,7 @@ def command(
 
     if engine == "mpi" and not launched():
         from gopt.runtime.engines.launch import launch
-        from gopt.runtime.training.train import read_manifest
+        from gopt.runtime.training.job import read_manifest
 
         _, mesh = read_manifest(Path(paths[-1]))
         arguments = ["verify", *paths, *arguments_of(context, ("paths",))]
@@ -91,7 +91,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
     from gopt.runtime.engines.base import run_one_rank
     from gopt.runtime.engines.heartbeat import ENDED, REPORTED, Heartbeat, follow
     from gopt.runtime.engines.mpi import MpiEngine
-    from gopt.runtime.training.train import read_manifest
+    from gopt.runtime.training.job import read_manifest
     from gopt.verification.verify import Verifier
 
     from .render_verify import render_verification

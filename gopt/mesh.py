@@ -200,7 +200,7 @@ class Mesh:
 
     @property
     def replica_group(self) -> str | None:
-        """The data axes beside the one that shares out states: their ranks hold equal shards. None where they are one."""
+        """The data axes beside ``shard_axis``: their ranks hold equal shards. None where they have one rank."""
         axes = [name for name in self.data_axes if name != SHARD]
         group = "+".join(axes)
         return group if axes and self.size(group) > 1 else None

@@ -78,7 +78,8 @@ class SpmdProgram:
 
     ``states`` are in the order of the source's states; ``layout`` lists the sequences in which values are stored.
     ``micro_steps`` forwards and backwards make one update; when there are several, ``accumulators`` carry the
-    gradients, and ``loop_carried`` names what a micro-step makes of a state that it changes (a statistic): input -> value.
+    gradients, and ``loop_carried`` names what a micro-step makes of a state that it changes (a statistic): input ->
+    value.
     """
 
     training: TrainingGraph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import random
@@ -10,15 +11,27 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+if TYPE_CHECKING:
+    from gopt.api import Source
+
 ROOT = Path(__file__).parents[1]
 FIXTURES = ROOT / "fixtures"
 NAMES = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
+
+
+@functools.cache
+def source(name: str) -> Source:
+    """A fixture as it is loaded, once for all tests of a process: nobody changes it."""
+    import gopt
+
+    return gopt.load(FIXTURES / f"{name}.onnx")
+
 
 CODES = {"float32": 1, "int64": 7, "bool": 9, "float16": 10}
 

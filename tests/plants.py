@@ -1,10 +1,22 @@
-"""How errors are planted in rank files: nodes replaced, calls that ask nobody."""
+"""How errors are planted: in rank files, nodes replaced and calls that ask nobody; in a step, by a pass behind all
+others."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import onnx
 from helpers import calls
 from onnx import ModelProto, NodeProto, helper
+
+from gopt.artifact.report import PassResult
+from gopt.ir.graph import Node
+from gopt.passes.base import Pass
+from gopt.pipeline import PassInstance, Pipeline, build_pipeline
+from gopt.program import SpmdProgram
+
+# --- rank files -------------------------------------------------------------------------------------------------------
 
 
 def replace(model: ModelProto, node: NodeProto, new: list[NodeProto]) -> None:
@@ -45,3 +57,56 @@ def own_values(node: NodeProto, rank: int) -> list[NodeProto]:
         helper.make_node("Concat", [part.output[0] for part in parts], [f"{tag}.all"], axis=0),
         helper.make_node("Slice", [f"{tag}.all", f"{tag}.start", f"{tag}.stop"], list(node.output)),
     ]  # fmt: skip
+
+
+# --- steps of all ranks -----------------------------------------------------------------------------------------------
+
+Plant = Callable[[SpmdProgram], object]
+"""Does one thing wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Nothing to choose."""
+
+
+def planted_pass(plant: Plant, name: str = "plant") -> PassInstance:
+    """A pass that plants an error."""
+
+    def apply(program: SpmdProgram, _: Options) -> PassResult:
+        """Plant an error."""
+        plant(program)
+        return PassResult()
+
+    return PassInstance(Pass(name, Options, apply), Options())
+
+
+def planted_pipeline(plant: Plant, stage: int, **options: object) -> Pipeline:
+    """The default pipeline, ``shard`` with these options, and a pass behind it that plants an error."""
+    default = build_pipeline(defaults={"shard": {"stage": stage, **options}})
+    return Pipeline((*default.stages, planted_pass(plant)))
+
+
+def substitute(program: SpmdProgram, old: Node, new: list[Node]) -> None:
+    """Put other nodes where a node of a step stood."""
+    place = next(place for place, node in enumerate(program.graph.nodes) if node is old)
+    program.graph.nodes[place : place + 1] = new
+
+
+def hand_on(program: SpmdProgram, node: Node) -> None:
+    """Let a call give what it was given."""
+    pairs = zip(node.inputs, node.outputs)
+    substitute(
+        program, node, [Node("Identity", [old], [new], sharding=node.sharding, made_by="plant") for old, new in pairs]
+    )
+
+
+def change_attributes(program: SpmdProgram, node: Node, **changes: object) -> None:
+    """The same node with other attributes; nodes may share theirs, so a new one stands in its place."""
+    attributes = {**node.attributes, **changes}
+    other = Node(
+        node.op_type, node.inputs, node.outputs, domain=node.domain, name=node.name, attributes=attributes,
+        made_by=node.made_by, sharding=node.sharding,
+    )  # fmt: skip
+    other.phase, other.origin = node.phase, node.origin
+    substitute(program, node, [other])

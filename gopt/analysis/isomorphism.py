@@ -89,8 +89,8 @@ class _ValueNumbering:
 
 def signature(node: Node) -> Hashable:
     """Operator and attributes of a node, for comparing."""
-    if node.proto is not None:
-        attributes: Hashable = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.proto.attribute))
+    if (proto := node.proto) is not None:
+        attributes: Hashable = tuple(sorted(a.SerializeToString(deterministic=True) for a in proto.attribute))
     else:
         attributes = tuple(sorted((key, repr(value)) for key, value in node.attributes.items()))
     return (node.domain, node.op_type, attributes)

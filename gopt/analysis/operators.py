@@ -166,11 +166,10 @@ def random(node: Node) -> bool:
         return False
     if node.is_a(*RANDOM):
         return "seed" not in node.attributes
-    if not control_flow(node) or node.proto is None:
+    if not control_flow(node) or (proto := node.proto) is None:
         return False
     return any(
-        inner.op_type in RANDOM and all(each.name != "seed" for each in inner.attribute)
-        for inner in nested([node.proto])
+        inner.op_type in RANDOM and all(each.name != "seed" for each in inner.attribute) for inner in nested([proto])
     )
 
 
@@ -178,9 +177,9 @@ def draws(node: Node) -> bool:
     """Whether the node is random, or a node inside one of its bodies."""
     if node.op_type not in _MAY_DRAW:
         return False
-    if not control_flow(node) or node.proto is None:
+    if not control_flow(node) or (proto := node.proto) is None:
         return random(node)
-    bodies = [attribute.g for attribute in node.proto.attribute if attribute.HasField("g")]
+    bodies = [attribute.g for attribute in proto.attribute if attribute.HasField("g")]
     while bodies:
         body = bodies.pop()
         for each in body.node:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.parameter_uses import low_precision_uses, parameter_users, trained_bytes
-from gopt.analysis.traffic import Carries, CollectiveCall, Overlap, find_calls, measure
 from gopt.artifact.pass_facts import bucket_cap
 from gopt.artifact.report import PassRun
 from gopt.artifact.report_record import CallCounts, CastCounts, Figures, Traffic
@@ -17,6 +16,7 @@ from gopt.ir.types import LOW_PRECISION
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
+from gopt.sharding.traffic import Carries, CollectiveCall, Overlap, find_calls, measure
 
 
 @dataclass(frozen=True, slots=True)

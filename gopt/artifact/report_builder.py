@@ -96,13 +96,13 @@ def _removed(
     source = program.training.graph
     every = list(phases_by_rank(ranks))
     coordinates = {rank.rank: program.mesh.coordinates(rank.rank) for rank in ranks}
-    left = {id(node.proto): node for node in program.graph.nodes if node.proto is not None}
+    left = {node.source: node for node in program.graph.nodes if node.source is not None}
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
     for node in source.nodes:
         if node.origin is not None:
             continue  # part of an opaque operator, which has its own record
-        kept = left.get(id(node.proto))
+        kept = left.get(node)
         if kept is not None and not kept.sharding.by_axis:
             continue
         gone = every if kept is None else [rank for rank in every if not kept.sharding.covers(coordinates[rank])]

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gopt.analysis.coupling.marks import Coupling
-from gopt.analysis.traffic import Overlap
 from gopt.artifact.json_writer import pretty_json
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.report import OpRecord, PassRecord, VarRecord
 from gopt.documents.records import OPTIONAL, key, to_document
 from gopt.lower.invariants import Check
+from gopt.sharding.traffic import Overlap
 
 FORMAT = "gopt-report/1"
 REPORT_FILE = "report.json"

@@ -50,9 +50,10 @@ def fold_small(
 
 def constant_value(node: Node) -> np.ndarray | None:
     """The value of a Constant node of at most 64 integers; None of any other."""
-    if node.proto is None:
+    proto = node.proto
+    if proto is None:
         return None
-    for attribute in node.proto.attribute:
+    for attribute in proto.attribute:
         if attribute.name == "value" and attribute.HasField("t"):
             if dtype_name(attribute.t.data_type) in _INTEGERS and np.prod(attribute.t.dims) <= _SMALL:
                 return np.asarray(onnx.numpy_helper.to_array(attribute.t))
@@ -61,6 +62,11 @@ def constant_value(node: Node) -> np.ndarray | None:
         elif attribute.name == "value_int":
             return np.array(attribute.i, np.int64)
     return None
+
+
+def as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:
+    """A Constant node that makes a folded value."""
+    return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(value))
 
 
 def _operand(

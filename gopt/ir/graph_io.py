@@ -14,6 +14,9 @@ from gopt.ir.symbol_table import SymbolTable, text
 from gopt.ir.tensor_proto import check_data, stored_type
 from gopt.ir.types import TensorType, dtype_name, known
 
+_COPIED_BYTES = 16 << 20
+"""Of stored values that are copied, so that the message of the file can be freed."""
+
 
 def read_inputs(body: GraphProto, symbols: SymbolTable) -> dict[str, TensorType]:
     """The graph's inputs by name; InputError for one that is named twice, or of no type and not stored either."""
@@ -81,7 +84,19 @@ def read_initializers(
         else:
             check_data(proto, kind, f"initializer {show(name)}")
             result[name] = Tensor(kind, proto=proto)
+    _detach(result.values())
     return result
+
+
+def _detach(tensors: Iterable[Tensor]) -> None:
+    """Give stored values messages of their own, unless they are large: a part keeps the whole file's message alive."""
+    held = [tensor for tensor in tensors if tensor.proto is not None]
+    if sum(tensor.nbytes for tensor in held) > _COPIED_BYTES:
+        return
+    for tensor in held:
+        copy = TensorProto()
+        copy.CopyFrom(tensor.proto)
+        tensor.proto = copy
 
 
 def _agreed(name: str, declared: TensorType, stored: TensorType) -> TensorType:
@@ -105,13 +120,25 @@ def refuse_sparse(body: GraphProto) -> None:
         raise UnsupportedError(f"initializer {name} is sparse", "store it as a dense tensor")
 
 
+class TypeDecoder:
+    """The types that values are declared with. A graph has few distinct types: each is decoded, and held, once."""
+
+    def __init__(self, decode: Callable[[onnx.ValueInfoProto], TensorType]) -> None:
+        self._decode = decode
+        self._seen: dict[bytes, TensorType] = {}
+
+    def __call__(self, info: onnx.ValueInfoProto) -> TensorType:
+        key = info.type.SerializeToString()
+        kind = self._seen.get(key)
+        if kind is None:
+            kind = self._seen[key] = self._decode(info)
+        return kind
+
+
 def decoded(
     infos: Iterable[onnx.ValueInfoProto], decode: Callable[[onnx.ValueInfoProto], TensorType]
 ) -> Iterator[tuple[str, TensorType]]:
-    """Names and types. A graph has few distinct types: each is decoded, and held, once."""
-    seen: dict[bytes, TensorType] = {}
+    """Names and types of values."""
+    decoder = TypeDecoder(decode)
     for info in infos:
-        key = info.type.SerializeToString()
-        if key not in seen:
-            seen[key] = decode(info)
-        yield info.name, seen[key]
+        yield info.name, decoder(info)

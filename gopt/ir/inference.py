@@ -9,10 +9,12 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto
 
 from gopt import limits
-from gopt.ir.constant_folding import fold_small
+from gopt.ir.chunked_inference import Outline, types_by_chunk
+from gopt.ir.constant_folding import as_constant, fold_small
 from gopt.ir.external_data import show
 from gopt.ir.graph import Graph, Node, Tensor, read_type, value_info
 from gopt.ir.graph_io import declared, decoded
+from gopt.ir.model_file import ModelFile
 from gopt.ir.onnx_checker import check_legal, check_structure
 from gopt.ir.symbol_table import text
 from gopt.ir.types import TensorType, dtype_name, known
@@ -20,47 +22,53 @@ from gopt.ir.types import TensorType, dtype_name, known
 _LONG = 1 << 16
 
 
-def declared_types(body: GraphProto) -> dict[str, TensorType]:
-    """The types that the file itself gives values, of sane sizes; raises InputError for others."""
-    types = dict(decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}")))
+def declared_types(body: GraphProto, names: Mapping[str, str]) -> dict[str, TensorType]:
+    """The types that the file itself gives values, of sane sizes; raises InputError for others.
+
+    ``names``: each name as the object that the nodes have.
+    """
+    found = decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}"))
+    types = {names.get(name, name): kind for name, kind in found}
     types.update((info.name, read_type(info.type)) for info in body.output)
     return types
 
 
-def all_types(
-    model: ModelProto,
-    data: bytes,
-    types: dict[str, TensorType],
-    nodes: Sequence[Node],
-    inputs: dict[str, TensorType],
-    initializers: dict[str, Tensor],
-) -> dict[str, TensorType]:
-    """Every type that is declared (``types``, which grows), stored or inferred. A closer one takes its place.
+def add_types(graph: Graph, file: ModelFile, outline: Outline | None) -> None:
+    """Add the types that are stored or inferred to the declared ones in ``graph.types``; the more exact one is kept.
 
-    ``data``: the file's bytes. Raises InputError for a model that onnx's checker refuses: inference is most of its full
-    check, and is done once.
+    ``outline``: what a long graph keeps of the model while it is treated in chunks; the message is released then.
+    Raises InputError for a model that onnx's checker refuses: inference is most of its full check, and is done once.
     """
-    constants = _large_constants(nodes)
-    # Where every shape is declared in numbers, as some exporters do, inference adds nothing.
-    static = {name for name, kind in types.items() if kind.static and known(kind.dtype)}
-    if all(name in static for node in nodes for name in node.outputs if name):
-        check_legal(model, data)
-    else:
-        check_structure(model, data)
-        strict = _copy(model, nodes, inputs, initializers, constants, {})
-        folded = fold_small(nodes, initializers, inputs)
-        try:
-            graph = onnx.shape_inference.infer_shapes(strict, check_type=True, strict_mode=True).graph
-        except Exception:  # its exceptions have no common base
-            check_legal(model, data)
-            graph = None
-        again = strict if not folded else _copy(model, nodes, inputs, initializers, constants, folded)
-        found = decoded(_inferred(again, None if folded else graph), _sane)
-        types.update((name, kind) for name, kind in found if known(kind.dtype))
+    constants, types = _large_constants(graph.nodes), graph.types
+    found = None
+    if outline is not None:
+        file.release()
+        found = types_by_chunk(graph, outline, constants, fold_small(graph.nodes, graph.initializers, graph.inputs))
+    types.update(_types_at_once(graph, file, constants) if found is None else found)
     types.update(constants)
-    types.update((name, tensor.type) for name, tensor in initializers.items())
-    types.update(inputs)
-    return types
+    types.update((name, tensor.type) for name, tensor in graph.initializers.items())
+    types.update(graph.inputs)
+
+
+def _types_at_once(graph: Graph, file: ModelFile, constants: dict[str, TensorType]) -> dict[str, TensorType]:
+    """What onnx's shape inference says of a graph as a whole; the model is checked on the way."""
+    nodes, inputs, initializers = graph.nodes, graph.inputs, graph.initializers
+    # Where every shape is declared in numbers, as some exporters do, inference adds nothing.
+    static = {name for name, kind in graph.types.items() if kind.static and known(kind.dtype)}
+    if all(name in static for node in nodes for name in node.outputs if name):
+        check_legal(file)
+        return {}
+    check_structure(file)
+    strict = _copy(file.model, nodes, inputs, initializers, constants, {})
+    folded = fold_small(nodes, initializers, inputs)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(strict, check_type=True, strict_mode=True).graph
+    except Exception:  # its exceptions have no common base
+        check_legal(file)
+        inferred = None
+    again = strict if not folded else _copy(file.model, nodes, inputs, initializers, constants, folded)
+    found = decoded(_inferred(again, None if folded else inferred), _sane)
+    return {name: kind for name, kind in found if known(kind.dtype)}
 
 
 def infer_types(graph: Graph) -> None:
@@ -83,9 +91,9 @@ def _large_constants(nodes: Iterable[Node]) -> dict[str, TensorType]:
     """The constants that inference is spared, with their types."""
     found = {}
     for node in nodes:
-        if node.op_type != "Constant" or node.proto is None or len(node.outputs) != 1:
+        if node.op_type != "Constant" or len(node.outputs) != 1 or (proto := node.proto) is None:
             continue
-        for attribute in node.proto.attribute:
+        for attribute in proto.attribute:
             if attribute.type == AttributeProto.TENSOR and attribute.name == "value":
                 kind = TensorType(dtype_name(attribute.t.data_type), tuple(attribute.t.dims))
                 if kind.nbytes > limits.CHECKED_BYTES:
@@ -126,9 +134,12 @@ def _copy(
     body.output.extend(model.graph.output)
     body.value_info.extend(model.graph.value_info)
     for node in nodes:
-        if node.proto and not (constants and constants.keys() & set(node.outputs)):
+        if node.encoded is not None and not (constants and constants.keys() & set(node.outputs)):
             value = folded.get(node.outputs[0]) if folded and node.outputs else None
-            body.node.append(node.proto if value is None else _as_constant(node.outputs[0], value))
+            if value is None:
+                body.node.add().ParseFromString(node.encoded)
+            else:
+                body.node.append(as_constant(node.outputs[0], value))
     return copy
 
 
@@ -145,10 +156,6 @@ def _inferred(copy: ModelProto, graph: GraphProto | None = None) -> Iterable[onn
     except Exception:  # its exceptions have no common base, and no type is worth a refusal: what needs one will say so
         return ()
     return found
-
-
-def _as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:
-    return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(value))
 
 
 def _long(info: onnx.ValueInfoProto) -> bool:

@@ -14,11 +14,13 @@ from onnx import ModelProto
 
 from gopt.errors import InputError, UnsupportedError
 from gopt.garbage import gc_paused
+from gopt.ir.chunked_inference import outline
 from gopt.ir.external_data import DataFolder, naming, regular_size, show
 from gopt.ir.functions import check_functions
 from gopt.ir.graph import Graph
 from gopt.ir.graph_io import read_initializers, read_inputs, read_outputs, refuse_sparse
-from gopt.ir.inference import all_types, declared_types
+from gopt.ir.inference import add_types, declared_types
+from gopt.ir.model_file import ModelFile
 from gopt.ir.nodes import captures, read_node
 from gopt.ir.onnx_checker import check_legal
 from gopt.ir.symbol_table import SymbolTable, text
@@ -41,31 +43,32 @@ def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
     """
     name = os.fsdecode(path)
     with naming(name), gc_paused():
-        model, data = _read(name)
-        check_functions(model)
+        file = _read(name)
+        check_functions(file.model)
         try:
-            return _graph(model, data, DataFolder(name), own)
+            return _graph(file, DataFolder(name), own)
         except UnsupportedError:
-            check_legal(model, data)  # what is no ONNX is that first
+            check_legal(file)  # a file that is no valid ONNX is refused as that
             raise
 
 
-def _read(path: str) -> tuple[ModelProto, bytes]:
-    """The file as a model that has at least a version, an operator set and a graph; and its bytes."""
+def _read(path: str) -> ModelFile:
+    """The file as a model that has at least a version, an operator set and a graph."""
     size = regular_size(path)
     if size > _PROTOBUF_LIMIT:
         raise InputError(f"{size} bytes: a protobuf file ends at 2 GiB", "keep the values in external data")
     try:
-        with open(path, "rb") as file:
-            data = file.read(1)
+        with open(path, "rb") as stream:
+            data = stream.read(1)
             if data == b"\0":  # no field of any message begins so
                 raise InputError("is not an ONNX model: it begins with a zero")
-            data += file.read()
+            data += stream.read()
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}") from error
     check_parts(data)
+    file = ModelFile(data)
     try:
-        model: ModelProto = ModelProto.FromString(data)
+        model = file.model
     except DecodeError:
         raise _not_onnx(data) from None
     if not (model.ir_version > 0 and (model.HasField("graph") or model.opset_import)):
@@ -74,7 +77,7 @@ def _read(path: str) -> tuple[ModelProto, bytes]:
         raise InputError("holds no graph")
     if not model.opset_import:
         raise InputError("names no operator set (opset_import is empty)")
-    return model, data
+    return file
 
 
 def _not_onnx(data: bytes) -> InputError:
@@ -92,8 +95,8 @@ def _not_onnx(data: bytes) -> InputError:
     return InputError("is not an ONNX model")
 
 
-def _graph(model: ModelProto, data: bytes, folder: DataFolder, own: bool) -> Graph:
-    body = model.graph
+def _graph(file: ModelFile, folder: DataFolder, own: bool) -> Graph:
+    model, body = file.model, file.model.graph
     _refuse_forms(model)
     header = _header(model)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
@@ -103,12 +106,15 @@ def _graph(model: ModelProto, data: bytes, folder: DataFolder, own: bool) -> Gra
     nodes = [read_node(proto, symbols, own) for proto in body.node]
     check_order(nodes, {"", *inputs, *initializers})
     outputs = read_outputs(body, symbols)
-    types = declared_types(body)
-    types = all_types(model, data, types, nodes, inputs, initializers)
+    graph = Graph(body.name, nodes, inputs, outputs, initializers, {}, header, metadata)
+    graph.types = declared_types(body, symbols.defined)
+    kept = outline(model, nodes, flat=not symbols.bodies)
+    del model, body, symbols  # the message of a long graph is freed before types are inferred
+    add_types(graph, file, kept)
     for name, kind in outputs.items():
         if not known(kind.dtype):
-            outputs[name] = types.get(name, kind)
-    return Graph(body.name, nodes, inputs, outputs, initializers, types, header, metadata)
+            outputs[name] = graph.types.get(name, kind)
+    return graph
 
 
 def _refuse_forms(model: ModelProto) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
@@ -24,7 +25,11 @@ _SIZED = frozenset({"num_outputs", "shape", "axes"})
 
 def read_node(proto: NodeProto, symbols: SymbolTable, own: bool) -> Node:
     """A node of the graph, its outputs defined in ``symbols``; ``own``: it may say which pass of gopt made it."""
-    node = Node(proto.op_type, proto.input, proto.output, domain=proto.domain, name=proto.name, proto=proto)
+    names = symbols.defined
+    node = Node(
+        _shared(proto.op_type), [names.get(name, name) for name in proto.input], proto.output,
+        domain=_shared(proto.domain), name=proto.name, encoded=proto.SerializeToString(deterministic=True),
+    )  # fmt: skip
     for name in node.outputs:
         if name:
             symbols.define(name, "a node output")
@@ -39,6 +44,11 @@ def read_node(proto: NodeProto, symbols: SymbolTable, own: bool) -> Node:
     if own:
         node.made_by = next((entry.value for entry in proto.metadata_props if entry.key == MADE_BY), "")
     return node
+
+
+def _shared(word: str) -> str:
+    """The word as one object in all nodes, unless it is no text at all (which is refused later)."""
+    return sys.intern(word) if type(word) is str else word
 
 
 def _check_operator(proto: NodeProto) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 
 import onnx
+from google.protobuf.message import Message  # type: ignore[import-untyped,unused-ignore]
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from gopt import limits
 from gopt.errors import InputError
 from gopt.ir.external_data import show
 from gopt.ir.graph import value_info
+from gopt.ir.model_file import ModelFile
 from gopt.ir.nodes import nested
 from gopt.ir.types import TensorType, dtype_name
 
@@ -23,23 +25,29 @@ _HEAD = re.compile(r"^\[\w+\]\s*(Inference error\(s\):\s*)?")
 _NODE = re.compile(r"Bad node spec for node\. Name: (.*?) OpType: (\S+)")
 
 
-def check_legal(model: ModelProto, data: bytes) -> None:
-    """Raise InputError for a model that ``onnx.checker`` refuses with its full check; ``data``: the file's bytes."""
-    found = _error(model, data)
+def check_legal(file: ModelFile) -> None:
+    """Raise InputError for a model that ``onnx.checker`` refuses with its full check."""
+    found = _error(file)
     if found is not None:
         raise InputError(f"is no valid ONNX model: {found}", _NEXT)
 
 
-def check_structure(model: ModelProto, data: bytes) -> None:
-    """The same without shape inference: for who infers shapes anyway, strictly."""
-    slim = _slim(model)
-    if _said(data if slim is None else slim.SerializeToString(), full=False) is not None:
-        check_legal(model, data)
+def check_structure(file: ModelFile) -> None:
+    """The same without shape inference, for callers that infer shapes themselves, in strict mode."""
+    slim = _slim(file.model)
+    if not accepts(file.data if slim is None else slim.SerializeToString(), full=False):
+        check_legal(file)
 
 
-def _error(model: ModelProto, data: bytes) -> str | None:
+def accepts(data: bytes, *, full: bool) -> bool:
+    """Whether ``onnx.checker`` accepts a serialized model; ``full``: with shape inference."""
+    return _said(data, full=full) is None
+
+
+def _error(file: ModelFile) -> str | None:
+    model = file.model
     slim = _slim(model)
-    if _said(data if slim is None else slim.SerializeToString()) is None:
+    if _said(file.data if slim is None else slim.SerializeToString()) is None:
         return None
     # Once more, with a name for every node: most exporters give them none, and the checker says no other.
     named = ModelProto()
@@ -118,35 +126,51 @@ def _slim(model: ModelProto) -> ModelProto | None:
     if not stored and not made:
         return None
     copy = ModelProto()
-    for field, value in model.ListFields():
-        if field.name == "graph":
-            _fill(copy.graph, body, stored, made)
-        elif isinstance(value, (int, str, bytes)):
-            setattr(copy, field.name, value)
+    _merge(copy, model, {"graph"})
+    _merge(copy.graph, body, {"initializer", "node"})
+    _store(copy.graph, body, stored)
+    for node in body.node:
+        if made and node.output and node.output[0] in made:
+            attribute = node.attribute[0]
+            kept = attribute.t if attribute.name == "value" else TensorProto(data_type=7, dims=[len(attribute.ints)])
+            copy.graph.input.append(_as_input(node.output[0], kept))
         else:
-            getattr(copy, field.name).MergeFrom(value)
+            copy.graph.node.append(node)
     return copy
 
 
-def _fill(copy: GraphProto, body: GraphProto, stored: set[str], made: set[str]) -> None:
-    for field, value in body.ListFields():
-        if field.name == "initializer":
-            copy.initializer.extend(tensor for tensor in value if tensor.name not in stored)
-        elif field.name == "node":
-            copy.node.extend(node for node in value if not (made and node.output and node.output[0] in made))
-        elif isinstance(value, (str, bytes)):
+def without_nodes(model: ModelProto) -> ModelProto:
+    """A copy without nodes and what they make, in which large values are inputs."""
+    copy, body = ModelProto(), model.graph
+    _merge(copy, model, {"graph"})
+    _merge(copy.graph, body, {"initializer", "node", "output", "value_info"})
+    _store(copy.graph, body, {tensor.name for tensor in body.initializer if _large(tensor)})
+    stored = {tensor.name for tensor in body.initializer}
+    copy.graph.value_info.extend(info for info in body.value_info if info.name in stored)
+    stored.update(info.name for info in body.input)
+    copy.graph.output.extend(info for info in body.output if info.name in stored)
+    return copy
+
+
+def _merge(copy: Message, source: Message, skipped: set[str]) -> None:
+    """Copy all fields but ``skipped``."""
+    for field, value in source.ListFields():
+        if field.name in skipped:
+            continue
+        if isinstance(value, (int, str, bytes)):
             setattr(copy, field.name, value)
         else:
             getattr(copy, field.name).MergeFrom(value)
+
+
+def _store(copy: GraphProto, body: GraphProto, large: set[str]) -> None:
+    """Copy the initializers; those named in ``large`` become inputs."""
     declared = {info.name for info in body.input}
     for tensor in body.initializer:
-        if tensor.name in stored and tensor.name not in declared:
+        if tensor.name not in large:
+            copy.initializer.append(tensor)
+        elif tensor.name not in declared:
             copy.input.append(_as_input(tensor.name, tensor))
-    for node in body.node:
-        if node.output and node.output[0] in made:
-            attribute = node.attribute[0]
-            kept = attribute.t if attribute.name == "value" else TensorProto(data_type=7, dims=[len(attribute.ints)])
-            copy.input.append(_as_input(node.output[0], kept))
 
 
 def _as_input(name: str, tensor: TensorProto) -> onnx.ValueInfoProto:

@@ -25,10 +25,16 @@ class SymbolTable:
         """What to say of a name that is gopt's own; None admits such names."""
         self.function = function
         """Whether this is the body of a function, in which attributes refer to those of the call."""
-        self.defined: set[str] = {""}
+        self.defined: dict[str, str] = {"": ""}
+        """Every name that is defined, with itself: readers take this object, so that a name is in memory once and is
+        hashed once."""
+
+        self.bodies = 0
+        """Bodies of control flow in this one."""
 
     def inner(self) -> SymbolTable:
         """The scope of a body of control flow in it."""
+        self.bodies += 1
         return SymbolTable(self.reserved_hint, function=self.function)
 
     def define(self, name: str, what: str) -> None:
@@ -39,7 +45,7 @@ class SymbolTable:
             name[: len(RESERVED)] == RESERVED or type(name) is not str or len(name) > limits.NAME_LENGTH
         ):  # once per value: a call for each would show
             self.allow(name, "value")
-        self.defined.add(name)
+        self.defined[name] = name
 
     def allow(self, name: str, what: str) -> None:
         """Raises InputError for a name that is gopt's own, or too long."""

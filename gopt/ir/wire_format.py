@@ -90,6 +90,16 @@ def _check_list(data: bytes, at: int, end: int, step: int) -> None:
         raise InputError(f"holds a list of {count} numbers; at most {limits.LIST_ELEMENTS} are read (LIST_ELEMENTS)")
 
 
+def field(number: int, data: bytes) -> bytes:
+    """A serialized message as a field of another one; ``number`` is below 16."""
+    size, head = len(data), bytearray([number << 3 | _BYTES])
+    while size > 127:
+        head.append(size & 127 | 128)
+        size >>= 7
+    head.append(size)
+    return bytes(head) + data
+
+
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """The number that begins at ``at``, and where it ends; 0 behind the end of the bytes."""
     value = shift = 0

@@ -102,7 +102,7 @@ def _closed(program: SpmdProgram, rank: RankGraph, shared: _SharedValues) -> int
             own.update(node.outputs)
     results = (*shared.results, *(state.output for state in rank.own if state.output in graph.outputs))
     for name in results:
-        if name not in own and name not in shared.made:
+        if name not in own and shared.made.get(name, done + 1) > done:
             raise InvariantError(f"rank {rank.rank} does not compute {name!r}")
     return reads
 

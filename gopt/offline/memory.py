@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gopt.analysis.traffic import Carries, CollectiveCall
 from gopt.analysis.training import StateKind
 from gopt.collectives.layout import ITEM_BYTES
 from gopt.ir.graph import Node
 from gopt.ir.types import nbytes
 from gopt.program import ShardedState, SpmdProgram
+from gopt.sharding.traffic import Carries, CollectiveCall
 from gopt.sharding.verifier import Shardings
 
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Select"})

@@ -8,7 +8,6 @@ from typing import Any
 
 from gopt.analysis.graph_walks import Index
 from gopt.analysis.partition import Item, default_cap, plan_buckets
-from gopt.analysis.traffic import find_calls
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.cost_report import CostReport, cost_report
 from gopt.artifact.report import format_bytes
@@ -21,6 +20,7 @@ from gopt.offline.topology import CommTimes, Topology, times
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_mesh
 from gopt.program import SpmdProgram
+from gopt.sharding.traffic import find_calls
 
 MIB = 1 << 20
 STAGES = (0, 1, 2, 3)

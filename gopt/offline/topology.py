@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gopt.analysis.traffic import CollectiveCall
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
 from gopt.sanitize import show
+from gopt.sharding.traffic import CollectiveCall
 
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,15})?)"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -96,7 +96,7 @@ class _Expansion:
         return found
 
     def _key(self, node: Node) -> Key:
-        return (node.domain, node.op_type, node.proto.overload if node.proto is not None else "")
+        return (node.domain, node.op_type, proto.overload if (proto := node.proto) is not None else "")
 
     def _operator(self, node: Node) -> OperatorSchema | None:
         return OPERATORS.get((node.domain, node.op_type))
@@ -191,7 +191,7 @@ class _Expansion:
         for node in self.nodes:
             if any(each in new for each in (*node.inputs, *node.outputs)):
                 node.inputs, node.outputs = [name(each) for each in node.inputs], [name(each) for each in node.outputs]
-                if node.proto is not None:
+                if node.encoded is not None:
                     node.proto = node.to_proto()
         for call in self.calls:
             for table in (
@@ -268,7 +268,8 @@ class _Expansion:
 def _node(proto: NodeProto, origin: Origin | None) -> Node:
     node = Node(
         proto.op_type, proto.input, proto.output,
-        domain=proto.domain, name=proto.name, proto=proto, made_by=MADE if origin is not None else "",
+        domain=proto.domain, name=proto.name, encoded=proto.SerializeToString(deterministic=True),
+        made_by=MADE if origin is not None else "",
     )  # fmt: skip
     if origin is not None and not proto.metadata_props:
         proto.metadata_props.add(key=MADE_BY, value=MADE)

@@ -53,7 +53,13 @@ def _overloaded(node: Node, overload: str) -> Node:
     proto.CopyFrom(node.to_proto())
     proto.overload = overload
     return Node(
-        node.op_type, node.inputs, node.outputs, domain=node.domain, name=node.name, made_by=node.made_by, proto=proto
+        node.op_type,
+        node.inputs,
+        node.outputs,
+        domain=node.domain,
+        name=node.name,
+        made_by=node.made_by,
+        encoded=proto.SerializeToString(deterministic=True),
     )
 
 

@@ -93,7 +93,7 @@ class RefoldedCall:
         return Node(
             source.op_type, _in_call_order(source.inputs, given.weights[0], inputs),
             _in_call_order(source.outputs, given.updated[0], outputs),
-            domain=source.domain, name=source.name, made_by=made_by, proto=source.proto,
+            domain=source.domain, name=source.name, made_by=made_by, encoded=source.encoded,
         )  # fmt: skip
 
     def _pack_sequences(

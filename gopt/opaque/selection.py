@@ -31,7 +31,7 @@ def select_opaque_nodes(graph: Graph) -> set[int]:
 
 
 def _key(node: Node) -> tuple[str, str, str]:
-    return (node.domain, node.op_type, node.proto.overload if node.proto is not None else "")
+    return (node.domain, node.op_type, proto.overload if (proto := node.proto) is not None else "")
 
 
 def _holds_control(key: tuple[str, str, str], functions: dict[tuple[str, str, str], object]) -> bool:

@@ -1,4 +1,4 @@
-"""Where a rank's values live: what Program and Trainer ask of that place. Here the default, host memory."""
+"""Where a rank's values live: the interface that the executor and the trainer use, and the default, host memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any, Protocol
 
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
-from gopt.runtime.allocator import NO_ALLOCATOR, Allocator
 from gopt.runtime.partition import Segment
-from gopt.runtime.planner.buffer_assignment import BufferAssignment, assign_buffers
+from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
+from gopt.runtime.planner.buffers import Buffers, allocate_buffers
 from gopt.runtime.planner.memory_planner import BufferViews
 from gopt.runtime.session import Array, SessionCache, Value, bind_memory, run_bound
+from gopt.runtime.shared_memory import SharedMemory
+from gopt.runtime.tuning.tuning import CPU_TUNING, Tuning
 
 
 class CompiledSegment(Protocol):
-    """A segment with its session, made ready."""
+    """A segment that is bound to its session."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -29,28 +31,31 @@ class CompiledSegment(Protocol):
 
 
 class Device(Protocol):
-    """A place for values. *Shown* is how calls and the caller of a program get a value: in host memory, an array."""
+    """A place for values. A *view* is how calls and the caller of a program get a value: in host memory, an array."""
 
     emulates_half: bool
     """Whether operators on halves are lowered to float32 ones."""
-    shares_memory: bool
-    """Whether a value made of an array is the array's own memory, and changes with it: then results have fixed places
-    in host memory, and long elementwise runs are done there."""
+    tuning: Tuning
+    """What makes steps faster on this device."""
 
     def sessions(self) -> SessionCache:
         """An empty cache whose sessions run here."""
 
     def to_device(self, array: Any) -> Any:
-        """A value for sessions: of an array, or of what is shown already."""
+        """A value for sessions, of an array or of a view."""
 
     def view(self, value: Any) -> Any:
-        """The inverse of put."""
+        """The inverse of ``to_device``."""
 
     def to_host(self, array: Any) -> Array:
-        """An array in host memory, whole and current."""
+        """A view as an array in host memory, complete and current."""
 
-    def buffers(self, graph: Graph, replaces: Mapping[str, str]) -> BufferAssignment:
-        """Where values lie so that calls need no copies, shown; ``replaces``: output -> state."""
+    def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
+        """Which values share a buffer, so that calls need no copies; ``replaces``: output -> state. ``member``: group
+        -> the rank's position in it; None where ranks share no memory."""
+
+    def allocate_buffers(self, assignment: BufferAssignment, shared: SharedMemory) -> Buffers:
+        """The memory of an assignment, with what was granted of shared memory."""
 
     def compile_segment(
         self,
@@ -59,7 +64,7 @@ class Device(Protocol):
         types: Mapping[str, TensorType],
         views: BufferViews | None,
     ) -> CompiledSegment:
-        """A segment made ready, step after step with its results in these places; None: always in new ones."""
+        """A segment whose results lie in ``views`` at every step; None: always in new memory."""
 
 
 class HostSegment:
@@ -83,40 +88,41 @@ class HostSegment:
 
 
 @dataclass(slots=True)
-class _Side:
+class _Binding:
     """A binding, and what it is bound to."""
 
     binding: Any
     views: dict[str, Value]
-    """Results that always lie there."""
+    """Results with fixed memory."""
     bound: dict[str, Value] = field(default_factory=dict)
+    """Inputs whose memory is the same in every step."""
     results: list[Value] = field(default_factory=list)
-    """Of places alone, when there is nothing else."""
+    """All results, when all have fixed memory."""
 
 
 class BoundSegment(HostSegment):
-    """A segment that runs step after step, on what is mostly the same memory: only what moved is bound anew.
+    """A segment that runs step after step on mostly the same memory: only what moved is bound again.
 
-    It has two sides, in turn, for results that have two places, and for states that come from such ones.
+    It alternates between two bindings, for results that have two buffers and for states that come from such ones.
     """
 
     def __init__(self, segment: Segment, session: tuple[tuple[str, ...], Any], views: BufferViews) -> None:
         super().__init__(segment, session)
         self._others = [name for name in self.outputs if name not in views]
-        self._sides = []
+        self._bindings = []
         for turn in (0, -1):
-            side = _Side(
+            current = _Binding(
                 self._session.io_binding(), {name: views[name][turn] for name in self.outputs if name in views}
             )
-            for name, value in side.views.items():
-                side.binding.bind_ortvalue_output(name, value.given)
-            side.results = [] if self._others else [side.views[name] for name in self.outputs]
-            self._sides.append(side)
+            for name, value in current.views.items():
+                current.binding.bind_ortvalue_output(name, value.given)
+            current.results = [] if self._others else [current.views[name] for name in self.outputs]
+            self._bindings.append(current)
 
     def run(self, values: Mapping[str, Value]) -> list[Value]:
-        self._sides.reverse()
-        side = self._sides[0]
-        binding, bound = side.binding, side.bound
+        self._bindings.reverse()
+        current = self._bindings[0]
+        binding, bound = current.binding, current.bound
         for name in self.inputs:
             value = values[name]
             if bound.get(name) is not value:
@@ -132,21 +138,19 @@ class BoundSegment(HostSegment):
             binding.bind_output(name, "cpu")
         run_bound(self._session, binding)
         if not self._others:
-            return side.results
-        results = dict(zip([*side.views, *self._others], binding.get_outputs()))
-        made = side.views | {name: Value(given=results[name]) for name in self._others}
+            return current.results
+        results = dict(zip([*current.views, *self._others], binding.get_outputs()))
+        made = current.views | {name: Value(given=results[name]) for name in self._others}
         return [made[name] for name in self.outputs]
 
 
 class Host:
-    """Host memory: the runtime works on NumPy's own memory, and nothing is copied. An engine may be the ``lender`` of
-    memory that its calls need."""
+    """Host memory: the runtime works on NumPy's own memory, and nothing is copied."""
 
     emulates_half = True
-    shares_memory = True
 
-    def __init__(self, allocator: Allocator = NO_ALLOCATOR) -> None:
-        self._allocator = allocator
+    def __init__(self, tuning: Tuning = CPU_TUNING) -> None:
+        self.tuning = tuning
 
     def sessions(self) -> SessionCache:
         return SessionCache()
@@ -160,8 +164,11 @@ class Host:
     def to_host(self, array: Array) -> Array:
         return array
 
-    def buffers(self, graph: Graph, replaces: Mapping[str, str]) -> BufferAssignment:
-        return assign_buffers(graph, replaces, self._allocator)
+    def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
+        return self.tuning.assign_buffers(graph, replaces, member)
+
+    def allocate_buffers(self, assignment: BufferAssignment, shared: SharedMemory) -> Buffers:
+        return allocate_buffers(assignment, shared)
 
     def compile_segment(
         self,

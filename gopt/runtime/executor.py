@@ -1,7 +1,4 @@
-"""Graphs cut at their calls and made ready to run.
-
-In training, long elementwise runs go in tiles, and what one call sends lies in one buffer.
-"""
+"""A planned graph with its memory and sessions, and the loop that runs it step after step."""
 
 from __future__ import annotations
 
@@ -15,35 +12,26 @@ import numpy as np
 from gopt.errors import RunError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType, known
-from gopt.opaque.expand import expand
-from gopt.runtime.device import HOST, CompiledSegment, Device
-from gopt.runtime.emulate_half import emulate_half
+from gopt.runtime.device import CompiledSegment
+from gopt.runtime.execution_plan import ExecutionPlan, FinalPlan, plan_execution
 from gopt.runtime.memory import aligned, is_aligned, packed_view, same_memory
-from gopt.runtime.partition import Call, Segment, last_uses, partition
-from gopt.runtime.planner.buffer_assignment import BufferAssignment
-from gopt.runtime.planner.fold_transposes import fold_transposes
-from gopt.runtime.planner.hazards import find_hazards
+from gopt.runtime.partition import Call, Segment, last_uses
 from gopt.runtime.planner.memory_planner import plan_memory
-from gopt.runtime.planner.tiling import ElementwiseRun, compile_run, split_elementwise
-from gopt.runtime.session import (
-    Array,
-    SessionCache,
-    array_dtype,
-    session_of,
-)
+from gopt.runtime.session import Array, SessionCache, array_dtype, session_of
+from gopt.runtime.shared_memory import NOT_SHARED, SharedMemory
 
 
 class CollectiveFuture(Protocol):
-    """Outputs of a call that is under way, such as a Future."""
+    """Outputs of a call that has been started, such as a Future."""
 
     def result(self) -> list[Any]: ...
 
 
 CollectiveCallback: TypeAlias = Callable[..., list[Any] | CollectiveFuture]
-"""What does a collective: number of the call in the file, its node, its inputs -> its outputs, or their promise.
+"""Makes a collective: number of the call in the file, its node, its inputs -> its outputs, or a future of them.
 
-Programs for training may give it a fourth, room: flat memory that the call may write. Of a reduction it is its inputs'
-own, of a gather the place for what it makes.
+Programs for training may pass a fourth argument, a ``CallBuffer``: memory that the call may write. For a reduction it
+holds the inputs, for a gather it is where the result is to lie.
 """
 
 
@@ -51,184 +39,127 @@ TimingCallback: TypeAlias = Callable[[str, float, float], None]
 
 
 def no_timing(name: str, begin: float, end: float) -> None:
-    """For who is not listening."""
+    """A TimingCallback that does nothing."""
 
 
 class Executor:
-    """A rank's graph, or one without collectives, made ready to run on the CPU, or on another ``device``.
+    """A rank's graph, or one without collectives, compiled for its device.
 
-    Halves are lowered to float32 operators on the CPU. ``graph`` is not changed. Raises UnsupportedError where a
-    type that is needed is unknown, NoKernelError where the runtime has no kernel, RunError where it refuses.
-
-    ``replaces`` (output -> input) is for training: long elementwise runs go in tiles, a result that replaces a state is
-    written over the very array that was fed for it where nothing reads that any more, and what one call sends lies in
-    one buffer. Without it no array that was fed is written.
+    ``graph``: a graph, which is planned here and not changed, or its plan. ``shared``: the shared memory that was
+    granted to the plan, by numbers of calls in the file. Raises UnsupportedError where a type that is needed is
+    unknown, NoKernelError where the runtime has no kernel, RunError where it refuses a segment.
     """
 
-    def __init__(
-        self, graph: Graph, cache: SessionCache, replaces: Mapping[str, str] | None = None, device: Device = HOST
-    ) -> None:
-        graph = expand(graph, "gopt.run")
-        self.graph = graph = fold_transposes(emulate_half(graph)) if device.emulates_half else graph
-        self._device = device
+    def __init__(self, graph: Graph | ExecutionPlan, cache: SessionCache, shared: SharedMemory = NOT_SHARED) -> None:
+        plan = graph if isinstance(graph, ExecutionPlan) else plan_execution(graph)
+        final = plan.resolve(shared)
+        self.graph = graph = plan.graph
+        self._device = plan.device
+        self._plans_memory = plan.plans_memory
+        self._assignment = final.assignment
+        self._buffers = self._device.allocate_buffers(final.assignment, shared)
         self._inputs = graph.inputs
         self._initial = {name: graph.initializers[name] for name in graph.inputs if name in graph.initializers}
         self._outputs = tuple(graph.outputs)
-        buffers = BufferAssignment(graph) if replaces is None else device.buffers(graph, replaces)
-        self._trains = replaces is not None
-        self._plans_memory = self._trains and device.shares_memory
         self._recent_feeds: dict[str, list[tuple[Any, Any]]] = {}
-        """What was fed lately, and the value made of it: states mostly come back as they went, or one of two."""
-        graph, types = buffers.graph, graph.types | graph.inputs
-        steps: list[Segment | ElementwiseRun | Call] = []
-        for each in partition(graph):
-            steps += split_elementwise(each, types) if self._plans_memory and isinstance(each, Segment) else [each]
-        borders = [step.segment if isinstance(step, ElementwiseRun) else step for step in steps]
-        aliases = self._input_aliases(steps, borders, replaces or {}, buffers)
-        self.common, late = find_hazards(buffers, borders, aliases)
-        """Number of a gather -> what ranks may have in common, and when this one reads and writes it."""
-        lost = {name for name, call in buffers.local_shards.items() if call not in self.common}
-        if lost:  # else a rank keeps all that it gathers for itself
-            buffers = buffers.without(lost)
-            aliases = self._input_aliases(
-                steps, borders, replaces or {}, buffers
-            )  # nothing that is gathered has to be read before
-        self._assignment = buffers
-        self._views = {name: device.to_device(place) for name, place in buffers.views().items()}
-        self._last_uses = last_uses(borders, self._outputs)
-        self._call_buffers = dict(buffers.gather_buffers)
-        """Number of a call -> flat memory that it may write, where that is the same in every step."""
-        self._output_views = {name: self._views[name] for name in buffers.gathered_views}
-        for place in self._output_views.values() if self._plans_memory else ():
-            place.lasting = True
-        self._waits = [(*step.inputs, *late.get(place, ())) for place, step in enumerate(borders)]
-        """For every step, what must have come before it runs."""
-        self._steps = self._compile(steps, borders, aliases, types, cache)
-        self._call_buffers |= self._sent_buffers(borders)
+        """The last two arrays fed for an input, with their values: states mostly come back as one of two arrays."""
+        self._views = {name: self._device.to_device(view) for name, view in self._buffers.views.items()}
+        self._call_buffers = dict(self._buffers.call_buffers)
+        """Number of a call -> memory that it may write, where that is the same in every step."""
+        self._output_views = {name: self._views[name] for name in self._buffers.gathered_views}
+        """What a call makes -> its memory, where that is the same in every step."""
+        for value in self._output_views.values() if self._plans_memory else ():
+            value.lasting = True
+        self._last_uses = last_uses(plan.steps, self._outputs)
+        self._waits = final.waits
+        self._steps = self._compile(plan, final, cache)
         self._constants = self._constants_outside(graph)
-        self._forwarded = self._forwarded_outputs(replaces or {})
+        self._forwarded = self._forwarded_outputs(plan.replaces)
         self.mark: TimingCallback = no_timing
-        """Hears of every segment: its name, and when it began and ended."""
+        """Called after every segment with its name, and when it began and ended."""
 
-    def _compile(
-        self, steps: Sequence[Segment | ElementwiseRun | Call], borders: Sequence[Segment | Call],
-        aliases: Mapping[int, dict[str, str]], types: dict[str, TensorType], cache: SessionCache,
-    ) -> list[Call | CompiledSegment]:  # fmt: skip
-        """Steps with their sessions and memory."""
-        graph, buffers = self._assignment.graph, self._assignment
-        views: Mapping[str, Sequence[Any]] | None = None
-        if self._plans_memory:
-            written = frozenset[str]().union(*aliases.values())
-            laid = plan_memory(borders, self._last_uses, types, buffers, written, self._outputs)
-            views = laid.views
-            self._call_buffers |= laid.output_buffers
-            gathers = [step for step in borders if isinstance(step, Call) and step.index in laid.output_buffers]
-            self._output_views |= {name: laid.views[name][0] for step in gathers for name in step.outputs}
-            # What has a place costs nothing more while it stays.
-            self._last_uses = [tuple(name for name in gone if name not in laid.views) for gone in self._last_uses]
-        elif self._trains:
-            views = {name: [self._device.to_device(place)] for name, place in buffers.send_views.items()}
-        made: list[Call | CompiledSegment] = []
-        for place, step in enumerate(steps):
-            if isinstance(step, Call):
-                made.append(step)
-            elif isinstance(step, Segment):
-                made.append(self._device.compile_segment(step, session_of(step, graph, types, cache), types, views))
+    def _compile(self, plan: ExecutionPlan, final: FinalPlan, cache: SessionCache) -> list[Call | CompiledSegment]:
+        """The steps with their sessions and memory."""
+        views, graph = self._result_views(plan, final), final.assignment.graph
+        compiled: list[Call | CompiledSegment] = []
+        for number, part in enumerate(plan.parts):
+            if isinstance(part, Call):
+                compiled.append(part)
+            elif isinstance(part, Segment):
+                session = session_of(part, graph, plan.types, cache)
+                compiled.append(self._device.compile_segment(part, session, plan.types, views))
             else:
-                run = compile_run(step, aliases[place], graph, types, cache, views or {})
-                run.overwrites = buffers.aliases_of(run.overwrites)
-                made.append(run)
-        return made
+                run = self._device.tuning.compile_run(
+                    part, final.aliases[number], graph, plan.types, cache, views or {}
+                )
+                run.overwrites = final.assignment.aliases_of(run.overwrites)
+                compiled.append(run)
+        return compiled
 
-    def _input_aliases(
-        self, steps: Sequence[Segment | ElementwiseRun | Call], borders: Sequence[Segment | Call],
-        replaces: Mapping[str, str], buffers: BufferAssignment,
-    ) -> dict[int, dict[str, str]]:  # fmt: skip
-        """Number of a run -> which of its results are written over which of its rows."""
-        last = {name: place for place, each in enumerate(borders) for name in each.inputs}
-        gather_buffers: dict[int, int] = {}
-        """Number of a gather -> the last step that reads what it made."""
-        for name in buffers.gathered_views.keys() & buffers.slices.keys():
-            call = buffers.slices[name].call
-            gather_buffers[call] = max(gather_buffers.get(call, -1), last.get(name, -1))
-        found, kept = {}, frozenset(self._outputs)
-        for place, step in enumerate(steps):
-            if isinstance(step, ElementwiseRun):
-                states = {output: replaces[output] for output in step.segment.outputs if output in replaces}
-                free = {
-                    output: name for output, name in states.items() if last.get(name) == place and name not in kept
-                    and (name not in buffers.slices or gather_buffers.get(buffers.slices[name].call, -1) < place)
-                }  # fmt: skip
-                own = {name: buffers.input_alias(name, step.rows, place, last) for name in step.segment.outputs}
-                free |= {name: row for name, row in own.items() if row is not None}
-                found[place] = {
-                    name: row for name, row in free.items() if row in step.rows and name not in buffers.send_views
-                }  # fmt: skip
-        return found
-
-    def _sent_buffers(self, borders: Sequence[Segment | Call]) -> dict[int, Array]:
-        """Number of a call -> what it sends, one behind the other, where that has its place and is not read again."""
-        send_views = self._assignment.send_views
-        calls = [step for step in borders if isinstance(step, Call) and step.index in self._assignment.donatable]
-        flats = {
-            step.index: packed_view([send_views[name] for name in step.inputs])
-            for step in calls if step.inputs and all(name in send_views for name in step.inputs)
-        }  # fmt: skip
-        return {number: flat for number, flat in flats.items() if flat is not None}
+    def _result_views(self, plan: ExecutionPlan, final: FinalPlan) -> Mapping[str, Sequence[Any]] | None:
+        """The memory of results that keep it over steps; None where every step makes new arrays."""
+        if not self._plans_memory:
+            sent = self._buffers.send_views
+            return {name: [self._device.to_device(view)] for name, view in sent.items()} if sent else None
+        written = frozenset[str]().union(*final.aliases.values())
+        planned = plan_memory(plan.steps, self._last_uses, plan.types, self._buffers, written, self._outputs)
+        self._call_buffers |= planned.output_buffers
+        gathers = [step for step in plan.steps if isinstance(step, Call) and step.index in planned.output_buffers]
+        self._output_views |= {name: planned.views[name][0] for step in gathers for name in step.outputs}
+        # A result with memory of its own costs nothing while it stays among the values.
+        self._last_uses = [tuple(name for name in names if name not in planned.views) for names in self._last_uses]
+        return planned.views
 
     def _constants_outside(self, graph: Graph) -> dict[str, Any]:
-        """Constants that stand in no model: large ones, those that a call reads, and those that are outputs."""
+        """Constants that are in no model: large ones, those that a call reads, and those that are outputs."""
         read = {name for step in self._steps for name in step.inputs} | set(self._outputs)
         names = [name for name in graph.initializers if name in read and name not in graph.inputs]
         return {name: self._device.to_device(graph.initializers[name].numpy()) for name in names}
 
     def _forwarded_outputs(self, replaces: Mapping[str, str]) -> frozenset[str]:
-        """Outputs that nothing makes and that become another state: its memory would be that of what is fed, or of a
-        constant, and places that take turns are written again while it is still read."""
+        """Outputs that no step makes and that become another state: they would alias what was fed, or a constant, and
+        buffers that alternate are written again while they are still read."""
         made = {name for step in self._steps for name in step.outputs}
         others = {name for name in self._outputs if replaces.get(name, name) != name}
         return frozenset(others - made) if self._plans_memory else frozenset()
 
-    @property
-    def engine_buffers(self) -> Mapping[int, Array]:
-        """Numbers of calls -> the memory that the engine lent for what they send."""
-        return self._assignment.engine_buffers
-
-    def bind_states(self, held: dict[str, Any]) -> None:
-        """Put states where they are to lie, one by one, so that the first step need not hold two of each."""
-        for name in self._inputs.keys() & held.keys():
-            if self._plans_memory:
-                array, buffer = held[name], self._assignment.states.get(name)
-                if not is_aligned(array) if buffer is None else not same_memory(buffer, array):
-                    held[name] = aligned(array.shape, array.dtype) if buffer is None else buffer
-                    np.copyto(held[name], array)
+    def bind_states(self, states: dict[str, Any]) -> None:
+        """Move states into their buffers, one by one, so that the first step need not hold two copies of each. Where
+        ranks share a buffer, each writes its own shard: a step may run once all ranks have done so."""
+        for name in self._inputs.keys() & states.keys() if self._plans_memory else ():
+            array = states[name]
+            if name in self._buffers.states:
+                states[name] = self._buffers.bind_state(name, array)
+            elif not is_aligned(array):
+                states[name] = aligned(array.shape, array.dtype)
+                np.copyto(states[name], array)
 
     def run(self, feeds: Mapping[str, Array], call: CollectiveCallback) -> dict[str, Array]:
-        """One step: values for the inputs in, the graph's outputs out.
+        """Run one step on values for the inputs; returns the graph's outputs.
 
-        A state that is not fed has its stored value. Outputs are memory of their own, but for those that are inputs
-        or constants of the graph, which may be the very arrays that were fed. ``call`` is asked for every collective
-        in file order; it may give no outputs where they are undefined (Reduce off its root). Raises RunError on
-        feeds that do not fit, and when a segment fails.
+        A state that is not fed has its stored value. Outputs have memory of their own, except those that are inputs
+        or constants of the graph, which may be the arrays that were fed. ``call`` is called for every collective in
+        file order; it may return no outputs where they are undefined (Reduce off its root). Raises RunError on feeds
+        that do not fit, and when a segment fails.
         """
         mark = self.mark
         values = self._start(feeds)
         pending: dict[str, _PendingCall] = {}
-        for step, waits, dead in zip(self._steps, self._waits, self._last_uses, strict=True):
+        for step, waits, gone in zip(self._steps, self._waits, self._last_uses, strict=True):
             for name in waits if pending else ():
                 if name in pending:
                     pending[name].resolve(values, pending)
             if isinstance(step, Call):
                 self._call(step, values, pending, call)
             else:
-                here = {id(each): each for each in pending.values()} if pending and step.overwrites else {}
-                for pending_call in here.values():
+                unfinished = {id(each): each for each in pending.values()} if pending and step.overwrites else {}
+                for pending_call in unfinished.values():
                     if not step.overwrites.isdisjoint(pending_call.node.inputs):
                         pending_call.resolve(values, pending)
                 begin = time.perf_counter()
                 values.update(zip(step.outputs, step.run(values), strict=True))
                 mark(step.title, begin, time.perf_counter())
-            for name in dead:
+            for name in gone:
                 values.pop(name, None)
         while pending:
             next(iter(pending.values())).resolve(values, pending)
@@ -260,9 +191,9 @@ class Executor:
         shown = given if hasattr(given, "dtype") else np.asarray(given)
         _check_fed(name, type, shown)
         if self._plans_memory:
-            # Loops and bindings go by the address. A copy is no value of what was given, which may change.
+            # Kernels and bindings use the address. A copy must not be remembered: what was fed may change.
             shown = np.require(shown, requirements="C")
-        buffer = self._assignment.states.get(name)
+        buffer = self._buffers.states.get(name)
         if buffer is not None and not same_memory(shown, buffer):
             np.copyto(buffer, shown)
         value = self._device.to_device(shown) if buffer is None else self._views[name]
@@ -276,12 +207,11 @@ class Executor:
         missing = [name for name in step.inputs if name not in values]
         if missing:
             raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
-        send_views, view, number = self._assignment.send_views, self._device.view, step.index
+        send_views, view, number = self._buffers.send_views, self._device.view, step.index
         given = [send_views[name] if name in send_views else view(values[name]) for name in step.inputs]
-        own = self._call_buffers.get(number)
-        if own is None and number in self._assignment.donatable:
-            own = packed_view(given)
-        buffer = self._assignment.engine_buffers.get(number, own)
+        buffer = self._call_buffers.get(number)
+        if buffer is None and number in self._assignment.donatable:
+            buffer = packed_view(given)
         results = call(number, step.node, given, *([] if buffer is None else [buffer]))
         pending_call = _PendingCall(step.node, results, self._store_results)
         if not isinstance(results, list):
@@ -290,21 +220,21 @@ class Executor:
             pending_call.resolve(values, pending)
 
     def _store_results(self, names: Sequence[str], shown: Sequence[Any]) -> dict[str, Any]:
-        """The values of what a call made; what has a room goes there, if the call did not put it there itself."""
+        """The values of a call's results, copied into their buffer where they have one and the call did not use it."""
         if not names or names[0] not in self._output_views:
             return {name: self._device.to_device(each) for name, each in zip(names, shown) if name}
-        # A call has its outputs in one buffer, in this order.
+        # A call's outputs lie in one buffer, in this order.
         if not same_memory(shown[0], self._output_views[names[0]].array):
-            if names[0] not in self._assignment.gathered_views:
+            if names[0] not in self._buffers.gathered_views:
                 return {name: self._device.to_device(each) for name, each in zip(names, shown)}
             for name, each in zip(names, shown):
-                np.copyto(self._assignment.gathered_views[name], each)
+                np.copyto(self._buffers.gathered_views[name], each)
         return {name: self._output_views[name] for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingCall:
-    """A call under way, or its results."""
+    """A call that has been started, or its results."""
 
     node: Node
     results: list[Any] | CollectiveFuture

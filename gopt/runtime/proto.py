@@ -72,7 +72,8 @@ def bodies(node: NodeProto) -> list[onnx.GraphProto]:
 
 def as_node(proto: NodeProto) -> Node:
     """A Node of a message, with the outer values that its bodies read."""
-    node = Node(proto.op_type, proto.input, proto.output, domain=proto.domain, name=proto.name, proto=proto)
+    node = Node(proto.op_type, proto.input, proto.output, domain=proto.domain, name=proto.name,
+                encoded=proto.SerializeToString(deterministic=True))  # fmt: skip
     node.captures = tuple(dict.fromkeys(name for body in bodies(proto) for name in _outer_reads(body)))
     return node
 

@@ -166,6 +166,11 @@ class Sharding:
         """The axis that shares out elements of a bucket, and how; None where tensors are whole."""
         return next(((axis, place) for axis, place in self.by_axis if isinstance(place, FlatShard)), None)
 
+    @property
+    def sharding_axes(self) -> tuple[str, ...]:
+        """The axes whose members hold different parts."""
+        return tuple(axis for axis, place in self.by_axis if isinstance(place, (FlatShard, Shard)))
+
     def part(self, coordinates: Mapping[str, int]) -> tuple[int, int]:
         """A rank's elements of the bucket; empty when start >= stop. Only for a sharding that is ``flat``."""
         assert self.flat is not None

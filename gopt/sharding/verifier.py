@@ -41,7 +41,7 @@ class Shardings:
 
     program: SpmdProgram
     strict: bool = True
-    """Whether a node that breaks a rule is an error; else what it makes counts as equal on all members."""
+    """Whether a node that breaks a rule is an error; else what it makes lies where it runs."""
     axes: tuple[str, ...] = field(init=False)
     known: dict[str, Placements] = field(default_factory=dict)
     _equal: Placements = field(init=False)
@@ -107,6 +107,7 @@ class Shardings:
             except InvariantError:
                 if id(node) in live:  # a dead one is seen by nothing, and prune takes it
                     raise
+                self._give(node, self._placed(self._equal, node.sharding))
         return self
 
     def _visit(self, node: Node) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 from typing import Any
 
 import pytest
-from helpers import FIXTURES, NAMES, ROOT
+from helpers import NAMES, ROOT, source
+from products import spread
 
 import gopt
 from gopt.api import Sharded, Source
@@ -24,18 +24,11 @@ WHOLE_ACCUMULATOR = ("mlp_adamw_accum", 1)
 """Stage 1 keeps whole accumulators, so gradients are all-reduced and parameters gathered: 1.5 by definition."""
 
 
-@functools.cache
-def source(name: str) -> Source:
-    return gopt.load(FIXTURES / f"{name}.onnx")
-
-
 def figures(result: Sharded) -> Any:
     return to_document(cost_figures(result.program, result.ran, result.common, result.ranks))
 
 
-@pytest.mark.parametrize("mesh", [FLAT, HYBRID], ids=str)
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "stage", "mesh"), spread(NAMES, [0, 1, 2, 3], [FLAT, HYBRID]), ids=str)
 def test_traffic_of_gradients_and_parameters_is_at_its_bound(name, stage, mesh):
     found = figures(gopt.shard(source(name), mesh, stage=stage, bucket_mb=0.005))["traffic"]
     heavy = sum(found["by_kind"].get(kind, 0) for kind in ("gradients", "parameters"))

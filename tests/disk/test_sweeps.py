@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 SWEEP = str(Path(__file__).with_name("sweep.py"))
-OUTPUTS = ["shard", "shard-force", "merge", "merge-force", "reshard", "reshard-force"]
-OUTPUTS += ["shard-force-plain", "merge-force-plain"]
+OUTPUTS = ["shard", "shard-force", "merge", "merge-force", "shard-force-plain", "merge-force-plain"]
+AGAIN = ["reshard", "reshard-force"]
+"""They write as ``shard`` does, by the same lines."""
 RUNS = ["run", "resume"]
 REST = "full,broken,interrupt,terminate"
 
@@ -27,7 +28,9 @@ def swept(*arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("cases", [OUTPUTS, RUNS], ids=["outputs", "runs"])
+@pytest.mark.parametrize(
+    "cases", [OUTPUTS, RUNS, pytest.param(AGAIN, marks=pytest.mark.slow)], ids=["outputs", "runs", "again"]
+)
 def test_killed_at_every_write_and_failed_at_some(cases):
     for found in swept(*cases, "--faults", "kill,torn", "--some", REST):
         assert found["broken"] == [] and found["unsynced"] == [], found["case"]
@@ -35,7 +38,7 @@ def test_killed_at_every_write_and_failed_at_some(cases):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*OUTPUTS, *RUNS])
+@pytest.mark.parametrize("case", [*OUTPUTS, *AGAIN, *RUNS])
 def test_failed_and_interrupted_at_every_write(case):
     [found] = swept(case, "--faults", REST)
     assert found["broken"] == [] and found["faults"]["full"] == found["writes"]

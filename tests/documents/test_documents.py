@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
-import tracemalloc
 
 import pytest
+from refusals import ROLES_TEXT, refused
 
 from gopt import documents, limits
-from gopt.documents import CONFIG, INDEX, MANIFEST, ROLES, parse_json, prescan, read_json, read_toml
-from gopt.documents.prescan import check_prescan
+from gopt.documents import CONFIG, INDEX, MANIFEST, ROLES, parse_json, read_json, read_toml
 from gopt.errors import InputError
-
-ROLES_TEXT = '{"loss": "l", "states": {}, "params": {}, "batch": []}'
-
-
-def refused(text: bytes | str, kind: documents.DocumentKind = ROLES) -> str:
-    with pytest.raises(InputError) as caught:
-        parse_json(text, kind, "a.json")
-    assert caught.value.message.startswith("a.json")
-    return caught.value.message
 
 
 def test_what_follows_its_schema_is_let_in():
@@ -60,12 +49,6 @@ def test_brackets_and_digits_in_text_are_no_depth_and_no_numbers():
     assert parse_json(ROLES_TEXT.replace('"l"', f'"{name}"'), ROLES, "a")["loss"] == json.loads(f'"{name}"')
 
 
-@pytest.mark.parametrize("number", [0.00012345678901234567, -1.2345678901234567e-05, 1 / 3e4, 12345678901234567.0])
-def test_digits_of_a_fraction_are_not_counted(number):
-    """A loss between 1e-4 and 1e-3 has twenty and more of them."""
-    check_prescan(json.dumps({"loss": number}).encode(), "a.json")
-
-
 @pytest.mark.parametrize("data", [b"\xff\xfe{\0}\0", b'{"loss": "\xff"}', b"", b"\0" * 100, b"[]", b"null", b"3"])
 def test_no_text_and_no_table(data):
     refused(data)
@@ -84,96 +67,11 @@ def test_another_format_is_named():
     assert "its format is 'gopt-checkpoint/1'" in refused(json.dumps(other), MANIFEST)
 
 
-@pytest.mark.parametrize("text", ["," * 200, "[" * 200, '"' * 900])
-def test_values_are_counted_before_they_are_made(text, monkeypatch):
-    monkeypatch.setattr(limits, "DOCUMENT_VALUES", 100)
-    assert "has more than 100 values" in refused(text)
-
-
-def test_a_refusal_takes_no_memory():
-    """A hundred thousand open brackets: as an object it would not fit in the stack, the refusal is a few copies."""
-    text = b"[" * 10**6
-    tracemalloc.start()
-    refused(text)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 20 * len(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (b'"\\' * 100_000, "is not JSON"),
-        (b'"\\' * 3_000_000, "has a text of more than"),
-        (b'{"a": "' + b'\\"' * 3_000_000, "has a text of more than"),
-        (b'{"a": "' + b"\\" * 3_000_000, "has a text of more than"),
-        (b"[" + b'"' * 5_000_000, "is not JSON"),
-    ],
-)
-def test_texts_that_do_not_end(text, said):
-    started = time.process_time()
-    assert said in refused(text)
-    assert time.process_time() - started < 20  # quadratic: minutes
-
-
-def test_texts_over_the_borders_of_blocks(monkeypatch):
-    """The same is seen, wherever a block ends."""
-    text = ROLES_TEXT.replace('"l"', r'"[[\\\"{[,99999999999999999999\\"').encode()
-    for size in range(1, len(text) + 1):
-        monkeypatch.setattr(prescan, "_BLOCK", size)
-        assert b"".join(prescan._outside(text, "a")) == b"{: , : {}, : {}, : []}"
-    monkeypatch.setattr(limits, "DOCUMENT_TEXT", 39)
-    for size in range(1, len(text) + 1):
-        monkeypatch.setattr(prescan, "_BLOCK", size)
-        check_prescan(text, "a")
-    monkeypatch.setattr(limits, "DOCUMENT_TEXT", 30)
-    for size in range(1, len(text) + 1):
-        monkeypatch.setattr(prescan, "_BLOCK", size)
-        with pytest.raises(InputError, match="a text of more than 30 bytes"):
-            check_prescan(text, "a")
-
-
-@pytest.mark.parametrize(("text", "limit"), [("[[], [], []]", "TABLES"), ('{"a": {"b": 1}, "c": 2}', "KEYS")])
-def test_tables_and_keys_are_counted(text, limit, monkeypatch):
-    monkeypatch.setattr(limits, f"DOCUMENT_{limit}", 2)
-    assert f"(DOCUMENT_{limit})" in refused(text)
-
-
 def test_characters_that_take_four_bytes_make_a_document_shorter(monkeypatch):
     monkeypatch.setattr(limits, "DOCUMENT_WIDE", 10)
     for each in ('"\U0001f600"', '"\\ud83d\\ude00"'):
         assert "(DOCUMENT_WIDE)" in refused(ROLES_TEXT.replace('"l"', each))
     parse_json(ROLES_TEXT.replace('"l"', '"\u20ac"'), ROLES, "a.json")
-
-
-def many(ranks: int, states: int, pieces: int) -> dict:
-    manifest = {
-        "format": "gopt-manifest/1", "mesh": {"axes": [["shard", ranks]], "ranks": ranks}, "source": "source.onnx",
-        "loss": "loss", "states": [], "common": {"inputs": [], "outputs": [], "state": []}, "ranks": [],
-    }  # fmt: skip
-    held = [{"tensor": f"w{each}", "start": 0, "stop": 4} for each in range(pieces)]
-    state = [{"input": f"i{each}", "output": f"o{each}", "pieces": held} for each in range(states)]
-    manifest["ranks"] = [
-        {"rank": rank, "role": "trainer", "files": {"step": f"rank_{rank:04d}.onnx"}, "state": state}
-        for rank in range(ranks)
-    ]
-    return manifest
-
-
-@pytest.mark.parametrize("shape", [(4096, 12, 3), (65_536, 2, 1)])
-def test_the_largest_manifests_are_let_in(shape):
-    check_prescan(json.dumps(many(*shape)).encode(), "a.json")
-
-
-@pytest.mark.parametrize("place", [0, 63, 64, 1000, 1999])
-def test_a_fault_far_down_a_list_is_named(place):
-    manifest = many(2000, 1, 1)
-    manifest["ranks"][place] = manifest["ranks"][place] | {"rank": "x"}
-    assert f"ranks[{place}].rank: 'x' is not of type" in refused(json.dumps(manifest), MANIFEST)
-    manifest["ranks"][place] = manifest["ranks"][place] | {"rank": place}
-    state = manifest["ranks"][place]["state"][0]
-    manifest["ranks"][place]["state"] = [state] * 100 + [state | {"input": 3}]
-    assert f"ranks[{place}]" in refused(json.dumps(manifest), MANIFEST)
 
 
 @pytest.mark.parametrize("what", ["pipe", "device", "folder", "link to a device", "nowhere", "long"])

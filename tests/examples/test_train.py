@@ -34,27 +34,42 @@ def curve(out: Path, ranks: int) -> np.ndarray:
     return np.array([json.loads(line)["loss"] for line in (out / f"{ranks}.jsonl").read_text().splitlines()])
 
 
-@pytest.mark.parametrize(("example", "steps", "falls"), [("digits", 20, 0.5), ("gpt", 8, 0.9)])
-def test_the_curves_agree_and_the_loss_falls(example, steps, falls, tmp_path):
-    done = run(example, tmp_path / "out", "--steps", str(steps))
+STEPS = {"digits": 20, "gpt": 8}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The first example on 1, 2 and 4 ranks, trained once for all tests."""
+    out = tmp_path_factory.mktemp("digits") / "out"
+    return out, run("digits", out, "--steps", str(STEPS["digits"]))
+
+
+@pytest.mark.parametrize(("example", "counts", "falls"), [("digits", (1, 2, 4), 0.5), ("gpt", (1, 4), 0.9)])
+def test_the_curves_agree_and_the_loss_falls(example, counts, falls, digits, tmp_path):
+    steps = STEPS[example]
+    if example == "digits":
+        out, done = digits
+    else:
+        out, ranks = tmp_path / "out", map(str, counts)
+        done = run(example, out, "--steps", str(steps), "--ranks", *ranks)
     assert done.returncode == 0, done.stdout + done.stderr
-    first, *others = (curve(tmp_path / "out", ranks) for ranks in (1, 2, 4))
+    first, *others = (curve(out, ranks) for ranks in counts)
     assert len(first) == steps
     for other in others:
         np.testing.assert_allclose(other, first, rtol=ROUNDING)
     assert first[-2:].mean() < falls * first[:2].mean()
     judged = [line.partition(": ")[2] for line in done.stdout.splitlines() if ", merged: " in line]
-    assert len(judged) == 3 and len(set(judged)) == 1, "trained alike, judged alike"
-    assert done.stdout.count("the same curve") == 2
-    assert all(f"{title}, loss by step" in done.stdout for title in ("1 rank", "2 ranks", "4 ranks"))
+    assert len(judged) == len(counts) and len(set(judged)) == 1, "trained alike, judged alike"
+    assert done.stdout.count("the same curve") == len(counts) - 1
+    titles = [f"{count} rank{'s' * (count > 1)}" for count in counts]
+    assert all(f"{title}, loss by step" in done.stdout for title in titles)
 
 
 @pytest.mark.skipif(missing("mpi4py"), reason="needs pip install 'gopt[mpi]'")
-def test_processes_train_as_threads_do(tmp_path):
-    for engine, ranks in (("threads", "1"), ("mpi", "2")):
-        done = run("digits", tmp_path / engine, "--engine", engine, "--ranks", ranks, "--steps", "8")
-        assert done.returncode == 0, done.stdout + done.stderr
-    np.testing.assert_allclose(curve(tmp_path / "mpi", 2), curve(tmp_path / "threads", 1), rtol=ROUNDING)
+def test_processes_train_as_threads_do(digits, tmp_path):
+    done = run("digits", tmp_path / "mpi", "--engine", "mpi", "--ranks", "2", "--steps", str(STEPS["digits"]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    np.testing.assert_allclose(curve(tmp_path / "mpi", 2), curve(digits[0], 1), rtol=ROUNDING)
 
 
 def test_other_data_is_another_curve(tmp_path):

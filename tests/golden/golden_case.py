@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx.parser
-from gopt.sharding.shardingments import FlatShard
 
 from gopt import api
 from gopt.artifact.report import PassResult
@@ -173,16 +172,15 @@ def _state(held: ShardedState) -> str:
 
 
 def _part(held: ShardedState, part: BucketSlice) -> str:
-    if not isinstance(held.sharding, FlatShard):
+    if held.sharding.flat is None:
         return f"all of {ref(part.tensor)}"
     return f"{ref(part.tensor)} at {part.offset}"
 
 
 def _accumulator(held: Accumulator) -> str:
-    lies = f"cuts {list(held.cuts)}" if held.cuts is not None else f"shape {list(held.shape)}"
     notes = [*sharding_notes(held.sharding), *(["reduced"] if held.reduced else [])]
     sums = f"{ref(held.input)} + gradient = {ref(held.added)}, zeroed as {ref(held.output)}"
-    return f"  {sums} : {held.dtype}, {lies}{_noted(notes)}"
+    return f"  {sums} : {held.type}{_noted(notes)}"
 
 
 def _noted(notes: list[str]) -> str:

@@ -53,7 +53,7 @@ ONLY = {
     "onnxruntime": lambda module: module == "gopt.runtime.session",
     "mpi4py": lambda module: module == "gopt.runtime.engines.mpi",
     "nccl": lambda module: module == "gopt.runtime.engines.nccl",
-    "llvmlite": lambda module: module == "gopt.runtime.planner.llvm_kernels",
+    "llvmlite": lambda module: module == "gopt.runtime.tuning.llvm_kernels",
     "jsonschema_rs": lambda module: module == "gopt.documents.schema",
     "cuda": lambda module: module == "gopt.runtime.engines.cuda",
 }

@@ -17,6 +17,7 @@ import pytest
 from helpers import FIXTURES, calls, folder_bytes, op_counts, rank_path
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from products import spread
 from recipes import CHECKS, DIRECTIONS, NORMS, Recipe, build
 
 import gopt
@@ -161,11 +162,9 @@ def test_odd_shapes_and_parts(what, stage):
     assert shard_and_compare(ODD[what], 3, stage) == "equal"
 
 
-@pytest.mark.parametrize("mesh", ["dp=3", "dp=2,shard=2", "shard=2,dp=2"])
-@pytest.mark.parametrize("what", ODD)
-def test_meshes(what, mesh):
-    for stage in (0, 1, 2, 3):
-        assert shard_and_compare(ODD[what], Mesh.parse(mesh), stage) == "equal"
+@pytest.mark.parametrize(("what", "mesh", "stage"), spread(ODD, ["dp=3", "dp=2,shard=2", "shard=2,dp=2"], range(4)))
+def test_meshes(what, mesh, stage):
+    assert shard_and_compare(ODD[what], Mesh.parse(mesh), stage) == "equal"
 
 
 # --- what is the same, and what stays -------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from gopt.cli.main import main
 from helpers import Builder, Network, calls, perceptron, rank_path
+from products import spread
 
 import gopt
 from gopt.analysis.roles import RoleMap
@@ -105,10 +106,10 @@ def both(path: Path, folder: Path, mesh: Mesh) -> None:
             np.testing.assert_allclose(new[state.tensor], rank[state.updated], rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("form", ["nccl", "world", "mean", "pair"])
+@pytest.mark.parametrize(
+    ("form", "together", "ranks", "stage"),
+    spread(["nccl", "world", "mean", "pair"], [True, False], [2, 3], [0, 1, 2, 3]),
+)
 def test_reductions_of_gradients_are_taken_over(form, together, ranks, stage, tmp_path):
     path = source(tmp_path, form, ranks, together)
     report = gopt.shard(read(path), ranks, stage=stage).write(tmp_path / "out").to_json()

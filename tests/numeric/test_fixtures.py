@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
-from helpers import FIXTURES, NAMES
+from helpers import FIXTURES, NAMES, source
+from products import spread
 
 import gopt
 from gopt.analysis.training import StateKind
-from gopt.api import Source
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.verification.verify import Verifier
@@ -28,14 +26,7 @@ WAYS = {
 }
 
 
-@functools.cache
-def source(name: str) -> Source:
-    return gopt.load(FIXTURES / f"{name}.onnx")
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "stage", "ranks"), spread(NAMES, STAGES, RANKS))
 def test_ranks_equal_the_source(name, stage, ranks, tmp_path):
     gopt.shard(source(name), ranks, stage=stage).write(tmp_path / "out")
     result = Verifier(tmp_path / "out").run(confirm=False)
@@ -44,8 +35,7 @@ def test_ranks_equal_the_source(name, stage, ranks, tmp_path):
     assert len(result.worst) >= (3 if ranks > 1 else 1), "clips are to be seen asleep and awake"
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "way"), spread(NAMES, WAYS, keep=3))
 def test_every_way_equals_the_source(name, way, tmp_path):
     mesh, micro_steps, options = WAYS[way]
     held = source(name).training.states

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from helpers import ROOT, Builder, perceptron, sgd
 from large_batch import worst_difference
+from products import spread
 from recipes import Recipe, build
 
 import gopt
@@ -41,9 +42,7 @@ def reduction_of(loss: str, model) -> str:
     return f"weighted:{weight_of(model)}" if loss == "weighted" else loss
 
 
-@pytest.mark.parametrize("stage", (0, 1, 2, 3))
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("mesh", "loss", "stage"), spread(MESHES, LOSSES, range(4)))
 def test_stages_and_meshes(loss, mesh, stage, tmp_path):
     make = step_of("clipped adam", loss)
     worst = worst_difference(

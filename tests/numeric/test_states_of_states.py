@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import Builder, perceptron, sgd
+from products import spread
 
 import gopt
 from gopt.analysis.role_map import RoleMap
@@ -42,9 +43,9 @@ def save(folder: Path, kind: str) -> Source:
     return gopt.load(b.save(folder / "step.onnx"), roles=RoleMap(states=pairs))
 
 
-@pytest.mark.parametrize("micro_steps", [1, 2])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("kind", ["line", "copy", "before", "gradient"])
+@pytest.mark.parametrize(
+    ("kind", "stage", "micro_steps"), spread(["line", "copy", "before", "gradient"], [0, 1, 2, 3], [1, 2])
+)
 def test_the_ranks_are_equal(kind, stage, micro_steps, tmp_path):
     gopt.shard(save(tmp_path, kind), 2, stage=stage, accumulate=micro_steps).write(tmp_path / "out")
     result = Verifier(tmp_path / "out").run(confirm=False)

@@ -17,7 +17,7 @@ from gopt.mesh import Mesh
 from gopt.passes.fuse_collectives import Options, fuse_collectives
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import FlatShard
+from gopt.sharding.placements import FlatShard, Sharding
 from gopt.verification.verify import Verifier
 
 MIB = 1 << 20
@@ -224,12 +224,12 @@ def locals_of(b: Calls, step: SpmdProgram, groups, cuts: tuple[int, ...]) -> Non
         step.graph.types[part] = step.graph.types[f"{part}.neg"] = TensorType("float32", (None,))
         given = {"starts": starts, "sizes": sizes}
         step.graph.nodes += [
-            Node("LocalSlice", names, [part], domain=SPMD, attributes=given, place=span),
-            Node("Neg", [part], [f"{part}.neg"], place=span),
+            Node("LocalSlice", names, [part], domain=SPMD, attributes=given, sharding=Sharding.along("shard", span)),
+            Node("Neg", [part], [f"{part}.neg"], sharding=Sharding.along("shard", span)),
         ]
     joined = [f"part{number}.neg" for number in range(len(groups))]
     step.graph.types["shown"] = TensorType("float32", (None,))
-    step.graph.nodes.append(Node("LocalConcat", joined, ["shown"], domain=SPMD))
+    step.graph.nodes.append(Node("LocalConcat", joined, ["shown"], domain=SPMD, attributes={"group": "shard"}))
     step.graph.outputs = {"shown": step.graph.types["shown"]}
 
 

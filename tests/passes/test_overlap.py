@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
-from helpers import FIXTURES, NAMES
+from helpers import NAMES, source
 from hypothesis import given
 from hypothesis import strategies as st
+from products import spread
 
 import gopt
 from gopt.analysis.operators import heavy
-from gopt.analysis.traffic import Carries, find_calls, measure, peak_gathered
-from gopt.api import Sharded, Source
+from gopt.api import Sharded
 from gopt.artifact.report_builder import call_bytes
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
 from gopt.passes.overlap import Issue, Window, issue
 from gopt.pipeline import build_pipeline
 from gopt.program import SpmdProgram
+from gopt.sharding.traffic import Carries, find_calls, measure, peak_gathered
 from gopt.verification.verify import Verifier
 
 FLAT = Mesh((("shard", 4),))
 HYBRID = Mesh((("dp", 2), ("shard", 2)))
 PLAIN = ("hoist-casts", "shard", "statistics", "prune")
-
-
-@functools.cache
-def source(name: str) -> Source:
-    return gopt.load(FIXTURES / f"{name}.onnx")
 
 
 def sharded(name: str, mesh: Mesh = FLAT, *, passes: Any = None, cap: float = 0.005, **options: Any) -> Sharded:
@@ -197,10 +192,17 @@ def test_a_second_run_changes_nothing():
 # --- the ranks run --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("prefetch", "limit"), [(0, None), (1, None), (2, 0.01), (5, None), (5, 0.012)])
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("name", ["gpt_adamw_clip_sched_fp16", "gpt_adamw", "cnn_mom_fp16"])
-def test_ranks_equal_the_source(name, stage, prefetch, limit, tmp_path):
+KNOBS = [(0, None), (1, None), (2, 0.01), (5, None), (5, 0.012)]
+"""How many gathers ahead, and how many MiB of them."""
+
+
+@pytest.mark.parametrize(
+    ("knobs", "name", "stage"),
+    spread(KNOBS, ["gpt_adamw_clip_sched_fp16", "gpt_adamw", "cnn_mom_fp16"], [1, 2, 3]),
+    ids=str,
+)
+def test_ranks_equal_the_source(knobs, name, stage, tmp_path):
+    prefetch, limit = knobs
     mesh = HYBRID if prefetch == 2 else FLAT
     result = sharded(name, mesh, stage=stage, overlap_prefetch=prefetch, **{"overlap_limit-mb": limit})
     result.write(tmp_path / "out")

@@ -198,6 +198,8 @@ def test_functions_of_the_model_are_widened(tmp_path):
 def test_what_nothing_runs_is_refused_by_name(tmp_path):
     graph = graph_of("Conv", [IMAGE, (6, 4, 3, 2)], {})
     graph.nodes[0].op_type = "NoSuchOperator"
-    graph.nodes[0].proto.op_type = "NoSuchOperator"
+    proto = graph.nodes[0].to_proto()
+    proto.op_type = "NoSuchOperator"
+    graph.nodes[0].proto = proto
     with pytest.raises(UnsupportedError, match="NoSuchOperator"):
         Float64Graph(graph, SessionCache())

@@ -26,7 +26,8 @@ from gopt.offline.merge import merge, reshard
 from gopt.pipeline import build_pipeline
 from gopt.runtime.engines import launch
 from gopt.runtime.engines.base import run_threads
-from gopt.runtime.training.train import Job, Progress, Trainer, read_manifest
+from gopt.runtime.training.job import Job, Progress, read_manifest
+from gopt.runtime.training.train import Trainer
 
 LONG = 600.0
 """Seconds that nothing takes, on however busy a machine."""

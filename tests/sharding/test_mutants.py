@@ -7,20 +7,17 @@ an unequal one would be a hole in the rules.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import FIXTURES
+from plants import change_attributes, hand_on, planted_pipeline
 
 import gopt
-from gopt.artifact.report import PassResult
 from gopt.errors import GoptError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.mesh import Mesh
-from gopt.passes.base import Pass
-from gopt.pipeline import PassInstance, Pipeline, build_pipeline
 from gopt.program import SpmdProgram
 from gopt.verification.verify import Verifier
 
@@ -29,18 +26,8 @@ Mutation = Callable[[SpmdProgram, Random], bool]
 """Changes a step; says whether it could."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Nothing to choose."""
-
-
 def one(nodes: list[Node], random: Random) -> Node | None:
     return nodes[int(random.integers(len(nodes)))] if nodes else None
-
-
-def replaced(step: SpmdProgram, node: Node, new: list[Node]) -> None:
-    place = next(place for place, each in enumerate(step.graph.nodes) if each is node)
-    step.graph.nodes[place : place + 1] = new
 
 
 def lost_call(step: SpmdProgram, random: Random) -> bool:
@@ -49,8 +36,7 @@ def lost_call(step: SpmdProgram, random: Random) -> bool:
     node = one([each for each in step.graph.nodes if each.domain == COMM and each.op_type in kinds], random)
     if node is None:
         return False
-    pairs = list(zip(node.inputs, node.outputs))
-    replaced(step, node, [Node("Identity", [a], [b], place=node.place, made_by="mutant") for a, b in pairs])
+    hand_on(step, node)
     return True
 
 
@@ -62,7 +48,7 @@ def other_axes(step: SpmdProgram, random: Random) -> bool:
     node = one(calls, random)
     if node is None or len(axes) < 2:
         return False
-    node._attributes = {**node.attributes, "group": groups[int(random.integers(len(groups)))]}
+    change_attributes(step, node, group=groups[int(random.integers(len(groups)))])
     return True
 
 
@@ -90,7 +76,7 @@ def other_reduction(step: SpmdProgram, random: Random) -> bool:
     if node is None:
         return False
     kinds = [kind for kind in ("sum", "max", "min") if kind != node.attributes["reduce"]]
-    node._attributes = {**node.attributes, "reduce": kinds[int(random.integers(len(kinds)))]}
+    change_attributes(step, node, reduce=kinds[int(random.integers(len(kinds)))])
     return True
 
 
@@ -110,15 +96,8 @@ def judged(seed: int, mutations: list[Mutation], folder: Path) -> str:
     random = np.random.default_rng(seed)
     name, mesh, stage, accumulate = WORLDS[seed % len(WORLDS)]
     mutation = mutations[int(random.integers(len(mutations)))]
-    changed = []
-
-    def apply(step: SpmdProgram, _: Options) -> PassResult:
-        """Change one thing."""
-        changed.append(mutation(step, random))
-        return PassResult()
-
-    whole = build_pipeline(defaults={"shard": {"stage": stage}})
-    pipeline = Pipeline((*whole.stages, PassInstance(Pass("mutant", Options, apply), Options())))
+    changed: list[bool] = []
+    pipeline = planted_pipeline(lambda step: changed.append(mutation(step, random)), stage)
     source = gopt.load(FIXTURES / f"{name}.onnx")
     try:
         made = gopt.shard(source, Mesh.parse(mesh), accumulate=accumulate, pipeline=pipeline)

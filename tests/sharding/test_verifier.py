@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import pytest
 from helpers import FIXTURES
 from onnx import helper
+from plants import planted_pass
 
 import gopt
-from gopt.artifact.report import PassResult
 from gopt.errors import InvariantError
 from gopt.ir.graph import Node
 from gopt.mesh import Mesh
-from gopt.passes.base import Pass
-from gopt.pipeline import PassInstance, Pipeline, build_pipeline
+from gopt.pipeline import Pipeline, build_pipeline
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import PER_MEMBER, REPLICATED, FlatShard
+from gopt.sharding.placements import EVERYWHERE, PER_MEMBER, REPLICATED, FlatShard
 from gopt.sharding.verifier import Shardings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Nothing to choose."""
 
 
 def sharded(name: str, mesh: str, stage: int, *, accumulate: int = 1) -> SpmdProgram:
@@ -85,24 +78,19 @@ def test_the_first_offender_is_named():
 def test_every_pass_is_held_to_the_rules_when_asked():
     """With ``--verify-each`` the pass that broke a rule is named, though a later one would have hidden it."""
 
-    def breaks(step: SpmdProgram, _: Options) -> PassResult:
-        """Plant."""
+    def breaks(step: SpmdProgram) -> None:
         term = next(node.outputs[0] for node in step.graph.nodes if node.op_type == "Select")
         types = step.graph.types
         types["planted"] = types[term]
         plant(step, len(step.graph.nodes), Node("Sqrt", [term], ["planted"], made_by="plant"))
-        return PassResult()
 
-    def mends(step: SpmdProgram, _: Options) -> PassResult:
-        """Take it away."""
+    def mends(step: SpmdProgram) -> None:
         step.graph.nodes.pop()
         step.training.metrics.pop()
-        return PassResult()
 
     source = gopt.load(FIXTURES / "mlp_mom_clip_sched.onnx")
     whole = build_pipeline(defaults={"shard": {"stage": 2}})
-    stages = (*whole.stages, PassInstance(Pass("breaks", Options, breaks), Options()),
-              PassInstance(Pass("mends", Options, mends), Options()))  # fmt: skip
+    stages = (*whole.stages, planted_pass(breaks, "breaks"), planted_pass(mends, "mends"))
     gopt.shard(source, 2, pipeline=Pipeline(stages))
     with pytest.raises(InvariantError, match="pass breaks: Sqrt 'planted' reads"):
         gopt.shard(source, 2, pipeline=Pipeline(stages, verify_each=True))
@@ -152,7 +140,7 @@ def test_a_guard_of_a_node_that_all_members_run_is_refused():
     step = sharded("mlp_mom_clip_sched", "shard=2", 2)
     _, node = found(step, "Select")
     producer = next(each for each in step.graph.nodes if node.inputs[0] in each.outputs)
-    producer.place = REPLICATED
+    producer.sharding = EVERYWHERE
     assert "which is a partial sum" in refused(step) or "Select" in refused(step)
 
 
@@ -175,13 +163,13 @@ def test_zeros_are_zeros_in_every_form():
     from gopt.lower.agreement import check_placements
 
     step = sharded("cnn_mom_fp16", "shard=2", 1, accumulate=2)
-    assert check_placements(step)
+    assert check_placements(step, Shardings(step).infer())
     held = step.accumulators[0]
     at, producer = next((at, node) for at, node in enumerate(step.graph.nodes) if held.output in node.outputs)
     for attributes in ({"value_floats": [1.0] * 4}, {"value": helper.make_tensor("v", 10, [1], [1.0])}, {}):
-        step.graph.nodes[at] = Node("Constant", [], [held.output], attributes=attributes, place=producer.place)
+        step.graph.nodes[at] = Node("Constant", [], [held.output], attributes=attributes, sharding=producer.sharding)
         with pytest.raises(InvariantError, match="is not zero again"):
-            check_placements(step)
+            check_placements(step, Shardings(step).infer())
 
 
 def test_what_nothing_needs_is_not_looked_at():

@@ -15,7 +15,7 @@ NAME = "fuse-collectives"
 def fuse(rewriter: GraphRewriter, nodes: Sequence[Node], key: Key, bucket: str) -> Node:
     """Replace calls of one key by one call, where the last of their inputs is ready; returns it."""
     for node in nodes:
-        if node.proto is not None:
+        if node.encoded is not None:
             rewriter.remove(node, f"{bucket}: one of {len(nodes)} calls that travel as one")
         else:
             rewriter.discard(node.outputs[0])

@@ -95,7 +95,7 @@ class Packing:
 
 
 def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
-    """Why a call must stay as it is, or '' when it may be joined to others. ``parts``: values of which ranks have parts."""
+    """Why a call must stay as it is, or '' when it may be joined to others. ``parts``: what ranks have parts of."""
     if COLLECTIVES[node.op_type].pairwise:
         return "pairwise call"
     if "cuts" in node.attributes:

@@ -34,7 +34,7 @@ def _is(node: Node, op_type: str) -> bool:
 
 
 def _drop(rewriter: GraphRewriter, node: Node, why: str) -> None:
-    if node.proto is not None:
+    if node.encoded is not None:
         rewriter.remove(node, why)
     else:
         rewriter.discard(node.outputs[0])

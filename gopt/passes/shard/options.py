@@ -101,7 +101,8 @@ def layout_of(program: SpmdProgram, options: Options) -> Layout:
             hint = f"did you mean {close[0]!r}?" if close else "see the parameters with gopt inspect"
             raise OptionError(f"shard: override {pattern}:{kind.value} fits no parameter", hint)
     return Layout(
-        program.mesh.shard_axis, _ranks(program), options.partition, options.owners, options.rule, options.min_piece, overrides,
+        program.mesh.shard_axis, _ranks(program),
+        options.partition, options.owners, options.rule, options.min_piece, overrides,
         None if options.bucket_mb is None else int(options.bucket_mb * (1 << 20)),
         options.stage is Stage.PARAMETERS, options.persist,
     )  # fmt: skip

@@ -107,8 +107,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a step's tensors are placed on the ``ranks`` members of an axis. ``overrides``: (pattern of parameter names, partition), the
-    first that fits counts; ``least`` elements of the smallest piece; ``cap`` in bytes, None for the default."""
+    """How a step's tensors are placed on the ``ranks`` members of an axis. ``overrides``: (pattern of parameter names,
+    partition), the first that fits counts; ``least`` elements of the smallest piece; ``cap`` in bytes, None for the
+    default."""
 
     axis: str
     ranks: int

@@ -8,17 +8,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from gopt.errors import RunError
+from gopt.errors import GoptError, RunError
 from gopt.ir.graph import Node
 from gopt.mesh import Mesh
-from gopt.runtime.allocator import SharedBuffer
-from gopt.runtime.engines.shared_reduction import Key
 from gopt.runtime.engines.threads import ThreadGroup, named_ranks
 from gopt.runtime.session import Array
+from gopt.runtime.shared_memory import NOT_SHARED, CallBuffer, GatherRequest, Key, SendRequest, SharedMemory
+
+T = TypeVar("T")
 
 GRACE = 2.0
 """Seconds that threads have to end when one of them has failed."""
@@ -34,20 +35,43 @@ class Engine(Protocol):
     def prepare(self, groups: Sequence[str]) -> None:
         """Make ready for calls over these groups: the same list on all ranks."""
 
-    def map_buffers(self, buffers: Mapping[Key, Array], common: Mapping[Key, SharedBuffer]) -> None:
-        """Make ready for calls in memory that this engine lent, for reductions and for what gathers make: group and
-        number of the call among those of the group -> its room. All ranks together, once the plans of all groups and
-        the replicated states were found equal. What each rank has as its own part of common memory is kept."""
+    def share(self, sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest]) -> SharedMemory:
+        """Grant buffers in memory that ranks share, to all members of a group or to none. All ranks together, once the
+        plans of all groups were found equal and before anything is compiled. Gathers have states in such buffers:
+        every rank writes its shard, and no step runs before all ranks have."""
 
-    def call(self, index: int, node: Node, inputs: list[Array], buffer: Array | None = None) -> list[Array]:
-        """One collective, to its end; no outputs where they are undefined. ``room``: flat memory that it may write, of
-        a reduction its inputs' own, of a gather the place for what it makes. Raises RunError."""
+    def call(self, index: int, node: Node, inputs: list[Array], buffer: CallBuffer | None = None) -> list[Array]:
+        """Make one collective, and return its outputs; none where they are undefined. ``buffer``: memory that it may
+        write; for a reduction it holds the inputs, for a gather it is where the result is to lie. Raises RunError."""
 
     def gather(self, item: Any) -> list[Any]:
         """What every rank gives, in rank order: for a few words, not for tensors."""
 
     def fail(self, error: BaseException) -> None:
         """Let the others know that this rank cannot go on."""
+
+
+class _Exchanges(Protocol):
+    rank: int
+
+    def gather(self, item: Any) -> list[Any]: ...
+
+
+def raise_on_one_rank(engine: _Exchanges, work: Callable[[], T]) -> T:
+    """Do what some ranks may refuse; all ranks together. Where some do, the first of them raises its error, and the
+    others wait until that rank ends the job."""
+    found: T | GoptError
+    try:
+        found = work()
+    except GoptError as error:
+        found = error
+    refused = [rank for rank, each in enumerate(engine.gather(isinstance(found, GoptError))) if each]
+    if refused and refused[0] != engine.rank:
+        engine.gather(None)
+        raise RunError(f"stopped, because rank {refused[0]} cannot run")
+    if isinstance(found, GoptError):
+        raise found
+    return found
 
 
 class ThreadEngine:
@@ -61,10 +85,10 @@ class ThreadEngine:
     def prepare(self, groups: Sequence[str]) -> None:
         return None
 
-    def map_buffers(self, buffers: Mapping[Key, Array], common: Mapping[Key, SharedBuffer]) -> None:
-        return None
+    def share(self, sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest]) -> SharedMemory:
+        return NOT_SHARED
 
-    def call(self, index: int, node: Node, inputs: list[Array], buffer: Array | None = None) -> list[Array]:
+    def call(self, index: int, node: Node, inputs: list[Array], buffer: CallBuffer | None = None) -> list[Array]:
         return self.group.call(self.rank, index, node, inputs)
 
     def gather(self, item: Any) -> list[Any]:
@@ -184,7 +208,7 @@ class AsyncCollectives:
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "calls"))
 
     def __call__(
-        self, index: int, node: Node, inputs: list[Array], buffer: Array | None = None
+        self, index: int, node: Node, inputs: list[Array], buffer: CallBuffer | None = None
     ) -> list[Array] | Future[list[Array]]:
         def make() -> list[Array]:
             self.position(index)

@@ -24,9 +24,13 @@ from gopt.ir.types import TensorType, dtype_code, known, numpy_dtype
 from gopt.runtime import session
 from gopt.runtime.engines.cuda import INSTALL, Block, Cuda, Dtype, Event, Memory
 from gopt.runtime.partition import Segment
-from gopt.runtime.planner.buffer_assignment import BufferAssignment, packed_inputs
+from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
+from gopt.runtime.planner.buffer_assignment import packed_inputs
+from gopt.runtime.planner.buffers import Buffers
 from gopt.runtime.runtime_errors import node_error
 from gopt.runtime.session import Array, SessionCache, array_dtype
+from gopt.runtime.shared_memory import SharedMemory
+from gopt.runtime.tuning.tuning import NO_TUNING
 
 PROVIDER = "CUDAExecutionProvider"
 ALIGN = 16
@@ -101,7 +105,7 @@ class Gpu:
     """
 
     emulates_half = False
-    shares_memory = False
+    tuning = NO_TUNING
 
     def __init__(self, cuda: Cuda, index: int) -> None:
         self.cuda, self.index = cuda, index
@@ -193,13 +197,17 @@ class Gpu:
                 self.cuda("cudaStreamSynchronize", self.compute_stream)
         return made
 
-    def buffers(self, graph: Graph, replaces: Mapping[str, str]) -> BufferAssignment:
-        """For what calls send; not where a tensor would lie at an odd place."""
+    def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
+        return BufferAssignment(graph)
+
+    def allocate_buffers(self, assignment: BufferAssignment, shared: SharedMemory) -> Buffers:
+        """Buffers for what calls send, except where a tensor would begin at an address that kernels cannot load."""
+        graph = assignment.graph
         members = {
             name: len(node.attributes.get("cuts", ()))
             for node in graph.nodes if node.domain == COMM for name in node.inputs
         }  # fmt: skip
-        made: dict[str, Any] = {}
+        send_views: dict[str, Any] = {}
         for names, types in packed_inputs(graph):
             if any(type.nbytes % ALIGN for type in types[:-1]):
                 continue
@@ -207,9 +215,9 @@ class Gpu:
             flat = self.empty((elements,), numpy_dtype(types[0].dtype), beyond=SHARD * members[names[0]])
             start = 0
             for name, type in zip(names, types, strict=True):
-                made[name] = flat.part(start, type.dims)
+                send_views[name] = flat.part(start, type.dims)
                 start += type.elements
-        return BufferAssignment(graph, send_views=made)
+        return Buffers(send_views=send_views)
 
     def compile_segment(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType],

@@ -23,12 +23,21 @@ from gopt.errors import GoptError, OptionError, RunError
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
-from gopt.runtime.allocator import SharedBuffer
-from gopt.runtime.engines.shared_buffers import map_shared, probe_peers
-from gopt.runtime.engines.shared_reduction import MIN_BYTES, Arena, Key, all_reduce, reduce_scatter
+from gopt.runtime.engines.shared_buffers import share_buffers
+from gopt.runtime.engines.shared_reduction import MIN_BYTES, all_reduce, reduce_scatter
 from gopt.runtime.engines.watchdog import Watchdog
 from gopt.runtime.memory import Pool, packed_view, same_memory, unpack_views
 from gopt.runtime.session import Array
+from gopt.runtime.shared_memory import (
+    NOT_SHARED,
+    CallBuffer,
+    GatherRequest,
+    Key,
+    SendRequest,
+    SharedGather,
+    SharedMemory,
+    SharedSend,
+)
 
 T = TypeVar("T")
 
@@ -89,12 +98,8 @@ class MpiEngine:
         here = self._world.Split_type(self._mpi.COMM_TYPE_SHARED)
         self._host_ranks: list[int] = here.allgather(self.rank)
         _unlink_mpich_files()  # now that all ranks of this host have come
-        self._reachable = probe_peers(self.rank, here.allgather)
         self.overlaps = _has_spare_processors(here)
-        self._arena = Arena()
-        self._parts: dict[int, list[Array]] = {}
-        self._common: dict[int, SharedBuffer] = {}
-        """Id of the memory -> what gathers make there, on all members."""
+        self._shared = NOT_SHARED
 
     def prepare(self, groups: Sequence[str]) -> None:
         for group in (each for each in groups if each not in self._groups):
@@ -110,60 +115,50 @@ class MpiEngine:
         """The ranks on this machine, this one among them."""
         return self._host_ranks
 
-    def allocate(self, call: Node, count: int, dtype: np.dtype[Any]) -> Array | None:
-        """Memory for what a reduction sends, where its group lies wholly on this host and that is worth it."""
+    def share(self, sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest]) -> SharedMemory:
+        self._shared = share_buffers(
+            {key: request for key, request in sends.items() if self._is_shared_send(request)},
+            {key: request for key, request in gathers.items() if self._pays(request)},
+            lambda group: self._mesh.members(group, self.rank), self.rank, self.gather,
+        )  # fmt: skip
+        return self._shared
+
+    def _is_shared_send(self, request: SendRequest) -> bool:
+        call = request.call
         fits = call.op_type == "AllReduce" or (call.op_type == "ReduceScatter" and "cuts" in call.attributes)
-        return self._arena.allocate(count, dtype) if fits and self._is_worth(call, count, dtype) else None
+        return fits and self._pays(request)
 
-    def allocate_shared(self, call: Node, count: int, dtype: np.dtype[Any]) -> SharedBuffer | None:
-        """Memory for what a gather makes, where its group lies wholly on this host and that is worth it."""
-        group, cuts = str(call.attributes["group"]), call.attributes.get("cuts")
-        if call.op_type != "AllGather" or cuts is None or not self._is_worth(call, count, dtype):
-            return None
-        members = self._mesh.members(group, self.rank)
-        if not all(members[0] in self._reachable[member] for member in members):
-            return None
-        return SharedBuffer.make(count, dtype, cuts, self._mesh.index(group, self.rank))
-
-    def _is_worth(self, call: Node, count: int, dtype: np.dtype[Any]) -> bool:
-        members = self._mesh.members(call.attributes["group"], self.rank)
-        return len(members) > 1 and count * dtype.itemsize >= MIN_BYTES and set(members) <= set(self._host_ranks)
-
-    def map_buffers(self, buffers: Mapping[Key, Array], common: Mapping[Key, SharedBuffer]) -> None:
-        def members(group: str) -> Sequence[int]:
-            return self._mesh.members(group, self.rank)
-
-        self._parts = self._arena.map_buffers(buffers, members, self.rank, self.gather)
-        mapped = map_shared(common, members, self.rank, self.gather)
-        self._common = {id(buffer): each for each in mapped for buffer in (each.memory, each.alias)}
+    def _pays(self, request: SendRequest | GatherRequest) -> bool:
+        """Whether a call is large enough to be made in shared memory, and its group is all on this host."""
+        members = self._mesh.members(request.call.attributes["group"], self.rank)
+        large = request.count * request.dtype.itemsize >= MIN_BYTES
+        return len(members) > 1 and large and set(members) <= set(self._host_ranks)
 
     @property
     def shared_calls(self) -> int:
         """Calls of this rank that are made in memory which ranks share."""
-        return len(self._parts) + sum(
-            len(each.calls) for buffer, each in self._common.items() if buffer == id(each.memory)
-        )
+        return len(self._shared.sends) + sum(gather.calls for gather in self._shared.gathers.values())
 
     def fail(self, error: BaseException) -> None:
         """End all ranks at once: others may wait in a call that this rank will never make."""
         sys.stderr.flush()
         self._world.Abort(getattr(error, "exit_code", 70))
 
-    def call(self, index: int, node: Node, inputs: list[Array], buffer: Array | None = None) -> list[Array]:
+    def call(self, index: int, node: Node, inputs: list[Array], buffer: CallBuffer | None = None) -> list[Array]:
         make = getattr(self, f"_{_SNAKE[node.op_type]}")
         with self.watchdog.on(f"call {index} ({node.op_type} over {node.attributes['group']})"):
             found: list[Array] = make(self._groups[node.attributes["group"]], node, inputs, buffer)
         return found
 
-    def _all_reduce(self, comm: Any, node: Node, inputs: list[Array], buffer: Array | None) -> list[Array]:
-        shapes, parts = [x.shape for x in inputs], self._member_buffers(buffer)
-        if parts is not None:
-            return unpack_views(all_reduce(parts, comm.rank, _reduce_op(node), comm.Barrier), shapes)
+    def _all_reduce(self, comm: Any, node: Node, inputs: list[Array], buffer: CallBuffer | None) -> list[Array]:
+        shapes = [x.shape for x in inputs]
+        if isinstance(buffer, SharedSend):
+            return unpack_views(all_reduce(buffer.parts, comm.rank, _reduce_op(node), comm.Barrier), shapes)
         flat, narrow = self._upcast(inputs, buffer)
         comm.Allreduce(self._mpi.IN_PLACE, flat, self._op(node, flat))
         return unpack_views(self._mean(flat, comm, node, narrow), shapes)
 
-    def _reduce(self, comm: Any, node: Node, inputs: list[Array], buffer: Array | None) -> list[Array]:
+    def _reduce(self, comm: Any, node: Node, inputs: list[Array], buffer: CallBuffer | None) -> list[Array]:
         flat, narrow = self._upcast(inputs, buffer)
         root = node.attributes["root"]
         if comm.rank != root:
@@ -172,18 +167,18 @@ class MpiEngine:
         comm.Reduce(self._mpi.IN_PLACE, flat, self._op(node, flat), root)
         return unpack_views(self._mean(flat, comm, node, narrow), [x.shape for x in inputs])
 
-    def _broadcast(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
+    def _broadcast(self, comm: Any, node: Node, inputs: list[Array], _: CallBuffer | None) -> list[Array]:
         shapes = _shapes(tuple(node.attributes["shapes"]))
         dtype = numpy_dtype(node.attributes["dtype"])
         flat = packed(inputs) if inputs else self._pool.take([total_elements(shapes)], dtype)
         comm.Bcast(_bits(flat), node.attributes["root"])
         return unpack_views(flat.copy() if inputs else flat, shapes)
 
-    def _reduce_scatter(self, comm: Any, node: Node, inputs: list[Array], buffer: Array | None) -> list[Array]:
+    def _reduce_scatter(self, comm: Any, node: Node, inputs: list[Array], buffer: CallBuffer | None) -> list[Array]:
         if "cuts" in node.attributes:
-            cuts, parts = node.attributes["cuts"], self._member_buffers(buffer)
-            if parts is not None:
-                return [reduce_scatter(parts, comm.rank, cuts, _reduce_op(node), comm.Barrier)]
+            cuts = node.attributes["cuts"]
+            if isinstance(buffer, SharedSend):
+                return [reduce_scatter(buffer.parts, comm.rank, cuts, _reduce_op(node), comm.Barrier)]
             counts = lengths(cuts)
             flat, narrow = self._upcast(inputs, buffer)
             # The result lies at the front of what is reduced in place.
@@ -195,21 +190,21 @@ class MpiEngine:
         local_shard = pieces[comm.rank]
         return [self._mean(flat[: local_shard.size], comm, node, narrow).reshape(local_shard.shape)]
 
-    def _all_gather(self, comm: Any, node: Node, inputs: list[Array], buffer: Array | None) -> list[Array]:
+    def _all_gather(self, comm: Any, node: Node, inputs: list[Array], buffer: CallBuffer | None) -> list[Array]:
         given = np.ascontiguousarray(inputs[0])
         attributes = node.attributes
-        if (common := self._common.get(id(buffer))) is not None:
-            if buffer is common.memory:  # else all have met there since they last wrote
-                if given.size and not same_memory(common.local_shard, given):
-                    np.copyto(common.local_shard, given.reshape(-1))
+        if isinstance(buffer, SharedGather):
+            if not buffer.filled:
+                if given.size and not same_memory(buffer.local_shard, given):
+                    np.copyto(buffer.local_shard, given.reshape(-1))
                 comm.Barrier()
-            return unpack_views(common.memory, _shapes(tuple(attributes["shapes"])))
+            return unpack_views(buffer.memory, _shapes(tuple(attributes["shapes"])))
         if "cuts" in attributes:
             counts = lengths(attributes["cuts"])
         else:
             row = given.size // max(given.shape[attributes["axis"]], 1)
             counts = [size * row for size in attributes["sizes"]]
-        whole = self._pool.take([sum(counts)], given.dtype) if buffer is None else buffer
+        whole = buffer if isinstance(buffer, np.ndarray) else self._pool.take([sum(counts)], given.dtype)
         own = whole[sum(counts[: comm.rank]) :][: given.size]
         there = given.size > 0 and same_memory(own, given)
         width, byte = given.dtype.itemsize, self._mpi.BYTE
@@ -223,7 +218,7 @@ class MpiEngine:
         shapes = [resized(given.shape, attributes["axis"], size) for size in attributes["sizes"]]
         return [np.concatenate(unpack_views(whole, shapes), attributes["axis"])]
 
-    def _all_to_all(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
+    def _all_to_all(self, comm: Any, node: Node, inputs: list[Array], _: CallBuffer | None) -> list[Array]:
         attributes = node.attributes
         out, into = attributes["split_axis"], attributes["concat_axis"]
         pieces = [np.ascontiguousarray(each) for each in _slices(inputs[0], out, attributes["split_sizes"])]
@@ -238,30 +233,25 @@ class MpiEngine:
         )
         return [np.concatenate(unpack_views(got, shapes), into)]
 
-    def _send(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
+    def _send(self, comm: Any, node: Node, inputs: list[Array], _: CallBuffer | None) -> list[Array]:
         peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
         comm.Send([_bits(packed(inputs)), self._mpi.BYTE], peer, node.attributes["tag"])
         return []
 
-    def _recv(self, comm: Any, node: Node, inputs: list[Array], _: Array | None) -> list[Array]:
+    def _recv(self, comm: Any, node: Node, inputs: list[Array], _: CallBuffer | None) -> list[Array]:
         shapes = _shapes(tuple(node.attributes["shapes"]))
         flat = np.empty(total_elements(shapes), numpy_dtype(node.attributes["dtype"]))
         peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
         comm.Recv([_bits(flat), self._mpi.BYTE], peer, node.attributes["tag"])
         return unpack_views(flat, shapes)
 
-    def _member_buffers(self, buffer: Array | None) -> list[Array] | None:
-        """The rooms of all members, where this one is memory that they share. By the array itself: what one call made
-        in its room may lie where that begins, and is no room of the next."""
-        return self._parts.get(id(buffer))
-
-    def _upcast(self, inputs: Sequence[Array], buffer: Array | None) -> tuple[Array, np.dtype[Any] | None]:
+    def _upcast(self, inputs: Sequence[Array], buffer: CallBuffer | None) -> tuple[Array, np.dtype[Any] | None]:
         """The inputs as one buffer that may be overwritten, in the type in which they are combined."""
         dtype = inputs[0].dtype
         if dtype.name in HALVES or dtype == np.bool_:
             wide = np.dtype(np.uint8 if dtype == np.bool_ else np.float32)
             return np.concatenate([each.reshape(-1) for each in inputs]).astype(wide), dtype
-        if buffer is not None:
+        if isinstance(buffer, np.ndarray):
             return buffer, None
         flat = self._pool.take([sum(each.size for each in inputs)], dtype)
         np.concatenate([each.reshape(-1) for each in inputs], out=flat)

@@ -14,20 +14,20 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from gopt.collectives.layout import lengths, parse_shapes, resized, total_elements
-from gopt.errors import GoptError, OptionError, RunError
+from gopt.errors import OptionError, RunError
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
+from gopt.runtime.engines.base import raise_on_one_rank
 from gopt.runtime.engines.cuda import INSTALL, Block, Cuda, Event, bindings
 from gopt.runtime.engines.gpu import Gpu
 from gopt.runtime.engines.kernels import Kernels
 from gopt.runtime.engines.staging import ReductionOp, Staging, contiguous_views, equal_parts
 from gopt.runtime.engines.watchdog import Watchdog
-
-T = TypeVar("T")
+from gopt.runtime.shared_memory import NOT_SHARED, GatherRequest, Key, SendRequest, SharedMemory
 
 
 class ControlPlane(Protocol):
@@ -45,13 +45,13 @@ class ControlPlane(Protocol):
 
 def on_gpus(mesh: Mesh, words: ControlPlane) -> tuple[NcclEngine, Gpu, type[StreamCollectives]]:
     """The engine, the device and the calls of this rank. All ranks call it together; raises RunError, OptionError."""
-    cuda, nccl = _raise_on_all_ranks(words, lambda: (Cuda(bindings()), library()))
+    cuda, nccl = raise_on_one_rank(words, lambda: (Cuda(bindings()), library()))
     near = words.host_ranks()
     # A launcher may show each of its ranks one GPU alone.
     index = near.index(words.rank) % cuda.count
     names = words.gather((near[0], cuda("cudaDeviceGetPCIBusId", 32, index)))
-    _raise_on_all_ranks(words, lambda: _check_one_rank_per_gpu(names, words.rank))
-    gpu = _raise_on_all_ranks(words, lambda: Gpu(cuda, index))
+    raise_on_one_rank(words, lambda: _check_one_rank_per_gpu(names, words.rank))
+    gpu = raise_on_one_rank(words, lambda: Gpu(cuda, index))
     return NcclEngine(mesh, words, gpu, nccl), gpu, StreamCollectives
 
 
@@ -72,22 +72,6 @@ def _check_one_rank_per_gpu(names: Sequence[Any], rank: int) -> None:
             f"ranks {twins[0]} and {twins[1]} would share a GPU",
             "NCCL needs a GPU per rank: start fewer ranks on each machine, or use --engine mpi",
         )
-
-
-def _raise_on_all_ranks(words: ControlPlane, work: Callable[[], T]) -> T:
-    """Do what may be refused. Where ranks refuse, the first of them says so, and the others wait for their end."""
-    found: T | GoptError
-    try:
-        found = work()
-    except GoptError as error:
-        found = error
-    refused = [rank for rank, each in enumerate(words.gather(isinstance(found, GoptError))) if each]
-    if refused and refused[0] != words.rank:
-        words.gather(None)
-        raise RunError(f"stopped, because rank {refused[0]} cannot run")
-    if isinstance(found, GoptError):
-        raise found
-    return found
 
 
 @dataclass(slots=True)
@@ -130,8 +114,8 @@ class NcclEngine:
             with self._words.watchdog.on(f"the start of NCCL over {group}"):
                 self._comms[group] = self._nccl.Communicator.init(len(members), place, unique)
 
-    def map_buffers(self, buffers: Mapping[tuple[str, int], Any], common: Mapping[tuple[str, int], Any]) -> None:
-        return None
+    def share(self, sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest]) -> SharedMemory:
+        return NOT_SHARED
 
     def gather(self, item: Any) -> list[Any]:
         # Words are said between steps: what the GPU was given ends first, so that a hang is seen where it is.

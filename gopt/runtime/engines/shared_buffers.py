@@ -1,141 +1,170 @@
-"""One copy of what a gather makes, for all ranks of a host: each writes its own part where all the others read it.
+"""Buffers in memory that the ranks of one host share: which ones, agreed by all ranks together, and the memory itself.
 
-A rank makes room for the whole in pages of its own. Once plans were found equal, the first of the group gives pages to
-all, and each puts them in the place of its own, at the addresses that its sessions are bound to. From then on a gather
-is a wait: when all have come, all have written.
-
-A rank may write its part of the next values only when nobody reads the last ones any more: that is known before the
-first step (``gopt.runtime.planner.hazards``). Where it is not so, or where memory is refused, each rank keeps its own
-copy and MPI fills it.
+A reduction reads what the other ranks have sent in place; a gather needs no copy, because all members read one buffer
+in which each writes its shard. A file of memory has no name in any folder (memfd), so nothing is left behind however
+a rank ends, and the limit of /dev/shm, small in containers, does not apply. Its pages exist before it is offered, so
+no write can fail for lack of memory. Ranks open each other's files by their numbers in /proc. Where any of that is
+refused, the whole group keeps the call to MPI.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import mmap
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from gopt.runtime.allocator import PAGE, SharedBuffer, whole_pages
-from gopt.runtime.engines.shared_reduction import Key, MemoryHandle, open_handle
-from gopt.runtime.session import Array, address_of
+from gopt.runtime.session import Array
+from gopt.runtime.shared_memory import GatherRequest, Key, SendRequest, SharedGather, SharedMemory, SharedSend
+
+PAGE = mmap.ALLOCATIONGRANULARITY
+
+Gather: TypeAlias = Callable[[Any], list[Any]]
+"""What every rank passes -> the list of all, in rank order."""
+Members: TypeAlias = Callable[[str], Sequence[int]]
+"""Group -> its ranks in order, this rank among them."""
+Request: TypeAlias = SendRequest | GatherRequest
+Source: TypeAlias = tuple[int, int]
+"""A rank, and which of its files: 0 for sends, 1 for gathers."""
 
 
-def probe_peers(rank: int, gather: Callable[[Any], list[Any]]) -> dict[int, set[int]]:
-    """Whose pages each rank of this host can have in the place of its own: itself too, where this system has any. All
-    its ranks together, before they lay out what they gather: where layers are gathered one by one, a room that stays
-    and that MPI has to fill takes more memory than none."""
-    file = _memory(PAGE)
-    handles: dict[int, MemoryHandle | None] = dict(
-        gather((rank, None if file is None else MemoryHandle(os.getpid(), *file, {})))
-    )
-    seen: set[int] = set()
-    for other, handle in handles.items():
-        opened = open_handle(handle, os.O_RDWR)
-        if opened is not None:
-            os.close(opened)
-            seen.add(other)
-    found = dict(gather((rank, seen)))
-    if file is not None:
-        os.close(file[0])
-    return found
+@dataclass(frozen=True, slots=True)
+class MemoryHandle:
+    """How another rank of the host reaches a file. ``starts``: buffer -> its first byte in the file."""
+
+    process: int
+    file: int
+    name: str
+    size: int
+    starts: dict[Key, int]
 
 
-def map_shared(
-    buffers: Mapping[Key, SharedBuffer],
-    members: Callable[[str], Sequence[int]],
-    rank: int,
-    gather: Callable[[Any], list[Any]],
-) -> list[SharedBuffer]:
-    """Put the same pages in the place of the rooms of all members; all ranks together, between steps.
+class MemoryFile:
+    """A file of memory with room for some buffers, each at the beginning of a page."""
 
-    ``members``: group -> its ranks, ``rank`` among them; ``gather``: what every rank gives. Returns the rooms that all
-    members now have in common: their values are what each had as its own part.
+    def __init__(self, requests: Mapping[Key, Request]) -> None:
+        """Raises OSError or AttributeError where the system has none."""
+        starts, size = {}, 0
+        for key, request in requests.items():
+            starts[key] = size
+            size += -(-request.count * request.dtype.itemsize // PAGE) * PAGE
+        name = f"gopt-{secrets.token_hex(8)}"
+        self.file = os.memfd_create(name)
+        self.handle = MemoryHandle(os.getpid(), self.file, name, size, starts)
+        try:
+            os.posix_fallocate(self.file, 0, size)
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """The memory stays as long as somebody has mapped it."""
+        os.close(self.file)
+
+
+def share_buffers(
+    sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest], members: Members, rank: int,
+    exchange: Gather,
+) -> SharedMemory:  # fmt: skip
+    """Agree on shared buffers and map them; all ranks together, before they compile. Fresh memory is zero.
+
+    A request is granted to all members of its group or to none: all must ask for the same size and type, for gathers
+    in a safe order of reads and writes, and every member must reach the memory of the others.
     """
-    told = gather(
-        {key: (buffer.memory.nbytes, buffer.calls, buffer.reads, buffer.writes) for key, buffer in buffers.items()}
-    )
-    groups = {key: members(key[0]) for key in buffers}
-    fit = {key: ranks for key, ranks in groups.items() if _fit([told[other].get(key) for other in ranks])}
-    file = _make_handle(buffers, [key for key, ranks in fit.items() if ranks[0] == rank])
-    handles: list[MemoryHandle | None] = gather(file)
-    leaders = {ranks[0] for ranks in fit.values()}
-    files = {leader: open_handle(handles[leader], os.O_RDWR) for leader in leaders}
-    everyone: list[set[Key]] = gather({key for key, ranks in fit.items() if files[ranks[0]] is not None})
-    found = []
-    for key, ranks in fit.items():
-        source, handle = files[ranks[0]], handles[ranks[0]]
-        if source is not None and handle is not None and all(key in everyone[other] for other in ranks):
-            buffer = buffers[key]
-            local_shard = buffer.local_shard.copy()
-            _replace_pages(buffer.memory, source, handle.buffers[key][0])
-            np.copyto(buffer.local_shard, local_shard)
-            found.append(buffer)
-    gather(None)  # all have opened the files, and written
-    for source in (*files.values(), None if file is None else file.file):
-        if source is not None:
-            os.close(source)
-    return found
-
-
-def _fit(told: Sequence[tuple[int, tuple[int, ...], int, int] | None]) -> bool:
-    """Whether the members have rooms of one size for the same gathers, and whoever writes has met all that read."""
-    known = [each for each in told if each is not None]
-    kinds = {(size, calls) for size, calls, _, _ in known}
-    if len(known) < len(told) or len(kinds) > 1:
-        return False
-    return max(reads for *_, reads, _ in known) <= min(writes for *_, writes in known)
-
-
-def _make_handle(buffers: Mapping[Key, SharedBuffer], keys: Sequence[Key]) -> MemoryHandle | None:
-    """A file with pages for these rooms; None where there is nothing to offer."""
-    if not keys:
-        return None
-    places, size = {}, 0
-    for key in keys:
-        memory = buffers[key].memory
-        places[key] = size, memory.size, memory.dtype.name
-        size += whole_pages(memory.nbytes)
-    file = _memory(size)
-    return None if file is None else MemoryHandle(os.getpid(), *file, places)
-
-
-def _memory(size: int) -> tuple[int, str] | None:
-    """A file without a place in any folder, with this many bytes, and its name; None where there is none to be had."""
-    name = f"gopt-{secrets.token_hex(8)}"
+    requests: dict[Key, Request] = {**sends, **gathers}
+    asked = exchange({key: _kind(request) for key, request in requests.items()})
+    same = {key for key in (*sends, *gathers) if len({asked[other].get(key) for other in members(key[0])}) == 1}
+    orders = exchange({key: (request.reads, request.writes) for key, request in gathers.items()})
+    safe = {key for key in gathers if key in same and _is_ordered([orders[other][key] for other in members(key[0])])}
+    sends = {key: request for key, request in sends.items() if key in same}
+    gathers = {key: request for key, request in gathers.items() if key in safe}
+    led = {key: request for key, request in gathers.items() if members(key[0])[0] == rank}
+    own = [_make_file(sends), _make_file(led)]
     try:
-        file = os.memfd_create(name)
-    except (AttributeError, OSError):  # not on this system; not enough files
-        return None
+        handles: list[list[MemoryHandle | None]] = exchange([None if file is None else file.handle for file in own])
+        # Of a send every member has its own memory; of a gather the first member has it for all.
+        needed = {key: [(other, 0) for other in members(key[0])] for key in sends}
+        needed |= {key: [(members(key[0])[0], 1)] for key in gathers}
+        files = {
+            source: _map(handles[source[0]][source[1]], writable=source[1] == 1 or source[0] == rank)
+            for source in {source for sources in needed.values() for source in sources}
+        }
+        mine = {
+            key for key, sources in needed.items() if all(_has(files[each], handles, each, key) for each in sources)
+        }
+        granted: list[set[Key]] = exchange(mine)
+    finally:
+        for file in own:
+            if file is not None:
+                file.close()
+    found_sends, found_gathers = {}, {}
+    for key in (key for key in mine if all(key in granted[other] for other in members(key[0]))):
+        views = [_view(files[each], handles, each, key, requests[key]) for each in needed[key]]
+        position = list(members(key[0])).index(rank)
+        if key in sends:
+            found_sends[key] = SharedSend(views[position], views)
+        else:
+            cuts = gathers[key].call.attributes["cuts"]
+            found_gathers[key] = SharedGather(views[0], cuts, position, len(gathers[key].calls))
+    return SharedMemory(found_sends, found_gathers)
+
+
+def _kind(request: Request) -> tuple[Any, ...]:
+    """What must be the same on all members."""
+    calls = request.calls if isinstance(request, GatherRequest) else ()
+    return request.call.op_type, request.count, request.dtype.name, calls
+
+
+def _is_ordered(orders: Sequence[tuple[int, int]]) -> bool:
+    """Whether all members have read before any of them writes."""
+    return max(reads for reads, _ in orders) <= min(writes for _, writes in orders)
+
+
+def _make_file(requests: Mapping[Key, Request]) -> MemoryFile | None:
     try:
-        os.posix_fallocate(file, 0, size)
+        return MemoryFile(requests) if requests else None
+    except (AttributeError, OSError):  # not on this system; not enough memory, or files
+        return None
+
+
+def open_handle(handle: MemoryHandle, flags: int) -> int | None:
+    """A file of a rank; None where it cannot be reached, or another one has its number."""
+    path = f"/proc/{handle.process}/fd/{handle.file}"
+    try:
+        return os.open(path, flags) if os.readlink(path).startswith(f"/memfd:{handle.name}") else None
     except OSError:
-        os.close(file)
         return None
-    return file, name
 
 
-def _replace_pages(memory: Array, file: int, start: int) -> None:
-    """Map a file, from its byte ``start`` on, where an array lies; raises OSError. NumPy and sessions see no change of
-    address, and whoever frees the array frees the mapping."""
-    writable, fixed = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
-    address, size = address_of(memory), whole_pages(memory.nbytes)
-    if _libc().mmap(address, size, writable, fixed, file, start) != address:
-        raise OSError(ctypes.get_errno(), "pages that ranks share cannot be mapped")
+def _map(handle: MemoryHandle | None, writable: bool) -> Array | None:
+    """The bytes of a file; None where it cannot be mapped."""
+    file = None if handle is None else open_handle(handle, os.O_RDWR if writable else os.O_RDONLY)
+    if handle is None or file is None:
+        return None
+    try:
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return np.frombuffer(mmap.mmap(file, handle.size, access=access), np.uint8)
+    except OSError:
+        return None
+    finally:
+        os.close(file)
 
 
-_MAP_FIXED = 0x10
-"""Of Linux, which alone has memfd_create; Python does not know it."""
+def _has(file: Array | None, handles: Sequence[Sequence[MemoryHandle | None]], source: Source, key: Key) -> bool:
+    handle = handles[source[0]][source[1]]
+    return file is not None and handle is not None and key in handle.starts
 
 
-@functools.cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    return libc
+def _view(
+    file: Array | None, handles: Sequence[Sequence[MemoryHandle | None]], source: Source, key: Key,
+    request: Request,
+) -> Array:  # fmt: skip
+    handle = handles[source[0]][source[1]]
+    assert file is not None and handle is not None
+    start = handle.starts[key]
+    view: Array = file[start : start + request.count * request.dtype.itemsize].view(request.dtype)
+    return view

@@ -1,9 +1,9 @@
-"""Where what a program makes lies, step after step: found once, so that no step asks for memory or binds it anew.
+"""Assigns memory to every result of a program once, so that no step allocates memory or binds it anew.
 
-What a call sends with other values lies in the call's buffer, and what a gather makes one behind the other. What
-outlives a step has two places that take turns: one may still be read while the other is written. All else shares
-memory: a place is free for others of its size when the last step that reads it is done. What a call reads shares with
-nobody, for the call may run beside the steps that follow.
+Results that a call sends lie in the call's buffer, and the results of a gather one after the other. A result that
+outlives a step has two buffers that alternate: one may still be read while the other is written. All other results
+reuse memory: a buffer is free for results of the same size after the last use of what lies in it. What a call reads is
+never reused within a step, because the call may overlap the steps that follow.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.memory import aligned, unpack_views
 from gopt.runtime.partition import Call, ProgramStep, Segment
-from gopt.runtime.planner.buffer_assignment import BufferAssignment
+from gopt.runtime.planner.buffers import Buffers
 from gopt.runtime.session import Array, Value
 
 BufferViews: TypeAlias = Mapping[str, Sequence[Value]]
-"""Result -> its place, or the two that take turns; without those whose shape or type leaves it to the runtime."""
+"""Result -> its buffer, or the two that alternate; without results whose shape or type leaves it to the runtime."""
 
 _NUMPY_TYPES = frozenset({
     "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -31,7 +31,7 @@ _NUMPY_TYPES = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """``landing``: number of a gather -> flat memory for what it makes."""
+    """``views``: result -> its memory; ``output_buffers``: number of a gather -> the flat buffer of its results."""
 
     views: dict[str, list[Value]]
     output_buffers: dict[int, Array]
@@ -39,27 +39,28 @@ class MemoryPlan:
 
 def plan_memory(
     steps: Sequence[ProgramStep], last_uses: Sequence[Sequence[str]], types: Mapping[str, TensorType],
-    buffers: BufferAssignment, aliases: Collection[str], kept: Collection[str],
+    buffers: Buffers, aliases: Collection[str], kept: Collection[str],
 ) -> MemoryPlan:  # fmt: skip
-    """Places for what these steps make, in this order; ``dead``: for every step, what nobody reads after it. Linear.
+    """Memory for the results of these steps, in this order; ``last_uses``: per step, the values whose last use it is.
+    Linear.
 
-    ``over``: results that are written over a row; ``kept``: those that outlive a step.
+    ``aliases``: results that overwrite an operand; ``kept``: results that outlive a step.
     """
-    views = {name: [Value(place, lasting=True)] for name, place in buffers.send_views.items()}
+    views = {name: [Value(view, lasting=True)] for name, view in buffers.send_views.items()}
     output_buffers: dict[int, Array] = {}
     waited = {name for step in steps if isinstance(step, Call) for name in step.inputs}
     free: dict[int, list[Array]] = {}
-    shared: dict[str, _ReusedMemory] = {}
+    reused: dict[str, _ReusedMemory] = {}
 
-    def place(names: Sequence[str]) -> Array:
-        """Memory, flat, that these of one type share with whoever is not alive with any of them."""
+    def allocate(names: Sequence[str]) -> Array:
+        """Flat memory for results of one type, free or new."""
         size = sum(types[name].nbytes for name in names)
-        again = free.get(size)
-        memory = again.pop() if again else aligned([size], np.dtype(np.uint8))
+        fitting = free.get(size)
+        memory = fitting.pop() if fitting else aligned([size], np.dtype(np.uint8))
         flat = memory.view(numpy_dtype(types[names[0]].dtype))
         rows = unpack_views(flat, [types[name].dims for name in names])
         views.update((name, [Value(row, lasting=True)]) for name, row in zip(names, rows))
-        shared.update(dict.fromkeys(names, _ReusedMemory(memory, len(names))))
+        reused.update(dict.fromkeys(names, _ReusedMemory(memory, len(names))))
         return flat
 
     for step, gone in zip(steps, last_uses, strict=True):
@@ -68,28 +69,28 @@ def plan_memory(
                 if name in views or name in aliases or not _is_planned(name, types):
                     continue
                 if name in kept:
-                    made = types[name]
-                    views[name] = [Value(aligned(made.dims, numpy_dtype(made.dtype)), lasting=True) for _ in range(2)]
+                    dims, dtype = types[name].dims, numpy_dtype(types[name].dtype)
+                    views[name] = [Value(aligned(dims, dtype), lasting=True) for _ in range(2)]
                 else:
-                    place([name])
+                    allocate([name])
         elif (
-            step.index not in buffers.gather_buffers
+            buffers.gathered_views.keys().isdisjoint(step.outputs)
             and _has_output_buffer(step, types)
             and not any(name in kept for name in step.outputs)
         ):
-            output_buffers[step.index] = place(step.outputs)
+            output_buffers[step.index] = allocate(step.outputs)
         for name in gone:
-            # Nobody waits for a call whose result nobody reads, and so its memory is never known to be free.
-            if name in shared and name not in waited and not (isinstance(step, Call) and name in step.outputs):
-                shared[name].users -= 1
-                if not shared[name].users:
-                    free.setdefault(shared[name].memory.nbytes, []).append(shared[name].memory)
+            # No step waits for a call whose result is not read, so its memory is never known to be free.
+            if name in reused and name not in waited and not (isinstance(step, Call) and name in step.outputs):
+                reused[name].users -= 1
+                if not reused[name].users:
+                    free.setdefault(reused[name].memory.nbytes, []).append(reused[name].memory)
     return MemoryPlan(views, output_buffers)
 
 
 @dataclass(slots=True)
 class _ReusedMemory:
-    """Memory, and how many of the results in it may still be read."""
+    """Memory, and how many of its results may still be read."""
 
     memory: Array
     users: int
@@ -101,7 +102,7 @@ def _is_planned(name: str, types: Mapping[str, TensorType]) -> bool:
 
 
 def _has_output_buffer(call: Call, types: Mapping[str, TensorType]) -> bool:
-    """Whether a call makes values that lie one behind the other."""
+    """Whether a call makes values that lie one after the other."""
     if call.node.op_type != "AllGather" or "cuts" not in call.node.attributes:
         return False
     names = call.node.outputs

@@ -1,95 +1,41 @@
-"""Train: one rank's life, whatever the engine. Agree with the others, run step after step, keep what was learned."""
+"""One rank's part of a job: agree with the other ranks, compile, train step after step, write checkpoints."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gopt.artifact import manifest_check
-from gopt.artifact.manifest import InputKind, LocalState, Manifest
-from gopt.artifact.path_diagnostics import check_folder
-from gopt.collectives.node import format_shape
+from gopt.artifact.manifest import InputKind, LocalState
 from gopt.errors import GoptError, InputError, OptionError, RunError
-from gopt.ir.external_data import load_state
-from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.mesh import Mesh
-from gopt.runtime.allocator import SharedBuffer
 from gopt.runtime.device import HOST, Device
-from gopt.runtime.engines.base import AsyncCollectives, CollectiveRunner, Engine
+from gopt.runtime.engines.base import AsyncCollectives, CollectiveRunner, Engine, raise_on_one_rank
+from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
 from gopt.runtime.executor import Executor, no_timing
-from gopt.runtime.session import Array
+from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.training.checkpoint import Checkpoints
+from gopt.runtime.training.consistency import broadcast_states, check_calls, compare_states, share_memory
 from gopt.runtime.training.data import BatchSource, MicroStep, open_data, parse_schedule
+from gopt.runtime.training.initial_states import initial_states
+from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.runtime.training.trace import Trace, check_writable
-
-StatesFile = dict[str, Array]
-"""Arrays; once steps run, what the device shows for them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What a run is to do; the same on all ranks."""
-
-    folder: Path
-    data: str
-    steps: int
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Hyper-parameter -> a number or a schedule."""
-    state: str | None = None
-    shuffle: int | None = None
-    checkpoint: Path | None = None
-    every: int = 0
-    """Steps between checkpoints; 0 is one at the end."""
-    keep: int = 2
-    resume: bool = False
-    stop_on_nan: bool = False
-    sync_init: bool = False
-    trace: Path | None = None
-    """Where the first rank writes what all ranks did when, in Chrome's trace format."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """One step as the first rank tells it: losses of all ranks (means of micro-steps), seconds, samples of all."""
-
-    step: int
-    losses: tuple[float, ...]
-    seconds: float
-    samples: int
-
-    @property
-    def loss(self) -> float:
-        return sum(self.losses) / len(self.losses)
-
-    def to_json(self) -> dict[str, Any]:
-        rate = self.samples / self.seconds if self.seconds else 0.0
-        return {"step": self.step, "loss": self.loss, "losses": list(self.losses), "seconds": round(self.seconds, 6),
-                "samples_per_second": round(rate, 3)}  # fmt: skip
-
-
-def read_manifest(folder: Path) -> tuple[Manifest, Mesh]:
-    """The manifest of an output folder, and its mesh; raises InputError."""
-    check_folder(folder)
-    manifest, mesh = manifest_check.read_manifest(folder)
-    if len(manifest.ranks) != mesh.ranks:
-        raise RunError(f"{folder} holds {len(manifest.ranks)} of {mesh.ranks} ranks", "shard without --only-ranks")
-    return manifest, mesh
 
 
 class Trainer:
-    """One rank of a job."""
+    """One rank of a job.
+
+    ``position`` is called with step and call whenever they change; ``stop_signal`` returns the signal that this rank
+    received, or 0. Raises InputError, OptionError and RunError for files and options that do not fit.
+    """
 
     def __init__(
         self, job: Job, engine: Engine, position: Callable[[int, int], None], device: Device = HOST,
@@ -102,7 +48,7 @@ class Trainer:
         self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
         self.step = 0
         self.stopped = 0
-        """The signal for which the run ends early, the same on all ranks: ``asked`` says what came to this one."""
+        """The signal for which the run ends early, the same on all ranks."""
         self._stop_signal = stop_signal
         self.call = -1
         self._position = position
@@ -115,11 +61,9 @@ class Trainer:
         if self.checkpoints is not None:
             self.checkpoints.check(job.resume)
         self.held = self._start()
-        cache = device.sessions()
-        self._next_input = replaces = self.manifest.next_inputs(self.record)
-        self.programs = {phase: Executor(graph, cache, replaces, device) for phase, graph in self._graphs.items()}
-        for program in self.programs.values():
-            program.bind_states(self.held)
+        """State -> its value; once steps run, as the device shows it."""
+        self._next_input = self.manifest.next_inputs(self.record)
+        self.programs: dict[str, Executor] = {}
         data = self.mesh.data_group
         self.part = self.mesh.index(data, engine.rank) if data is not None else 0
         self.parts = self.mesh.data_ranks
@@ -151,128 +95,51 @@ class Trainer:
                 raise InputError(f"batch input {each.name!r} has the open shape {each.type}")
         return {each.name: each.type for each in inputs}
 
-    def _start(self) -> StatesFile:
-        """The states at the first step: of the checkpoint, else the stored ones, else of ``--state``."""
+    def _start(self) -> dict[str, Any]:
+        """The states at the first step: of the checkpoint, or else of the folder and ``--state``."""
         held = {each.input: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in self.record.accumulators}
         if self.job.resume:
             if self.checkpoints is None:
                 raise OptionError("--resume needs --checkpoint DIR")
-            if found := self.checkpoints.steps():
-                self.step = found[-1]
+            if complete := self.checkpoints.steps():
+                self.step = complete[-1]
                 return held | self.checkpoints.load(self.engine.rank, self.step)
-        stored = {
-            name: tensor for graph in self._graphs.values() for name, tensor in graph.initializers.items()
-            if name in graph.inputs
-        }  # fmt: skip
-        given = load_state(self.job.state) if self.job.state is not None else {}
-        for state in self.states:
-            name, type = state.input, self._input(state.input)
-            if name in stored:
-                held[name] = np.array(stored[name].numpy())
-                continue
-            parts = [given.get(piece.tensor) for piece in state.pieces]
-            if any(part is None for part in parts):
-                missing = next(p.tensor for p, part in zip(state.pieces, parts) if part is None)
-                raise InputError(f"state {missing!r} has no value", "give the values with --state FILE")
-            flats = [
-                np.asarray(part.numpy()).reshape(-1)[piece.start : piece.stop]
-                for part, piece in zip(parts, state.pieces) if part is not None
-            ]  # fmt: skip
-            flat = np.concatenate(flats) if flats else np.zeros(0)
-            held[name] = flat.astype(numpy_dtype(type.dtype)).reshape(type.dims)
-        return held
+        return held | initial_states(self.states, self._graphs, self.job.state)
 
     # --- before the first step ---
 
-    def check_consistency(self) -> None:
-        """Compare with all ranks what must be equal before anything hangs or drifts apart; raises RunError."""
-        plan: dict[str, list[str]] = {}
-        for phase, graph in self._graphs.items():
-            for node in graph.nodes:
-                if node.domain == COMM:
-                    plan.setdefault(str(node.attributes["group"]), []).append(f"{phase}: {_call_text(node, graph)}")
-        everything = self.engine.gather((str(self.mesh), {group: _digest(calls) for group, calls in plan.items()}))
-        meshes = [mesh for mesh, _ in everything]
-        if len(set(meshes)) > 1:
-            raise RunError(f"ranks run different meshes: {' and '.join(sorted(set(meshes)))}")
-        groups = sorted({group for _, digests in everything for group in digests})
-        self.engine.prepare(groups)
-        differs = any(
-            digests.get(group) != everything[self.mesh.members(group, rank)[0]][1].get(group)
-            for rank, (_, digests) in enumerate(everything) for group in groups
-        )  # fmt: skip
-        if differs:
-            self._raise_plan_difference(self.engine.gather(plan), groups)
+    def _prepare(self) -> None:
+        """Agree with all ranks, then assign memory, then compile; raises RunError, UnsupportedError."""
+        check_calls(self.engine, self.mesh, self._graphs)
+        replicated = [state.input for state in self.manifest.common.state if not state.local]
         if self.job.sync_init:
-            self._broadcast_states()
-        self._compare_states()
-        self._map_buffers()
+            types = {name: self._input(name) for name in replicated}
+            broadcast_states(self.engine, self.mesh, self.device, self.held, types)
+        compare_states(self.engine, self.held, replicated)
+        plans = raise_on_one_rank(self.engine, self._plan)
+        shared = share_memory(self.engine, list(plans.values()))
+        raise_on_one_rank(self.engine, lambda: self._compile(plans, shared))
 
-    def _raise_plan_difference(self, plans: list[dict[str, list[str]]], groups: list[str]) -> None:
-        for group in groups:
-            for rank, plan in enumerate(plans):
-                first = self.mesh.members(group, rank)[0]
-                mine, theirs = plan.get(group, []), plans[first].get(group, [])
-                for place in range(max(len(mine), len(theirs))):
-                    here = mine[place] if place < len(mine) else "no more calls"
-                    there = theirs[place] if place < len(theirs) else "no more calls"
-                    if here != there:
-                        raise RunError(
-                            f"ranks {first} and {rank} differ at call {place} over {group}: {there}; {here}",
-                            "all ranks need the files of one gopt shard",
-                        )
+    def _plan(self) -> dict[str, ExecutionPlan]:
+        def member(group: str) -> int:
+            return self.mesh.index(group, self.engine.rank)
 
-    def _map_buffers(self) -> None:
-        """Let the engine make calls in the memory that it lent for them, by group and number among the calls of the
-        group: the same on all members."""
-        engine_buffers: dict[tuple[str, int], Array] = {}
-        common: dict[tuple[str, int], SharedBuffer] = {}
-        seen: Counter[str] = Counter()
+        graphs = self._graphs.items()
+        return {phase: plan_execution(graph, self._next_input, self.device, member) for phase, graph in graphs}
+
+    def _compile(self, plans: Mapping[str, ExecutionPlan], shared: Sequence[SharedMemory]) -> None:
+        cache = self.device.sessions()
+        self.programs = {phase: Executor(plan, cache, own) for (phase, plan), own in zip(plans.items(), shared)}
         for program in self.programs.values():
-            program.bind_states(self.held)  # those of the first rank
-            for number, node in enumerate(node for node in program.graph.nodes if node.domain == COMM):
-                group = str(node.attributes["group"])
-                if number in program.engine_buffers:
-                    engine_buffers[group, seen[group]] = program.engine_buffers[number]
-                if number in program.common:
-                    common[group, seen[group]] = program.common[number]
-                seen[group] += 1
-        self.engine.map_buffers(engine_buffers, common)
-
-    def _replicated_states(self) -> list[str]:
-        return [state.input for state in self.manifest.common.state if not state.local]
-
-    def _broadcast_states(self) -> None:
-        """Replicated states as the first rank has them."""
-        group = "+".join(name for name, _ in self.mesh.axes)
-        self.engine.prepare([group])
-        for place, name in enumerate(self._replicated_states()):
-            array = self.held[name]
-            attributes = {
-                "group": group, "root": 0, "dtype": self._input(name).dtype, "shapes": [format_shape(array.shape)],
-            }  # fmt: skip
-            node = Node("Broadcast", [name], [name], domain=COMM, attributes=attributes)
-            given = [self.device.view(self.device.to_device(array))] if self.engine.rank == 0 else []
-            self.held[name] = self.device.to_host(self.engine.call(place, node, given)[0])
-
-    def _compare_states(self) -> None:
-        mine = {name: hashlib.sha256(np.ascontiguousarray(self.held[name]).tobytes()).hexdigest()
-                for name in self._replicated_states()}  # fmt: skip
-        for rank, other in enumerate(self.engine.gather(mine)):
-            for name, seen in mine.items():
-                if other.get(name) != seen:
-                    raise RunError(
-                        f"rank {self.engine.rank} and rank {rank} start with different values of {name}",
-                        "give all the same files, or take the first rank's with --sync-init",
-                    )
+            program.bind_states(self.held)
 
     # --- the loop ---
 
     def run(self, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None) -> None:
-        """All steps of the job, or those until a signal comes; ``tell`` hears of each, on the first rank, and ``begun``
-        is called there once nothing stands in the way of the first."""
+        """Run all steps of the job, or those until a signal comes. On the first rank ``on_step`` is called after each,
+        and ``on_start`` once nothing can refuse the first."""
         try:
-            self.check_consistency()
+            self._prepare()
             with nullcontext() if self.checkpoints is None else self.checkpoints.open(self.engine, self.step):
                 if self.engine.rank == 0:
                     on_start()
@@ -350,21 +217,9 @@ class Trainer:
             or bool(self.job.every and self.step % self.job.every == 0)
         )
 
-    def _hyper(self) -> StatesFile:
+    def _hyper(self) -> dict[str, Any]:
         made = {}
         for each in self.manifest.inputs_of(InputKind.HYPER):
             value = self.schedules[each.name](self.step)
             made[each.name] = np.full(each.type.dims, value, numpy_dtype(each.dtype))
         return made
-
-
-def _call_text(node: Node, graph: Graph) -> str:
-    """A call as all members of its group must have it."""
-    kept = {key: value for key, value in sorted(node.attributes.items()) if key not in ("group", "peer")}
-    types = [str(graph.types[name]) for name in node.outputs if name in graph.types and graph.types[name].static]
-    shown = "" if "cuts" in kept and node.op_type == "ReduceScatter" else " " + ", ".join(types)
-    return f"{node.op_type} {json.dumps(kept)}{shown}"
-
-
-def _digest(calls: list[str]) -> str:
-    return hashlib.sha256("\n".join(calls).encode()).hexdigest()

@@ -19,6 +19,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
 from gopt.mesh import Mesh
 from gopt.runtime.engines.mpi import MpiEngine
+from gopt.runtime.shared_memory import SendRequest
 
 LENGTH = (1 << 16) + 70_000
 """More than a tile, and bytes of any type enough."""
@@ -84,21 +85,20 @@ def check(engine: Any, mesh: Mesh, fault: str) -> None:
         os.readlink = lambda _: "/memfd:another (deleted)"
     groups = [*(name for name, _ in mesh.axes), "+".join(name for name, _ in mesh.axes)]
     listed = [(group, place, *each) for group in dict.fromkeys(groups) for place, each in enumerate(cases(mesh, group))]
-    buffers = {}
-    for group, place, node, dtype in listed:
-        buffer = engine.allocate(node, LENGTH, np.dtype(DTYPES[dtype]))
-        if buffer is not None:
-            buffers[group, place] = buffer
     engine.prepare(list(dict.fromkeys(groups)))
-    engine.map_buffers(buffers, {})
+    requests = {
+        (group, place): SendRequest(node, LENGTH, np.dtype(DTYPES[dtype])) for group, place, node, dtype in listed
+    }
+    shared = engine.share(requests, {}).sends
     engine._groups = {group: Late(comm) for group, comm in engine._groups.items()}
     for turn, (group, place, node, dtype) in enumerate(listed):
         Late.by = LATE * (engine.rank == turn % mesh.ranks)
         time.sleep(LATE * (engine.rank == (turn + 1) % mesh.ranks and turn % 3 == 0))
-        buffer = buffers.get((group, place), np.empty(LENGTH, DTYPES[dtype]))
+        granted = shared.get((group, place))
+        buffer = np.empty(LENGTH, DTYPES[dtype]) if granted is None else granted.memory
         buffer[:] = drawn(engine.rank, turn, dtype)
         pair = [buffer[:1000].reshape(10, 100), buffer[1000:]]
-        found = [each.copy() for each in engine.call(turn, node, pair, buffer)]
+        found = [each.copy() for each in engine.call(turn, node, pair, buffer if granted is None else granted)]
         buffer[:] = 0  # at once: whoever still read it would be wrong
         members = mesh.members(group, engine.rank)
         given = [[each[:1000].reshape(10, 100), each[1000:]] for each in (drawn(m, turn, dtype) for m in members)]

@@ -33,9 +33,11 @@ from gopt.runtime.engines.cuda import Cuda
 from gopt.runtime.engines.gpu import Gpu, Sessions
 from gopt.runtime.engines.nccl import NcclEngine, StreamCollectives, on_gpus
 from gopt.runtime.engines.staging import equal_parts
+from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor
 from gopt.runtime.proto import build_model
-from gopt.runtime.training.train import Job, Trainer, read_manifest
+from gopt.runtime.training.job import Job, read_manifest
+from gopt.runtime.training.train import Trainer
 from gopt.verification import sampling
 
 SCHEDULES = {"all late": (), "compute at once": (0,), "calls at once": (1,)}
@@ -375,7 +377,7 @@ def test_a_result_of_unknown_length_is_the_runtimes_own(runtime, tmp_path):
     graph = make(tmp_path, nodes, {"x": ("float32", [5])}, spec)
 
     def work(rank):
-        program = Executor(graph, rank.gpu.sessions(), {}, rank.gpu)
+        program = Executor(plan_execution(graph, {}, rank.gpu), rank.gpu.sessions())
         made = program.run({"x": np.array([0, 2, 0, 1, 3], "f4")}, lambda *_: [])
         return {name: rank.gpu.to_host(block).tolist() for name, block in made.items()}
 
@@ -388,7 +390,7 @@ def test_an_array_that_is_fed_again_is_read_again(runtime, tmp_path):
     graph = make(tmp_path, nodes, {"x": ("float32", [2])}, {"y": ("float32", [2])})
 
     def work(rank):
-        program = Executor(graph, rank.gpu.sessions(), {}, rank.gpu)
+        program = Executor(plan_execution(graph, {}, rank.gpu), rank.gpu.sessions())
         batch, made = np.zeros(2, "f4"), []
         for value in (1, 2):
             batch[:] = value
@@ -444,7 +446,7 @@ def test_halves_are_left_to_the_provider(runtime, tmp_path):
 
     def kinds(rank):
         return [
-            [node.op_type for node in Executor(graph, device.sessions(), {}, device).graph.nodes]
+            [node.op_type for node in Executor(plan_execution(graph, {}, device), device.sessions()).graph.nodes]
             for device in (HOST, rank.gpu)
         ]
 

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from helpers import calls, edit_rank
 from onnx import ModelProto
@@ -20,9 +19,7 @@ from recipes import Recipe
 from test_run import LONG, command, mpi, processes, run, samples, train, written
 
 from gopt.mesh import Mesh
-from gopt.runtime.engines import launch, shared_reduction
-from gopt.runtime.engines.shared_reduction import Arena
-from gopt.runtime.memory import packed_view
+from gopt.runtime.engines import launch
 
 WIDE = Recipe(widths=(3, 150, 160, 4))
 """Gradients large enough to be worth it."""
@@ -195,53 +192,3 @@ def test_shared_memory_has_no_name_and_ends_with_its_ranks(tmp_path):
         process.kill()
         for left in processes(folder):
             os.kill(left, signal.SIGKILL)
-
-
-# --- memory ---------------------------------------------------------------------------------------------------------
-
-
-def test_rooms_are_aligned_and_lie_apart(monkeypatch):
-    monkeypatch.setattr(shared_reduction, "CHUNK", 1 << 16)
-    allocator = Arena()
-    buffers = [
-        allocator.allocate(count, np.dtype(dtype))
-        for count, dtype in ((5, "f4"), (1 << 15, "f4"), (3, "f8"), (9, "f2"))
-    ]
-    for number, buffer in enumerate(buffers):
-        assert buffer is not None and buffer.__array_interface__["data"][0] % 64 == 0
-        buffer[:] = number
-    assert [buffer.size for buffer in buffers] == [5, 1 << 15, 3, 9]
-    assert all((buffer == number).all() for number, buffer in enumerate(buffers))
-    pieces = [buffers[1][:100].reshape(10, 10), buffers[1][100:]]
-    assert packed_view(pieces).size == 1 << 15
-
-
-def test_a_rank_alone_shares_with_nobody():
-    allocator = Arena()
-    buffer = allocator.allocate(100, np.dtype("f4"))
-    files = len(os.listdir("/proc/self/fd"))
-    found = allocator.map_buffers({("shard", 0): buffer}, lambda group: (0,), 0, lambda item: [item])
-    assert found == {id(buffer): [buffer]} and len(os.listdir("/proc/self/fd")) == files - 1
-
-
-@pytest.mark.parametrize("what", ["memfd_create", "posix_fallocate"])
-def test_no_memory_to_lend(what, monkeypatch):
-    def refuse(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, what, refuse)
-    assert Arena().allocate(100, np.dtype("f4")) is None
-    monkeypatch.delattr(os, what)
-    allocator = Arena()
-    assert allocator.allocate(100, np.dtype("f4")) is None
-    assert allocator.map_buffers({}, lambda group: (0,), 0, lambda item: [item]) == {}
-
-
-def test_another_file_of_that_number_is_not_mapped():
-    """As where processes are numbered twice on a host."""
-    first, second = Arena(), Arena()
-    buffers = [allocator.allocate(100, np.dtype("f4")) for allocator in (first, second)]
-    offers = [allocator._make_handle({("shard", 0): buffer}) for allocator, buffer in zip((first, second), buffers)]
-    assert shared_reduction._map(offers[0]) is not None
-    wrong = shared_reduction.MemoryHandle(os.getpid(), offers[0].file, offers[1].name, offers[1].buffers)
-    assert shared_reduction._map(wrong) is None

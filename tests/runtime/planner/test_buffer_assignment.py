@@ -12,12 +12,14 @@ from onnx import helper
 from runtime_graphs import comm, make
 
 from gopt.ir.graph import Graph
-from gopt.runtime.allocator import NoAllocator
-from gopt.runtime.device import Host
+from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor
 from gopt.runtime.memory import aligned
-from gopt.runtime.planner.buffer_assignment import BufferSlice, assign_buffers
+from gopt.runtime.planner.assignment import BufferSlice
+from gopt.runtime.planner.buffer_assignment import assign_buffers
+from gopt.runtime.planner.buffers import allocate_buffers
 from gopt.runtime.session import SessionCache
+from gopt.runtime.shared_memory import NOT_SHARED, SharedMemory, SharedSend
 
 op = helper.make_node
 W, B = ("float32", [2, 3]), ("float32", [2])
@@ -49,10 +51,10 @@ def test_what_is_cut_of_states_is_a_piece_of_their_room(tmp_path):
     buffers = assign_buffers(graph, REPLACES)
     assert buffers.slices == {"w": BufferSlice(1, 0, 6), "b": BufferSlice(1, 6, 8), "p": BufferSlice(1, 4, 8)}
     assert [node.op_type for node in buffers.graph.nodes] == ["Neg", "ReduceScatter", "Sub", "AllGather"]
-    assert buffers.own == {"p.new": frozenset({BufferSlice(1, 0, 4), BufferSlice(1, 4, 8)})} and buffers.donatable == {
-        0
-    }
-    assert all(np.shares_memory(array, buffers.gather_buffers[1]) for array in buffers.states.values())
+    assert buffers.own_slices == {"p.new": frozenset({BufferSlice(1, 0, 4), BufferSlice(1, 4, 8)})}
+    assert buffers.donatable == {0}
+    found = allocate_buffers(buffers, NOT_SHARED)
+    assert all(np.shares_memory(array, found.call_buffers[1]) for array in (*found.states.values(), found.views["p"]))
     assert buffers.input_alias("p.new", ["p", "g"], 2, {"p": 2}) == "p"
     assert buffers.input_alias("p.new", ["p", "g"], 2, {"p": 3}) is None
     assert buffers.input_alias("p.new", ["p", "g"], 2, {"p": 2, "w": 2}) is None
@@ -91,7 +93,7 @@ def test_what_lies_with_a_value_is_found_without_a_look_at_all_others(tmp_path):
 )
 def test_who_reads_behind_the_gather_finds_the_old_values(more, outputs, order, tmp_path):
     buffers = assign_buffers(step(tmp_path, *more, outputs=outputs, order=order), REPLACES)
-    assert not buffers.gather_buffers and not buffers.states and not buffers.slices
+    assert not buffers.gathers and not buffers.slices
 
 
 def test_pieces_that_do_not_follow_one_another_are_put_together(tmp_path):
@@ -102,43 +104,31 @@ def test_pieces_that_do_not_follow_one_another_are_put_together(tmp_path):
 
 def test_a_value_that_is_sent_and_read_later_is_not_spare(tmp_path):
     buffers = assign_buffers(step(tmp_path, op("Abs", ["n"], ["late"]), outputs={"late": ("float32", [8])}), REPLACES)
-    assert buffers.donatable == frozenset() and buffers.gather_buffers
+    assert buffers.donatable == frozenset() and buffers.gathers
 
 
-def test_a_single_tensor_lies_in_what_is_lent_for_it(tmp_path):
-    """And the call gets that very array, whatever else begins at its place."""
-    asked, engine_buffers = [], aligned([8], np.dtype("f4"))
-
-    class Allocator(NoAllocator):
-        def allocate(self, call, count, dtype):
-            asked.append((call.op_type, count, dtype))
-            return engine_buffers
-
-    program = Executor(step(tmp_path), SessionCache(), REPLACES, Host(Allocator()))
-    assert asked == [("ReduceScatter", 8, np.dtype("f4"))] and program.engine_buffers == {0: engine_buffers}
+def test_a_single_tensor_lies_in_the_shared_buffer_that_was_granted_for_it(tmp_path):
+    plan, memory = plan_execution(step(tmp_path), REPLACES), aligned([8], np.dtype("f4"))
+    asked = {number: (each.call.op_type, each.count, each.dtype) for number, each in plan.send_requests().items()}
+    assert asked == {0: ("ReduceScatter", 8, np.dtype("f4"))}
+    granted = SharedSend(memory, [memory])
+    program = Executor(plan, SessionCache(), SharedMemory(sends={0: granted}))
 
     def call(index, node, inputs, buffer):
         if node.op_type == "AllGather":
             buffer[:4], buffer[4:] = 0, inputs[0]
             return [buffer[:6].reshape(2, 3), buffer[6:]]
-        assert buffer is engine_buffers and np.array_equal(engine_buffers, -np.arange(8)), (
-            "the segment has written it there"
-        )
-        return [engine_buffers[4:]]
+        assert buffer is granted and np.array_equal(memory, -np.arange(8)), "the segment has written it there"
+        return [memory[4:]]
 
     feeds = {"w": np.zeros((2, 3), "f4"), "b": np.zeros(2, "f4"), "x": np.arange(8, dtype="f4")}
     made = program.run(feeds, call)
     np.testing.assert_array_equal([*made["w.new"].reshape(-1)[4:], *made["b.new"]], [4, 5, 6, 7])
 
 
-def test_nothing_is_lent_for_what_is_read_later(tmp_path):
-    class Allocator(NoAllocator):
-        def allocate(self, call, count, dtype):
-            return aligned([count], dtype)
-
+def test_no_buffer_is_asked_for_what_is_read_later(tmp_path):
     graph = step(tmp_path, op("Abs", ["n"], ["late"]), outputs={"late": ("float32", [8])})
-    buffers = assign_buffers(graph, REPLACES, Allocator())
-    assert buffers.engine_buffers == {} and buffers.send_views == {}
+    assert plan_execution(graph, REPLACES).send_requests() == {} and assign_buffers(graph, REPLACES).sends == {}
 
 
 def test_a_state_that_a_reduction_makes_does_not_lie_where_the_next_step_sends(tmp_path):
@@ -151,7 +141,7 @@ def test_a_state_that_a_reduction_makes_does_not_lie_where_the_next_step_sends(t
 @pytest.mark.parametrize("fills", [True, False])
 def test_steps_go_on_from_the_room(order, fills, tmp_path):
     """Two steps as rank 1 with a peer that sends zeros, by an engine that fills the room and by one that does not."""
-    program = Executor(step(tmp_path, order=order), SessionCache(), REPLACES)
+    program = Executor(plan_execution(step(tmp_path, order=order), REPLACES), SessionCache())
     seen: list[np.ndarray] = []
 
     def call(index, node, inputs, buffer=None):
@@ -200,8 +190,8 @@ def test_a_call_under_way_still_finds_the_old_state(tmp_path):
         tmp_path, nodes, {"w": whole, "g": part}, {"w.new": whole, "w.sum": whole},
         constants={"half": np.array([half]), "end": np.array([2 * half])}, values=dict.fromkeys(rows, part),
     )  # fmt: skip
-    program = Executor(graph, SessionCache(), {"w.new": "w"})
-    assert program._assignment.slices.keys() == {"w", "p"}
+    program = Executor(plan_execution(graph, {"w.new": "w"}), SessionCache())
+    assert assign_buffers(graph, {"w.new": "w"}).slices.keys() == {"w", "p"}
 
     def call(index, node, inputs, buffer=None):
         if node.op_type == "AllReduce":

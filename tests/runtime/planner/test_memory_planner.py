@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
-import onnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph import COMM, Node
 from gopt.ir.types import TensorType
 from gopt.runtime.partition import Call, ProgramStep, Segment, last_uses
-from gopt.runtime.planner.buffer_assignment import BufferAssignment
+from gopt.runtime.planner.buffers import Buffers
 from gopt.runtime.planner.memory_planner import MemoryPlan, plan_memory
 
 
@@ -26,10 +25,9 @@ def gather(number: int, reads: Iterable[str], makes: Iterable[str]) -> Call:
 
 def laid(
     steps: Sequence[ProgramStep], types: dict[str, TensorType], kept: Collection[str] = (),
-    buffers: BufferAssignment | None = None, aliases: Collection[str] = (),
+    buffers: Buffers | None = None, aliases: Collection[str] = (),
 ) -> MemoryPlan:  # fmt: skip
-    graph = Graph("g", [], {}, {}, {}, types, onnx.ModelProto())
-    return plan_memory(steps, last_uses(steps, list(kept)), types, buffers or BufferAssignment(graph), aliases, kept)
+    return plan_memory(steps, last_uses(steps, list(kept)), types, buffers or Buffers(), aliases, kept)
 
 
 def row(length: int, dtype: str = "float32") -> TensorType:
@@ -109,6 +107,5 @@ def test_what_has_no_place():
     types = {"unknown": TensorType("float32", None), "empty": row(0), "half": row(4, "bfloat16"), "over": row(4)}
     types["sent"] = row(4)
     buffer = np.zeros(4, np.float32)
-    graph = Graph("g", [], {}, {}, {}, types, onnx.ModelProto())
-    found = laid(steps, types, buffers=BufferAssignment(graph, send_views={"sent": buffer}), aliases=["over"]).views
+    found = laid(steps, types, buffers=Buffers(send_views={"sent": buffer}), aliases=["over"]).views
     assert list(found) == ["sent"] and found["sent"][0].array is buffer

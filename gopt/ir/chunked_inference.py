@@ -1,0 +1,159 @@
+"""The check and the types of a long graph, some thousand nodes at a time.
+
+onnx parses what it is given into messages of its own, and returns a copy with all types: for a million nodes that is
+more memory than everything else. The parts of a graph need not be in memory together, as long as every type at a border
+is known: a chunk is a model whose inputs are the values that earlier chunks make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, ValueInfoProto
+
+from gopt import limits
+from gopt.ir.constant_folding import as_constant
+from gopt.ir.graph import Graph, Node, read_type, value_info
+from gopt.ir.graph_io import TypeDecoder
+from gopt.ir.onnx_checker import accepts, without_nodes
+from gopt.ir.types import TensorType, known
+from gopt.ir.wire_format import field
+
+CHUNK_NODES = 20_000
+"""Nodes of a chunk; a graph of at most as many is checked as a whole."""
+
+
+class Outline:
+    """What chunks need of a model beside its nodes, copied: the model itself can be freed."""
+
+    def __init__(self, model: ModelProto) -> None:
+        head = ModelProto(ir_version=model.ir_version)
+        head.opset_import.extend(model.opset_import)
+        self.head: bytes = head.SerializeToString()
+        self.name: str = model.graph.name
+        self.without_nodes: bytes = without_nodes(model).SerializeToString()
+        copy = GraphProto()
+        copy.value_info.extend(model.graph.value_info)
+        copy.output.extend(model.graph.output)
+        self.declared = {info.name: info for info in copy.value_info}
+        self.outputs = {info.name: info for info in copy.output}
+        self.consistent = len(self.declared) == len(copy.value_info)
+        """Whether no value is declared twice: of two types, the order in the file decides."""
+
+
+def outline(model: ModelProto, nodes: Sequence[Node], *, flat: bool) -> Outline | None:
+    """The outline of a model that can be treated in chunks; ``flat``: no node has a body.
+
+    None for a short graph, and where names in one chunk mean something in another: bodies and functions.
+    """
+    if len(nodes) <= CHUNK_NODES or not flat or model.functions:
+        return None
+    found = Outline(model)
+    return found if found.consistent else None
+
+
+def types_by_chunk(
+    graph: Graph, model: Outline, constants: Mapping[str, TensorType], folded: Mapping[str, np.ndarray]
+) -> dict[str, TensorType] | None:
+    """The type of every node's outputs; ``constants`` are spared, and ``folded`` are known by value.
+
+    None where onnx refuses a chunk, or leaves a type open: the graph has to be looked at as a whole then, for the
+    message, and for what only the whole shows.
+    """
+    if not accepts(model.without_nodes, full=True):
+        return None
+    types: dict[str, TensorType] = {}
+    stored = {
+        node.outputs[0]: node.encoded
+        for node in graph.nodes
+        if node.op_type == "Constant" and len(node.outputs) == 1 and node.encoded and node.outputs[0] not in constants
+    }
+    chunks = _Chunks(graph, model, types, dict(constants), stored)
+    decode = TypeDecoder(lambda info: read_type(info.type))
+    for start in range(0, len(graph.nodes), CHUNK_NODES):
+        nodes = [node for node in graph.nodes[start : start + CHUNK_NODES] if constants.keys().isdisjoint(node.outputs)]
+        found = chunks.infer(nodes, folded, decode)
+        if found is None:
+            return None
+        types.update(found)
+    return types
+
+
+class _Chunks:
+    """Makes models of chunks. ``types``: of what earlier chunks make; ``stored``: Constant nodes by output."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        model: Outline,
+        types: Mapping[str, TensorType],
+        constants: Mapping[str, TensorType],
+        stored: Mapping[str, bytes],
+    ) -> None:
+        self.graph, self.model, self.types, self.constants, self.stored = graph, model, types, constants, stored
+
+    def infer(
+        self, nodes: Sequence[Node], folded: Mapping[str, np.ndarray], decode: TypeDecoder
+    ) -> dict[str, TensorType] | None:
+        """The types of what the nodes make; None where onnx refuses them, or one is not static."""
+        made = {name: None for node in nodes for name in node.outputs if name}
+        reads = {name: None for node in nodes for name in node.inputs if name and name not in made}
+        data = self._model(nodes, made, reads, {})
+        if not accepts(data, full=False):
+            return None
+        try:
+            found = onnx.shape_inference.infer_shapes(data, check_type=True, strict_mode=True).graph
+            if not folded.keys().isdisjoint(made) or not folded.keys().isdisjoint(reads):
+                found = onnx.shape_inference.infer_shapes(self._model(nodes, made, reads, folded)).graph
+        except Exception:  # onnx's exceptions have no common base
+            return None
+        inferred = {info.name: info for info in (*found.value_info, *found.output)}
+        types: dict[str, TensorType] = {}
+        for name in made:
+            kind = decode(inferred[name]) if name in inferred else None
+            if kind is None or not kind.static or not known(kind.dtype) or any(size < 0 for size in kind.dims):
+                return None
+            types[name] = kind
+        return types
+
+    def _model(
+        self, nodes: Iterable[Node], made: Mapping[str, None], reads: Iterable[str], folded: Mapping[str, np.ndarray]
+    ) -> bytes:
+        """A chunk as a serialized model; values of ``folded`` stand in it as constants."""
+        body = GraphProto(name=self.model.name or "graph")
+        encoded: list[bytes] = []
+        for name in reads:
+            if name in folded:
+                encoded.append(as_constant(name, folded[name]).SerializeToString())
+            elif name in self.stored:
+                encoded.append(self.stored[name])
+            else:
+                self._border(body, name)
+        for node in nodes:
+            value = folded.get(node.outputs[0]) if folded and node.outputs else None
+            encoded.append(
+                node.encoded or b"" if value is None else as_constant(node.outputs[0], value).SerializeToString()
+            )
+        ends = made.keys() | {tensor.name for tensor in body.initializer}
+        body.value_info.extend(_of(self.model.declared, ends))
+        body.output.extend(_of(self.model.outputs, ends))
+        parts = [field(1, each) for each in encoded]
+        return self.model.head + field(7, b"".join(parts) + body.SerializeToString())
+
+    def _border(self, body: GraphProto, name: str) -> None:
+        """Add a value that the chunk reads from outside: a small stored one as it is, any other as an input."""
+        graph = self.graph
+        tensor, kind = graph.initializers.get(name), graph.inputs.get(name) or self.constants.get(name)
+        small = tensor is not None and tensor.type.dtype != "string" and tensor.nbytes <= limits.CHECKED_BYTES
+        if tensor is not None and tensor.proto is not None and small:
+            body.initializer.append(tensor.proto)
+            if kind is None:
+                return
+        body.input.append(value_info(name, kind or (self.types[name] if tensor is None else tensor.type)))
+
+
+def _of(table: Mapping[str, ValueInfoProto], names: Iterable[str]) -> list[ValueInfoProto]:
+    """The entries of some names, in one order."""
+    return [table[name] for name in sorted(names) if name in table]

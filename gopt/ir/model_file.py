@@ -1,0 +1,27 @@
+"""The bytes of a model file, and the message that protobuf makes of them while it is needed."""
+
+from __future__ import annotations
+
+from onnx import ModelProto
+
+
+class ModelFile:
+    """``data``: the file's bytes; ``model``: its message, parsed again if it was released.
+
+    A parsed message takes about six times the memory of the bytes, and lives as long as any part of it does.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._model: ModelProto | None = None
+
+    @property
+    def model(self) -> ModelProto:
+        """Raises DecodeError for bytes that are no model."""
+        if self._model is None:
+            self._model = ModelProto.FromString(self.data)
+        return self._model
+
+    def release(self) -> None:
+        """Free the message once nobody else holds a part of it."""
+        self._model = None

@@ -1,0 +1,138 @@
+"""What is decided of a rank's program before any memory exists: steps, buffers, and which of them ranks may share.
+
+The order of events is: every rank plans (here), the ranks agree on shared memory, each rank allocates and compiles
+(``gopt.runtime.executor``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gopt.ir.graph import COMM, Graph
+from gopt.ir.types import TensorType
+from gopt.opaque.expand import expand
+from gopt.runtime.device import HOST, Device
+from gopt.runtime.emulate_half import emulate_half
+from gopt.runtime.partition import Call, ProgramStep, Segment, partition
+from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
+from gopt.runtime.planner.hazards import OrderedGather, find_hazards
+from gopt.runtime.shared_memory import GatherRequest, SendRequest, SharedMemory
+from gopt.runtime.tuning.tiling import ElementwiseRun
+
+ProgramPart: TypeAlias = Segment | ElementwiseRun | Call
+
+
+@dataclass(frozen=True, slots=True)
+class FinalPlan:
+    """A plan whose shared buffers are known. ``aliases``: number of a step -> result -> the row that it overwrites;
+    ``waits``: for every step, the values that must have been made before it runs."""
+
+    assignment: BufferAssignment
+    aliases: Mapping[int, Mapping[str, str]]
+    waits: Sequence[tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionPlan:
+    """The plan of one rank's graph, or of a graph without collectives.
+
+    ``graph``: lowered for the device; ``replaces``: output -> the state that it is at the next step.
+    """
+
+    graph: Graph
+    device: Device
+    replaces: Mapping[str, str]
+    plans_memory: bool
+    assignment: BufferAssignment
+    """With all buffers that ranks may share."""
+    types: dict[str, TensorType]
+    parts: Sequence[ProgramPart]
+    steps: Sequence[ProgramStep]
+    """The parts, each as its segment or call."""
+    ordered: Mapping[int, OrderedGather]
+    """Number of a gather -> when its buffer is read and written, where ranks may share it."""
+
+    def send_requests(self) -> dict[int, SendRequest]:
+        """Number of a call -> the buffer that it could share."""
+        return {
+            number: SendRequest(send.call, send.count, send.dtype)
+            for number, send in self.assignment.sends.items() if number in self.assignment.donatable
+        }  # fmt: skip
+
+    def gather_requests(self) -> dict[int, GatherRequest]:
+        """Number of a gather -> the buffer that it could share."""
+        return {number: gather.request for number, gather in self.ordered.items()}
+
+    def calls(self) -> list[str]:
+        """The group of every call, by its number in the file."""
+        return [str(node.attributes["group"]) for node in self.graph.nodes if node.domain == COMM]
+
+    def resolve(self, shared: SharedMemory) -> FinalPlan:
+        """The plan with the buffers that were granted; shards of others stay in memory of the rank's own."""
+        refused = {call for call in self.assignment.local_shards.values() if call not in shared.gathers}
+        assignment = self.assignment.without(refused)
+        sent = assignment.send_names.union(
+            *(send.names for number, send in assignment.sends.items() if number in shared.sends)
+        )
+        waits = [list(step.inputs) for step in self.steps]
+        for number, gather in self.ordered.items():
+            if number in shared.gathers and gather.waits_for is not None:
+                waits[gather.step].append(gather.waits_for)
+        aliases = _input_aliases(self.parts, self.steps, self.graph, self.replaces, assignment, sent)
+        return FinalPlan(assignment, aliases, [tuple(names) for names in waits])
+
+
+def plan_execution(
+    graph: Graph, replaces: Mapping[str, str] | None = None, device: Device = HOST, member: MemberIndex | None = None
+) -> ExecutionPlan:
+    """Plan a graph, which is not changed. Linear.
+
+    ``replaces`` is for training: long elementwise runs go in tiles, a result that replaces a state may overwrite the
+    array that was fed for it, and what one call sends lies in one buffer. Without it no array that was fed is
+    written. ``member``: group -> this rank's position in it; None where ranks share no memory.
+    """
+    graph = expand(graph, "gopt.run")
+    tuning = device.tuning
+    graph = tuning.rewrite(emulate_half(graph) if device.emulates_half else graph)
+    trains = replaces is not None
+    assignment = device.assign_buffers(graph, replaces, member) if replaces is not None else BufferAssignment(graph)
+    types = assignment.graph.types | assignment.graph.inputs
+    parts: list[ProgramPart] = []
+    for step in partition(assignment.graph):
+        parts += tuning.split(step, types) if trains and isinstance(step, Segment) else [step]
+    steps = [part.segment if isinstance(part, ElementwiseRun) else part for part in parts]
+    aliases = _input_aliases(parts, steps, graph, replaces or {}, assignment, assignment.send_names)
+    ordered = find_hazards(assignment, steps, aliases)
+    plans_memory = trains and tuning.plans_memory
+    return ExecutionPlan(graph, device, replaces or {}, plans_memory, assignment, types, parts, steps, ordered)
+
+
+def _input_aliases(
+    parts: Sequence[ProgramPart], steps: Sequence[ProgramStep], graph: Graph, replaces: Mapping[str, str],
+    buffers: BufferAssignment, sent: frozenset[str],
+) -> dict[int, dict[str, str]]:  # fmt: skip
+    """Number of an elementwise run -> which of its results overwrite which of its rows. ``sent``: results that lie in
+    the buffer of a call."""
+    last = {name: number for number, step in enumerate(steps) for name in step.inputs}
+    read_until: dict[int, int] = {}
+    """Number of a gather -> the last step that reads what it made in the buffer of a local shard."""
+    for number, gather in buffers.gathers.items():
+        read_until[number] = max(last.get(name, -1) for name in gather.outputs)
+    found, kept = {}, frozenset(graph.outputs)
+    for number, part in enumerate(parts):
+        if not isinstance(part, ElementwiseRun):
+            continue
+        rows: dict[str, str] = {}
+        for output in part.segment.outputs:
+            state = replaces.get(output)
+            if state is not None and last.get(state) == number and state not in kept:
+                slice_ = buffers.slices.get(state)
+                if slice_ is None or state not in buffers.local_shards or read_until[slice_.call] < number:
+                    rows[output] = state
+            row = buffers.input_alias(output, part.rows, number, last)
+            if row is not None:
+                rows[output] = row
+        found[number] = {output: row for output, row in rows.items() if row in part.rows and output not in sent}
+    return found

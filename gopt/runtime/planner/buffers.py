@@ -1,0 +1,90 @@
+"""The memory of a buffer assignment: what ranks share, where it was granted, and this rank's own for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from gopt.runtime.memory import aligned, unpack_views
+from gopt.runtime.planner.assignment import BufferAssignment, GatherBuffer
+from gopt.runtime.session import Array, address_of
+from gopt.runtime.shared_memory import CallBuffer, SharedGather, SharedMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Memory in which values lie at every step, as the device has it."""
+
+    send_views: Mapping[str, Any] = field(default_factory=dict)
+    """What a call sends -> its part of the call's buffer."""
+    states: Mapping[str, Array] = field(default_factory=dict)
+    """State -> its part of a gather's buffer."""
+    gathered_views: Mapping[str, Array] = field(default_factory=dict)
+    """What a gather makes -> its part of the gather's buffer."""
+    slice_views: Mapping[str, Array] = field(default_factory=dict)
+    """Slice of states -> its part of a gather's buffer."""
+    call_buffers: Mapping[int, CallBuffer] = field(default_factory=dict)
+    """Number of a call -> the flat memory that it may write."""
+    shared: Mapping[str, SharedGather] = field(default_factory=dict)
+    """State in a shared buffer -> that buffer."""
+
+    @property
+    def views(self) -> dict[str, Array]:
+        """All values that lie in buffers of gathers."""
+        return {**self.slice_views, **self.states, **self.gathered_views}
+
+    def bind_state(self, name: str, value: Array) -> Array:
+        """Copy a state's value into its buffer, and return it there. Of a shared buffer a rank writes only its own
+        shard: the other members write theirs."""
+        view, shared = self.states[name], self.shared.get(name)
+        if shared is None:
+            np.copyto(view, value)
+        else:
+            start = (address_of(view) - address_of(shared.memory)) // view.itemsize
+            first, last = (max(cut - start, 0) for cut in shared.cuts[shared.member : shared.member + 2])
+            np.copyto(view.reshape(-1)[first:last], value.reshape(-1)[first:last])
+        return view
+
+
+def allocate_buffers(assignment: BufferAssignment, shared: SharedMemory) -> Buffers:
+    """Memory for all buffers; ``shared``: what was granted, by the number of the call in the file."""
+    send_views: dict[str, Array] = {}
+    call_buffers: dict[int, CallBuffer] = {}
+    for number, send in assignment.sends.items():
+        granted = shared.sends.get(number)
+        if granted is None and not send.packed:
+            continue
+        flat = aligned([send.count], send.dtype) if granted is None else granted.memory
+        send_views.update(zip(send.names, unpack_views(flat, send.shapes)))
+        if number in assignment.donatable:
+            call_buffers[number] = flat if granted is None else granted
+    flats: dict[int, Array] = {}
+    states: dict[str, Array] = {}
+    gathered: dict[str, Array] = {}
+    for number, gather in assignment.gathers.items():
+        granted_gather = shared.gathers.get(number)
+        flats[number] = aligned([gather.count], gather.dtype) if granted_gather is None else granted_gather.memory
+        states |= {name: flats[number][at.start : at.stop].reshape(dims) for name, (at, dims) in gather.states.items()}
+        gathered |= {
+            name: flats[number][at.start : at.stop].reshape(dims) for name, (at, dims) in gather.outputs.items()
+        }
+        call_buffers |= _gather_call_buffers(gather, flats[number], granted_gather)
+    types = assignment.graph.types
+    slices = {
+        name: flats[at.call][at.start : at.stop].reshape(types[name].dims)
+        for name, at in assignment.slices.items() if name not in states and name not in gathered
+    }  # fmt: skip
+    in_shared = {
+        name: shared.gathers[number]
+        for number, gather in assignment.gathers.items() if number in shared.gathers for name in gather.states
+    }  # fmt: skip
+    return Buffers(send_views, states, gathered, slices, call_buffers, in_shared)
+
+
+def _gather_call_buffers(gather: GatherBuffer, flat: Array, shared: SharedGather | None) -> dict[int, CallBuffer]:
+    if shared is None:
+        return dict.fromkeys(gather.calls, flat)
+    return {number: replace(shared, filled=number != gather.calls[0]) for number in gather.calls}

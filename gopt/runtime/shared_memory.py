@@ -1,0 +1,88 @@
+"""What ranks agree on before any memory exists: buffers that a call may keep in memory shared by the ranks of a host.
+
+A rank's plan lists requests. The engine grants those that all members of a group can have; the program is compiled
+with what was granted, and keeps all other buffers to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gopt.ir.graph import Node
+from gopt.runtime.session import Array
+
+Key: TypeAlias = tuple[str, int]
+"""A group, and the number of a call among the calls of that group."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequest:
+    """A reduction whose inputs could lie in one flat buffer of ``count`` elements, which it may overwrite."""
+
+    call: Node
+    count: int
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GatherRequest:
+    """A gather whose result, ``count`` elements, could be one buffer for all members of its group.
+
+    All numbers count the calls of the group. ``calls``: the gathers of a step that make this result. ``reads``: the
+    first call that this rank makes after its last read of the previous result. ``writes``: the last call that all
+    members have entered when this rank writes its shard of the next one. The buffer is safe where no member's
+    ``writes`` is smaller than any member's ``reads``.
+    """
+
+    call: Node
+    count: int
+    dtype: np.dtype[Any]
+    calls: tuple[int, ...]
+    reads: int
+    writes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedSend:
+    """A granted buffer of a reduction: this rank's ``memory``, and ``parts``, the buffers of all members in order."""
+
+    memory: Array
+    parts: Sequence[Array]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedGather:
+    """A granted buffer of a gather: the same flat ``memory`` on all members, cut at ``cuts``.
+
+    ``filled``: an earlier gather of the step has filled it already.
+    """
+
+    memory: Array
+    cuts: Sequence[int]
+    member: int
+    calls: int = 1
+    filled: bool = False
+
+    @property
+    def local_shard(self) -> Array:
+        """The elements that this rank writes."""
+        return self.memory[self.cuts[self.member] : self.cuts[self.member + 1]]
+
+
+CallBuffer: TypeAlias = Array | SharedSend | SharedGather
+"""Flat memory that a call may write: the rank's own, or shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """What was granted, by ``Key``, or by the number of the call in a file."""
+
+    sends: Mapping[Any, SharedSend] = field(default_factory=dict)
+    gathers: Mapping[Any, SharedGather] = field(default_factory=dict)
+
+
+NOT_SHARED = SharedMemory()

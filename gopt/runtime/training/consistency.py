@@ -1,0 +1,118 @@
+"""What all ranks must have in common before the first step, and the memory that they share: agreed by all together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gopt.collectives.node import format_shape
+from gopt.errors import RunError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import TensorType
+from gopt.mesh import Mesh
+from gopt.runtime.device import Device
+from gopt.runtime.engines.base import Engine
+from gopt.runtime.execution_plan import ExecutionPlan
+from gopt.runtime.session import Array
+from gopt.runtime.shared_memory import Key, SharedMemory
+
+
+def check_calls(engine: Engine, mesh: Mesh, graphs: Mapping[str, Graph]) -> None:
+    """Prepare the groups of all calls, once all ranks run one mesh and all members of a group make the same calls in
+    the same order; ``graphs``: by phase. Raises RunError, which names the first call that differs."""
+    calls: dict[str, list[str]] = {}
+    for phase, graph in graphs.items():
+        for node in graph.nodes:
+            if node.domain == COMM:
+                calls.setdefault(str(node.attributes["group"]), []).append(f"{phase}: {_call_text(node, graph)}")
+    everything = engine.gather((str(mesh), {group: _digest(texts) for group, texts in calls.items()}))
+    meshes = [text for text, _ in everything]
+    if len(set(meshes)) > 1:
+        raise RunError(f"ranks run different meshes: {' and '.join(sorted(set(meshes)))}")
+    groups = sorted({group for _, digests in everything for group in digests})
+    engine.prepare(groups)
+    differs = any(
+        digests.get(group) != everything[mesh.members(group, rank)[0]][1].get(group)
+        for rank, (_, digests) in enumerate(everything) for group in groups
+    )  # fmt: skip
+    if differs:
+        _raise_difference(mesh, engine.gather(calls), groups)
+
+
+def _raise_difference(mesh: Mesh, calls: Sequence[Mapping[str, list[str]]], groups: Sequence[str]) -> None:
+    for group in groups:
+        for rank, texts in enumerate(calls):
+            first = mesh.members(group, rank)[0]
+            own, others = texts.get(group, []), calls[first].get(group, [])
+            for number in range(max(len(own), len(others))):
+                here = own[number] if number < len(own) else "no more calls"
+                there = others[number] if number < len(others) else "no more calls"
+                if here != there:
+                    raise RunError(
+                        f"ranks {first} and {rank} differ at call {number} over {group}: {there}; {here}",
+                        "all ranks need the files of one gopt shard",
+                    )
+
+
+def broadcast_states(
+    engine: Engine, mesh: Mesh, device: Device, states: dict[str, Any], types: Mapping[str, TensorType]
+) -> None:
+    """Replace these states by the values of the first rank; ``types``: of the replicated ones."""
+    group = "+".join(name for name, _ in mesh.axes)
+    engine.prepare([group])
+    for number, (name, type) in enumerate(types.items()):
+        attributes = {"group": group, "root": 0, "dtype": type.dtype, "shapes": [format_shape(states[name].shape)]}
+        node = Node("Broadcast", [name], [name], domain=COMM, attributes=attributes)
+        given = [device.view(device.to_device(states[name]))] if engine.rank == 0 else []
+        states[name] = device.to_host(engine.call(number, node, given)[0])
+
+
+def compare_states(engine: Engine, states: Mapping[str, Array], names: Sequence[str]) -> None:
+    """Raise RunError where the initial value of a replicated state differs between ranks."""
+    own = {name: hashlib.sha256(np.ascontiguousarray(states[name]).tobytes()).hexdigest() for name in names}
+    for rank, other in enumerate(engine.gather(own)):
+        for name, digest in own.items():
+            if other.get(name) != digest:
+                raise RunError(
+                    f"rank {engine.rank} and rank {rank} start with different values of {name}",
+                    "give all the same files, or take the first rank's with --sync-init",
+                )
+
+
+def share_memory(engine: Engine, plans: Sequence[ExecutionPlan]) -> list[SharedMemory]:
+    """The shared memory that all ranks agree on, for each plan by the numbers of its calls."""
+    keys: list[dict[int, Key]] = []
+    seen: Counter[str] = Counter()
+    for plan in plans:
+        keys.append({})
+        for number, group in enumerate(plan.calls()):
+            keys[-1][number] = (group, seen[group])
+            seen[group] += 1
+    shared = engine.share(
+        {of[number]: request for plan, of in zip(plans, keys) for number, request in plan.send_requests().items()},
+        {of[number]: request for plan, of in zip(plans, keys) for number, request in plan.gather_requests().items()},
+    )
+    return [
+        SharedMemory(
+            {number: shared.sends[key] for number, key in of.items() if key in shared.sends},
+            {number: shared.gathers[key] for number, key in of.items() if key in shared.gathers},
+        )
+        for of in keys
+    ]
+
+
+def _call_text(node: Node, graph: Graph) -> str:
+    """A call as all members of its group must have it."""
+    kept = {key: value for key, value in sorted(node.attributes.items()) if key not in ("group", "peer")}
+    types = [str(graph.types[name]) for name in node.outputs if name in graph.types and graph.types[name].static]
+    shown = "" if "cuts" in kept and node.op_type == "ReduceScatter" else " " + ", ".join(types)
+    return f"{node.op_type} {json.dumps(kept)}{shown}"
+
+
+def _digest(calls: list[str]) -> str:
+    return hashlib.sha256("\n".join(calls).encode()).hexdigest()

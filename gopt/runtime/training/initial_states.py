@@ -1,0 +1,43 @@
+"""The states of a rank at the first step: those stored in its files, or those of a user's file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gopt.artifact.manifest import LocalState, Piece
+from gopt.errors import InputError
+from gopt.ir.external_data import load_state
+from gopt.ir.graph import Graph
+from gopt.ir.types import TensorType, numpy_dtype
+from gopt.runtime.session import Array
+
+
+def initial_states(states: Sequence[LocalState], graphs: Mapping[str, Graph], path: str | None) -> dict[str, Array]:
+    """State -> a new array. ``states``: as the manifest lists them; ``graphs``: by phase; ``path``: --state FILE, read
+    for states without a stored value. Raises InputError where one has no value in either."""
+    stored = {
+        name: tensor for graph in graphs.values() for name, tensor in graph.initializers.items() if name in graph.inputs
+    }
+    tensors = load_state(path) if path is not None else {}
+    found = {}
+    for state in states:
+        name = state.input
+        if name in stored:
+            found[name] = np.array(stored[name].numpy())
+        else:
+            type = next(graph.inputs[name] for graph in graphs.values() if name in graph.inputs)
+            found[name] = _joined(state.pieces, tensors, type)
+    return found
+
+
+def _joined(pieces: Sequence[Piece], tensors: Mapping[str, Any], type: TensorType) -> Array:
+    """The pieces of whole tensors that a state consists of, one after the other."""
+    missing = next((piece.tensor for piece in pieces if piece.tensor not in tensors), None)
+    if missing is not None:
+        raise InputError(f"state {missing!r} has no value", "give the values with --state FILE")
+    flats = [np.asarray(tensors[piece.tensor].numpy()).reshape(-1)[piece.start : piece.stop] for piece in pieces]
+    flat = np.concatenate(flats) if flats else np.zeros(0)
+    return flat.astype(numpy_dtype(type.dtype)).reshape(type.dims)

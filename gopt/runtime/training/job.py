@@ -1,0 +1,64 @@
+"""What a run is to do, and what it reports of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gopt.artifact import manifest_check
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.path_diagnostics import check_folder
+from gopt.errors import RunError
+from gopt.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The options of ``gopt run``, the same on all ranks."""
+
+    folder: Path
+    data: str
+    steps: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Hyper-parameter -> a number or a schedule."""
+    state: str | None = None
+    shuffle: int | None = None
+    checkpoint: Path | None = None
+    every: int = 0
+    """Steps between checkpoints; 0 is one at the end."""
+    keep: int = 2
+    resume: bool = False
+    stop_on_nan: bool = False
+    sync_init: bool = False
+    trace: Path | None = None
+    """The file into which the first rank writes the timeline of all ranks, in Chrome's trace format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One step as the first rank reports it: losses of all ranks (means of micro-steps), seconds, samples of all."""
+
+    step: int
+    losses: tuple[float, ...]
+    seconds: float
+    samples: int
+
+    @property
+    def loss(self) -> float:
+        return sum(self.losses) / len(self.losses)
+
+    def to_json(self) -> dict[str, Any]:
+        rate = self.samples / self.seconds if self.seconds else 0.0
+        return {"step": self.step, "loss": self.loss, "losses": list(self.losses), "seconds": round(self.seconds, 6),
+                "samples_per_second": round(rate, 3)}  # fmt: skip
+
+
+def read_manifest(folder: Path) -> tuple[Manifest, Mesh]:
+    """The manifest of an output folder, and its mesh; raises InputError."""
+    check_folder(folder)
+    manifest, mesh = manifest_check.read_manifest(folder)
+    if len(manifest.ranks) != mesh.ranks:
+        raise RunError(f"{folder} holds {len(manifest.ranks)} of {mesh.ranks} ranks", "shard without --only-ranks")
+    return manifest, mesh

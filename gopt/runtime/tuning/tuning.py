@@ -1,0 +1,86 @@
+"""The interface between the executor and CPU tuning, with its two implementations: everything on, everything off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from gopt.ir.graph import Graph
+from gopt.ir.types import TensorType
+from gopt.runtime.partition import Segment
+from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
+from gopt.runtime.planner.buffer_assignment import assign_buffers
+from gopt.runtime.planner.memory_planner import BufferViews
+from gopt.runtime.session import SessionCache
+from gopt.runtime.tuning.fold_transposes import fold_transposes
+from gopt.runtime.tuning.tiling import CompiledRun, ElementwiseRun, compile_run, split_elementwise
+
+
+class Tuning(Protocol):
+    """How a rank's step is made faster. Every implementation gives the same bits."""
+
+    plans_memory: bool
+    """Whether results keep the same memory in every step, and states are updated in place. Else every step makes new
+    arrays, and writes into none that it was fed."""
+
+    def rewrite(self, graph: Graph) -> Graph:
+        """The graph with operators for which the runtime has faster ones."""
+
+    def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
+        """Buffers for what calls send and gather, of the rank's own or shared with ``member``'s group; ``replaces``:
+        output -> state."""
+
+    def split(self, segment: Segment, types: Mapping[str, TensorType]) -> Sequence[Segment | ElementwiseRun]:
+        """The parts of a segment in the order in which they run."""
+
+    def compile_run(
+        self, run: ElementwiseRun, aliases: Mapping[str, str], graph: Graph, types: dict[str, TensorType],
+        cache: SessionCache, views: BufferViews,
+    ) -> CompiledRun:  # fmt: skip
+        """An elementwise run that ``split`` took out; ``aliases``: result -> the operand that it overwrites."""
+
+
+class CpuTuning:
+    """Buffers and memory planned before the first step, elementwise runs in tiles, kernels by LLVM or NumPy."""
+
+    plans_memory = True
+
+    def rewrite(self, graph: Graph) -> Graph:
+        return fold_transposes(graph)
+
+    def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
+        return assign_buffers(graph, replaces, member)
+
+    def split(self, segment: Segment, types: Mapping[str, TensorType]) -> Sequence[Segment | ElementwiseRun]:
+        return split_elementwise(segment, types)
+
+    def compile_run(
+        self, run: ElementwiseRun, aliases: Mapping[str, str], graph: Graph, types: dict[str, TensorType],
+        cache: SessionCache, views: BufferViews,
+    ) -> CompiledRun:  # fmt: skip
+        return compile_run(run, aliases, graph, types, cache, views)
+
+
+class NoTuning:
+    """One session of ONNX Runtime per segment, with results in new memory; calls send and gather by copying."""
+
+    plans_memory = False
+
+    def rewrite(self, graph: Graph) -> Graph:
+        return graph
+
+    def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
+        return BufferAssignment(graph)
+
+    def split(self, segment: Segment, types: Mapping[str, TensorType]) -> Sequence[Segment | ElementwiseRun]:
+        return [segment]
+
+    def compile_run(
+        self, run: ElementwiseRun, aliases: Mapping[str, str], graph: Graph, types: dict[str, TensorType],
+        cache: SessionCache, views: BufferViews,
+    ) -> CompiledRun:  # fmt: skip
+        raise AssertionError("without tuning no run is taken out of a segment")
+
+
+CPU_TUNING = CpuTuning()
+NO_TUNING = NoTuning()

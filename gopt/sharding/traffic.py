@@ -1,0 +1,210 @@
+"""The calls of a step: what they carry, what they send, what computes while they are under way, what gathers hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate
+
+from gopt.analysis.operators import heavy
+from gopt.analysis.training import StateKind
+from gopt.collectives.layout import parse_shapes, total_elements
+from gopt.ir.graph import COMM, Node
+from gopt.ir.types import nbytes
+from gopt.program import SpmdProgram
+from gopt.sharding.placements import Sharding
+from gopt.sharding.verifier import Shardings
+
+GATHERS = frozenset({"AllGather", "Broadcast"})
+"""Calls that hand a member's elements to all others."""
+
+
+class Carries(str, Enum):
+    """What a call moves."""
+
+    GRADIENTS = "gradients"
+    PARAMETERS = "parameters"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """One call where it stands. Positions count the graph's nodes in order; ``len(nodes)`` is the end of the step.
+
+    ``ready``: position of the last node of the source or call that its inputs depend on; -1: at hand from the start.
+    ``first``: the first node that computes with a result, calls that pass it on aside. ``last``: the last reader.
+    """
+
+    node: Node
+    carries: Carries
+    place: int
+    ready: int
+    first: int
+    last: int
+    payload: float
+    """Bytes that the group moves together, the mean over groups where shards differ: B of the cost formulas."""
+    sent: float
+    """Bytes a rank sends, the mean over all ranks (contract section 4)."""
+    hidden: bool
+    """Whether a heavy operator stands between the call and ``first``: independent work to hide behind."""
+    before_use: bool
+    """Whether it gathers what a rank holds from the start, for nodes of this very step: it may be issued ahead."""
+    beside: float = 0.0
+    """The part of a call of gradients that is statistics or scalars, which a fused call may carry as well."""
+
+    def sent_as(self, kind: Carries) -> float:
+        """Bytes sent of one kind."""
+        share = 1 - self.beside if kind is self.carries else self.beside if kind is Carries.OTHER else 0.0
+        return self.sent * share
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Shares of bytes sent that have independent heavy work to hide behind, and the peak of gathered bytes."""
+
+    hidden_share: float
+    by_kind: dict[str, float]
+    peak_gathered_bytes: int
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "hidden_share": self.hidden_share,
+            "by_kind": dict(self.by_kind),
+            "peak_gathered_bytes": self.peak_gathered_bytes,
+        }
+
+
+def find_calls(program: SpmdProgram) -> list[CollectiveCall]:
+    """Every call of the step's graph in order. Two sweeps; linear."""
+    nodes = program.graph.nodes
+    ready = ready_at(nodes)
+    first, last = _uses(nodes)
+    work = [0, *accumulate(int(heavy(node)) for node in nodes)]
+    end, known = len(nodes), _Kinds(program)
+    parts = Shardings(program, strict=False).infer().parts()
+    found = []
+    for place, node in enumerate(nodes):
+        if node.domain != COMM:
+            continue
+        starts = min((first.get(name, end) for name in node.outputs), default=end)
+        ends = max((last.get(name, place) for name in node.outputs), default=place)
+        payload = _payload(program, node, parts)
+        found.append(
+            CollectiveCall(
+                node, known.of(node), place, ready[place], starts,
+                ends,
+                payload, _sent(program, node, payload), work[starts] > work[place + 1],
+                node.op_type in GATHERS and ready[place] < 0 and starts <= ends,
+                known.beside(node),
+            )
+        )  # fmt: skip
+    return found
+
+
+def measure(calls: Sequence[CollectiveCall]) -> Overlap:
+    """What the calls can hide behind, and the largest sum of gathered bytes that are alive at once."""
+    shares = {}
+    for kind in Carries:
+        sent = [(call.sent_as(kind), call.hidden) for call in calls]
+        if sum(each for each, _ in sent):
+            shares[kind.value] = _share(sent)
+    return Overlap(_share([(call.sent, call.hidden) for call in calls]), shares, peak_gathered(calls))
+
+
+def peak_gathered(calls: Sequence[CollectiveCall]) -> int:
+    """Largest sum of the results of gathers before use, each from its issue to its last reader, in bytes."""
+    events = []
+    for call in calls:
+        if call.before_use:
+            events += [(call.place, 1, call.payload), (call.last, 2, -call.payload)]
+    now = peak = 0.0
+    for _, _, change in sorted(events, key=lambda event: event[:2]):
+        now += change
+        peak = max(peak, now)
+    return round(peak)
+
+
+def ready_at(nodes: Sequence[Node]) -> list[int]:
+    """For each node, the place of the last node it waits for that cannot itself be moved freely.
+
+    Nodes of the source and calls stand where they stand; what passes made between them (casts, joins) goes along.
+    """
+    made: dict[str, int] = {}
+    result = []
+    for place, node in enumerate(nodes):
+        at = max((made.get(name, -1) for name in node.reads), default=-1)
+        result.append(at)
+        fixed = not node.made_by or node.domain == COMM
+        made.update((name, place if fixed else at) for name in node.outputs)
+    return result
+
+
+def _uses(nodes: Sequence[Node]) -> tuple[dict[str, int], dict[str, int]]:
+    """Value -> the first node that computes with it, seen through calls; value -> its last reader."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    end = len(nodes)
+    for place in range(end - 1, -1, -1):
+        node = nodes[place]
+        # A call that reads another's result waits on the link, not on the processor.
+        at = min((first.get(name, end) for name in node.outputs), default=end) if node.domain == COMM else place
+        for name in node.reads:
+            first[name] = min(at, first.get(name, end))
+            last.setdefault(name, place)
+    return first, last
+
+
+class _Kinds:
+    """Tells what a call carries, by data flow."""
+
+    def __init__(self, program: SpmdProgram) -> None:
+        self.types = program.graph.types
+        self.gradients = set(program.training.gradients.values())
+        self.statistics = {s.updated for s in program.training.states if s.kind is StateKind.STATISTIC}
+
+    def of(self, node: Node) -> Carries:
+        if node.op_type in GATHERS:
+            return Carries.PARAMETERS
+        if any(name in self.gradients for name in node.inputs):
+            return Carries.GRADIENTS
+        return Carries.OTHER if all(map(self._small, node.outputs)) else Carries.GRADIENTS
+
+    def beside(self, node: Node) -> float:
+        """The part of a call of gradients that is none, by bytes."""
+        small = [self._small(name) for name in node.outputs]
+        if self.of(node) is not Carries.GRADIENTS or len(node.inputs) != len(small) or not any(small):
+            return 0.0
+        sizes = [self.types[name].nbytes for name in node.outputs]
+        return sum(size for size, each in zip(sizes, small) if each) / max(sum(sizes), 1)
+
+    def _small(self, name: str) -> bool:
+        return name in self.statistics or self._one(name)
+
+    def _one(self, name: str) -> bool:
+        return name in self.types and self.types[name].elements == 1
+
+
+def _payload(program: SpmdProgram, node: Node, parts: Mapping[str, Sharding]) -> float:
+    """Bytes of the tensors a call moves: of values that ranks have in ``parts``, the mean over the ranks."""
+    types = program.graph.types
+    if "shapes" in node.attributes:
+        dtype = types[node.outputs[0]].dtype
+        return nbytes(dtype, total_elements(parse_shapes(node.attributes["shapes"])))
+    total = 0.0
+    for name in node.inputs:
+        shared_by = math.prod(map(program.mesh.size, parts[name].sharding_axes)) if name in parts else 1
+        total += types[name].nbytes / shared_by if name in types else 0
+    return total
+
+
+def _sent(program: SpmdProgram, node: Node, payload: float) -> float:
+    """The mean over the group's members of a bandwidth-optimal ring: (n-1)/n·B a round, two for an all-reduce."""
+    size = program.mesh.size(str(node.attributes["group"]))
+    return (2 if node.op_type == "AllReduce" else 1) * (size - 1) / size * payload
+
+
+def _share(sent: Sequence[tuple[float, bool]]) -> float:
+    total = sum(each for each, _ in sent)
+    return round(sum(each for each, hidden in sent if hidden) / total, 6) if total else 0.0

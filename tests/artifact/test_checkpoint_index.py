@@ -1,0 +1,94 @@
+"""An index shows that a checkpoint is whole: what it is of, which step, and every file by size and digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gopt.artifact.checkpoint_index import (
+    FORMAT,
+    INDEX_FILE,
+    check_states_file,
+    complete_steps,
+    manifest_digest,
+    open_index,
+    rank_states_file,
+    read_index,
+    step_dir,
+)
+from gopt.errors import RunError
+
+MANIFEST: dict[str, Any] = {"mesh": {"ranks": 1}, "loss": "loss"}
+DATA = b"values" * 1000
+
+
+@pytest.fixture
+def step(tmp_path) -> Path:
+    """A whole checkpoint of step 12."""
+    folder = tmp_path / step_dir(12)
+    folder.mkdir()
+    (folder / rank_states_file(0)).write_bytes(DATA)
+    entry = {"bytes": len(DATA), "sha256": hashlib.sha256(DATA).hexdigest()}
+    index = {"format": FORMAT, "step": 12, "manifest": manifest_digest(MANIFEST), "files": {rank_states_file(0): entry}}
+    (folder / INDEX_FILE).write_text(json.dumps(index))
+    return folder
+
+
+def test_only_whole_steps_count_and_the_newest_is_last(step):
+    for number, whole in ((9, True), (100_000_000, True), (50, False)):
+        (step.parent / step_dir(number)).mkdir()
+        if whole:
+            (step.parent / step_dir(number) / INDEX_FILE).touch()
+    (step.parent / "step_7").mkdir()
+    (step.parent / "step_7" / INDEX_FILE).touch()
+    assert complete_steps(step.parent) == [9, 12, 100_000_000]
+    assert complete_steps(step.parent / "nowhere") == complete_steps(step / INDEX_FILE) == []
+
+
+def test_what_is_whole_is_read(step):
+    [(name, entry)] = read_index(step, dict(reversed(MANIFEST.items()))).items()
+    check_states_file(step / name, entry)
+
+
+def test_it_knows_the_ranks_that_it_is_of(step):
+    with pytest.raises(RunError, match="is of other ranks") as caught:
+        read_index(step, {**MANIFEST, "loss": "other"})
+    assert "gopt reshard" in caught.value.hints[0]
+
+
+@pytest.mark.parametrize("name", ["step_00000013", "step_000000120"])
+def test_a_folder_under_another_steps_name(step, name):
+    moved = step.rename(step.parent / name)
+    with pytest.raises(RunError, match="step: 12 is not that of its folder"):
+        open_index(moved)
+
+
+def test_a_copy_under_a_name_of_the_users_own(step):
+    assert open_index(step.rename(step.parent / "best"))["step"] == 12
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.unlink(), "lacks rank_0000.safetensors"),
+        (lambda path: path.write_bytes(DATA[:-1]), "is damaged"),
+        (lambda path: path.write_bytes(DATA + b"x"), "is damaged"),
+        (lambda path: path.write_bytes(DATA[:-1] + b"x"), "is damaged"),
+    ],
+    ids=["lost", "cut", "longer", "changed"],
+)
+def test_a_file_that_is_not_as_the_index_says(damage, said, step):
+    name = rank_states_file(0)
+    damage(step / name)
+    with pytest.raises(RunError, match=said):
+        check_states_file(step / name, read_index(step, MANIFEST)[name])
+
+
+def test_a_file_that_the_index_does_not_name(step):
+    (step / "other").touch()
+    with pytest.raises(RunError, match="lacks other"):
+        check_states_file(step / "other", read_index(step, MANIFEST).get("other"))

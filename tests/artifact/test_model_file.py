@@ -1,0 +1,44 @@
+"""A model and the file of its values: what of older values stays."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from gopt.cli.main import main
+from helpers import FIXTURES
+
+import gopt.offline.merge as merging
+
+MODEL = str(FIXTURES / "mlp_sgd.onnx")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["shard", MODEL, "--ranks", "2", "-o", "out"]) == 0
+
+
+def test_a_copy_of_a_model_keeps_its_values(monkeypatch):
+    monkeypatch.setattr(merging, "EMBED", 0)
+    assert main(["merge", "out", "-o", "m.onnx"]) == 0
+    [old] = Path().glob("m.onnx.*.data")
+    shutil.copy("m.onnx", "best.onnx")
+    raw = bytearray(Path("out/states.bin").read_bytes())
+    raw[1] ^= 1
+    Path("out/states.bin").write_bytes(raw)
+    assert main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
+    assert len(list(Path().glob("m.onnx.*.data"))) == 2 and old.exists()
+    Path("best.onnx").unlink()
+    assert main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
+    assert len(list(Path().glob("m.onnx.*.data"))) == 1 and not old.exists()
+
+
+def test_values_of_somebody_else_stay(monkeypatch):
+    monkeypatch.setattr(merging, "EMBED", 0)
+    for name in ("m.onnx.data", "m.onnx.0123abcd.data", "other.onnx.data"):
+        Path(name).write_text("mine")
+    assert main(["merge", "out", "-o", "m.onnx"]) == 0
+    assert main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
+    assert all(Path(n).read_text() == "mine" for n in ("m.onnx.data", "m.onnx.0123abcd.data", "other.onnx.data"))

@@ -1,0 +1,57 @@
+"""``gopt shard --auto``: the first choice of ``gopt plan``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from gopt.cli.main import main
+from helpers import FIXTURES, ROOT
+
+from gopt.verification.verify import Verifier
+
+MODEL = str(FIXTURES / "gpt_adamw.onnx")
+
+
+@pytest.mark.parametrize("options", [[], ["--link", "200GB/s:5us"], ["--memory", "200KB", "--statistics", "local"]])
+def test_auto_takes_the_first_and_says_why(options, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    plan = [each for each in options if each not in ("--statistics", "local")]
+    assert main(["plan", MODEL, "--ranks", "4", *plan, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["choices"][0]
+    assert main(["shard", MODEL, "--ranks", "4", "--auto", *options, "-o", "out"]) == 0
+    assert f"chosen of 10: stage {first['stage']}, {first['partition']}" in capsys.readouterr().out
+    report = json.loads(Path("out/report.json").read_text())
+    jsonschema.validate(report, json.loads((ROOT / "gopt/schemas/report.schema.json").read_text()))
+    assert {key: report["choice"][key] for key in first} == first
+    assert report["choice"]["weighed"] == 10
+    shard = next(each for each in report["pipeline"] if each["name"] == "shard")
+    assert (shard["options"]["stage"], shard["options"]["partition"]) == (first["stage"], first["partition"])
+    assert Verifier("out").run(confirm=False).equal
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--stage", "1"], ["--partition", "rows"], ["--bucket-mb", "1"], ["--pipeline", "shard,prune"], ["--config", "x"]],
+)
+def test_auto_and_its_contraries(options, capsys):
+    assert main(["shard", MODEL, "--ranks", "4", "--auto", *options]) == 2
+    assert capsys.readouterr().err.startswith(f"gopt: error: --auto chooses what {options[0]} says\n")
+
+
+@pytest.mark.parametrize("options", [["--memory", "1GB"], ["--link", "1GB/s"]])
+def test_what_auto_takes_does_nothing_without_it(options, capsys):
+    assert main(["shard", MODEL, "--ranks", "4", *options]) == 2
+    assert "does nothing without --auto" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options", [["--auto", "--memory", "1KB"], ["--auto", "--memory", "much"], ["--auto", "--link", "fast"]]
+)
+def test_auto_refuses(options, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["shard", MODEL, "--ranks", "4", *options]) == 2
+    assert capsys.readouterr().err.count("gopt: error:") == 1
+    assert not list(Path().iterdir())

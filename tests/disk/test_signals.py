@@ -1,0 +1,87 @@
+"""Signals wait for the end of a block, or become a refusal; handlers are afterwards as they were."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gopt.disk.signals import INTERRUPT, STOPS, defer_signals, handle_signals, raise_on_signals
+from gopt.errors import StoppedError
+
+ALL = (*INTERRUPT, *STOPS)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """What was there before, in any case."""
+    before = {number: signal.getsignal(number) for number in ALL}
+    for number in STOPS:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_an_interrupt_comes_at_the_end_of_the_block():
+    done = []
+    with pytest.raises(KeyboardInterrupt), defer_signals():
+        signal.raise_signal(signal.SIGINT)
+        done.append("the rest")
+    assert done == ["the rest"]
+
+
+def test_an_interrupt_comes_although_the_block_fails():
+    with pytest.raises(KeyboardInterrupt), defer_signals():
+        signal.raise_signal(signal.SIGINT)
+        raise ZeroDivisionError
+
+
+def test_blocks_within_blocks_wait_for_the_outer_one():
+    done = []
+    with pytest.raises(KeyboardInterrupt), defer_signals():
+        with defer_signals():
+            signal.raise_signal(signal.SIGINT)
+        done.append("the rest")
+    assert done == ["the rest"]
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_stop_is_a_refusal(number):
+    with pytest.raises(StoppedError) as caught, raise_on_signals():
+        signal.raise_signal(number)
+    assert caught.value.exit_code == 128 + number and number.name in caught.value.message
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_stop_within_steps_that_belong_together_waits():
+    done = []
+    with pytest.raises(StoppedError), raise_on_signals(), defer_signals():
+        signal.raise_signal(signal.SIGTERM)
+        done.append("the rest")
+    assert done == ["the rest"]
+
+
+def test_what_is_ignored_stays_so():
+    """As under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with raise_on_signals():
+        signal.raise_signal(signal.SIGHUP)
+    with defer_signals():
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_another_thread_sets_no_handlers():
+    seen = []
+
+    def work() -> None:
+        with handle_signals(lambda *_: None, ALL, lambda _: True):
+            seen.append([signal.getsignal(number) for number in ALL])
+
+    before = [signal.getsignal(number) for number in ALL]
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]

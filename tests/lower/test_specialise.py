@@ -1,0 +1,66 @@
+"""Rank graphs: local types follow from shardings, and ranks that differ in constants alone share their nodes."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import source
+
+import gopt
+from gopt.mesh import Mesh
+
+WIDE = 5
+
+
+def test_ranks_in_the_middle_of_a_tensor_share_all_nodes():
+    """With more ranks than boundaries of tensors, most cut one tensor alone: they differ in offsets."""
+    sharded = gopt.shard(source("mlp_adamw"), 64, stage=2)
+    classes: dict[tuple[int, ...], list[int]] = {}
+    for rank in sharded.ranks:
+        classes.setdefault(tuple(map(id, rank.blocks)), []).append(rank.rank)
+    assert max(map(len, classes.values())) > 8
+    alike = max(classes.values(), key=len)
+    starts = {
+        tuple(int(value[0]) for name, value in sharded.ranks[rank].constants.items() if name.endswith(".start"))
+        for rank in alike
+    }
+    assert len(starts) == len(alike), "each has offsets of its own"
+
+
+@pytest.mark.parametrize("mesh", ["shard=3", "dp=2,shard=2"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_is_everywhere_is_made_once(mesh, stage):
+    sharded = gopt.shard(source("mlp_adamw"), Mesh.parse(mesh), stage=stage)
+    shared = [[block for block in rank.blocks if block.shared] for rank in sharded.ranks]
+    assert shared[0] and all(blocks == shared[0] for blocks in shared)
+    for rank in sharded.ranks:
+        assert [node for block in rank.blocks for node in block.calls] == list(rank.calls)
+        assert all(node.domain == "gopt.comm" for node in rank.calls)
+        assert sum(node.domain == "gopt.comm" for node in rank.nodes) == len(list(rank.calls))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_local_lengths_add_up_to_the_bucket(accumulate):
+    sharded = gopt.shard(source("mlp_adamw"), WIDE, stage=2, accumulate=accumulate)
+    lengths: dict[tuple[str, str], list[int]] = {}
+    for rank in sharded.ranks:
+        for name, type in rank.types.items():
+            if name not in rank.constants and len(type.dims) == 1 and name in sharded.program.sharded:
+                lengths.setdefault((rank.phase.name, name), []).append(type.elements)
+    assert any(name.endswith(".scattered") for _, name in lengths)
+    for (_, name), parts in lengths.items():
+        assert len(parts) == WIDE and sum(parts) == sharded.program.graph.types[name].elements
+
+
+def test_a_node_on_an_owner_is_on_no_other_rank():
+    sharded = gopt.shard(source("mlp_muon"), 3, stage=1)
+    owned = [
+        node
+        for node in sharded.program.graph.nodes
+        if any(str(p).startswith("on member") for _, p in node.sharding.by_axis)
+    ]
+    assert owned
+    for node in owned:
+        held = [
+            rank.rank for rank in sharded.ranks if any(set(node.outputs) & set(each.outputs) for each in rank.nodes)
+        ]
+        assert held == [node.sharding.on("shard").member]

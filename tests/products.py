@@ -1,0 +1,31 @@
+"""Products of several axes that are too large to be run each time: a part of which every pair of values is in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+
+def spread(*axes: Iterable[Any], keep: int = 1) -> list[Any]:
+    """All rows of a product, for ``parametrize``; all but a part of them ``slow``.
+
+    The part: for every choice of values on the axes before the last, ``keep`` values of the last, which go round with
+    the choice. So all pairs of values on the axes before are in it, and each value with every one of the last axis as
+    far as there are rows enough (``test_every_pair_meets``). The longest axes are to stand first.
+    """
+    lists: list[Sequence[Any]] = [list(axis) for axis in axes]
+    count = len(lists[-1])
+    rows = []
+    for places in itertools.product(*(range(len(values)) for values in lists)):
+        row = [values[place] for values, place in zip(lists, places)]
+        kept = (places[-1] - sum(places[:-1])) % count < keep
+        rows.append(pytest.param(*row, marks=() if kept else pytest.mark.slow))
+    return rows
+
+
+def kept_rows(rows: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Those that run each time."""
+    return [tuple(row.values) for row in rows if not row.marks]
