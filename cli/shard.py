@@ -80,6 +80,9 @@ from .terminal import print_json, print_text
 )
 @click.option("--state", metavar="FILE", help="Values of states (.safetensors, .npz) where the model has none.")
 @click.option("--only-ranks", metavar="RANKS", help="Write these ranks alone, e.g. 0-3.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Write so many rank files at a time."
+)
 @click.option("--print-after", metavar="PASS|all", help="Write the graph as text after a pass.")
 @click.option("--print-dir", metavar="DIR", help="Where --print-after writes; else to stderr.")
 @click.option("--verify-each", is_flag=True, help="Check the graph after every pass, not only at the end.")
@@ -134,7 +137,9 @@ def command(model: str, **given: Any) -> None:
         sharded = api.shard(source, mesh, accumulate=accumulate, pipeline=pipeline, only_ranks=wanted)
         sharded.choice = choice
         advance("checking and writing")
-        report = sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"])
+        report = (
+            sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"], jobs=given["jobs"])
+        )
     if given["as_json"]:
         print_json(report.to_json())
     else:

@@ -153,8 +153,8 @@ class Sharded:
 
         return build_manifest(self.program, self.common, self.ranks)
 
-    def write(self, folder: str | os.PathLike[str], *, force: bool = False) -> Report:
-        """Write the output folder, whole or not at all; returns the report."""
+    def write(self, folder: str | os.PathLike[str], *, force: bool = False, jobs: int = 1) -> Report:
+        """Write the output folder, whole or not at all, ``jobs`` rank files at a time; returns the report."""
         from gopt.artifact import ranks, serialize, states_file
         from gopt.artifact.output_folder import output_folder
 
@@ -162,7 +162,7 @@ class Sharded:
         stored = states_file.plan_states_file(self.program)
         with output_folder(Path(folder), force=force) as staged:
             stored.write(staged / states_file.STATES_FILE)
-            ranks.write_ranks(staged, self.program, stored, self.common, self.ranks)
+            ranks.write_ranks(staged, self.program, stored, self.common, self.ranks, jobs)
             source = serialize.source_model(self.program, stored, roles_text(self.program.training))
             write_new(staged / serialize.SOURCE_FILE, source)
             write_new(staged / REPORT_FILE, report.text().encode())

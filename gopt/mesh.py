@@ -176,13 +176,13 @@ class Mesh:
 
     def members(self, group: str, rank: int) -> tuple[int, ...]:
         """Ranks that share every coordinate with ``rank`` but the group's axes, in rank order."""
-        axes = self.split(group)
-        own = self.coordinates(rank)
-        return tuple(
-            other
-            for other in range(self.ranks)
-            if all(value == own[name] for name, value in self.coordinates(other).items() if name not in axes)
-        )
+        axes, own = self.split(group), self.coordinates(rank)
+        members, stride = [0], self.ranks
+        for name, size in self.axes:
+            stride //= size
+            places = range(size) if name in axes else (own[name],)
+            members = [base + place * stride for base in members for place in places]
+        return tuple(members)
 
     def index(self, group: str, rank: int) -> int:
         """Place of a rank inside its group."""

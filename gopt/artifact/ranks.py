@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onnx
@@ -20,18 +21,28 @@ from gopt.program import SpmdProgram
 
 
 def write_ranks(
-    folder: Path, program: SpmdProgram, values: StatesFile, common: Sequence[RankState], ranks: Iterable[RankGraph]
+    folder: Path,
+    program: SpmdProgram,
+    values: StatesFile,
+    common: Sequence[RankState],
+    ranks: Sequence[RankGraph],
+    jobs: int = 1,
 ) -> dict[str, int]:
-    """Write one file per rank and phase; returns bytes by file. What all ranks share is turned into bytes once."""
+    """Write one file per rank and phase, ``jobs`` at a time; returns bytes by file. Raises OSError."""
     writers: dict[str, _RankWriter] = {}
-    sizes = {}
     for rank in ranks:
         if rank.phase.name not in writers:
             writers[rank.phase.name] = _RankWriter(program, rank.phase, values, common)
+
+    def write(rank: RankGraph) -> tuple[str, int]:
         name = rank_file(rank.rank, rank.phase)
         with create(folder / name) as file:
-            sizes[name] = sum(map(file.write, writers[rank.phase.name].model(rank)))
-    return sizes
+            return name, sum(map(file.write, writers[rank.phase.name].model(rank)))
+
+    if jobs == 1:
+        return dict(map(write, ranks))
+    with ThreadPoolExecutor(jobs) as pool:  # the disk works beside Python; what ranks share is bytes already
+        return dict(pool.map(write, ranks))
 
 
 def rank_file(rank: int, phase: Phase) -> str:

@@ -65,6 +65,8 @@ class PassRun:
 
 def rank_ranges(ranks: list[int]) -> str:
     """``[0, 1, 2, 5]`` -> ``0-2,5``."""
+    if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:  # in order, and no rank twice
+        return f"{ranks[0]}-{ranks[-1]}"
     parts: list[str] = []
     start = 0
     for index in range(1, len(ranks) + 1):
