@@ -1,4 +1,4 @@
-"""JSON for other programs: it has no word for what is no number, so that becomes null."""
+"""JSON for other programs: NaN and infinities become null."""
 
 from __future__ import annotations
 

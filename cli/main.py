@@ -117,7 +117,7 @@ def _unwritten(error: OSError) -> int:
 
 
 def exit_code(error: Exception) -> int:
-    """What a command ends with that fails so."""
+    """The exit code of an error."""
     from gopt.errors import GoptError
 
     if isinstance(error, OSError) and error.errno is not None:
@@ -126,7 +126,7 @@ def exit_code(error: Exception) -> int:
 
 
 def explain_error(error: Exception, debug: bool) -> int:
-    """Say on stderr why a command failed; returns its exit code."""
+    """Print on stderr why a command failed; returns its exit code."""
     from gopt.errors import GoptError
 
     if debug:
@@ -146,7 +146,7 @@ def explain_error(error: Exception, debug: bool) -> int:
 
 
 def _of_system(error: OSError) -> str:
-    """What the system said, and of which file."""
+    """The system's message and the file it is about."""
     why = error.strerror or str(error)
     paths = [show(os.fsdecode(each)) for each in (error.filename, error.filename2) if isinstance(each, str | bytes)]
     if not paths and error.errno == errno.ENOENT:

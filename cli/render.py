@@ -23,20 +23,20 @@ WIDE = 200
 
 
 def console() -> Console:
-    """Results go to stdout; as wide as they like where that is no terminal, so that names stay whole for grep."""
+    """A console on stdout; wide where that is not a terminal, so that names are not cut."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
     return Clean(file=sys.stdout, highlight=False, soft_wrap=False, markup=False, width=width)
 
 
 class Clean(Console):
-    """Prints text as it stands: names are no markup, and what a terminal would obey is shown as an escape."""
+    """Prints text without markup; control characters are shown as escapes."""
 
     def print(self, *objects: Any, **given: Any) -> None:
-        """As rich's, of texts and tables."""
+        """As rich's, with texts and tables escaped."""
         super().print(*map(_cleaned, objects), **given)
 
     def on_broken_pipe(self) -> None:
-        """Nobody reads any more: no failure."""
+        """The reader closed the pipe: not an error."""
         raise BrokenPipeError
 
 
@@ -48,7 +48,7 @@ def _cleaned(each: Any) -> Any:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr that names the work at hand; nothing when stderr is no terminal."""
+    """A spinner on stderr with the current phase; nothing when stderr is not a terminal."""
     errors = Console(file=sys.stderr)
     if not errors.is_terminal:
         yield lambda _: None
@@ -58,7 +58,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> Table:
-    """A plain table; columns whose places are in ``right`` are set to the right."""
+    """A plain table; columns whose indices are in ``right`` are right-aligned."""
     head = Text(clean(title), no_wrap=True, overflow="ignore")  # a title wider than its columns stays a line
     made = Table(title=head, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for place, name in enumerate(columns):

@@ -165,14 +165,14 @@ def _between(sizes: Sequence[int]) -> str:
 
 
 def render_diff(found: Diff) -> None:
-    """Every difference on a line of its own, never wrapped."""
+    """One difference a line, never wrapped."""
     out = console()
     for line in found.lines:
         out.print(Text(str(line), style=_COLOURS.get(line.kind, "")), soft_wrap=True)
     for note in found.notes:
         out.print(Text(f"note: {note}"), soft_wrap=True)
     if found.renamed:
-        out.print(f"{found.renamed} inner values have other names, which is no difference", soft_wrap=True)
+        out.print(f"{found.renamed} inner values have other names, which does not count", soft_wrap=True)
     count, kinds = len(found.lines), found.to_json()["counts"]
     told = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
     out.print("equal" if found.equal else f"not equal: {count} difference{'s' * (count != 1)} ({told})", soft_wrap=True)

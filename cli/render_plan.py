@@ -26,8 +26,8 @@ _LEGEND = {
     "× minimum": "bytes sent over the fewest possible",
     "calls": "of a rank in a step",
     "balance": "largest over mean rank",
-    "overlapped": "share of the bytes sent that computation can hide",
-    "time": "what calls add to a step; bytes that computation hides do not count, latency always does",
+    "overlapped": "share of the bytes sent that overlaps with computation",
+    "time": "what calls add to a step; overlapped bytes do not count, latency always does",
 }
 
 

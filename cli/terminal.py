@@ -1,4 +1,4 @@
-"""Where text leaves gopt: every line to a terminal or a pipe goes through here or ``render``, and is clean there."""
+"""Every line that gopt prints goes through here or ``render``, which escape control characters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def print_error(message: str, hints: Sequence[str] = ()) -> None:
 
 
 def print_note(text: str) -> None:
-    """One line on stderr of what is no error."""
+    """A note: one line on stderr."""
     click.echo(f"gopt: note: {line(text)}", err=True)
 
 
@@ -94,7 +94,7 @@ def flush_stdout() -> OSError | None:
 
 
 def safe_json(text: str) -> str:
-    """JSON text in which what a terminal would obey stands as an escape: the same to every parser."""
+    """JSON text with control characters escaped: the same to every parser."""
     return text if text.isascii() else _ODD.sub(lambda found: _escaped(found[0]), text)
 
 

@@ -1,4 +1,4 @@
-"""The verbs behind the command line: the same house, front to back, for programs."""
+"""The Python API: what the commands do, for programs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Source:
     sha256: str
     nbytes: int
     roles: RoleMap = field(default_factory=RoleMap)
-    """What the user said of the roles: they are found anew where calls of the source are taken over."""
+    """The user's map of roles: roles are found again where collectives of the source are adopted."""
 
     def __repr__(self) -> str:
         training = self.training
@@ -92,7 +92,7 @@ def load(
 
 
 def with_schema_roles(graph: Graph, roles: RoleMap) -> RoleMap:
-    """The user's map, and beside it what the schemas of opaque operators say; the rest is for the data flow."""
+    """The user's map, and what the schemas of opaque operators say; data flow settles the rest."""
     taken = {*roles.states, *roles.states.values()}
     schema = {old: new for old, new in schema_roles.pairs(graph).items() if not {old, new} & taken}
     return replace(roles, states={**schema, **roles.states})
@@ -112,7 +112,7 @@ def _supply(training: TrainingGraph, path: Path) -> None:
     given = load_state(path)
     for name in given:
         if name not in known:
-            raise InputError(f"{path}: {name!r} is no state of the model")
+            raise InputError(f"{path}: {name!r} is not a state of the model")
     for name, tensor in given.items():
         if tensor.type != graph.types[name]:
             raise InputError(f"{path}: {name!r} is {tensor.type}, the model says {graph.types[name]}")
@@ -129,7 +129,7 @@ class Sharded:
     common: list[RankState]
     checks: list[Check]
     choice: ChoiceEntry | None = None
-    """What chose the pipeline, when something did, and why."""
+    """What ``--auto`` chose and why; None without it."""
 
     def __repr__(self) -> str:
         ranks = len({each.rank for each in self.ranks})
@@ -171,7 +171,7 @@ class Sharded:
 
 
 def roles_text(training: TrainingGraph) -> str:
-    """The roles as metadata: after sharding they cannot be recovered."""
+    """The roles as metadata of the kept source: after sharding they cannot be recovered."""
     record = {
         "loss": training.loss,
         "states": {state.tensor: state.updated for state in training.states},
@@ -184,10 +184,10 @@ def roles_text(training: TrainingGraph) -> str:
 
 
 def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
-    """The roles that a source carries which gopt wrote, the file ``name``; raises InputError."""
+    """The roles in the metadata of a kept source; ``name`` is its file. Raises InputError."""
     text = graph.metadata.get("gopt.roles")
     if text is None:
-        raise InputError(f"{name} does not say which values are states", "take the one that gopt shard wrote")
+        raise InputError(f"{name} has no roles in its metadata", "take the one that gopt shard wrote")
     record = documents.parse_json(text, documents.ROLES, f"{name}: gopt.roles")
     roles = RoleMap(record["loss"], record["states"], record["params"], record["batch"], record.get("shared", ()))
     try:
@@ -198,7 +198,7 @@ def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
 
 
 def load_stored_source(graph: Graph, roles: RoleMap, name: str | os.PathLike[str]) -> TrainingGraph:
-    """The roles of a source that gopt kept as the file ``name``; raises InputError where they cannot be its own."""
+    """The kept source ``name`` with its stored roles; raises InputError where they do not fit the graph."""
     try:
         return recover(graph, roles)
     except OptionError as error:
@@ -206,9 +206,9 @@ def load_stored_source(graph: Graph, roles: RoleMap, name: str | os.PathLike[str
 
 
 def on_mesh(source: Source, mesh: Mesh) -> TrainingGraph:
-    """The step that a mesh shards: without calls of the source that gopt makes itself.
+    """The step as a mesh shards it: collectives of the source that gopt makes itself are adopted.
 
-    Raises OptionError and UnsupportedError for a mesh that does nothing, or that gopt or the step cannot do.
+    Raises OptionError and UnsupportedError for a mesh that has no effect, or that gopt or the step does not support.
     """
     check_mesh(mesh)
     training = adopt_source_collectives(source.training, source.roles, mesh)

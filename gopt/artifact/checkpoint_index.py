@@ -1,7 +1,7 @@
 """The index of a step of a checkpoint: size and digest of every rank's file. It is written last, so that a step with
 an index is complete.
 
-Files are read in blocks: a check needs no memory, however large the model.
+Files are read in blocks: a check needs constant memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gopt.errors import InputError, RunError
 INDEX_FILE = "index.json"
 FORMAT = "gopt-checkpoint/1"
 LOCK_FILE = ".gopt.lock"
-"""File in a folder of checkpoints, locked by the job that adds to them; it stays."""
+"""File in a folder of checkpoints that the job which writes them locks; it is never removed."""
 _BLOCK = 1 << 22
 STEP_DIR = re.compile(r"step_(\d{8,})")
 
@@ -55,7 +55,7 @@ def step_dir(step: int) -> str:
 
 
 def complete_steps(home: Path) -> list[int]:
-    """Steps of which a folder holds a whole checkpoint, in order."""
+    """Steps of which a folder holds a complete checkpoint, in order."""
     found = []
     for path in home.iterdir() if home.is_dir() else ():
         match = STEP_DIR.fullmatch(path.name)
@@ -83,7 +83,7 @@ def open_index(folder: Path) -> CheckpointIndex:
         index = from_document(CheckpointIndex, documents.read_json(folder / INDEX_FILE, documents.INDEX))
         match = STEP_DIR.fullmatch(os.path.basename(os.path.realpath(folder)))
         if match and int(match[1]) != index.step:
-            raise InputError(f"{folder / INDEX_FILE}: step: {index.step} is not that of its folder")
+            raise InputError(f"{folder / INDEX_FILE}: step: {index.step} differs from the step of its folder")
     except InputError as error:
         raise RunError(
             f"the checkpoint is damaged: {error.message}", f"remove {folder} to go on from the one before"

@@ -21,7 +21,7 @@ from gopt.sharding.traffic import Carries, CollectiveCall, Overlap, find_calls, 
 
 @dataclass(frozen=True, slots=True)
 class CostReport:
-    """What a step costs on the wire, and what it could cost; bytes are a rank's mean per update."""
+    """Traffic and calls of a step beside their minimum; bytes are a rank's mean per update."""
 
     traffic: Traffic
     calls: CallCounts
@@ -55,12 +55,12 @@ def _times(program: SpmdProgram) -> dict[str, int]:
 
 
 def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
-    """Bytes no rank can send less of on average, however the step is sharded (ring, bandwidth-optimal).
+    """Minimum traffic: bytes that a rank sends at least, on average, with any sharding (bandwidth-optimal ring).
 
     G bytes of gradients as the backward makes them, P of parameters as forward and backward read them; D ranks see
     different data, in M groups of N that share states. Nothing shared: an all-reduce, 2(D-1)/D·G. Else (N-1)/N·G to
-    scatter, 2(M-1)/M·G/N between the groups, (N-1)/N·P to gather once. Told from the source, not from the calls: a
-    stage that gathers twice is at 1.5 of it. Scalars and statistics are not in it.
+    scatter, 2(M-1)/M·G/N between the groups, (N-1)/N·P to gather once. It follows from the source, not from the calls:
+    a stage that gathers twice is at 1.5 of it. Scalars and statistics are not counted.
     """
     data = program.mesh.data_group
     ranks = program.mesh.size(data) if data else 1
@@ -74,7 +74,7 @@ def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
 
 
 def _shares(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> bool:
-    """Whether the members of the sharding group hold different pieces, or hand one another what they made."""
+    """Whether members of the sharding group hold different pieces, or send one another new parameters."""
     return any(h.sharded for h in program.states) or any(call.carries is Carries.PARAMETERS for call in calls)
 
 
@@ -110,7 +110,7 @@ def packing_bound(program: SpmdProgram, calls: Sequence[CollectiveCall], cap: in
 def _tensors(
     program: SpmdProgram, call: CollectiveCall, loop_carried: dict[str, list[float]], weight: int
 ) -> list[float]:
-    """Bytes, as gradients, of the source's tensors in a call; ``carried`` remembers them for a call that goes on."""
+    """Bytes, as gradients, of the source's tensors in a call; ``loop_carried`` keeps them for later calls."""
     node, types = call.node, program.graph.types
     if call.carries is Carries.PARAMETERS:
         if "shapes" in node.attributes:
@@ -143,9 +143,9 @@ def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[Ran
     """
     training, types = program.training, program.graph.types
     users = parameter_users(training)
-    narrow = {name for name in training.gradients if low_precision_uses(training, users.get(name, ()))}
+    low = {name for name in training.gradients if low_precision_uses(training, users.get(name, ()))}
     wide = {name for state in training.parameters for name in (state.tensor, state.updated)}
-    held = [[s for s in (*common, *rank.states) if s.pieces and s.pieces[0].tensor in narrow] for rank in ranks]
+    held = [[s for s in (*common, *rank.states) if s.pieces and s.pieces[0].tensor in low] for rank in ranks]
     wide |= {name for states in held for state in states if not state.copy for name in (state.input, state.output)}
     found = [
         node

@@ -1,7 +1,7 @@
-"""Manifest and report of an output folder as they are read: through the door, then held against themselves.
+"""Manifest and report of an output folder as they are read: the schema first, then what no schema can say.
 
-A schema says which keys there are and of what type; what else readers rely on is checked here, and only here: ranks fit
-the mesh, files have plain names, types are known, pieces lie within their tensors, names are named once.
+The schema checks keys and types. What else readers rely on is checked here, and only here: ranks fit the mesh, file
+names have no path, types are known, pieces are ranges of their tensors, no name is listed twice.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
 
 
 def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
-    """The report beside a manifest; raises InputError where it is damaged or tells of another mesh."""
+    """The report beside a manifest; raises InputError where it is damaged or describes another mesh."""
     path = Path(folder, REPORT_FILE)
     report = from_document(Report, documents.read_json(path, documents.REPORT))
     if report.mesh.axes != manifest.mesh.axes:  # kinds were not always written
-        raise InputError(f"{path}: mesh: it is not the manifest's")
+        raise InputError(f"{path}: mesh: it differs from the mesh of the manifest")
     if [each.rank for each in report.ranks] != [each.rank for each in manifest.ranks]:
-        raise InputError(f"{path}: ranks: they are not the manifest's")
+        raise InputError(f"{path}: ranks: they differ from the ranks of the manifest")
     return report
 
 
 def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
-    """Hold a manifest against the source that is kept beside it, or ``what`` stands for it; raises InputError."""
+    """Compare a manifest with its source; ``what`` is the word for the source in messages. Raises InputError."""
     name = str(Path(home, MANIFEST_FILE))
     for index, state in enumerate(manifest.states):
         where = f"states[{index}]"
@@ -71,7 +71,7 @@ def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str],
 
 
 def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph], home: str | os.PathLike[str]) -> None:
-    """Hold what a manifest says of one rank against the rank's files, by phase; raises InputError."""
+    """Compare what a manifest says of one rank with the rank's graphs by phase; raises InputError."""
     name, where = str(Path(home, MANIFEST_FILE)), f"rank {rank.rank}"
     inputs = {key: type for graph in graphs.values() for key, type in graph.inputs.items()}
     outputs = {key for graph in graphs.values() for key in graph.outputs}
@@ -124,7 +124,7 @@ def _refuse(name: str, key: str, what: str) -> NoReturn:
 
 
 class _Checker:
-    """Holds one manifest, read from the file ``name``, against itself."""
+    """Checks one manifest for consistency; ``name`` is its file."""
 
     def __init__(self, name: str, manifest: Manifest) -> None:
         self.name, self.manifest = name, manifest
@@ -160,7 +160,7 @@ class _Checker:
             self.elements[state.tensor] = state.type.elements if state.type.static else None
         for index, state in enumerate(states):
             if state.of is not None and state.of not in self.elements:
-                _refuse(self.name, f"states[{index}].of", f"{show(state.of)} is no state")
+                _refuse(self.name, f"states[{index}].of", f"{show(state.of)} is not a state")
 
     def _common(self) -> None:
         common = self.manifest.common
@@ -173,18 +173,18 @@ class _Checker:
             if entry.name in self.elements:
                 _refuse(self.name, f"common.inputs[{index}].name", f"{show(entry.name)} is a state")
         if self.manifest.loss not in [each.name for each in common.outputs]:
-            _refuse(self.name, "loss", f"{show(self.manifest.loss)} is no output")
+            _refuse(self.name, "loss", f"{show(self.manifest.loss)} is not an output")
         self._pieces("common.state", common.state)
 
     def _phases(self) -> None:
         phases, accumulate = self.manifest.phases, self.manifest.accumulate
         if phases is None:
             if accumulate > 1:
-                _refuse(self.name, "phases", "it is missing beside accumulate")
+                _refuse(self.name, "phases", "it is required beside accumulate")
             return
         self._once("phases", [each.name for each in phases])
         if accumulate == 1 or not phases or max(each.times for each in phases) != accumulate:
-            _refuse(self.name, "phases", "they do not run as often as accumulate says")
+            _refuse(self.name, "phases", "the number of runs is not that of accumulate")
 
     def _ranks(self, mesh: Mesh) -> None:
         common = self._once("common.state", [state.input for state in self.manifest.common.state])
@@ -195,7 +195,7 @@ class _Checker:
                 _refuse(self.name, f"{where}.rank", f"{rank.rank} behind {last}, of {mesh.ranks} ranks")
             last = rank.rank
             if list(rank.files) != phases:
-                _refuse(self.name, f"{where}.files", f"they are not those of the phases {', '.join(map(show, phases))}")
+                _refuse(self.name, f"{where}.files", f"the keys are not the phases {', '.join(map(show, phases))}")
             for phase, file in rank.files.items():
                 self._plain(f"{where}.files.{phase}", file)
             self._pieces(f"{where}.state", rank.state)
@@ -210,16 +210,16 @@ class _Checker:
             for index, piece in enumerate(state.pieces):
                 if piece.tensor not in self.elements:
                     key = f"{where}[{number}].pieces[{index}].tensor"
-                    _refuse(self.name, key, f"{show(piece.tensor)} is no state of the source")
+                    _refuse(self.name, key, f"{show(piece.tensor)} is not a state of the source")
                 elements = self.elements[piece.tensor]
                 if piece.stop < piece.start or elements is None or piece.stop > elements:
                     key = f"{where}[{number}].pieces[{index}]"
-                    what = f"[{piece.start}, {piece.stop}) is no range of its elements"
+                    what = f"[{piece.start}, {piece.stop}) is not a range of its elements"
                     _refuse(self.name, key, f"{what}: {show(piece.tensor)} has {elements}")
 
     def _typed(self, where: str, dtype: str, shape: Shape | None) -> None:
         if not known(dtype) or dtype == "string":
-            _refuse(self.name, f"{where}.dtype", f"{show(dtype)} is no type of numbers")
+            _refuse(self.name, f"{where}.dtype", f"{show(dtype)} is not a numeric type")
         size = 16
         for each in shape or ():
             size *= max(each, 1) if isinstance(each, int) else 1
@@ -234,6 +234,6 @@ class _Checker:
         seen: set[str] = set()
         for name in names:
             if name in seen:
-                _refuse(self.name, where, f"{show(name)} stands there twice")
+                _refuse(self.name, where, f"{show(name)} is listed twice")
             seen.add(name)
         return seen

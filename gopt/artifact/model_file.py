@@ -1,4 +1,4 @@
-"""A model and the file of its values: the old pair or the new one stands there, at any moment.
+"""Writes a model and the file of its values so that at any moment the old pair or the new one is in place.
 
 The values' name has their digest in it. So a new pair never writes over the values of the old model; they are put
 beside it first, the model takes its place in one step, and only then the old values go.

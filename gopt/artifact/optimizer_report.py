@@ -1,4 +1,4 @@
-"""What the report says of opaque optimizers: which weights of which node went from which ranks, and why."""
+"""The report's section on opaque optimizers: which weights of which node are removed from which ranks, and why."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _shown(titles: Sequence[str]) -> str:
 
 
 def _holders(program: SpmdProgram) -> dict[str, Holder]:
-    """Source tensor -> the kept operator and the member of it that update it."""
+    """Source tensor -> the refolded operator and the member of it that update it."""
     return {
         covered.tensor: (node.origin, member, covered)
         for node in program.graph.nodes

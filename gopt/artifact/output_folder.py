@@ -1,4 +1,4 @@
-"""A folder that appears whole, or not at all."""
+"""Writes an output folder so that it appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gopt.errors import OptionError, RunError
 
 @contextmanager
 def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
-    """A folder beside ``target`` that takes its place in one step when the block ends well, and vanishes otherwise.
+    """A folder beside ``target`` that replaces it in one step when the block ends; it is removed when the block raises.
 
     Raises OptionError when the target exists and ``force`` is not given, or holds what gopt did not write; RunError
     when it cannot be written; StoppedError when a signal asks for the end.
@@ -32,7 +32,7 @@ def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
             else:
                 _put_new(staged, target)
     except LeftAsideError as error:
-        hint = f"what was there is whole: mv {error.filename} {target}, or let the next run put it back"
+        hint = f"the old folder is complete: mv {error.filename} {target}, or let the next run put it back"
         raise RunError(f"cannot write {target}: {reason(error)}", hint) from error
     except OSError as error:
         raise RunError(f"cannot write {target}: {reason(error)}", "nothing was left behind") from error

@@ -1,4 +1,4 @@
-"""What gopt wrote, told by format and contents: it alone may be replaced, and nothing of the user's may lie in it."""
+"""Where outputs may be written: only what gopt wrote may be replaced, and only if it holds no file of the user's."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from gopt.documents.prescan import check_prescan
 from gopt.errors import InputError, OptionError, RunError
 from gopt.limits import DOCUMENT_BYTES
 
-_HINT = "choose another place with -o"
+_HINT = "choose another path with -o"
 _RANK = re.compile(r"rank_\d{4,}(\.\w+)?\.onnx")
 _ALWAYS = frozenset({MANIFEST_FILE, REPORT_FILE, SOURCE_FILE, STATES_FILE})
 
 
 def resolve_output(target: str | os.PathLike[str]) -> Path:
-    """The path under which an output is looked at and written (``real_path``); raises RunError."""
+    """The real path of an output (``real_path``); raises RunError."""
     try:
         return real_path(target)
     except OSError as error:
@@ -38,15 +38,14 @@ def resolve_output(target: str | os.PathLike[str]) -> Path:
 
 
 def check_output_folder(target: Path, *, force: bool) -> Path:
-    """Where an output folder is to be written; raises OptionError where it must not be: what stands there, and where
-    it lies, RunError where it cannot be."""
+    """The real path of an output folder; raises OptionError where it may not be written, RunError where it cannot."""
     whole = resolve_output(target)
     check_resolved_folder(target, whole, force=force)
     return whole
 
 
 def check_resolved_folder(target: Path, whole: Path, *, force: bool) -> None:
-    """As ``check_output_folder``, of a place that is known already."""
+    """As ``check_output_folder``, of a resolved path."""
     if os.path.lexists(whole):
         if not force:
             raise OptionError(f"{target} exists already", "choose another folder with -o, or replace it with --force")
@@ -63,13 +62,13 @@ def _runs_in(folder: Path) -> bool:
 
 
 def check_not_inside(target: Path, whole: Path, hint: str = _HINT) -> None:
-    """Raise OptionError for a place inside an output folder or a checkpoint: nothing else may lie in one.
+    """Raise OptionError for a path inside an output folder or a checkpoint.
 
-    ``whole`` is where it really lies, ``target`` how it was given.
+    ``whole`` is the real path, ``target`` the one that the user gave.
     """
     for folder in whole.parents:
         if (what := artifact_kind(folder)) is not None:
-            raise OptionError(f"{target} lies inside of {folder}, which is {what}", hint)
+            raise OptionError(f"{target} is inside {folder}, which is {what}", hint)
 
 
 def artifact_kind(folder: Path) -> str | None:
@@ -84,11 +83,11 @@ def artifact_kind(folder: Path) -> str | None:
 
 
 def check_replaceable(target: Path, folder: Path) -> None:
-    """Raise OptionError unless a folder, ``target`` when it stands in its place, is empty or all gopt's."""
+    """Raise OptionError unless a folder is empty or holds only what gopt wrote; ``target`` is its path in messages."""
     if folder.is_symlink():
         raise OptionError(f"{target} is a link: --force does not replace it", f"give {os.path.realpath(folder)}")
     if not folder.is_dir():
-        raise OptionError(f"{target} is no folder: --force does not replace it", _HINT)
+        raise OptionError(f"{target} is not a folder: --force does not replace it", _HINT)
     if _is_home(folder):
         raise OptionError(f"{target} holds checkpoints: --force does not replace them", _HINT)
     entries = sorted(os.listdir(folder))
@@ -96,13 +95,13 @@ def check_replaceable(target: Path, folder: Path) -> None:
         return
     manifest = _read(folder / MANIFEST_FILE)
     if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
-        raise OptionError(f"{target} is nothing that gopt wrote: --force does not replace it", _HINT)
+        raise OptionError(f"{target} was not written by gopt: --force does not replace it", _HINT)
     try:
         read_manifest(folder)
-    except InputError as error:  # such a one anybody can write: it vouches for nothing
+    except InputError as error:  # anybody can write such a file
         fault = error.message.removeprefix(f"{folder}{os.sep}")
         raise OptionError(
-            f"{target} is not as gopt writes it: --force does not replace it: {fault}",
+            f"{target} is not a valid output folder: --force does not replace it: {fault}",
             f"look at it, and remove it by hand: rm -r {target}",
         ) from error
     known = _ALWAYS | _rank_files(manifest)
@@ -121,7 +120,7 @@ def _is_home(folder: Path) -> bool:
 
 
 def _rank_files(manifest: dict[str, Any]) -> set[str]:
-    """Names of rank files in a manifest that may not be gopt's."""
+    """Names of rank files in a manifest that was not checked."""
     try:
         names = [name for rank in manifest["ranks"] for name in rank["files"].values()]
     except (KeyError, TypeError, AttributeError):
@@ -135,7 +134,7 @@ def _format(path: Path) -> Any:
 
 
 def _read(path: Path) -> Any:
-    """A JSON file, or None for what is none."""
+    """A JSON document, or None for any other file."""
     try:
         if not is_regular_file(path):
             return None

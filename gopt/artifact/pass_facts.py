@@ -1,4 +1,4 @@
-"""What passes say of themselves in their facts, as records: for those who need a number of another pass."""
+"""The facts of passes as records, for code that needs a number of another pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a path is that was given where another thing belongs, and which command takes it."""
+"""Errors for a path of the wrong kind, naming the right command."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from gopt.errors import InputError
 
 
 def check_folder(path: Path, *, checkpoints: bool = False) -> None:
-    """Raise InputError for what is no output folder; ``checkpoints``: one step of a checkpoint will do as well."""
+    """Raise InputError for what is not an output folder; ``checkpoints``: one step of a checkpoint will do as well."""
     steps = complete_steps(path)
     if steps:
         newest = path / step_dir(steps[-1])
         holds = f"holds {len(steps)} checkpoint{'s' * (len(steps) != 1)}"
         if checkpoints:
             raise InputError(f"{path} {holds}", f"name one: {newest}{' is the newest' * (len(steps) != 1)}")
-        raise InputError(f"{path} is no output folder: it {holds}", *_of_checkpoint(newest))
+        raise InputError(f"{path} is not an output folder: it {holds}", *_of_checkpoint(newest))
     if (path / INDEX_FILE).is_file():
         if not checkpoints:
-            raise InputError(f"{path} is no output folder: it is a checkpoint", *_of_checkpoint(path))
+            raise InputError(f"{path} is not an output folder: it is a checkpoint", *_of_checkpoint(path))
     elif not (path / "manifest.json").is_file():
-        raise InputError(f"{path} is no output folder: {_lacks(path)}", _of_other(path))
+        raise InputError(f"{path} is not an output folder: {_lacks(path)}", _of_other(path))
 
 
 def model_is_folder(path: Path) -> InputError:
-    """The refusal of a folder where a model belongs."""
+    """The error for a folder where a model is expected."""
     error = f"{path}: is a folder, not a file"
     if steps := complete_steps(path):
         return InputError(error, _merges(path / step_dir(steps[-1])))
@@ -58,7 +58,7 @@ def _lacks(path: Path) -> str:
 def _of_other(path: Path) -> str:
     aside = [] if path.exists() else displaced_copies(path)
     if aside:
-        return f"it was being replaced when a process died: mv {aside[0]} {path} puts it back"
+        return f"a process died while it replaced this folder: mv {aside[0]} {path} puts it back"
     if path.is_file() and any((path.parent / name).is_file() for name in ("manifest.json", INDEX_FILE)):
         return f"it is a part of one: give {path.parent}"
     if path.is_file() and path.suffix == ".onnx":

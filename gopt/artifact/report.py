@@ -69,20 +69,20 @@ def rank_ranges(ranks: list[int]) -> str:
         return f"{ranks[0]}-{ranks[-1]}"
     parts: list[str] = []
     start = 0
-    for place in range(1, len(ranks) + 1):
-        if place == len(ranks) or ranks[place] != ranks[place - 1] + 1:
-            first, last = ranks[start], ranks[place - 1]
+    for index in range(1, len(ranks) + 1):
+        if index == len(ranks) or ranks[index] != ranks[index - 1] + 1:
+            first, last = ranks[start], ranks[index - 1]
             parts.append(str(first) if first == last else f"{first}-{last}")
-            start = place
+            start = index
     return ",".join(parts)
 
 
 def group_ranks(rows: Sequence[tuple[int, T]]) -> list[tuple[list[int], T]]:
-    """Ranks with what is told of each -> the ranks of which the same is told, in the order of their first."""
-    found: dict[T, list[int]] = {}
-    for rank, told in rows:
-        found.setdefault(told, []).append(rank)
-    return [(ranks, told) for told, ranks in found.items()]
+    """Ranks with a value each -> the ranks that have the same value, in the order of the first rank."""
+    groups: dict[T, list[int]] = {}
+    for rank, value in rows:
+        groups.setdefault(value, []).append(rank)
+    return [(ranks, value) for value, ranks in groups.items()]
 
 
 def format_bytes(nbytes: float) -> str:

@@ -65,7 +65,7 @@ def _notes(program: SpmdProgram) -> list[str]:
             notes.append(f"no call goes along mesh axis {name}: its ranks hold and compute the same")
     behind: set[str] = set()
     for node in program.graph.nodes:
-        # a gather of parameters, or a reduction that the source had in its forward, is none of gradients
+        # neither a gather of parameters nor a reduction in the source's forward is a reduction of gradients
         reduces = node.domain == COMM and node.made_by and COLLECTIVES[node.op_type].reduces
         if reduces or any(name in behind for name in node.reads):
             behind.update(node.outputs)
@@ -101,7 +101,7 @@ def _removed(
     variables: list[VarRecord] = []
     for node in source.nodes:
         if node.origin is not None:
-            continue  # it stands for an opaque operator, which has a record of its own
+            continue  # part of an opaque operator, which has its own record
         kept = left.get(node)
         if kept is not None and not kept.sharding.by_axis:
             continue

@@ -1,8 +1,8 @@
-"""The door through which every JSON and TOML document comes that gopt reads.
+"""Reads every JSON and TOML document; nothing else in gopt parses one.
 
-A regular file of bounded size, bounded depth and number of values, numbers that 64 bits hold, no key twice, and checked
-against its schema (``gopt/schemas``): behind the door a record has the keys and types that its schema names. Refusals
-are InputErrors that name the file and the key: ``manifest.json: ranks[3].state[0].input: ... ``.
+A document is a regular file of bounded size, depth and number of values; its numbers fit in 64 bits, no key occurs
+twice in a table, and it fits its schema (``gopt/schemas``). So a document that was read has the keys and types that its
+schema names. Refusals are InputErrors that name the file and the key: ``manifest.json: ranks[3].state[0].input: ... ``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gopt.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind:
-    """A kind of document: its word in messages, the name of its schema, and how many bytes it may have."""
+    """A kind of document: its name in messages, its schema, and its largest size in bytes."""
 
     what: str
     schema: str
@@ -48,12 +48,12 @@ _FORMATS = re.compile(r"^gopt-[a-z]+/\d+$")
 
 
 def read_json(path: str | os.PathLike[str], kind: DocumentKind) -> dict[str, Any]:
-    """A JSON file of a kind, checked; raises InputError."""
+    """Read a JSON file of a kind and check it; raises InputError."""
     return parse_json(read_bytes(path, kind.most), kind, os.fspath(path))
 
 
 def parse_json(data: bytes | str, kind: DocumentKind, name: str) -> dict[str, Any]:
-    """JSON text of a kind, checked; ``name`` stands for it in messages. Raises InputError."""
+    """Parse JSON text of a kind and check it; ``name`` is the file in messages. Raises InputError."""
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if len(data) > kind.most:
         raise InputError(f"{name} is too long: {len(data)} bytes, {kind.what} has at most {kind.most}")
@@ -72,7 +72,7 @@ def parse_json(data: bytes | str, kind: DocumentKind, name: str) -> dict[str, An
             del data
             found = json.loads(text, object_pairs_hook=table, parse_float=number, parse_constant=_constant)
         except UnicodeDecodeError as error:
-            raise InputError(f"{name} is not JSON: byte {error.start} is no UTF-8") from None
+            raise InputError(f"{name} is not JSON: byte {error.start} is not UTF-8") from None
         except (ValueError, RecursionError) as error:
             raise InputError(f"{name} is not JSON: {error}") from None
         del text
@@ -84,7 +84,7 @@ def parse_json(data: bytes | str, kind: DocumentKind, name: str) -> dict[str, An
 
 
 def read_toml(path: str | os.PathLike[str], kind: DocumentKind) -> dict[str, Any]:
-    """A TOML file of a kind, checked; raises InputError."""
+    """Read a TOML file of a kind and check it; raises InputError."""
     import tomllib
 
     name, data = os.fspath(path), read_bytes(path, kind.most)
@@ -92,7 +92,7 @@ def read_toml(path: str | os.PathLike[str], kind: DocumentKind) -> dict[str, Any
     try:
         found = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise InputError(f"{name} is not TOML: byte {error.start} is no UTF-8") from None
+        raise InputError(f"{name} is not TOML: byte {error.start} is not UTF-8") from None
     except RecursionError:
         raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep") from None
     except ValueError as error:
@@ -103,7 +103,7 @@ def read_toml(path: str | os.PathLike[str], kind: DocumentKind) -> dict[str, Any
 
 
 def _check_dots(data: bytes, name: str) -> None:
-    """Refuse keys of very many parts, wherever their lines end."""
+    """Refuse keys of very many parts."""
     if data.count(b".") > limits.CONFIG_DOTS:
         raise InputError(f"{name} has more than {limits.CONFIG_DOTS} dots (CONFIG_DOTS)")
     for number, each in enumerate(data.split(b"\n"), 1):
@@ -112,7 +112,7 @@ def _check_dots(data: bytes, name: str) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
-    """All of a regular file of at most ``most`` bytes; never waits, whatever the path is. Raises InputError."""
+    """The bytes of a regular file of at most ``most`` bytes; never blocks, also for a pipe. Raises InputError."""
     name = os.fspath(path)
     try:
         number = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -139,7 +139,7 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 def _check_schema(found: Any, kind: DocumentKind, name: str, floats: bool) -> None:
-    """Refuse a value that is not as its kind's schema says; ``floats``: whether it has any."""
+    """Refuse a document that does not fit its schema; ``floats``: whether it has any."""
     wrong = first_error(kind.schema, found)
     if wrong is None and floats:
         wrong = first_error(kind.schema, _split(found))
@@ -163,12 +163,12 @@ def key_path(place: Sequence[str | int]) -> str:
 
 
 def as_run_error(error: InputError) -> RunError:
-    """The same refusal where the document is a part of a run: its checkpoint."""
+    """The same refusal for a document of a checkpoint that a run reads."""
     return RunError(error.message, *error.hints)
 
 
 def _told(place: Sequence[str | int]) -> str:
-    """A place as the beginning of a message."""
+    """The path of a key as the beginning of a message."""
     shown = [key if isinstance(key, int) or key.isidentifier() else show(key) for key in place]
     return f"{key_path(shown)}: " if place else ""
 
@@ -186,7 +186,7 @@ def _unique(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise InputError(f"{name}: the key {show(key)} stands twice in one table")
+                raise InputError(f"{name}: the key {show(key)} occurs twice in one table")
             seen.add(key)
     return found
 
@@ -201,11 +201,11 @@ def _number(seen: list[float], text: str) -> float:
 
 
 def _constant(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _walk(found: Any) -> Iterator[tuple[list[str | int], Any]]:
-    """Every value with its place; no deeper than a document may be."""
+    """Every value with the path of its key."""
     left: list[tuple[list[str | int], Any]] = [([], found)]
     while left:
         place, value = left.pop()
@@ -221,24 +221,24 @@ def _check_text(found: Any, name: str) -> None:
             try:
                 text.encode()
             except UnicodeEncodeError:
-                raise InputError(f"{name}: {_told(place)}{show(text)} is half a character") from None
+                raise InputError(f"{name}: {_told(place)}{show(text)} is an unpaired surrogate") from None
 
 
 def _check_plain(found: Any, name: str) -> None:
-    """Of TOML: what JSON has no word for, and the bounds that JSON is held to before it is parsed."""
+    """Refuse TOML values that JSON has not, and apply the limits that JSON is checked for before it is parsed."""
     for place, value in _walk(found):
         if len(place) > limits.DOCUMENT_DEPTH:
             raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep")
         if not isinstance(value, dict | list | str | bool | int | float):
-            raise InputError(f"{name}: {_told(place)}a date or a time has no place here")
+            raise InputError(f"{name}: {_told(place)}a date or a time is not allowed here")
         if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{name}: {_told(place)}{value} has no place here")
+            raise InputError(f"{name}: {_told(place)}{value} is not allowed here")
         if isinstance(value, int) and abs(value) >= limits.ELEMENTS:
             raise InputError(f"{name}: {_told(place)}a number of more than 63 bits")
 
 
 def _split(found: Any) -> Any:
-    """A copy in which no float is a whole number: to a schema 4.0 is an integer, to a reader it is none."""
+    """A copy in which no float is a whole number: a schema takes 4.0 for an integer, readers do not."""
     if isinstance(found, dict):
         return {key: _split(each) for key, each in found.items()}
     if isinstance(found, list):
@@ -249,5 +249,5 @@ def _split(found: Any) -> Any:
 
 
 def safe_name(text: str) -> bool:
-    """Whether a text names a file, and no path."""
+    """Whether a text is the name of a file without a path."""
     return bool(text) and text not in (".", "..") and not set(text) & set("/\\\0") and len(text.encode()) <= 255

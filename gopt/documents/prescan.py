@@ -1,4 +1,4 @@
-"""What can be seen of a JSON text before it is parsed, in time and memory of the size of the text."""
+"""Limits of a JSON text that are checked before it is parsed, in time and memory linear in its size."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def check_prescan(data: bytes, name: str) -> None:
-    """What can be seen before anything is parsed, in time and memory of the size of the text: depth, number of values
-    and of tables, lengths of texts, digits of numbers."""
+    """Refuse a text that exceeds a limit: depth, number of values, of tables and of keys, length of texts, digits of
+    numbers. Raises InputError."""
     bare = b"".join(_outside(data, name))
     containers = bare.count(b"[") + bare.count(b"{")
     if bare.count(b",") + containers > limits.DOCUMENT_VALUES:
@@ -38,8 +38,8 @@ def check_prescan(data: bytes, name: str) -> None:
 
 
 def _outside(data: bytes, name: str) -> Iterator[bytes]:
-    """What stands outside of texts, block by block; one that does not end goes to the end. Raises InputError where a
-    text is too long."""
+    """The bytes outside of JSON strings, block by block; an unterminated string extends to the end. Raises InputError
+    where a string is too long."""
     if data.count(b'"') > 4 * limits.DOCUMENT_VALUES:
         raise InputError(f"{name} has more than {limits.DOCUMENT_VALUES} values (DOCUMENT_VALUES)")
     if b"\\" in data:  # escapes become letters: the quotes that are left begin and end texts
@@ -65,6 +65,6 @@ def _is_deep(brackets: bytes) -> bool:
         depth += 1 if each == ord("[") else -1
         if depth > limits.DOCUMENT_DEPTH:
             return True
-        if depth < 0:  # no JSON at all
+        if depth < 0:  # not JSON
             return False
     return False

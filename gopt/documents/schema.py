@@ -1,4 +1,4 @@
-"""A document held against its schema: whether it fits, and where it first does not."""
+"""Whether a document fits its schema, and the first place where it does not."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from itertools import islice
 from typing import Any
 
 VALUE = "\0value\0"
-"""What stands for a value in a message: it may be long, or have control characters."""
+"""Placeholder for a value in a message: the value may be long, or have control characters."""
 
 
 def first_error(schema: str, found: Any) -> tuple[list[str | int], str] | None:
-    """The place and message of the first violation, or None. The yes-or-no is asked first: it copies nothing."""
+    """The place and message of the first violation, or None. Validity is checked first: that copies nothing."""
     validator = _validator(schema)
     if validator.is_valid(found):
         return None
@@ -22,7 +22,7 @@ def first_error(schema: str, found: Any) -> tuple[list[str | int], str] | None:
     for key, value in found.items():
         if isinstance(value, list) and not validator.is_valid({**_slim(found), key: value}):
             return _in_list(validator, found, key)
-    return [], "it is not as its schema says"
+    return [], "it does not fit its schema"
 
 
 def _in_list(validator: Any, found: dict[str, Any], key: str) -> tuple[list[str | int], str]:
@@ -37,12 +37,12 @@ def _in_list(validator: Any, found: dict[str, Any], key: str) -> tuple[list[str 
             bad = middle
     wrong = _violation(validator, {**rest, key: [_slim(value[good])]})
     if wrong is None or wrong[0][:2] != [key, 0]:
-        return [key, good], "it is not as its schema says"
+        return [key, good], "it does not fit its schema"
     return [key, good, *wrong[0][2:]], wrong[1]
 
 
 def _violation(validator: Any, found: Any) -> tuple[list[str | int], str] | None:
-    """Place and message of the first violation, or None. It costs two copies of all that is given."""
+    """Place and message of the first violation, or None. It makes two copies of the document."""
     from jsonschema_rs import ValidationError
 
     try:
@@ -53,7 +53,7 @@ def _violation(validator: Any, found: Any) -> tuple[list[str | int], str] | None
 
 
 def _slim(found: Any) -> Any:
-    """The beginning of every list and of every long table, and few enough of them for a copy."""
+    """A copy with the beginning of every list and of every long table."""
     left = _SLIM
 
     def cut(value: Any) -> Any:
@@ -70,7 +70,7 @@ def _slim(found: Any) -> Any:
 
 
 _FEW, _MANY, _SLIM = 64, 1000, 50_000
-"""How much of a list, of a table, and of all values the beginning is."""
+"""How many items of a list, of a table and of all values the copy keeps."""
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""What an output folder or a checkpoint holds: the source, and the current value of each of its states, in pieces.
+"""Reads an output folder or a checkpoint: the source, and the current value of each of its states, in pieces.
 
-A value is a list of byte ranges in the ranks' files: of those nothing is kept but headers. Files of a checkpoint are
-read once, in blocks, for their digests.
+A value is a list of byte ranges in the ranks' files, which are not kept in memory. Files of a checkpoint are read once,
+in blocks, for their digests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gopt.sanitize import show
 
 @dataclass(slots=True)
 class FolderContents:
-    """The source graph with the values that the ranks hold, how its roles were settled, and what was written then."""
+    """The source graph with the values that the ranks hold, its roles, the manifest and the report."""
 
     graph: Graph
     roles: RoleMap
@@ -87,8 +87,7 @@ def _home(path: str | os.PathLike[str]) -> Path:
 
 
 def _check_pipeline(home: Path, report: Report, manifest: Manifest, mesh: Mesh) -> None:
-    """Refuse a report whose passes cannot have made these ranks, or have options that are not known; raises
-    InputError."""
+    """Refuse a report whose passes cannot have made these ranks, or have unknown options; raises InputError."""
     items = [
         (each.name, {key.replace("_", "-"): value for key, value in each.options.items()}) for each in report.pipeline
     ]
@@ -104,7 +103,7 @@ def _check_pipeline(home: Path, report: Report, manifest: Manifest, mesh: Mesh) 
 
 
 def _check_complete(home: Path, manifest: Manifest, mesh: Mesh, values: Mapping[str, Tensor]) -> None:
-    """Refuse a folder that lacks ranks, where states lie on them; raises InputError."""
+    """Refuse a folder that lacks ranks which hold states; raises InputError."""
     there = {rank.rank for rank in manifest.ranks}
     if len(there) == mesh.ranks or all(state.tensor in values for state in manifest.states):
         return
@@ -118,7 +117,7 @@ def _check_complete(home: Path, manifest: Manifest, mesh: Mesh, values: Mapping[
 
 
 def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
-    """Every state whose pieces are all there."""
+    """The value of every state of which all pieces are present."""
     pieces: dict[str, dict[int, Tensor]] = {}
     files = read_index(folder, manifest).files if checkpoint else {}
     for rank in manifest.ranks:

@@ -1,4 +1,4 @@
-"""Ranks back into one model, or into other ranks: values travel in pieces, never whole in memory."""
+"""Merges ranks into one model, or reshards them: values are copied in pieces, never whole in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gopt.passes.shard.options import Options, useless
 from gopt.pipeline import Pipeline, build_pipeline
 
 EMBED = 64 << 20
-"""Models of at most so many bytes of values are one file; the values of others lie beside them."""
+"""Bytes of values up to which a model is one file; larger ones have their values in a second file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def merge(path: str | os.PathLike[str], model: str | os.PathLike[str], *, force:
         with raise_on_signals():
             data = write_model(target, graph, values, force=force)
     except OSError as error:
-        raise RunError(f"cannot write {model}: {reason(error)}", "choose another place with -o") from error
+        raise RunError(f"cannot write {model}: {reason(error)}", "choose another path with -o") from error
     count = len(held.manifest.states) - len(held.missing)
     beside = str(Path(model).with_name(data)) if data else ""
     return Merged(str(Path(model)), beside, count, total, tuple(held.missing))
@@ -81,7 +81,7 @@ def reshard(
     """The ranks of another mesh from those of a folder or checkpoint, current values included; nothing is written.
 
     Passes and options are those of the report, ``options`` by pass replace some; so does ``accumulate``.
-    What then has no use any more falls away, and ``note`` is told of it.
+    Options that have no effect any more are dropped, with a call of ``note`` for each.
     """
     held = read_folder(path)
     training = api.load_stored_source(expand(held.graph), held.roles, "the kept source")
@@ -105,7 +105,7 @@ def _pipeline(held: FolderContents, options: Mapping[str, Mapping[str, Any]], no
 
 
 def _of_use(whole: dict[str, Any], given: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
-    """Options of ``shard`` without inherited ones that have no use beside those that are given now."""
+    """Options of ``shard`` without inherited ones that have no effect beside the new ones."""
     while True:
         chosen = build_options(find("shard"), whole)
         assert isinstance(chosen, Options)
@@ -114,5 +114,5 @@ def _of_use(whole: dict[str, Any], given: Mapping[str, Any], note: Callable[[str
         if not dead:
             return whole
         for name in dead:
-            note(f"shard: {name}={whole[name]} falls away: {names[name][0]}")
+            note(f"shard: {name}={whole[name]} is dropped: {names[name][0]}")
         whole = {name: value for name, value in whole.items() if name not in dead}

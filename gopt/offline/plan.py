@@ -1,4 +1,4 @@
-"""What each choice of stage, partition and bucket size would cost, without writing: the best first, and why."""
+"""Costs of each choice of stage, partition and bucket size, best first, with reasons; nothing is written."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def estimate_cost(training: TrainingGraph, mesh: Mesh, settings: ShardSettings, 
 
 @dataclass(frozen=True, slots=True)
 class RankedChoice:
-    """A choice in its place, whether it fits, and one sentence on why it stands there."""
+    """A choice with whether it fits, and one sentence on its rank."""
 
     choice: Choice
     fits: bool
@@ -201,7 +201,7 @@ def _ties(choice: Choice) -> tuple[int, int, int, float]:
 
 
 def _why(choice: Choice, first: Choice, memory: int | None) -> str:
-    """One sentence: what puts the choice behind the first."""
+    """One sentence: why the choice ranks behind the first."""
     if _over(choice, memory) and memory is not None:
         return f"does not fit: {format_bytes(choice.held)} of {format_bytes(memory)}"
     if choice is first:
@@ -231,11 +231,11 @@ def _praise(choice: Choice, memory: int | None) -> str:
     among = "" if memory is None else " of those that fit"
     if choice.times is None:
         return f"fewest bytes sent{among}, then least memory"
-    return f"least time{among}: {choice.costs.overlap.hidden_share:.0%} of its bytes hide behind computation"
+    return f"least time{among}: {choice.costs.overlap.hidden_share:.0%} of its bytes overlap with computation"
 
 
 def _cause(choice: Choice, first: Choice) -> str:
-    """What makes a choice slower than the first: the start of its calls, or bytes that nothing hides."""
+    """What makes a choice slower than the first: latency of its calls, or bytes that do not overlap."""
     mine, theirs = choice.costs, first.costs
     if choice.times is not None and first.times is not None:
         starts = choice.times.latency - first.times.latency
@@ -244,7 +244,7 @@ def _cause(choice: Choice, first: Choice) -> str:
         if choice.balance > first.balance and _a_byte(choice) > 1.05 * _a_byte(first):
             return f"the ring waits for the largest share (balance {choice.balance:.3f})"
     if mine.overlap.hidden_share < theirs.overlap.hidden_share:
-        return f"hides {mine.overlap.hidden_share:.0%} of its bytes, the first {theirs.overlap.hidden_share:.0%}"
+        return f"overlaps {mine.overlap.hidden_share:.0%} of its bytes, the first {theirs.overlap.hidden_share:.0%}"
     if mine.traffic.sent > theirs.traffic.sent:
         return _times_the_bytes(choice, first)
     return f"its bytes take longer (balance {choice.balance:.3f})"

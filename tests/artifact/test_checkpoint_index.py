@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gopt.artifact.checkpoint_index import (
-    FORMAT,
     INDEX_FILE,
+    CheckpointIndex,
+    FileEntry,
     check_states_file,
     complete_steps,
-    manifest_digest,
     open_index,
     rank_states_file,
     read_index,
     step_dir,
 )
+from gopt.artifact.manifest import CommonEntry, Manifest, MeshEntry
 from gopt.errors import RunError
 
-MANIFEST: dict[str, Any] = {"mesh": {"ranks": 1}, "loss": "loss"}
+MANIFEST = Manifest(
+    mesh=MeshEntry((("shard", 1),), 1), source="source.onnx", loss="loss", states=(), common=CommonEntry((), (), ()),
+    ranks=(),
+)  # fmt: skip
 DATA = b"values" * 1000
 
 
@@ -32,9 +35,9 @@ def step(tmp_path) -> Path:
     folder = tmp_path / step_dir(12)
     folder.mkdir()
     (folder / rank_states_file(0)).write_bytes(DATA)
-    entry = {"bytes": len(DATA), "sha256": hashlib.sha256(DATA).hexdigest()}
-    index = {"format": FORMAT, "step": 12, "manifest": manifest_digest(MANIFEST), "files": {rank_states_file(0): entry}}
-    (folder / INDEX_FILE).write_text(json.dumps(index))
+    entry = FileEntry(len(DATA), hashlib.sha256(DATA).hexdigest())
+    index = CheckpointIndex(step=12, manifest=MANIFEST.digest(), files={rank_states_file(0): entry})
+    (folder / INDEX_FILE).write_text(index.text())
     return folder
 
 
@@ -50,25 +53,25 @@ def test_only_whole_steps_count_and_the_newest_is_last(step):
 
 
 def test_what_is_whole_is_read(step):
-    [(name, entry)] = read_index(step, dict(reversed(MANIFEST.items()))).items()
+    [(name, entry)] = read_index(step, MANIFEST).files.items()
     check_states_file(step / name, entry)
 
 
 def test_it_knows_the_ranks_that_it_is_of(step):
     with pytest.raises(RunError, match="is of other ranks") as caught:
-        read_index(step, {**MANIFEST, "loss": "other"})
+        read_index(step, replace(MANIFEST, loss="other"))
     assert "gopt reshard" in caught.value.hints[0]
 
 
 @pytest.mark.parametrize("name", ["step_00000013", "step_000000120"])
 def test_a_folder_under_another_steps_name(step, name):
     moved = step.rename(step.parent / name)
-    with pytest.raises(RunError, match="step: 12 is not that of its folder"):
+    with pytest.raises(RunError, match="step: 12 differs from the step of its folder"):
         open_index(moved)
 
 
 def test_a_copy_under_a_name_of_the_users_own(step):
-    assert open_index(step.rename(step.parent / "best"))["step"] == 12
+    assert open_index(step.rename(step.parent / "best")).step == 12
 
 
 @pytest.mark.parametrize(
@@ -85,10 +88,10 @@ def test_a_file_that_is_not_as_the_index_says(damage, said, step):
     name = rank_states_file(0)
     damage(step / name)
     with pytest.raises(RunError, match=said):
-        check_states_file(step / name, read_index(step, MANIFEST)[name])
+        check_states_file(step / name, read_index(step, MANIFEST).files[name])
 
 
 def test_a_file_that_the_index_does_not_name(step):
     (step / "other").touch()
     with pytest.raises(RunError, match="lacks other"):
-        check_states_file(step / "other", read_index(step, MANIFEST).get("other"))
+        check_states_file(step / "other", read_index(step, MANIFEST).files.get("other"))

@@ -49,14 +49,14 @@ def test_a_folder_of_somebody_else_with_a_manifest_stays(capsys):
     (web / "manifest.json").write_text('{"name": "a site", "start_url": "/"}')
     (web / "index.html").write_text("work of years")
     kept = content(web)
-    refused(main(["shard", MODEL, "--ranks", "2", "-o", "web", "--force"]), capsys, "web", "nothing that gopt wrote")
+    refused(main(["shard", MODEL, "--ranks", "2", "-o", "web", "--force"]), capsys, "web", "was not written by gopt")
     assert content(web) == kept
 
 
 @pytest.mark.parametrize("damage", ["{", "[" * 100_000, '{"format": "gopt-report/1"}', "null"])
 def test_a_folder_whose_manifest_says_nothing_stays(damage, capsys):
     Path("out/manifest.json").write_text(damage)
-    refused(shard("--force"), capsys, "nothing that gopt wrote")
+    refused(shard("--force"), capsys, "was not written by gopt")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_manifest_that_gopt_would_not_read_vouches_for_nothing(change, said, c
         main(["shard", MODEL, "--ranks", "2", "-o", "other"])
         capsys.readouterr()
         code = main([*command, "--ranks", "3", "-o", "out", "--force"])
-        refused(code, capsys, "out is not as gopt writes it", "manifest.json", said)
+        refused(code, capsys, "out is not a valid output folder", "manifest.json", said)
     assert content(Path("out")) == kept
 
 

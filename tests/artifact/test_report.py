@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gopt.artifact.report import PassRecord, format_bytes, group_ranks, rank_ranges
+from gopt.documents.records import to_document
 
 
 @pytest.mark.parametrize(
@@ -38,5 +39,5 @@ def test_bytes(nbytes, text):
 
 def test_a_note_stands_only_where_there_is_one():
     record = PassRecord("prune", {"a": 1}, {"nodes": 2}, "")
-    assert record.to_json() == {"name": "prune", "options": {"a": 1}, "facts": {"nodes": 2}}
-    assert PassRecord("prune", {}, {}, "nothing to do").to_json()["note"] == "nothing to do"
+    assert to_document(record) == {"name": "prune", "options": {"a": 1}, "facts": {"nodes": 2}}
+    assert to_document(PassRecord("prune", {}, {}, "nothing to do"))["note"] == "nothing to do"

@@ -149,9 +149,9 @@ def test_2_a_configuration_that_cannot_be(text, word, capsys):
         ("[mesh]\nshard = 'two'\n", "gopt.toml: mesh.shard: 'two' is not of type \"integer\""),
         ("[mesh]\nshard = true\n", 'gopt.toml: mesh.shard: True is not of type "integer"'),
         ("[mesh]\nshard = 2.0\n", 'gopt.toml: mesh.shard: 2.0 is not of type "integer"'),
-        ("[mesh]\nshard = inf\n", "gopt.toml: mesh.shard: inf has no place here"),
+        ("[mesh]\nshard = inf\n", "gopt.toml: mesh.shard: inf is not allowed here"),
         ("[mesh]\nshard = 99999999999999999999\n", "gopt.toml: mesh.shard: a number of more than 63 bits"),
-        ("[mesh]\nshard = 2026-11-22\n", "gopt.toml: mesh.shard: a date or a time has no place here"),
+        ("[mesh]\nshard = 2026-11-22\n", "gopt.toml: mesh.shard: a date or a time is not allowed here"),
         ("[mesh]\nshard = 2\nshard = 3\n", "gopt.toml is not TOML: "),
         ("mesh" + ".a" * 400 + " = 1\n", "gopt.toml is nested more than 32 levels deep"),
         ("mesh" + ".a" * 501 + " = 1\n", "gopt.toml: line 1 has more than 500 dots (CONFIG_LINE_DOTS)"),
@@ -301,7 +301,7 @@ def test_5_a_read_only_target(capsys):
 def test_2_force_replaces_only_what_gopt_wrote(capsys):
     Path("thesis").mkdir()
     Path("thesis/text").write_text("keep")
-    says(capsys, ["shard", MODEL, "--ranks", "2", "-o", "thesis", "--force"], 2, "nothing that gopt wrote")
+    says(capsys, ["shard", MODEL, "--ranks", "2", "-o", "thesis", "--force"], 2, "was not written by gopt")
     assert Path("thesis/text").read_text() == "keep"
 
 

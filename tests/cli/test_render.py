@@ -44,7 +44,7 @@ def test_progress_says_nothing_into_a_pipe(capsys):
 
 @pytest.mark.parametrize(("cap", "shown"), [(None, "default"), (0.5, "0.5 MiB"), (25.0, "25 MiB")])
 def test_a_choice(cap, shown):
-    assert describe({"stage": 2, "partition": "rows", "bucket_mb": cap}) == f"stage 2, rows, {shown} buckets"
+    assert describe(2, "rows", cap) == f"stage 2, rows, {shown} buckets"
 
 
 def test_few_rows():

@@ -27,15 +27,15 @@ def test_what_follows_its_schema_is_let_in():
         (("{}", '{"a b": []}'), "a.json: states.'a b': [] is not of type \"string\""),
         (("}", ', "nix": 1}'), "Additional properties are not allowed ('nix' was unexpected)"),
         (('"loss": "l", ', ""), 'a.json: "loss" is a required property'),
-        (('"l"', '"l", "loss": "m"'), "a.json: the key 'loss' stands twice in one table"),
-        (('"l"', "NaN"), "a.json is not JSON: NaN is no number of JSON"),
-        (('"l"', "-Infinity"), "a.json is not JSON: -Infinity is no number of JSON"),
+        (('"l"', '"l", "loss": "m"'), "a.json: the key 'loss' occurs twice in one table"),
+        (('"l"', "NaN"), "a.json is not JSON: NaN is not a JSON number"),
+        (('"l"', "-Infinity"), "a.json is not JSON: -Infinity is not a JSON number"),
         (('"l"', "1e999"), "a.json is not JSON: the number 1e999 is too large"),
         (('"l"', "9" * 20), "a.json has a number of more than 19 digits"),
         (('"l"', "9" * 10_000), "a.json has a number of more than 19 digits"),
         (('"l"', "[" * 33 + "]" * 33), "a.json is nested more than 32 levels deep"),
         (('"l"', "[" * 10**6), "a.json is nested more than 32 levels deep"),
-        (('"l"', '"\\ud800"'), "a.json: loss: '\\ud800' is half a character"),
+        (('"l"', '"\\ud800"'), "a.json: loss: '\\ud800' is an unpaired surrogate"),
         (('"l"', "'l'"), "a.json is not JSON: "),
         (("{", ""), "a.json is not JSON: "),
     ],
@@ -107,5 +107,5 @@ def test_toml_is_held_to_the_same(tmp_path):
     path.write_text("[mesh]\nshard = 2\n[pass.shard]\nbucket-mb = 4.0\n")
     assert read_toml(path, CONFIG)["mesh"] == {"shard": 2}
     path.write_bytes(b"\xff")
-    with pytest.raises(InputError, match="is not TOML: byte 0 is no UTF-8"):
+    with pytest.raises(InputError, match="is not TOML: byte 0 is not UTF-8"):
         read_toml(path, CONFIG)

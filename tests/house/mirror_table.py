@@ -65,15 +65,12 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "lower/test_agreement.py", "lower/test_invariants.py", "golden",
     ),
     # --- artifacts ---
-    **_each(
-        "artifact.manifest_builder artifact.report_record artifact.pass_facts", _WRITTEN,
-        "artifact/test_artifact_records.py", "docs/test_formats.py",
-    ),
+    **_each("artifact.manifest", _RECORDS, "artifact/test_report_record.py", "runtime/test_run.py"),
     **_each("artifact.manifest_check", "every key damaged, and refused by name", "documents/test_damage.py"),
-    **_each("documents.records", "documents to records and back", "artifact/test_artifact_records.py"),
-    **_each("offline.inspect_folder", "what inspect says of a folder", "offline/test_offline_inspect.py"),
-    **_each("artifact.manifest", "every key damaged, and refused by name", "documents/test_damage.py"),
-    **_each("artifact.report_builder", _WRITTEN, "docs/test_formats.py", "cli/test_shard.py", "golden"),
+    **_each(
+        "artifact.manifest_builder artifact.report_builder", _WRITTEN, "docs/test_formats.py", "cli/test_shard.py",
+        "golden",
+    ),
     **_each("artifact.ranks artifact.serialize", _WRITTEN, "cli/test_shard.py", "offline/test_merge.py", "numeric"),
     **_each(
         "artifact.optimizer_report", "rows of the report on opaque optimizers", "opaque/test_shard_opaque.py",
@@ -96,6 +93,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "a part of one comparison, tested by what it says of two models", "offline/test_offline_diff.py",
     ),
     **_each("offline.diff.result", _RECORDS, "cli/test_diff.py"),
+    **_each("offline.inspect_folder", "shares its tests with inspect", "offline/test_offline_inspect.py"),
     **_each("offline.folder_contents", "what merge reads", "offline/test_merge.py", "documents/test_damage.py"),
     **_each(
         "offline.optimizer.adam_rules offline.optimizer.rms_rules offline.optimizer.sgd_rules "

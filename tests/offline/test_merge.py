@@ -144,7 +144,7 @@ def test_ranks_that_are_missing_are_named(kept, lost, partition, tmp_path):
 
 def test_a_folder_that_is_none(tmp_path):
     shutil.copy(FIXTURES / "mlp_sgd.onnx", tmp_path)
-    with pytest.raises(InputError, match="no output folder"):
+    with pytest.raises(InputError, match="not an output folder"):
         merge(tmp_path, tmp_path / "x.onnx")
 
 

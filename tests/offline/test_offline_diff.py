@@ -211,5 +211,5 @@ def test_refusals(tmp_path: Path) -> None:
         diff(model, tmp_path / "none.onnx")
     with pytest.raises(OptionError, match="two models or two output folders"):
         diff(model, tmp_path)
-    with pytest.raises(InputError, match="no output folder"):
+    with pytest.raises(InputError, match="not an output folder"):
         diff(tmp_path, tmp_path)

@@ -262,5 +262,5 @@ def test_damaged_folder(damage: str, tmp_path: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no output folder"):
+    with pytest.raises(InputError, match="not an output folder"):
         inspect_folder(tmp_path)

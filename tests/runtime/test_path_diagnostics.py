@@ -49,7 +49,7 @@ def said(arguments: list[str], capsys, code: int = 3) -> str:
 @pytest.mark.parametrize("command", [("run", *RUN), ("run", "--launch", "2", *RUN), ("verify",)])
 def test_where_an_output_folder_belongs(command, what, paths, capsys):
     text = said([command[0], str(paths[what]), *command[1:]], capsys)
-    assert HINTS[what].format(**paths) in text and "is no output folder" in text
+    assert HINTS[what].format(**paths) in text and "is not an output folder" in text
 
 
 @pytest.mark.parametrize("command", [("merge", "-o", "no.onnx"), ("reshard", "--ranks", "3", "-o", "no.ranks")])

@@ -463,7 +463,7 @@ def test_ranks_and_launcher_must_agree(tmp_path):
 @pytest.mark.parametrize(
     ("where", "data", "ranks", "code", "said"),
     [
-        ("nowhere", "faulty_data:batches", 2, 3, "no output folder"),
+        ("nowhere", "faulty_data:batches", 2, 3, "not an output folder"),
         ("", "faulty_data:batches", 3, 2, "the launcher started 3 ranks, the folder holds 2"),
         ("", "none.npz", 2, 3, "none.npz: no such file"),
         ("one file", "faulty_data:batches", 2, 5, "there is no file"),

@@ -119,7 +119,7 @@ def test_a_lock_that_is_a_link_is_not_followed(capsys):
 
 def test_checkpoints_lie_in_no_output_folder(capsys):
     for where in ("out/ck", "out/a/b"):
-        refused(main([*RUN, "--steps", "1", "--checkpoint", where]), 2, capsys, "inside of", "out")
+        refused(main([*RUN, "--steps", "1", "--checkpoint", where]), 2, capsys, "is inside", "out")
     shutil.copytree("out", "other")
     refused(main([*RUN, "--steps", "1", "--checkpoint", "other"]), 2, capsys, "other is an output folder")
     assert "ck" not in os.listdir("out")

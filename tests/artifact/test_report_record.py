@@ -19,7 +19,7 @@ import gopt
 from gopt import documents
 from gopt.artifact.checkpoint_index import CheckpointIndex
 from gopt.artifact.manifest import Manifest
-from gopt.artifact.pass_facts import BucketFacts, OperatorFacts, bucket_cap, buckets, operators
+from gopt.artifact.pass_facts import BucketFacts, OperatorFacts
 from gopt.artifact.report_record import Report
 from gopt.documents.records import from_document, is_optional, key_of, to_document
 from gopt.errors import GoptError
@@ -235,21 +235,3 @@ def test_a_value_that_stands_for_absence_is_left_out():
     document["synchronised"] = {"values": [], "constants": []}
     read = from_document(Manifest, documents.parse_json(json.dumps(document), documents.MANIFEST, "text"))
     assert read == made.manifest() and read.digest() == made.manifest().digest()
-
-
-# --- facts of passes -----------------------------------------------------------------------------------------------
-
-
-def test_facts_of_passes_as_records():
-    passes = gopt.shard(gopt.load(FIXTURES / "mlp_ort_adamw.onnx"), 2, stage=1, bucket_mb=0.005).report().pipeline
-    tensors = {name for bucket in buckets(passes) for name in bucket.tensors}
-    parameters = gopt.load(FIXTURES / "mlp_ort_adamw.onnx").training.parameters
-    assert tensors == {state.tensor for state in parameters}
-    assert bucket_cap(passes) == int(0.005 * (1 << 20))
-    for each in operators(passes):
-        assert each.kept + len(each.merged) + sum(len(group.weights) for group in each.expanded) > 0
-    assert {each.operator for each in operators(passes)}
-
-
-def test_a_step_without_passes_has_no_facts():
-    assert buckets(()) == operators(()) == [] and bucket_cap(()) is None
