@@ -89,7 +89,7 @@ def run(step: SpmdProgram, seed: int = 0) -> list[dict[str, np.ndarray]]:
     """Outputs of every rank, each with inputs of its own."""
     check_graph(step.graph)
     programs, feeds = [], []
-    step.sharded = Shardings(step).infer().parts()
+    step.sharded = Shardings(step, strict=False).infer().parts()
     specialiser = Specialiser(step, phases(step)[0])
     for rank in range(step.mesh.ranks):
         made = specialiser.rank(rank)
