@@ -21,9 +21,6 @@ class ShardRange:
     start: int
     stop: int
 
-    def to_json(self) -> dict[str, object]:
-        return {"tensor": self.tensor, "start": self.start, "stop": self.stop}
-
 
 @dataclass(frozen=True, slots=True)
 class RankState:
@@ -41,13 +38,6 @@ class RankState:
         """The name under which its values are stored: its own for a copy, else its first piece's tensor."""
         return self.input if self.copy else self.pieces[0].tensor
 
-    def to_json(self) -> dict[str, object]:
-        record: dict[str, object] = {
-            "input": self.input, "output": self.output, "pieces": [piece.to_json() for piece in self.pieces],
-        }  # fmt: skip
-        flags = {"local": self.local, "copy": self.copy}
-        return record | {name: True for name, held in flags.items() if held}
-
 
 @dataclass(frozen=True, slots=True)
 class RankAccumulator:
@@ -56,9 +46,6 @@ class RankAccumulator:
     input: str
     output: str
     type: TensorType
-
-    def to_json(self) -> dict[str, object]:
-        return {"input": self.input, "output": self.output, "dtype": self.type.dtype, "shape": list(self.type.dims)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

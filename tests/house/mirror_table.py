@@ -32,10 +32,14 @@ KINDS = {
 }
 """Folders of tests that mirror no folder of gopt -> what they are."""
 
-PENDING = ("analysis", "ir", "opaque", "runtime", "verification")
-"""Folders of gopt whose tests do not mirror them yet: the next to be listed here module by module."""
-
 OTHERS = {
+    "analysis/test_coupling_random.py": "how samples of a batch meet, in graphs drawn at random",
+    "opaque/test_shard_opaque.py": "steps with an opaque optimizer, from file to ranks",
+    "runtime/engines/test_nccl_api.py": "the functions of NCCL that the engine calls",
+    "runtime/engines/test_nccl_gpu.py": "the NCCL engine on a real GPU",
+    "runtime/test_path_diagnostics.py": "paths of the wrong kind given to each command, beside trained checkpoints",
+    "runtime/test_run.py": "gopt run, on threads and on processes",
+    "runtime/test_run_messages.py": "what gopt run says of jobs that fail",
     "cli/test_streams.py": "a whole command where names, disks, streams and folders are not as they should be",
     "disk/test_small_disk.py": "every command that writes, on a disk of every size",
     "disk/test_sweeps.py": "every command that writes, killed and failed at every write",
@@ -130,6 +134,80 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("passes.shard.options", "every pair of them", "numeric/test_knobs.py", "cli/test_main.py", "golden/shard"),
     **_each("passes.shard.loss_weights", _SHARD, "numeric/test_loss_reduction.py", "golden/shard"),
     **_each("passes.shard.shared_scalars", _SHARD, "numeric/test_shared_values.py"),
+    # --- analysis ---
+    **_each("analysis.batch_checks", "batches that no mesh can share out", "laws/test_steps.py"),
+    **_each(
+        "analysis.coupling.context analysis.coupling.contract analysis.coupling.lookups analysis.coupling.marks "
+        "analysis.coupling.pointwise analysis.coupling.propagate analysis.coupling.reduced analysis.coupling.shapes "
+        "analysis.coupling.step_couplings analysis.coupling.transfer_functions",
+        "a part of one analysis, held against perturbed batches", "analysis/test_coupling.py",
+        "analysis/test_coupling_random.py",
+    ),
+    **_each("analysis.coupling.synchronise", "statistics over all samples", "numeric/test_synchronised.py"),
+    **_each("analysis.loss_reduction", "sums, means and weights", "numeric/test_loss_reduction.py"),
+    **_each("analysis.shared_values", "forward values that updates read", "numeric/test_shared_values.py"),
+    **_each("analysis.source_collectives", "calls of the source", "numeric/test_existing_collectives.py"),
+    **_each(
+        "analysis.gradient_fixpoint analysis.state_matching analysis.step_skeleton analysis.layout_aliases",
+        "a part of the recovery of roles: which gradients and states a step has", "analysis/test_gradients.py",
+        "analysis/test_roles.py", "laws/test_steps.py",
+    ),
+    **_each("analysis.states analysis.training", "kinds of states", "analysis/test_roles.py", "laws/test_steps.py"),
+    **_each(
+        "analysis.update_subgraphs analysis.updates", "which updates split", "analysis/test_ownership.py",
+        "laws/test_random_updates.py", "golden/shard",
+    ),
+    # --- files in ---
+    **_each("ir.graph_io ir.tensor_proto", "inputs, outputs and values of a file", "ir/test_load.py", "ir/test_npz.py"),
+    **_each("ir.phase", "an enum", "analysis/test_roles.py"),
+    **_each(
+        "opaque.body_builder opaque.operator_schema opaque.optimizer_math opaque.ort_optimizers "
+        "opaque.preview_optimizers opaque.table",
+        "what an optimizer operator computes, held against its formula", "opaque/test_table_body.py",
+    ),
+    **_each(
+        "opaque.expand opaque.function_export opaque.origin opaque.refold opaque.schema_roles opaque.selection",
+        "how a step with an opaque optimizer is read and written", "opaque/test_shard_opaque.py",
+        "golden/refold-optimizers",
+    ),
+    # --- runtime ---
+    **_each(
+        "runtime.capacity runtime.device runtime.executor runtime.reference_eval runtime.shared_memory "
+        "runtime.training.checkpoint runtime.training.job runtime.training.train runtime.training.trace "
+        "runtime.training.stop_signal runtime.engines.launch runtime.engines.mpi",
+        "a part of a job, which is run", "runtime/test_run.py", "runtime/test_run_messages.py",
+    ),
+    **_each(
+        "runtime.engines.cuda runtime.engines.gpu runtime.engines.kernels runtime.engines.staging",
+        "memory and streams of a GPU; with a fake one where there is none", "runtime/engines/test_nccl.py",
+        "runtime/engines/test_nccl_gpu.py",
+    ),
+    **_each(
+        "runtime.fallback_kernels runtime.resize runtime.widen runtime.windows runtime.proto",
+        "a graph in double precision", "runtime/test_float64.py",
+    ),
+    **_each(
+        "runtime.planner.assignment runtime.planner.buffers", "buffers of calls",
+        "runtime/planner/test_buffer_assignment.py",
+    ),
+    **_each("runtime.runtime_errors", "why a node failed", "runtime/test_run_messages.py"),
+    **_each("runtime.tuning.llvm_kernels", "kernels of runs", "runtime/tuning/test_tiling.py"),
+    # --- verification ---
+    **_each(
+        "verification.all_ranks verification.compare verification.gates verification.lockstep "
+        "verification.rank_programs verification.reference_graphs verification.reference_step verification.result "
+        "verification.sampling verification.schedule verification.variant_runner verification.variants "
+        "verification.verification_run",
+        "a part of one proof, tested by what it says of wrong ranks", "verification/test_verify.py",
+        "numeric/test_adversary.py", "numeric/test_fixtures.py",
+    ),
+    **_each(
+        "verification.gradient_check.additivity verification.gradient_check.alternatives "
+        "verification.gradient_check.check verification.gradient_check.computed_weights "
+        "verification.gradient_check.difference_quotients verification.gradient_check.forward "
+        "verification.gradient_check.layout verification.gradient_check.points verification.gradient_check.verdict",
+        "a part of the gradient check, tested by wrong gradients", "verification/test_gradient_check.py",
+    ),
     # --- the core ---
     **_each("lower.phases", "files of accumulating steps", "passes/test_passes_shard.py", "numeric/test_fixtures.py"),
     **_each("sharding.placements", _RECORDS, "sharding/test_rules.py", "sharding/test_verifier.py"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
-from mirror_table import KINDS, OTHERS, PENDING, TESTED_ELSEWHERE
+from mirror_table import KINDS, OTHERS, TESTED_ELSEWHERE
 from test_layers import sources
 
 TESTS = ROOT / "tests"
@@ -43,15 +43,9 @@ def untested(modules: list[str], known: set[Path]) -> list[str]:
     return [module for module in modules if not any(path in known for path in test_files(module))]
 
 
-def owners(module: str) -> str:
-    """The folder of ``gopt`` that a module is in."""
-    return module.split(".")[1] if "." in module else ""
-
-
 def test_every_module_has_tests_by_its_name():
     """Or the table says where its behaviour is tested, and why it has no file."""
-    modules = [module for module in with_code(sources()) if owners(module) not in PENDING]
-    missing = set(untested(modules, files()))
+    missing = set(untested(with_code(sources()), files()))
     assert sorted(missing - set(TESTED_ELSEWHERE)) == [], "add tests of their names, or say in the table where they are"
     assert sorted(set(TESTED_ELSEWHERE) - missing) == [], "these have tests of their names, or are gone"
 
@@ -63,17 +57,9 @@ def test_what_the_table_names_is_there(module):
     assert [path for path in exception.tests if not (TESTS / path).exists()] == []
 
 
-def test_a_folder_that_is_pending_exists_and_lacks_tests():
-    """The table holds nothing that is done."""
-    modules = with_code(sources())
-    for folder in PENDING:
-        inside = [module for module in modules if owners(module) == folder]
-        assert untested(inside, files()), f"every module of {folder} has tests: take it out of the table"
-
-
 def test_every_test_file_is_of_a_module_or_of_a_kind():
     known = {path for module in sources() for path in test_files(module)}
-    rest = {path for path in files() - known if path.parts[0] not in {*KINDS, *PENDING}}
+    rest = {path for path in files() - known if path.parts[0] not in KINDS}
     assert sorted(map(str, rest - set(map(Path, OTHERS)))) == []
     assert sorted(map(str, set(map(Path, OTHERS)) - rest)) == []
 

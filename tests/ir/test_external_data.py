@@ -204,7 +204,7 @@ def entry(**changes: object) -> dict[str, object]:
         (b"not json", "header is not JSON"),
         (b"[" * 100_000, "header is nested more than"),
         (b"[]", 'its header: .* is not of type "object"'),
-        (b'{"w":{},"w":{}}', "'w' stands twice"),
+        (b'{"w":{},"w":{}}', "the key 'w' occurs twice"),
         ({"w": 3}, "entry of 'w' is malformed"),
         (entry(shape=["2"]), "entry of 'w' is malformed"),
         (entry(shape=[True]), "entry of 'w' is malformed"),

@@ -78,7 +78,7 @@ def walk(folder: Path, knobs: dict[str, Any]) -> None:
     sharded.write(folder / "out")
     result = Verifier(folder / "out").run(steps=2, confirm=False)
     assert result.equal, {name: each for name, each in result.worst.items() if not each.error_over_tolerance <= 1}
-    if knobs["layout"] == "broadcast" and sharded.program.members > 1:
+    if knobs["layout"] == "broadcast" and sharded.program.mesh.shard_axis:
         calls = {node.op_type for rank in sharded.ranks for node in rank.nodes if node.domain == COMM}
         assert {"Reduce", "Broadcast"} <= calls and not {"ReduceScatter", "AllGather"} & calls
 

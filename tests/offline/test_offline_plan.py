@@ -78,7 +78,7 @@ def test_what_does_not_fit_comes_last():
 
 def test_without_a_link_the_fewest_bytes_are_first():
     rows = rank_choices([replace(each, times=None) for each in weighed()], None)
-    assert rows[0].choice.cost_report.sent == min(each.choice.cost_report.sent for each in rows)
+    assert rows[0].choice.costs.traffic.sent == min(each.choice.costs.traffic.sent for each in rows)
     assert rows[0].choice.settings.stage > 0
     assert rows[0].why == "fewest bytes sent, then least memory"
     assert any("sends 1." in each.why for each in rows)

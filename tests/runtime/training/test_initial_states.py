@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from onnx import helper
 from runtime_graphs import make
 
+from gopt.artifact.manifest import LocalState, Piece
 from gopt.errors import InputError
 from gopt.runtime.training.initial_states import initial_states
 
-STATES: list[dict[str, Any]] = [
-    {"input": "a", "pieces": [{"tensor": "w", "start": 4, "stop": 6}, {"tensor": "b", "start": 0, "stop": 2}]},
-    {"input": "none", "pieces": []},
-]
+STATES = [LocalState("a", "y", (Piece("w", 4, 6), Piece("b", 0, 2))), LocalState("none", "z", ())]
 
 
 @pytest.fixture

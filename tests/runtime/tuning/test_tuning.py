@@ -14,6 +14,7 @@ from recipes import Recipe
 from test_run import command, mpi, run, samples, settings, train, values, written
 
 import gopt
+from gopt.artifact.manifest import InputKind
 from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
@@ -52,11 +53,11 @@ def drawn(folder: Path) -> str:
     """Samples for every batch input; integers are 0 or 1, an id or a label of any fixture."""
     manifest, _ = read_manifest(folder)
     generator, arrays = np.random.default_rng(1), {}
-    for each in (each for each in manifest["common"]["inputs"] if each["kind"] == "batch"):
-        dtype, shape = numpy_dtype(each["dtype"]), [24, *each["shape"]]
+    for each in manifest.inputs_of(InputKind.BATCH):
+        dtype, shape = numpy_dtype(each.dtype), [24, *each.type.dims]
         whole = dtype.kind in "iu"
         values = generator.integers(0, 2, shape) if whole else generator.standard_normal(shape)
-        arrays[each["name"]] = values.astype(dtype)
+        arrays[each.name] = values.astype(dtype)
     path = folder.parent / "data.npz"
     np.savez(path, **arrays)
     return str(path)
