@@ -70,7 +70,7 @@ class Shardings:
         return Sharding(tuple((axis, each) for axis, each in by_axis if not isinstance(each, Replicated)))
 
     def parts(self) -> dict[str, Sharding]:
-        """Every value of which ranks hold parts of a bucket. A shard of a dimension is none: it comes from a call of the
+        """Every value of which ranks hold parts of a bucket. Shards of dimensions are none: they come from calls of the
         source, whose types are those of one rank."""
         zeros = {held.output: held.sharding for held in self.program.accumulators if held.sharding.flat is not None}
         return zeros | {
