@@ -16,9 +16,9 @@ class Options:
 
 
 def prune(program: SpmdProgram, options: Options) -> PassResult:
-    """Remove nodes whose results nobody reads; outputs, states and calls are always kept.
+    """Remove nodes and calls whose results nobody reads; outputs and states are always kept.
 
-    Guarantees: every value that is left is an output or has a reader. On the wire: nothing.
+    Guarantees: every value that is left is an output or has a reader. On the wire: calls that nobody reads are not made.
     """
     graph = program.graph
     needed = program.results()

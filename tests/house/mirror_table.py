@@ -210,5 +210,4 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     # --- the core ---
     **_each("lower.phases", "files of accumulating steps", "passes/test_passes_shard.py", "numeric/test_fixtures.py"),
-    **_each("sharding.placements", _RECORDS, "sharding/test_rules.py", "sharding/test_verifier.py"),
 }  # fmt: skip
