@@ -18,7 +18,7 @@ from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.path_diagnostics import model_is_folder
 from gopt.artifact.report import PassRun
 from gopt.artifact.report_record import REPORT_FILE, ChoiceEntry, Report, SourceEntry
-from gopt.disk.files import digest_of, write_new
+from gopt.disk.files import create, digest_of, write_new
 from gopt.errors import InputError, OptionError
 from gopt.importers.collectives import recognise
 from gopt.ir.external_data import load_state
@@ -165,7 +165,8 @@ class Sharded:
             ranks.write_ranks(staged, self.program, stored, self.common, self.ranks, jobs)
             source = serialize.source_model(self.program, stored, roles_text(self.program.training))
             write_new(staged / serialize.SOURCE_FILE, source)
-            write_new(staged / REPORT_FILE, report.text().encode())
+            with create(staged / REPORT_FILE) as file:
+                file.writelines(piece.encode() for piece in report.pieces())
             write_new(staged / MANIFEST_FILE, self.manifest().text().encode())
         return report
 

@@ -6,15 +6,15 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gopt.analysis.coupling.marks import Coupling
-from gopt.artifact.json_writer import pretty_json
+from gopt.artifact.json_writer import json_pieces
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.report import OpRecord, PassRecord, VarRecord
-from gopt.documents.records import OPTIONAL, key, to_document
+from gopt.documents.records import OPTIONAL, document_items, key, to_document
 from gopt.lower.invariants import Check
 from gopt.sharding.traffic import Overlap
 
@@ -158,4 +158,8 @@ class Report:
 
     def text(self) -> str:
         """The text of the file."""
-        return pretty_json(self.to_json())
+        return "".join(self.pieces())
+
+    def pieces(self) -> Iterator[str]:
+        """The text piece by piece: whole, it is as large as all rank files of a long graph."""
+        return json_pieces(document_items(self))

@@ -12,7 +12,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -51,6 +51,22 @@ def to_document(record: Any) -> dict[str, Any]:
     cls: Any = type(record)
     document: dict[str, Any] = _record_writer(cls)(record)
     return document
+
+
+def document_items(record: Any) -> Iterator[tuple[str, Any]]:
+    """The keys and values of a record's document in order; a list of records is an iterator, which makes one document
+    at a time."""
+    hints = typing.get_type_hints(type(record))
+    for each in fields(record):
+        value, hint = getattr(record, each.name), hints[each.name]
+        if is_optional(each) and value == each.default:
+            continue
+        item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
+        if item is not None and _is_record(item):
+            yield key_of(each), map(_record_writer(item), value)
+        else:
+            convert = _writer(hint)
+            yield key_of(each), value if convert is None else convert(value)
 
 
 def _plan(cls: Any, convert: Callable[[Any], Convert | None]) -> list[tuple[str, str, Convert | None, Any]]:

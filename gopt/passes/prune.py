@@ -18,7 +18,7 @@ class Options:
 def prune(program: SpmdProgram, options: Options) -> PassResult:
     """Remove nodes and calls whose results nobody reads; outputs and states are always kept.
 
-    Guarantees: every value that is left is an output or has a reader. On the wire: calls that nobody reads are not made.
+    Guarantees: every value that is left is an output or has a reader. On the wire: without the calls that nobody reads.
     """
     graph = program.graph
     needed = program.results()
