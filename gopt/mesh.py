@@ -199,6 +199,11 @@ class Mesh:
         return SHARD if dict(self.axes).get(SHARD, 1) > 1 else ""
 
     @property
+    def shard_ranks(self) -> int:
+        """How many ranks share out the states."""
+        return self.size(self.shard_axis) if self.shard_axis else 1
+
+    @property
     def replica_group(self) -> str | None:
         """The data axes beside ``shard_axis``: their ranks hold equal shards. None where they have one rank."""
         axes = [name for name in self.data_axes if name != SHARD]

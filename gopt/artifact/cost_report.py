@@ -65,7 +65,7 @@ def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
     data = program.mesh.data_group
     ranks = program.mesh.size(data) if data else 1
     gradients, parameters = trained_bytes(program.training)
-    members = program.mesh.size(program.mesh.shard_axis) if program.mesh.shard_axis else 1
+    members = program.mesh.shard_ranks
     if members == 1 or not _shares(program, calls):
         return round(2 * (ranks - 1) / ranks * gradients)
     groups = ranks // members

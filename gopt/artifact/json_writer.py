@@ -14,16 +14,29 @@ def pretty_json(document: Mapping[str, Any]) -> str:
 
 def json_pieces(items: Iterable[tuple[str, Any]]) -> Iterator[str]:
     """The same text piece by piece. A value may be an iterator of tables, which is read as the text is."""
+    yield from _table(items)
+    yield "\n"
+
+
+def _table(items: Iterable[tuple[str, Any]]) -> Iterator[str]:
     yield "{\n"
     separator = ""
     for key, value in items:
         yield f"{separator}{_line(key)}: "
-        if isinstance(value, Iterator):
-            yield from _rows(value)
-        else:
-            yield _value(value)
+        yield from _value(value)
         separator = ",\n"
-    yield "\n}\n"
+    yield "\n}"
+
+
+def _value(value: Any) -> Iterator[str]:
+    if isinstance(value, dict) and any(isinstance(each, list) and each for each in value.values()):
+        yield from _table(value.items())
+    elif isinstance(value, Iterator):
+        yield from _rows(value)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        yield from _rows(iter(value))
+    else:
+        yield _line(value)
 
 
 def _rows(rows: Iterator[Any]) -> Iterator[str]:
@@ -35,14 +48,6 @@ def _rows(rows: Iterator[Any]) -> Iterator[str]:
     for row in rows:
         yield ",\n" + _line(row)
     yield "\n]"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict) and any(isinstance(each, list) and each for each in value.values()):
-        return "{\n" + ",\n".join(f"{_line(key)}: {_value(each)}" for key, each in value.items()) + "\n}"
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(map(_line, value)) + "\n]"
-    return _line(value)
 
 
 def _line(value: Any) -> str:

@@ -101,17 +101,11 @@ def layout_of(program: SpmdProgram, options: Options) -> Layout:
             hint = f"did you mean {close[0]!r}?" if close else "see the parameters with gopt inspect"
             raise OptionError(f"shard: override {pattern}:{kind.value} fits no parameter", hint)
     return Layout(
-        program.mesh.shard_axis, _ranks(program),
+        program.mesh.shard_axis, program.mesh.shard_ranks,
         options.partition, options.owners, options.rule, options.min_piece, overrides,
         None if options.bucket_mb is None else int(options.bucket_mb * (1 << 20)),
         options.stage is Stage.PARAMETERS, options.persist,
     )  # fmt: skip
-
-
-def _ranks(program: SpmdProgram) -> int:
-    """How many ranks share out the states."""
-    axis = program.mesh.shard_axis
-    return program.mesh.size(axis) if axis else 1
 
 
 def _parse_overrides(text: str) -> tuple[tuple[str, Partition], ...]:
