@@ -163,7 +163,7 @@ class Sharded:
         with output_folder(Path(folder), force=force) as staged:
             stored.write(staged / states_file.STATES_FILE)
             ranks.write_ranks(staged, self.program, stored, self.common, self.ranks, jobs)
-            source = serialize.source_model(self.program, stored, roles_text(self.program.training))
+            source = serialize.source_model(self.program, stored, roles_text(self.program.source))
             write_new(staged / serialize.SOURCE_FILE, source)
             with create(staged / REPORT_FILE) as file:
                 file.writelines(piece.encode() for piece in report.pieces())

@@ -46,7 +46,7 @@ def check_axes(mesh: Mesh, training: TrainingGraph) -> None:
         )
     groups = {str(node.attributes["group"]) for node in training.graph.nodes if node.domain == COMM}
     called = {axis for group in groups for axis in mesh.live(group)}
-    if live and not {*mesh.data_axes, *called, *dict(mesh.kinds)}.intersection(live):
+    if live and not {*mesh.data_axes, *called, *dict(mesh.kinds), "tp"}.intersection(live):
         raise OptionError(
             f"the mesh {mesh} shards, splits and replicates nothing: every rank would be a plain copy of the source",
             f"did you mean --mesh shard={mesh.ranks}, or dp={mesh.ranks}?",

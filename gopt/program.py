@@ -12,6 +12,7 @@ from gopt.artifact.report import PassRun
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
+from gopt.sharding.boxes import Box, box_of
 from gopt.sharding.placements import EVERYWHERE, FlatShard, OnMember, Sharding
 
 
@@ -96,8 +97,15 @@ class SpmdProgram:
     """How the ranks' gradients become the step's."""
     sharded: dict[str, Sharding] = field(default_factory=dict)
     """Values of which ranks hold parts, once the program is verified."""
+    source: TrainingGraph = field(init=False)
+    """The step as it was read; ``training`` is what one member of it computes, once the computation is split."""
+    parts: dict[str, Sharding] = field(default_factory=dict)
+    """State of the source -> its sharding, where dimensions of it are."""
     shared: dict[str, Any] = field(default_factory=dict)
     """What ranks average in the forward and the backward, as the manifest has it; empty: nothing."""
+
+    def __post_init__(self) -> None:
+        self.source = self.training
 
     def __repr__(self) -> str:
         did = f"{len(self.graph.nodes)} nodes, {len(self.passes)} passes applied"
@@ -111,16 +119,26 @@ class SpmdProgram:
     @classmethod
     def start(cls, training: TrainingGraph, mesh: Mesh, micro_steps: int = 1) -> SpmdProgram:
         """Every state whole on every rank, the graph a copy of the source."""
-        types = training.graph.types
-        states = [
+        program = cls(training, training.graph.copy(), mesh, [], micro_steps=micro_steps)
+        program.hold_whole()
+        return program
+
+    def hold_whole(self) -> None:
+        """Let every rank hold every state of ``training`` whole."""
+        types = self.training.graph.types
+        self.set_states([
             ShardedState(
                 s.tensor, s.updated, types[s.tensor].dtype, (BucketSlice(s.tensor, 0, types[s.tensor].elements),)
             )
-            for s in training.states
-        ]
-        program = cls(training, training.graph.copy(), mesh, [], micro_steps=micro_steps)
-        program.set_states(states)
-        return program
+            for s in self.training.states
+        ])  # fmt: skip
+
+    def box(self, tensor: str, coordinates: Mapping[str, int]) -> Box | None:
+        """What a rank has of a state of the source where dimensions of it are sharded; None: all of it."""
+        sharding = self.parts.get(tensor)
+        if sharding is None:
+            return None
+        return box_of(sharding, self.source.graph.types[tensor].dims, coordinates)
 
     def set_states(self, states: list[ShardedState]) -> None:
         """Take ``states`` as what the ranks hold, and let the graph's inputs and outputs follow."""

@@ -19,6 +19,7 @@ from gopt.artifact.json_writer import pretty_json
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh, Sees
+from gopt.sharding.boxes import Box
 
 FORMAT = "gopt-manifest/1"
 MANIFEST_FILE = "manifest.json"
@@ -98,11 +99,13 @@ class OutputEntry:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements ``start`` to ``stop`` of a flattened tensor of the source."""
+    """Elements ``start`` to ``stop`` of a flattened tensor of the source, or of a ``box`` of it: what a rank has where
+    dimensions are sharded, one list of ranges per dimension."""
 
     tensor: str
     start: int
     stop: int
+    box: Box | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def elements(self) -> int:

@@ -28,7 +28,7 @@ from gopt.program import SpmdProgram
 
 def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> Manifest:
     """All that a launcher needs."""
-    training = program.training
+    training = program.source
     types = training.graph.types
     inputs = [(name, InputKind.BATCH) for name in training.batch] + [(name, InputKind.HYPER) for name in training.hyper]
     outputs = (training.loss, *training.metrics)
@@ -72,5 +72,5 @@ def _rank_entry(parts: Sequence[RankGraph]) -> RankEntry:
 
 
 def _local_state(state: RankState) -> LocalState:
-    pieces = tuple(Piece(piece.tensor, piece.start, piece.stop) for piece in state.pieces)
+    pieces = tuple(Piece(piece.tensor, piece.start, piece.stop, piece.box) for piece in state.pieces)
     return LocalState(state.input, state.output, pieces, state.local, state.copy)

@@ -29,6 +29,7 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import known
 from gopt.mesh import Mesh
 from gopt.sanitize import show
+from gopt.sharding.boxes import Box, box_elements
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
@@ -129,6 +130,7 @@ class _Checker:
     def __init__(self, name: str, manifest: Manifest) -> None:
         self.name, self.manifest = name, manifest
         self.elements: dict[str, int | None] = {}
+        self.shapes: dict[str, Shape | None] = {}
         """State of the source -> its elements, None where they are not known."""
 
     def check(self) -> Mesh:
@@ -157,6 +159,7 @@ class _Checker:
         self._once("states", [state.updated for state in states])
         for index, state in enumerate(states):
             self._typed(f"states[{index}]", state.dtype, state.shape)
+            self.shapes[state.tensor] = state.shape
             self.elements[state.tensor] = state.type.elements if state.type.static else None
         for index, state in enumerate(states):
             if state.of is not None and state.of not in self.elements:
@@ -212,10 +215,23 @@ class _Checker:
                     key = f"{where}[{number}].pieces[{index}].tensor"
                     _refuse(self.name, key, f"{show(piece.tensor)} is not a state of the source")
                 elements = self.elements[piece.tensor]
+                if piece.box is not None:
+                    elements = self._box(f"{where}[{number}].pieces[{index}].box", piece.tensor, piece.box)
                 if piece.stop < piece.start or elements is None or piece.stop > elements:
                     key = f"{where}[{number}].pieces[{index}]"
                     what = f"[{piece.start}, {piece.stop}) is not a range of its elements"
                     _refuse(self.name, key, f"{what}: {show(piece.tensor)} has {elements}")
+
+    def _box(self, where: str, tensor: str, box: Box) -> int:
+        """The elements of a box; raises InputError where it is none of the tensor."""
+        shape = self.shapes[tensor]
+        if shape is None or len(box) != len(shape):
+            _refuse(self.name, where, f"{len(box)} dimensions, {show(tensor)} has {len(shape or ())}")
+        for size, ends in zip(shape or (), box):
+            inside = isinstance(size, int) and ends[-1] <= size
+            if len(ends) % 2 or list(ends) != sorted(ends) or not inside:
+                _refuse(self.name, where, f"{list(ends)} are no ranges of a dimension of {size}, in order")
+        return box_elements(box)
 
     def _typed(self, where: str, dtype: str, shape: Shape | None) -> None:
         if not known(dtype) or dtype == "string":

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, ValueInfoProto
 
 from gopt.artifact.serialize import external_tensor, named_tensor
-from gopt.artifact.states_file import StatesFile
+from gopt.artifact.states_file import StatesFile, stored
 from gopt.disk.files import create
 from gopt.ir.graph import COMM, Tensor, value_info
 from gopt.ir.types import nbytes
@@ -106,7 +106,7 @@ class _RankWriter:
 
     def _initial(self, state: RankState) -> TensorProto:
         piece = state.pieces[0]
-        start = self.values.offset[state.stored] + nbytes(state.type.dtype, piece.start)
+        start = self.values.offset[stored(state.stored, piece.box)] + nbytes(state.type.dtype, piece.start)
         return external_tensor(state.input, state.type, start)
 
     def _block(self, block: Block) -> bytes:
@@ -125,7 +125,7 @@ class _RankWriter:
             if state.output in self.graph.outputs:
                 own.output.append(value_info(state.output, state.type))
         for held in rank.states:
-            if held.input in self.graph.inputs and held.stored in self.values.offset:
+            if held.input in self.graph.inputs and stored(held.stored, held.pieces[0].box) in self.values.offset:
                 own.initializer.append(self._initial(held))
         for name in sorted(rank.constants):
             own.initializer.append(onnx.numpy_helper.from_array(rank.constants[name], name))

@@ -39,7 +39,7 @@ def build_report(
         source=source,
         mesh=MeshEntry.of(program.mesh),
         pipeline=tuple(each.record for each in ran),
-        notes=(*program.training.notes, *_notes(program), *notes(couplings)),
+        notes=(*program.source.notes, *_notes(program), *notes(couplings)),
         couplings=tuple(couplings),
         removed_ops=(*optimizers, *removed_ops),
         removed_vars=tuple(removed_vars),
@@ -53,7 +53,7 @@ def build_report(
 
 
 def _notes(program: SpmdProgram) -> list[str]:
-    elements = sum(program.training.graph.types[s.tensor].elements for s in program.training.parameters)
+    elements = sum(program.source.graph.types[s.tensor].elements for s in program.source.parameters)
     notes = []
     if program.mesh.ranks > elements:
         notes.append(f"{program.mesh.ranks} ranks share {elements} elements: some own nothing")
@@ -69,7 +69,7 @@ def _notes(program: SpmdProgram) -> list[str]:
         reduces = node.domain == COMM and node.made_by and COLLECTIVES[node.op_type].reduces
         if reduces or any(name in behind for name in node.reads):
             behind.update(node.outputs)
-    for name in program.training.metrics:
+    for name in program.source.metrics:
         what = "follows the reduced gradients" if name in behind else "is the rank's own"
         notes.append(f"metric {name} {what}")
     return notes
@@ -90,13 +90,21 @@ def _balance(values: Sequence[int]) -> float:
     return round(max(values) * len(values) / total, 6) if total else 1.0
 
 
+def _root(node: Node) -> Node | None:
+    """The node of the source that a node is; None for one that a pass added."""
+    found = None
+    while node.source is not None:
+        found = node = node.source
+    return found
+
+
 def _removed(
     program: SpmdProgram, reasons: Mapping[str, tuple[str, str]], ranks: Sequence[RankGraph]
 ) -> tuple[list[OpRecord], list[VarRecord]]:
-    source = program.training.graph
+    source = program.source.graph
     every = list(phases_by_rank(ranks))
     coordinates = {rank.rank: program.mesh.coordinates(rank.rank) for rank in ranks}
-    left = {node.source: node for node in program.graph.nodes if node.source is not None}
+    left = {root: node for node in program.graph.nodes if (root := _root(node)) is not None}
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
     for node in source.nodes:
@@ -116,7 +124,7 @@ def _removed(
             if name and name not in source.outputs and name not in program.graph.inputs:
                 type = source.type_of(name)
                 variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, owner, why, where))
-    for node in program.training.looked_through:
+    for node in program.source.looked_through:
         why = "it changes nothing: its readers read what it reads"
         ops.append(OpRecord(node.label, node.op_type, "load", why, rank_ranges(every)))
         for name in node.outputs:
@@ -166,7 +174,7 @@ def _added(
                 where.setdefault(key, {})[rank.rank] = None
                 nodes.setdefault(key, node)
         for state in rank.own:
-            if state.input not in program.training.graph.types:
+            if state.input not in program.source.graph.types:
                 states.setdefault(state.input, {})[rank.rank] = None
     accumulators = {held.input for held in program.accumulators}
     ops, variables = [], []
@@ -174,7 +182,7 @@ def _added(
         node, places = nodes[key], rank_ranges(list(held))
         ops.append(OpRecord(key[0], _full_name(node), node.made_by, _purpose(node), places))
         for name in node.outputs:
-            if name and (name not in program.training.graph.types or name.startswith("gopt.")):
+            if name and (name not in program.source.graph.types or name.startswith("gopt.")):
                 type = _common_type(program, name)
                 variables.append(
                     VarRecord(name, type.dtype, type.shape, type.nbytes, node.made_by, _purpose(node), places)
@@ -209,7 +217,7 @@ def _purpose(node: Node) -> str:
 def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> list[RankUsage]:
     """What each rank holds, and what it sends in one update: all its micro-steps included."""
     reducible = _reducible(program)
-    kinds = {state.tensor: state.kind for state in program.training.states}
+    kinds = {state.tensor: state.kind for state in program.source.states}
     return [
         RankUsage(parts[0].rank, _rank_bytes(program, kinds, common, parts, reducible), _calls(program, parts))
         for parts in phases_by_rank(ranks).values()

@@ -43,8 +43,8 @@ def named_tensor(name: str, tensor: Tensor) -> TensorProto:
 
 def source_model(program: SpmdProgram, values: StatesFile, roles: str) -> bytes:
     """The source graph without state values: what merge, reshard and verify start from. Roles travel as metadata."""
-    source: Graph = program.training.graph
-    states = {state.tensor for state in program.training.states}
+    source: Graph = program.source.graph
+    states = {state.tensor for state in program.source.states}
     inputs = {**source.inputs, **{name: source.types[name] for name in sorted(states) if name not in source.inputs}}
     own = {
         name for name in source.initializers if name.startswith(f"{RESERVED}{MOVED}.")

@@ -10,10 +10,12 @@ from typing import BinaryIO
 import numpy as np
 
 from gopt.disk.files import create
-from gopt.errors import InputError, RunError
+from gopt.errors import InputError, InvariantError, RunError
 from gopt.ir.graph import Tensor
 from gopt.ir.types import TensorType
 from gopt.program import SpmdProgram
+from gopt.sharding.boxes import Box, all_boxes, box_shape, take
+from gopt.sharding.placements import Sharding
 
 STATES_FILE = "states.bin"
 INLINE = 1024
@@ -63,6 +65,36 @@ class StatesFile:
             place = offset + tensor.nbytes
 
 
+def _add(values: StatesFile, program: SpmdProgram, tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """Put tensors one after the other: whole, or the parts of them that ranks have, for one rank after another."""
+    sharding = program.parts.get(tensors[0][0]) if tensors else None
+    if sharding is None:
+        values.add(tensors)
+        return
+    boxes = [all_boxes(sharding_of(program, name), tensor.type.dims) for name, tensor in tensors]
+    for member in zip(*boxes):
+        values.add([(stored(name, box), _part(tensor, box)) for (name, tensor), box in zip(tensors, member)])
+
+
+def sharding_of(program: SpmdProgram, name: str) -> Sharding:
+    """How the dimensions of a state are sharded; raises InvariantError where one of a bucket's is not."""
+    if name not in program.parts:
+        raise InvariantError(f"{name!r} is whole on every rank, and stands in a bucket with parts of others")
+    return program.parts[name]
+
+
+def stored(name: str, box: Box | None) -> str:
+    """The name under which a part of a state is stored."""
+    return name if box is None else f"{name}/{box}"
+
+
+def _part(tensor: Tensor, box: Box | None) -> Tensor:
+    if box is None:
+        return tensor
+    type = TensorType(tensor.type.dtype, box_shape(box))
+    return Tensor(type, reader=lambda: np.ascontiguousarray(take(np.asarray(tensor.numpy()), box)))
+
+
 def _chunks(tensor: Tensor) -> Iterator[bytes | memoryview]:
     if tensor.parts:
         for part in tensor.parts:
@@ -85,7 +117,7 @@ def _chunks(tensor: Tensor) -> Iterator[bytes | memoryview]:
 
 def plan_states_file(program: SpmdProgram) -> StatesFile:
     """Where every stored value goes: the buckets' states in bucket order, then the others whole."""
-    source = program.training.graph
+    source = program.source.graph
     values = StatesFile()
     placed: set[str] = set()
     for names in program.layout:
@@ -96,12 +128,13 @@ def plan_states_file(program: SpmdProgram) -> StatesFile:
                 f"state {held[0][0]!r} has a value and {missing!r} has none, and ranks hold both as one tensor",
                 "give values to all of them with --state FILE, or to none",
             )
-        values.add(held)
+        _add(values, program, held)
         placed.update(name for name, _ in held)
-    states = {state.tensor for state in program.training.states}
-    for name, tensor in source.initializers.items():
+    states = {state.tensor for state in program.source.states}
+    constants = {name: tensor for name, tensor in program.training.graph.initializers.items() if name not in states}
+    for name, tensor in (source.initializers | constants).items():
         if name not in placed and (name in states or tensor.nbytes > INLINE):
-            values.add([(name, tensor)])
+            _add(values, program, [(name, tensor)])
     for parameter, copy in program.copies().items():
         if parameter in source.initializers:
             type = TensorType(copy.dtype, source.types[parameter].shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.training import StateKind
@@ -11,6 +11,7 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import SPMD, Node
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
+from gopt.sharding.boxes import Box, all_boxes, box_elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +144,22 @@ def _same_calls(group: str, mine: tuple[int, list[Node]], theirs: tuple[int, lis
 def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
     """Over all ranks that share a state out; skipped when only some ranks are made."""
     types = program.training.graph.types
-    ranges: dict[str, list[tuple[int, int]]] = {}
+    boxed: dict[tuple[str, Box | None], list[tuple[int, int]]] = {}
     made = 0
     for rank in ranks:
         made += 1
         for state in rank.states:
             for piece in state.pieces:
-                ranges.setdefault(piece.tensor, []).append((piece.start, piece.stop))
+                boxed.setdefault((piece.tensor, piece.box), []).append((piece.start, piece.stop))
     if made != program.mesh.ranks:
         return 0
+    _boxes(program, boxed)
+    ranges = {tensor: parts for (tensor, box), parts in boxed.items() if box is None}
     for sharded in program.states:
         copies = program.mesh.ranks // math.prod(program.mesh.size(axis) for axis, _ in sharded.sharding.by_axis)
         for part in sharded.slices if sharded.sharded else ():
+            if part.tensor in program.parts:
+                continue
             place = 0
             for start, stop in sorted(set(ranges.get(part.tensor, []))):
                 if start != place:
@@ -165,8 +170,26 @@ def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
     return len(ranges)
 
 
+def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], list[tuple[int, int]]]) -> None:
+    """Boxes are those of the sharding, and the pieces of each tile it."""
+    types = program.source.graph.types
+    for tensor, sharding in program.parts.items():
+        wanted = set(all_boxes(sharding, types[tensor].dims))
+        found = {box for name, box in boxed if name == tensor}
+        if found != wanted or sum(box_elements(box) for box in wanted if box) != types[tensor].elements:
+            raise InvariantError(f"the ranks' parts of {tensor!r} are not those of its sharding, {sharding}")
+        for box in wanted:
+            place = 0
+            for start, stop in sorted(set(boxed[tensor, box])):
+                if start != place:
+                    raise InvariantError(f"pieces of {tensor!r} leave or repeat elements at {min(start, place)} of {box}")
+                place = stop
+            if box is not None and place != box_elements(box):
+                raise InvariantError(f"pieces of {tensor!r} end at {place} of {box_elements(box)} in {box}")
+
+
 def _outputs(program: SpmdProgram) -> int:
-    source = program.training.graph
+    source = program.source.graph
     for name in (program.training.loss, *program.training.metrics):
         if program.graph.types.get(name) != source.types.get(name):
             raise InvariantError(f"output {name!r} changed its type")

@@ -100,9 +100,82 @@ def select(node: Node, here: Here) -> Lowered:
     return Lowered("absent", list, {output: np.array(neutral, numpy_dtype(dtype))})
 
 
+def dim_slice(node: Node, here: Here) -> Lowered:
+    """The member's part of a dimension."""
+    axis, start, stop = _member(node, here)
+    output = node.outputs[0]
+    constants = _bounds(output, start, stop) | {f"{output}.axis": np.array([axis], np.int64)}
+    return Lowered("part", lambda: [_make(node, "Slice", [node.inputs[0], *constants], output)], constants)
+
+
+def member_gather(node: Node, here: Here) -> Lowered:
+    """Rows that the member has, zeros for others."""
+    axis, start, stop = _member(node, here)
+    data, indices = node.inputs
+    output = node.outputs[0]
+    types = here.types
+    constants = _offsets(node, here, start, stop)
+    elements = node.op_type == "MemberGatherElements"
+    behind = 0 if elements else len(types[data].dims) - axis - 1
+    constants |= {f"{output}.zero": np.zeros((), numpy_dtype(types[data].dtype))}
+    if behind:
+        count = len(types[indices].dims)
+        constants |= {f"{output}.new": np.arange(count, count + behind, dtype=np.int64)}
+
+    def nodes() -> list[Node]:
+        made, inside, safe = _inside(node, indices)
+        kind = "GatherElements" if elements else "Gather"
+        made.append(_make(node, kind, [data, safe], f"{output}.rows", axis=axis))
+        if behind:
+            made.append(_make(node, "Unsqueeze", [inside, f"{output}.new"], f"{output}.rows_inside"))
+            inside = f"{output}.rows_inside"
+        return [*made, _make(node, "Where", [inside, f"{output}.rows", f"{output}.zero"], output)]
+
+    if stop == start:  # nothing to choose from
+        shape = f"{output}.shape"
+        constants = {shape: np.array(types[output].dims, np.int64), f"{output}.zero": constants[f"{output}.zero"]}
+        return Lowered("none", lambda: [_make(node, "Expand", [f"{output}.zero", shape], output)], constants)
+    return Lowered("some", nodes, constants)
+
+
 LOWERED: dict[str, Callable[[Node, Here], Lowered]] = {
     "LocalSlice": local_slice, "ShardSlice": shard_slice, "LocalConcat": local_concat, "Select": select,
+    "DimSlice": dim_slice, "MemberGather": member_gather, "MemberGatherElements": member_gather,
 }  # fmt: skip
+
+
+def _member(node: Node, here: Here) -> tuple[int, int, int]:
+    """The dimension that is sharded, and the member's range of it."""
+    sizes, member = node.attributes["sizes"], here.coordinates[node.attributes["group"]]
+    start = sum(sizes[:member])
+    return int(node.attributes["axis"]), start, start + sizes[member]
+
+
+def _offsets(node: Node, here: Here, start: int, stop: int) -> dict[str, np.ndarray]:
+    """Constants by which indices of the whole dimension become those of a member's part."""
+    output, dtype = node.outputs[0], numpy_dtype(here.types[node.inputs[1]].dtype)
+    values = {"length": sum(node.attributes["sizes"]), "start": start, "count": stop - start, "none": 0}
+    return {f"{output}.{role}": np.array(value, dtype) for role, value in values.items()}
+
+
+def _inside(node: Node, indices: str) -> tuple[list[Node], str, str]:
+    """Nodes that say which indices choose from the member's part, and the place there, 0 for others."""
+    output = node.outputs[0]
+
+    def name(role: str) -> str:
+        return f"{output}.{role}"
+
+    made = [
+        _make(node, "Less", [indices, name("none")], name("negative")),  # counted from the end
+        _make(node, "Add", [indices, name("length")], name("turned")),
+        _make(node, "Where", [name("negative"), name("turned"), indices], name("place")),
+        _make(node, "Sub", [name("place"), name("start")], name("own")),
+        _make(node, "Less", [name("own"), name("count")], name("below")),
+        _make(node, "GreaterOrEqual", [name("own"), name("none")], name("above")),
+        _make(node, "And", [name("below"), name("above")], name("inside")),
+        _make(node, "Where", [name("inside"), name("own"), name("none")], name("safe")),
+    ]
+    return made, name("inside"), name("safe")
 
 
 def _bounds(name: str, start: int, stop: int) -> dict[str, np.ndarray]:

@@ -11,15 +11,17 @@ from onnx import FunctionProto
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import TensorType
 from gopt.lower.phases import Phase
+from gopt.sharding.boxes import Box
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """An element range of one source tensor."""
+    """An element range of one source tensor, or of a ``box`` of it."""
 
     tensor: str
     start: int
     stop: int
+    box: Box | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ operators, constants. Ranks that differ in constants alone share all their nodes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnx import FunctionProto
@@ -28,7 +28,12 @@ LONGEST_BLOCK = 8192
 
 def common_states(program: SpmdProgram) -> list[RankState]:
     """The states every rank holds whole, in the source's order."""
-    return [_whole(program, state) for state in program.states if not state.sharded]
+    return [_whole(program, state) for state in program.states if not _apart(program, state)]
+
+
+def _apart(program: SpmdProgram, state: ShardedState) -> bool:
+    """Whether ranks hold different parts of a state."""
+    return state.sharded or any(part.tensor in program.parts for part in state.slices)
 
 
 class Specialiser:
@@ -64,9 +69,10 @@ class Specialiser:
     def _hold(self, at: _Rank) -> None:
         """Note the states and accumulators that the rank has."""
         for state in self.program.states:
-            if state.sharded and state.sharding.covers(at.coordinates):
+            if _apart(self.program, state) and state.sharding.covers(at.coordinates):
                 flat = state.sharding.flat is not None
-                at.out.states.append(_run(at, state) if flat else _whole(self.program, state))
+                held = _run(self.program, at, state) if flat else _whole(self.program, state, at.coordinates)
+                at.out.states.append(held)
                 at.present.add(state.input)
         for held in self.program.accumulators:
             if held.present(at.coordinates):
@@ -178,17 +184,21 @@ def _local_values(program: SpmdProgram, phase: Phase) -> Iterator[tuple[str, Ten
                     yield name, phase.graph.types[name], program.sharded[name]
 
 
-def _whole(program: SpmdProgram, state: ShardedState) -> RankState:
+def _whole(program: SpmdProgram, state: ShardedState, coordinates: Mapping[str, int] | None = None) -> RankState:
     part = state.slices[0]
     type = TensorType(state.dtype, program.training.graph.types[part.tensor].shape)
-    piece = ShardRange(part.tensor, 0, part.elements)
+    box = program.box(part.tensor, coordinates) if coordinates is not None else None
+    piece = ShardRange(part.tensor, 0, part.elements, box)
     return RankState(state.input, state.output, type, (piece,), state.local, state.copy)
 
 
-def _run(at: _Rank, state: ShardedState) -> RankState:
+def _run(program: SpmdProgram, at: _Rank, state: ShardedState) -> RankState:
     start, stop = state.sharding.part(at.coordinates)
     pieces = tuple(
-        ShardRange(part.tensor, max(start - part.offset, 0), min(stop - part.offset, part.elements))
+        ShardRange(
+            part.tensor, max(start - part.offset, 0), min(stop - part.offset, part.elements),
+            program.box(part.tensor, at.coordinates),
+        )  # fmt: skip
         for part in state.slices
         if max(start, part.offset) < min(stop, part.offset + part.elements)
     )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from gopt.analysis.role_map import RoleMap
@@ -26,10 +27,11 @@ from gopt.errors import InputError, OptionError
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph, Tensor
 from gopt.ir.load import load
-from gopt.ir.types import TensorType
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.sanitize import show
+from gopt.sharding.boxes import Box, box_shape, put, take
 
 
 @dataclass(slots=True)
@@ -118,7 +120,7 @@ def _check_complete(home: Path, manifest: Manifest, mesh: Mesh, values: Mapping[
 
 def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
     """The value of every state of which all pieces are present."""
-    pieces: dict[str, dict[int, Tensor]] = {}
+    pieces: dict[str, dict[tuple[Box | None, int], Tensor]] = {}
     files = read_index(folder, manifest).files if checkpoint else {}
     for rank in manifest.ranks:
         stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, rank)
@@ -131,19 +133,48 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
                 raise InputError(f"rank {rank.rank}: {what}")
             for piece in state.pieces:
                 parts = pieces.setdefault(piece.tensor, {})
-                if piece.start not in parts:
-                    parts[piece.start] = tensor.flat_slice(start, start + piece.elements)
+                if (piece.box, piece.start) not in parts:
+                    parts[piece.box, piece.start] = tensor.flat_slice(start, start + piece.elements)
                 start += piece.elements
     found = {}
     order = {name: index for index, name in enumerate(graph.inputs)}  # every state is an input of the kept source
     for name in sorted(pieces, key=lambda name: order[name]):
-        type, starts = graph.types[name], sorted(pieces[name])
-        tensors = tuple(pieces[name][start] for start in starts)
-        if len(manifest.ranks) < manifest.mesh.ranks and sum(each.type.elements for each in tensors) < type.elements:
+        type, parts = graph.types[name], pieces[name]
+        if len(manifest.ranks) < manifest.mesh.ranks and sum(p.type.elements for p in parts.values()) < type.elements:
             continue
-        _check_tiles(name, type, [(start, each.type) for start, each in zip(starts, tensors)])
-        found[name] = replace(tensors[0], type=type) if len(tensors) == 1 else Tensor(type, parts=tensors)
+        boxes = {box for box, _ in parts}
+        if boxes == {None}:
+            tensors = tuple(parts[None, start] for start in sorted(start for _, start in parts))
+            _check_tiles(name, type, [(start, parts[None, start].type) for start in sorted(s for _, s in parts)])
+            found[name] = replace(tensors[0], type=type) if len(tensors) == 1 else Tensor(type, parts=tensors)
+            continue
+        found[name] = _from_boxes(name, type, parts)
     return found
+
+
+def _from_boxes(name: str, type: TensorType, parts: Mapping[tuple[Box | None, int], Tensor]) -> Tensor:
+    """A tensor of which dimensions are sharded; its value is put together when it is asked for."""
+    boxes = list(dict.fromkeys(box for box, _ in parts))
+    for box in boxes:
+        inside = type if box is None else TensorType(type.dtype, box_shape(box))
+        starts = sorted(start for other, start in parts if other == box)
+        _check_tiles(name, inside, [(start, parts[box, start].type) for start in starts])
+    covered = np.zeros(type.dims, bool)
+    for box in boxes:
+        part = take(covered, box)
+        if part.any():
+            raise InputError(f"the pieces of {name} do not tile it: ranks hold some elements twice")
+        put(covered, box, np.ones(part.size, bool), 0)
+    if not covered.all():
+        raise InputError(f"the pieces of {name} do not tile it: a rank is missing")
+
+    def read() -> np.ndarray:
+        array = np.empty(type.dims, numpy_dtype(type.dtype))
+        for (box, start), tensor in parts.items():
+            put(array, box, tensor.numpy().reshape(-1), start)
+        return array
+
+    return Tensor(type, reader=read)
 
 
 def _check_tiles(name: str, type: TensorType, parts: list[tuple[int, TensorType]]) -> None:

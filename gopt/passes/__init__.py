@@ -5,12 +5,14 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from gopt.errors import OptionError
-from gopt.passes import fuse_collectives, hoist_casts, overlap, prune, refold_optimizers, shard, statistics
+from gopt.passes import fuse_collectives, hoist_casts, overlap, prune, refold_optimizers, shard, statistics, tensor_parallel
 from gopt.passes.base import Pass
 
-_ALL = (hoist_casts, shard, refold_optimizers, statistics, fuse_collectives, overlap, prune)
+_ALL = (tensor_parallel, hoist_casts, shard, refold_optimizers, statistics, fuse_collectives, overlap, prune)
 PASSES: dict[str, Pass] = {each.PASS.name: each.PASS for each in _ALL}
-DEFAULT = ("hoist-casts", "shard", "refold-optimizers", "statistics", "fuse-collectives", "overlap", "prune")
+DEFAULT = (
+    "tensor-parallel", "hoist-casts", "shard", "refold-optimizers", "statistics", "fuse-collectives", "overlap", "prune",
+)  # fmt: skip
 """The pipeline when the user says nothing."""
 
 

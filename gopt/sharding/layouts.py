@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gopt.ir.types import FLOATS
-from gopt.sharding.placements import FlatShard, OnMember, Partial, Place, Placement, Replicated, holder
+from gopt.sharding.placements import PER_MEMBER, FlatShard, OnMember, Partial, Place, Placement, Replicated, holder
 from gopt.sharding.rules import Mismatch, Operand
 
 _IDENTITY = {"sum": 0.0, "any": 0.0, "all": 1.0, "max": float("-inf"), "min": float("inf")}
@@ -97,10 +97,28 @@ def select(use: Layout, operands: Sequence[Operand]) -> Placement:
     return Partial(op)
 
 
+def dim_slice(use: Layout, operands: Sequence[Operand]) -> Placement:
+    """A value that is equal on all members -> each member's part of a dimension."""
+    for operand in operands:
+        if not isinstance(operand.placement, Replicated):
+            raise Mismatch(operand, "a whole value that is equal on all members, to cut it")
+    return PER_MEMBER
+
+
+def member_choice(use: Layout, operands: Sequence[Operand]) -> Placement:
+    """A choice along a dimension of which each member has a part -> what it has there, and zeros: its own."""
+    return PER_MEMBER
+
+
 LAYOUTS: dict[str, Callable[[Layout, Sequence[Operand]], Placement]] = {
     "LocalSlice": local_slice,
     "ShardSlice": shard_slice,
     "LocalConcat": local_concat,
     "Select": select,
+    "DimSlice": dim_slice,
+    "MemberGather": member_choice,
+    "MemberGatherElements": member_choice,
+    "MemberScatterElements": member_choice,
+    "MemberScatterND": member_choice,
 }
 """Operator of ``gopt.spmd`` -> its rule."""

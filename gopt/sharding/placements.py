@@ -49,21 +49,42 @@ class OnMember:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Member i has ``sizes[i]`` of dimension ``dim``, one behind the other; a size may be zero."""
+    """Member i has ``sizes[i]`` of dimension ``dim``, one behind the other; a size may be zero.
+
+    ``runs``: the dimension is that many runs of equal length, and a member has its part of each: of queries, keys and
+    values that one weight makes, or of heads behind one another for each sample.
+    """
 
     dim: int
     sizes: tuple[int, ...]
+    runs: int = 1
 
     def covers(self, member: int) -> bool:
         return True
 
+    @property
+    def length(self) -> int:
+        """Elements of the whole dimension."""
+        return self.runs * sum(self.sizes)
+
+    def local(self, member: int) -> int:
+        """Elements of the dimension that a member has."""
+        return self.runs * self.sizes[member]
+
     def part(self, member: int) -> tuple[int, int]:
-        """The member's range of the dimension."""
+        """The member's range of the dimension, or of each run of it."""
         start = sum(self.sizes[:member])
         return start, start + self.sizes[member]
 
+    def parts(self, member: int) -> tuple[tuple[int, int], ...]:
+        """The member's ranges of the dimension, one for each run."""
+        start, stop = self.part(member)
+        run = sum(self.sizes)
+        return tuple((run * number + start, run * number + stop) for number in range(self.runs))
+
     def __str__(self) -> str:
-        return f"sharded along dimension {self.dim} in {list(self.sizes)}"
+        each = f" of each of {self.runs} runs" if self.runs > 1 else ""
+        return f"sharded along dimension {self.dim} in {list(self.sizes)}{each}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +204,7 @@ class Sharding:
             if isinstance(place, FlatShard):
                 shape = (place.length(coordinates[axis]),)
             elif isinstance(place, Shard):
-                shape = (*shape[: place.dim], place.sizes[coordinates[axis]], *shape[place.dim + 1 :])
+                shape = (*shape[: place.dim], place.local(coordinates[axis]), *shape[place.dim + 1 :])
         return shape
 
     def __str__(self) -> str:

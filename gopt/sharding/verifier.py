@@ -80,7 +80,14 @@ class Shardings:
 
     def state(self, state: ShardedState) -> Placements:
         """How a state must be sharded, before the step and behind it."""
-        return self._own if state.local else self._placed(self._equal, state.sharding)
+        if state.local:
+            return self._own
+        placed = self._placed(self._equal, state.sharding)
+        apart = self.program.parts.get(state.slices[0].tensor) if state.slices else None
+        if apart is None:
+            return placed
+        axes = apart.sharding_axes
+        return tuple(PER_MEMBER if axis in axes else place for axis, place in zip(self.axes, placed))
 
     def accumulator(self, held: Accumulator) -> Placements:
         """How an accumulator must be: each rank's own sums, or shards of sums over the group that shards."""

@@ -15,6 +15,7 @@ from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
+from gopt.sharding.boxes import Box, put, take
 from gopt.verification.compare import Values
 from gopt.verification.random_inputs import RandomInputs, feed_graph
 from gopt.verification.reference_graphs import probed
@@ -45,7 +46,7 @@ class RankPrograms:
         """What the rank reads of its states, from whole tensors, and accumulators at zero."""
         feeds = {}
         for state in self.states:
-            parts = [start[p.tensor].reshape(-1)[p.start : p.stop] for p in state.pieces]
+            parts = [take(start[p.tensor], p.box).reshape(-1)[p.start : p.stop] for p in state.pieces]
             value = np.concatenate(parts) if len(parts) != 1 else parts[0].copy()
             type = self.type_of(state.input)
             with np.errstate(over="ignore"):
@@ -87,7 +88,7 @@ def joined(
 
     Flat arrays; a tensor of which an element is missing is left out, and so are narrow copies.
     """
-    parts: dict[str, dict[int, np.ndarray]] = {}
+    parts: dict[str, dict[tuple[Box | None, int], np.ndarray]] = {}
     for rank, held in zip(ranks, values):
         for state in rank.states:
             name = getattr(state, key)
@@ -95,7 +96,13 @@ def joined(
                 continue
             flat, place = np.asarray(held[name]).reshape(-1), 0
             for piece in state.pieces:
-                parts.setdefault(piece.tensor, {})[piece.start] = flat[place : place + piece.elements]
+                key_of_part = (piece.box, piece.start)
+                parts.setdefault(piece.tensor, {})[key_of_part] = flat[place : place + piece.elements]
                 place += piece.elements
-    whole = {name: np.concatenate([held[start] for start in sorted(held)]) for name, held in parts.items()}
-    return {name: flat for name, flat in whole.items() if flat.size == types[name].elements}
+    found = {}
+    for name, held in parts.items():
+        if sum(part.size for part in held.values()) == types[name].elements:
+            found[name] = np.empty(types[name].dims, next(iter(held.values())).dtype)
+            for (box, start), part in held.items():
+                put(found[name], box, part, start)
+    return {name: array.reshape(-1) for name, array in found.items()}

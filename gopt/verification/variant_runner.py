@@ -16,6 +16,7 @@ import numpy as np
 
 from gopt.artifact.manifest import LocalState
 from gopt.ir.types import LOW_PRECISION
+from gopt.sharding.boxes import take
 from gopt.verification.all_ranks import AllRanks, RankResults, Tamper
 from gopt.verification.compare import Ledger, Values, became_not_finite, distance, finite, ratio
 from gopt.verification.observations import Observations
@@ -202,7 +203,8 @@ class _StepComparison:
         place = 0
         for piece in state.pieces:
             name, low, high = piece.tensor, piece.start, piece.stop
-            value, reference = flat[place : place + high - low], wanted[name].reshape(-1)
+            value = flat[place : place + high - low]
+            reference = take(wanted[name], piece.box).reshape(-1)
             place += high - low
             kind = self.runner.kinds[name]
             if names is not None and name not in names:
@@ -210,7 +212,7 @@ class _StepComparison:
             if name in self.not_finite:
                 if finite(value) and not finite(reference[low:high]):
                     ledger.enter(rank, name, kind, float("inf"))
-            elif (low, high) == (0, reference.size):
+            elif piece.box is None and (low, high) == (0, reference.size):
                 ledger.whole(rank, name, kind, value, reference, start[name].reshape(-1))
             else:
                 ledger.part(rank, name, kind, distance(value, reference[low:high]))

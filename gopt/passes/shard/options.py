@@ -105,6 +105,7 @@ def layout_of(program: SpmdProgram, options: Options) -> Layout:
         options.partition, options.owners, options.rule, options.min_piece, overrides,
         None if options.bucket_mb is None else int(options.bucket_mb * (1 << 20)),
         options.stage is Stage.PARAMETERS, options.persist,
+        {name: sharding.sharding_axes for name, sharding in program.parts.items()},
     )  # fmt: skip
 
 

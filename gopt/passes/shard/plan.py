@@ -123,6 +123,8 @@ class Layout:
     """Whether buckets follow the order in which parameters are used, not that in which gradients are complete."""
     persist: int = 0
     """Parameters of fewer elements are a kind of their own."""
+    split_along: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Parameter -> other axes along which its dimensions are sharded already: a kind of their own as well."""
 
     def of(self, name: str) -> Partition:
         """The partition asked for a parameter."""
@@ -185,6 +187,7 @@ def _items(
             parameter.dtype,
             travels,
             kept,
+            layout.split_along.get(name, ()),
         )
         ready = index.defined_at(subgraph.gradient)
         # Last used, first packed: as gradients are ready, whatever a tied tensor waits for.

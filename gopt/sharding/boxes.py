@@ -1,0 +1,74 @@
+"""Boxes: the part of a tensor that a member has where dimensions are sharded, one list of ranges per dimension.
+
+A box is ``((0, 16), (0, 8, 16, 24))``: all 16 rows, and of the columns 0 to 8 and 16 to 24. A part of a box is counted
+in its elements, row-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from gopt.sharding.placements import Shard, Sharding
+
+Box = tuple[tuple[int, ...], ...]
+
+
+def box_of(sharding: Sharding, shape: Sequence[int], coordinates: Mapping[str, int]) -> Box | None:
+    """What a rank has of a tensor; None where that is all of it. At most one axis shards a dimension."""
+    ranges: list[tuple[int, ...]] = [(0, size) for size in shape]
+    sharded = [(axis, place) for axis, place in sharding.by_axis if isinstance(place, Shard)]
+    for axis, place in sharded:
+        ranges[place.dim] = tuple(end for part in place.parts(coordinates[axis]) for end in part)
+    return tuple(ranges) if sharded else None
+
+
+def all_boxes(sharding: Sharding, shape: Sequence[int]) -> Iterator[Box | None]:
+    """The boxes of a tensor that together are all of it, members of the last axis first."""
+    axes = [(axis, len(place.sizes)) for axis, place in sharding.by_axis if isinstance(place, Shard)]
+    for members in product(*(range(count) for _, count in axes)):
+        yield box_of(sharding, shape, {axis: member for (axis, _), member in zip(axes, members)})
+
+
+def ranges_of(dimension: Sequence[int]) -> list[tuple[int, int]]:
+    """``(0, 8, 16, 24)`` -> ``[(0, 8), (16, 24)]``."""
+    return list(zip(dimension[::2], dimension[1::2]))
+
+
+def box_shape(box: Box) -> tuple[int, ...]:
+    """The shape of what a box holds."""
+    return tuple(sum(stop - start for start, stop in ranges_of(dimension)) for dimension in box)
+
+
+def box_elements(box: Box) -> int:
+    """How many elements a box holds."""
+    return prod(box_shape(box))
+
+
+def take(array: np.ndarray, box: Box | None) -> np.ndarray:
+    """What a box holds of a whole tensor; the tensor itself where the box is None."""
+    return array if box is None else array[_index(box)]
+
+
+def put(array: np.ndarray, box: Box | None, flat: np.ndarray, start: int) -> None:
+    """Write elements ``start`` and following of a box into a whole tensor."""
+    if box is None:
+        array.reshape(-1)[start : start + flat.size] = flat
+        return
+    index, shape = _index(box), box_shape(box)
+    if flat.size == prod(shape):
+        array[index] = flat.reshape(shape)
+        return
+    part = array[index].reshape(-1)
+    part[start : start + flat.size] = flat
+    array[index] = part.reshape(shape)
+
+
+def _index(box: Box) -> tuple[slice, ...] | tuple[np.ndarray, ...]:
+    """Slices where every dimension is one range, else lists of places."""
+    if all(len(dimension) == 2 for dimension in box):
+        return tuple(slice(*dimension) for dimension in box)
+    return np.ix_(*(np.concatenate([np.arange(*part) for part in ranges_of(dimension)]) for dimension in box))

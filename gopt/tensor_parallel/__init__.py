@@ -1,0 +1,1 @@
+"""The computation of a step shared out: placements chosen, propagated through forward, backward and update, made local."""

@@ -1,0 +1,93 @@
+"""Nodes of the graph in the making: the source's, and the mappings between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gopt.ir.graph import COMM, SPMD, Graph, Node, Tensor
+from gopt.ir.phase import Phase
+from gopt.ir.types import TensorType
+from gopt.sharding.placements import Partial, Placement, Replicated, Shard
+
+PASS = "tensor-parallel"
+
+
+@dataclass(slots=True)
+class Builder:
+    """The nodes of a graph in order, with their types, which are logical. ``axis``: the mesh axis; ``phase``: that of
+    the nodes that are added."""
+
+    graph: Graph
+    axis: str
+    nodes: list[Node] = field(default_factory=list)
+    phase: Phase | None = None
+    _shapes: dict[tuple[int, ...], str] = field(default_factory=dict)
+
+    def add(
+        self, op_type: str, inputs: Sequence[str], output: str, type: TensorType, *, domain: str = "", **attributes: Any
+    ) -> str:
+        """Add a node that makes one value; returns its name."""
+        node = Node(op_type, inputs, [output], domain=domain, attributes=attributes, made_by=PASS)
+        node.phase = self.phase
+        self.graph.types[output] = type
+        self.nodes.append(node)
+        return output
+
+    def ints(self, values: Sequence[int]) -> str:
+        """A constant list of whole numbers, one for each list."""
+        key = tuple(values)
+        if key not in self._shapes:
+            name = f"gopt.{PASS}.{self.axis}.ints" + "".join(f"_{value}" for value in key)
+            type = TensorType("int64", (len(key),))
+            self.graph.initializers[name] = Tensor(type, array=np.array(key, np.int64))
+            self.graph.types[name] = type
+            self._shapes[key] = name
+        return self._shapes[key]
+
+    def convert(self, value: str, before: Placement, after: Placement, name: str) -> str:
+        """Add the mapping of a value; ``name`` is what the result is called."""
+        if isinstance(before, Partial):
+            return self._reduced(value, before, after, name)
+        if isinstance(before, Shard) and isinstance(after, Replicated):
+            return self._in_runs(value, before, name, "AllGather", COMM)
+        if isinstance(before, Replicated) and isinstance(after, Shard):
+            return self._in_runs(value, after, name, "DimSlice", SPMD)
+        assert isinstance(before, Shard) and isinstance(after, Shard)
+        if before.runs == after.runs == 1 and before.dim != after.dim:
+            sizes = {
+                "concat_axis": before.dim, "concat_sizes": list(before.sizes),
+                "split_axis": after.dim, "split_sizes": list(after.sizes),
+            }  # fmt: skip
+            return self._call("AllToAll", value, name, **sizes)
+        whole = self.convert(value, before, Replicated(), f"{name}.whole")
+        return self.convert(whole, Replicated(), after, name)
+
+    def _reduced(self, value: str, before: Partial, after: Placement, name: str) -> str:
+        if isinstance(after, Replicated):
+            return self._call("AllReduce", value, name, reduce=before.op)
+        assert isinstance(after, Shard)
+        return self._in_runs(value, after, name, "ReduceScatter", COMM, reduce=before.op)
+
+    def _call(self, op_type: str, value: str, name: str, **attributes: Any) -> str:
+        return self.add(
+            op_type, [value], name, self.graph.types[value], domain=COMM, group=self.axis, **attributes
+        )
+
+    def _in_runs(
+        self, value: str, shard: Shard, name: str, op_type: str, domain: str, **attributes: Any
+    ) -> str:
+        """A call along a dimension; several runs of it stand in a dimension of their own meanwhile."""
+        type = self.graph.types[value]
+        dim = shard.dim + (shard.runs > 1)
+        fields: Mapping[str, Any] = attributes | {"axis": dim, "sizes": list(shard.sizes), "group": self.axis}
+        if shard.runs == 1:
+            return self.add(op_type, [value], name, type, domain=domain, **fields)
+        shape = (*type.dims[: shard.dim], shard.runs, sum(shard.sizes), *type.dims[shard.dim + 1 :])
+        apart = TensorType(type.dtype, shape)
+        parts = self.add("Reshape", [value, self.ints(shape)], f"{name}.runs", apart)
+        moved = self.add(op_type, [parts], f"{name}.parts", apart, domain=domain, **fields)
+        return self.add("Reshape", [moved, self.ints(type.dims)], name, type)

@@ -1,0 +1,105 @@
+"""From a graph in logical shapes to the one that a member runs: types of parts, and the constants that name shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.types import TensorType
+from gopt.sharding.placements import Shard, Sharding
+from gopt.tensor_parallel.builder import PASS, Builder
+from gopt.tensor_parallel.operators import Constants
+
+
+def localise(graph: Graph, shardings: Mapping[str, Sharding], coordinates: Mapping[str, int]) -> None:
+    """Give the values of a graph the types that the ranks at some coordinates have, and operators those shapes.
+
+    Changes the graph in place. Initial values of states keep their logical types: who writes them cuts them.
+    """
+    local = _Local(graph, shardings, coordinates)
+    local.run()
+
+
+@dataclass(slots=True)
+class _Local:
+    graph: Graph
+    shardings: Mapping[str, Sharding]
+    coordinates: Mapping[str, int]
+    logical: dict[str, TensorType] = field(init=False)
+    build: Builder = field(init=False)
+    constants: Constants = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.logical = dict(self.graph.types)
+        self.build = Builder(self.graph, "local")
+        self.constants = Constants(self.graph)
+
+    def run(self) -> None:
+        types = self.graph.types
+        for name, sharding in self.shardings.items():
+            if name in types and sharding.sharding_axes:
+                types[name] = self._local(name)
+        for table in (self.graph.inputs, self.graph.outputs):
+            for name in table:
+                table[name] = types.get(name, table[name])
+        for node in self.graph.nodes:
+            if node.is_a("Shape", "Size") and self._parts(node.inputs[0]):
+                self._shape(node)
+            elif node.domain in ("", "ai.onnx") and node.op_type in _FIXES and self._concerned(node):
+                _FIXES[node.op_type](self, node)
+
+    def _local(self, name: str) -> TensorType:
+        type = self.logical[name]
+        return TensorType(type.dtype, self.shardings[name].local_shape(type.dims, self.coordinates))
+
+    def _parts(self, name: str) -> bool:
+        return name in self.shardings and bool(self.shardings[name].sharding_axes)
+
+    def _concerned(self, node: Node) -> bool:
+        return any(self._parts(name) for name in (*node.inputs, *node.outputs))
+
+    def _shape(self, node: Node) -> None:
+        """The shape of the whole value is known."""
+        dims = self.logical[node.inputs[0]].dims
+        value = np.array(dims if node.op_type == "Shape" else int(np.prod(dims)), np.int64)
+        if node.op_type == "Shape":
+            value = value[slice(node.attributes.get("start"), node.attributes.get("end"))]
+        made = Node("Constant", [], node.outputs, attributes={"value": onnx.numpy_helper.from_array(value)})
+        node.op_type, node.inputs, node.encoded, node._attributes = "Constant", [], None, made.attributes
+
+    def shaped(self, node: Node, place: int) -> None:
+        """Name the local shape of the result."""
+        node.inputs[place] = self.build.ints(self.graph.types[node.outputs[0]].dims)
+
+    def split(self, node: Node) -> None:
+        """Name the local lengths of the pieces."""
+        axis = node.attributes.get("axis", 0) % len(self.graph.types[node.inputs[0]].dims)
+        sizes = [self.graph.types[name].dims[axis] for name in node.outputs]
+        if len(node.inputs) > 1 and node.inputs[1]:
+            node.inputs[1] = self.build.ints(sizes)
+        elif "split" in node.attributes:
+            self._attribute(node, "split", sizes)
+
+    def _attribute(self, node: Node, key: str, value: Sequence[int]) -> None:
+        node._attributes = {**node.attributes, key: list(value)}
+        node.encoded = None
+
+
+def _reshape(local: _Local, node: Node) -> None:
+    if 0 in local.graph.types[node.outputs[0]].dims:
+        node._attributes = {**node.attributes, "allowzero": 1}
+        node.encoded = None
+    local.shaped(node, 1)
+
+
+_FIXES: dict[str, Callable[[_Local, Node], None]] = {
+    "Reshape": _reshape,
+    "Expand": lambda local, node: local.shaped(node, 1),
+    "Split": _Local.split,
+}
+"""Operators that name lengths of their results -> how they get those of a member."""

@@ -1,0 +1,61 @@
+"""A graph as the rules of links see it: nodes with logical types and the constants that they read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import TensorType
+from gopt.sharding.links import Operator
+
+LARGEST = 4096
+"""Elements of the largest constant that says something of an operator's dimensions: axes, shapes, indices."""
+
+
+@dataclass(slots=True)
+class Constants:
+    """Values that the graph holds, read once each."""
+
+    graph: Graph
+    _made: dict[str, Node] = field(init=False)
+    _read: dict[str, np.ndarray | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._made = {node.outputs[0]: node for node in self.graph.nodes if node.is_a("Constant")}
+
+    def get(self, name: str) -> np.ndarray | None:
+        """The value of a small constant; None where it is large, or none."""
+        if name not in self._read:
+            self._read[name] = self._value(name)
+        return self._read[name]
+
+    def _value(self, name: str) -> np.ndarray | None:
+        tensor = self.graph.initializers.get(name)
+        if tensor is not None:
+            return tensor.numpy() if tensor.type.elements <= LARGEST else None
+        if name in self._made:
+            return _constant(self._made[name])
+        return None
+
+
+def _constant(node: Node) -> np.ndarray | None:
+    key, value = next(iter(node.attributes.items()), ("", None))
+    if key == "value" and isinstance(value, onnx.TensorProto):
+        return onnx.numpy_helper.to_array(value)
+    dtype = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    return np.array(value, dtype[key]) if key in dtype else None
+
+
+def operator(node: Node, graph: Graph, constants: Constants) -> Operator:
+    """A node with its types; all of them are logical in a graph that is not local yet."""
+
+    def typed(names: list[str]) -> tuple[TensorType | None, ...]:
+        return tuple(graph.type_of(name) if name else None for name in names)
+
+    def constant(place: int) -> np.ndarray | None:
+        return constants.get(node.inputs[place]) if place < len(node.inputs) and node.inputs[place] else None
+
+    return Operator(node.op_type, node.attributes, typed(node.inputs), typed(node.outputs), constant)

@@ -1,0 +1,252 @@
+"""Placements carried from the states through forward, backward and update, along one axis; mappings where they meet.
+
+One sweep in the order of the nodes. A node takes the cheapest of its strategies: the bytes that bring its operands
+there, and those that complete terms of its results. Gradients need no rule of their own: what stands in the backward
+are operators like others, so the dual of each mapping comes out of the sweep. Terms are summed where they are made,
+unless their one reader passes them on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gopt.analysis.training import TrainingGraph
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import COMM, SPMD, Graph, Node, clone
+from gopt.ir.types import nbytes
+from gopt.sharding.conversions import Conversion
+from gopt.sharding.links import Operator, Slot, Strategy, strategies
+from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard
+from gopt.sharding.rules import Mismatch, Operand, Use, partial
+from gopt.tensor_parallel.builder import PASS, Builder
+from gopt.tensor_parallel.expansions import expansion
+from gopt.tensor_parallel.operators import Constants, operator
+
+MASKED = {
+    "Gather": "MemberGather", "GatherElements": "MemberGatherElements",
+    "ScatterElements": "MemberScatterElements", "ScatterND": "MemberScatterND",
+}  # fmt: skip
+"""Operators that choose along a sharded dimension -> what a member runs instead."""
+_PASSED = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Add", "Sub", "Sum", "Neg"})
+"""Through these, terms go to their one reader before they are summed."""
+_WEIGHT = 1000.0
+"""How much more a byte of a weight costs that would be gathered: it was sharded so that nobody has it whole."""
+
+
+@dataclass(slots=True)
+class Propagated:
+    """A graph along whose axis every value has a placement. Types are logical; mappings are nodes."""
+
+    graph: Graph
+    placements: dict[str, Placement]
+    gradients: dict[str, str]
+    """Parameter -> its gradient, completed over the axis."""
+    conversions: Counter[str] = field(default_factory=Counter)
+    whole: list[str] = field(default_factory=list)
+    """Labels of nodes that all members compute whole although an operand was sharded."""
+
+
+def propagate(
+    training: TrainingGraph, graph: Graph, axis: str, members: int, seeds: Mapping[str, Placement]
+) -> Propagated:
+    """Split a step along an axis, from the placements of its states. ``graph``: with logical types, changed in place.
+
+    Raises UnsupportedError where a new state cannot be brought to the placement of the old one.
+    """
+    return _Sweep(training, graph, axis, members, dict(seeds)).run()
+
+
+@dataclass(slots=True)
+class _Sweep:
+    training: TrainingGraph
+    graph: Graph
+    axis: str
+    members: int
+    placements: dict[str, Placement]
+    build: Builder = field(init=False)
+    constants: Constants = field(init=False)
+    out: Propagated = field(init=False)
+    converted: dict[tuple[str, Placement], str] = field(default_factory=dict)
+    copies: Counter[str] = field(default_factory=Counter)
+    readers: Counter[str] = field(default_factory=Counter)
+    weights: set[str] = field(default_factory=set)
+    """States, and what follows from them alone."""
+
+    def __post_init__(self) -> None:
+        self.build = Builder(self.graph, self.axis)
+        self.constants = Constants(self.graph)
+        self.out = Propagated(self.graph, self.placements, dict(self.training.gradients))
+        for node in self.graph.nodes:
+            self.readers.update(set(node.reads))
+        self.weights.update(state.tensor for state in self.training.states)
+
+    def run(self) -> Propagated:
+        wanted = {state.updated: self.placements.get(state.tensor, REPLICATED) for state in self.training.states}
+        wanted |= dict.fromkeys((self.training.loss, *self.training.metrics), REPLICATED)
+        gradients: dict[str, list[str]] = {}
+        for weight, gradient in self.training.gradients.items():
+            gradients.setdefault(gradient, []).append(weight)
+        for node in list(self.graph.nodes):
+            self.build.phase = node.phase
+            first = len(self.build.nodes)
+            made = clone(node)
+            made.source = node.source or node
+            self._visit(made)
+            for name in node.outputs:
+                if name in wanted:
+                    self._settle(name, wanted[name], self.build.nodes[first:])
+                if name in gradients and isinstance(self.placements.get(name), Partial):
+                    self.out.gradients.update(dict.fromkeys(gradients[name], self._as(name, REPLICATED)))
+        self.graph.nodes = self.build.nodes
+        return self.out
+
+    # --- one node ---------------------------------------------------------------------------------------------------
+
+    def _settle(self, name: str, placement: Placement, nodes: Sequence[Node]) -> None:
+        """Bring a result, which one of the last nodes makes, to its placement under its own name."""
+        before = self.placements.get(name, REPLICATED)
+        if before == placement:
+            return
+        if Conversion(before, placement).mapping is None:
+            raise UnsupportedError(f"{name!r} is {before} along {self.axis}, and must be {placement}")
+        own = f"gopt.{PASS}.{name}.own"
+        self.graph.types[own] = self.graph.types[name]
+        for node in nodes:
+            node.outputs = [own if each == name else each for each in node.outputs]
+        self.placements[own] = before
+        self._count(before, placement)
+        self.build.convert(own, before, placement, name)
+        self.placements.pop(name)
+        self._note(name, placement)
+
+    def _visit(self, node: Node) -> None:
+        """Place one node, or the nodes that are written for it."""
+        known = [self.placements.get(name, REPLICATED) if name else REPLICATED for name in node.inputs]
+        captured = next((name for name in node.captures if name in self.placements), None)
+        if captured is not None:
+            raise UnsupportedError(
+                f"the body of {node.op_type} {node.label!r} reads {captured!r}, which is sharded along {self.axis}",
+                "keep it whole: give its parameters the placement replicate",
+            )
+        if all(isinstance(each, Replicated) for each in known) or node.is_a("Shape", "Size"):
+            self._append(node, [REPLICATED] * len(node.outputs))
+            return
+        described = operator(node, self.graph, self.constants)
+        expand = expansion(node, described, known) if node.domain != COMM else None
+        if expand is not None:
+            inner = Builder(self.graph, self.axis, phase=node.phase)
+            inner._shapes = self.build._shapes
+            expand(inner, node, described)
+            for each in inner.nodes:
+                self.readers.update(set(each.reads))
+            for each in inner.nodes:
+                self._visit(each)
+            return
+        if self._passes_terms(node, known):
+            self._append(node, [next(each for each in known if isinstance(each, Partial))] * len(node.outputs))
+            return
+        best = self._cheapest(node, known, self._options(node, described, known))
+        if best is None:
+            if any(isinstance(each, Shard) for each in known):
+                self.out.whole.append(node.label)
+            best = Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
+        node.inputs = [self._as(name, place) if name else "" for name, place in zip(node.inputs, best.operands)]
+        if best.masked:
+            self._mask(node, best)
+        self._append(node, best.results)
+
+    def _options(self, node: Node, described: Operator, known: Sequence[Placement]) -> list[Strategy]:
+        if node.domain not in ("", "ai.onnx"):
+            return []
+        found: dict[Strategy, None] = {}
+        for place, placement in enumerate(known):
+            if isinstance(placement, Shard):
+                found.update(dict.fromkeys(strategies(described, Slot(place), placement)))
+        whole = Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
+        return [*found, whole]
+
+    def _cheapest(self, node: Node, known: Sequence[Placement], options: Sequence[Strategy]) -> Strategy | None:
+        best, least = None, float("inf")
+        for option in options:
+            cost = sum(self._cost(name, a, b) for name, a, b in zip(node.inputs, known, option.operands) if name)
+            for name, placement in zip(node.outputs, option.results):
+                if isinstance(placement, Partial):
+                    cost += Conversion(placement, REPLICATED).sent(self._bytes(name), self.members)
+            if cost < least:
+                best, least = option, cost
+        return best
+
+    def _cost(self, name: str, before: Placement, after: Placement) -> float:
+        sent = Conversion(before, after).sent(self._bytes(name), self.members)
+        return sent * _WEIGHT if name in self.weights and isinstance(before, Shard) else sent
+
+    def _bytes(self, name: str) -> int:
+        type = self.graph.type_of(name)
+        return nbytes(type.dtype, max(type.elements, 1))
+
+    def _passes_terms(self, node: Node, known: Sequence[Placement]) -> bool:
+        """Whether a node hands terms on: all its operands are terms, of which it is the one reader."""
+        if not node.is_a(*_PASSED):
+            return False
+        data = list(zip(node.inputs, known))[: 1 if node.op_type in ("Reshape", "Squeeze", "Unsqueeze") else None]
+        if not all(isinstance(each, Partial) and self.readers[name] == 1 for name, each in data):
+            return False
+        operands = tuple(Operand(name, each, False, self.graph.types[name].dtype) for name, each in data)
+        try:
+            return partial(Use(node.op_type, operands, dtype=self.graph.type_of(node.outputs[0]).dtype)) == known[0]
+        except Mismatch:
+            return False
+
+    # --- values -----------------------------------------------------------------------------------------------------
+
+    def _as(self, name: str, placement: Placement) -> str:
+        """A value in another placement; made once for all readers."""
+        before = self.placements.get(name, REPLICATED)
+        if before == placement:
+            return name
+        key = (name, placement)
+        if key not in self.converted:
+            role = {Replicated: "whole", Shard: "part"}[type(placement)]
+            count = self.copies[name]
+            self.copies[name] += 1
+            made = f"gopt.{PASS}.{name}.{role}{count or ''}"
+            self._count(before, placement)
+            self.build.convert(name, before, placement, made)
+            self._note(made, placement)
+            if name in self.weights:
+                self.weights.add(made)
+            self.converted[key] = made
+        return self.converted[key]
+
+    def _count(self, before: Placement, after: Placement) -> None:
+        mapping = Conversion(before, after).mapping
+        if mapping is None:
+            raise UnsupportedError(f"no mapping brings a value that is {before} along {self.axis} to {after}")
+        self.out.conversions[mapping.value] += 1
+
+    def _mask(self, node: Node, strategy: Strategy) -> None:
+        """Let a member choose from its own part."""
+        shard = next(each for each in strategy.operands if isinstance(each, Shard))
+        attributes = {key: value for key, value in node.attributes.items() if key in ("axis", "reduction")}
+        masked = Node(
+            MASKED[node.op_type], node.inputs, node.outputs, domain=SPMD, made_by=node.made_by,
+            attributes={"axis": 0} | attributes | {"group": self.axis, "sizes": list(shard.sizes)},
+        )  # fmt: skip
+        masked.phase, masked.source = node.phase, node.source
+        node.op_type, node.domain, node.encoded, node._attributes = masked.op_type, SPMD, None, masked.attributes
+
+    def _append(self, node: Node, results: Sequence[Placement]) -> None:
+        self.build.nodes.append(node)
+        if node.inputs and all(name in self.weights or self._constant(name) for name in node.reads):
+            self.weights.update(node.outputs)
+        for name, placement in zip(node.outputs, results):
+            self._note(name, placement)
+
+    def _constant(self, name: str) -> bool:
+        return name in self.graph.initializers
+
+    def _note(self, name: str, placement: Placement) -> None:
+        if name and not isinstance(placement, Replicated):
+            self.placements[name] = placement
