@@ -61,6 +61,8 @@ class Accumulator:
     added: str
     type: TensorType
     sharding: Sharding = EVERYWHERE
+    own_along: tuple[str, ...] = ()
+    """Axes along which members sum other elements: those of parts of a parameter."""
     reduced: bool = False
     """It sums what is equal on all ranks, such as weights that are reduced in each micro-step."""
 
@@ -132,6 +134,11 @@ class SpmdProgram:
             )
             for s in self.training.states
         ])  # fmt: skip
+
+    def split_along(self, gradient: str) -> tuple[str, ...]:
+        """The axes along which members have other parts of a gradient."""
+        weights = [name for name, value in self.training.gradients.items() if value == gradient]
+        return self.parts[weights[0]].sharding_axes if weights and weights[0] in self.parts else ()
 
     def box(self, tensor: str, coordinates: Mapping[str, int]) -> Box | None:
         """What a rank has of a state of the source where dimensions of it are sharded; None: all of it."""

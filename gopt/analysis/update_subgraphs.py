@@ -14,7 +14,7 @@ from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.analysis.updates import Mode, ScalarReduction, Updates, UpdateSubgraph
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import COMM, Node
+from gopt.ir.graph import COMM, SPMD, Node
 
 FLATTENING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 """Layout operators through which a full reduction may look."""
@@ -96,7 +96,10 @@ class _Finder:
         needed = ancestors(self.index, (state.updated for state in self.training.states))[0]
         for node in self.nodes:
             owners = self.owners.note(node)
-            if owners or id(node) in needed:
+            if node.made_by and node.domain in (COMM, SPMD):  # the computation is split, and parts meet here
+                for of in owners:
+                    self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} joins or cuts parts of it")
+            elif owners or id(node) in needed:
                 self._refuse_unknown(node)
             if not owners:
                 continue

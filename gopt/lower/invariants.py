@@ -149,7 +149,7 @@ def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
     for rank in ranks:
         made += 1
         for state in rank.states:
-            for piece in state.pieces:
+            for piece in () if state.copy else state.pieces:
                 boxed.setdefault((piece.tensor, piece.box), []).append((piece.start, piece.stop))
     if made != program.mesh.ranks:
         return 0

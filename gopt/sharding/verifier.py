@@ -93,7 +93,8 @@ class Shardings:
         """How an accumulator must be: each rank's own sums, or shards of sums over the group that shards."""
         if held.reduced:
             return self._equal
-        return self._placed(self._own, held.sharding)
+        placed = self._placed(self._own, held.sharding)
+        return tuple(PER_MEMBER if axis in held.own_along else place for axis, place in zip(self.axes, placed))
 
     def infer(self) -> Shardings:
         """Fill the table; raises InvariantError for the first node that breaks a rule. Returns itself."""

@@ -46,8 +46,7 @@ class AllRanks:
 
     def joined(self, key: str, values: Sequence[Values]) -> Values:
         """Whole tensors of what the ranks hold, in their shapes."""
-        flat = joined(self.ranks, key, values, self.types)
-        return {name: value.reshape(self.types[name].dims) for name, value in flat.items()}
+        return joined(self.ranks, key, values, self.types)
 
     def step(
         self, reference: ReferenceProgram, variant: Variant, held: Sequence[Values], settings: Values, batches: Batches,

@@ -86,7 +86,7 @@ def joined(
     """Tensors put together from what every rank holds: ``values`` by rank, named as ``key`` of a state names them;
     ``types`` are those of whole tensors.
 
-    Flat arrays; a tensor of which an element is missing is left out, and so are narrow copies.
+    A tensor of which an element is missing is left out, and so are narrow copies.
     """
     parts: dict[str, dict[tuple[Box | None, int], np.ndarray]] = {}
     for rank, held in zip(ranks, values):
@@ -105,4 +105,4 @@ def joined(
             found[name] = np.empty(types[name].dims, next(iter(held.values())).dtype)
             for (box, start), part in held.items():
                 put(found[name], box, part, start)
-    return {name: array.reshape(-1) for name, array in found.items()}
+    return found

@@ -228,5 +228,5 @@ class _StepComparison:
             value = np.asarray(self.made.outputs[rank][state.output]).reshape(-1)
             if name not in self.not_finite:
                 with np.errstate(over="ignore"):
-                    wanted = wide[name].reshape(-1).astype(value.dtype)
+                    wanted = take(wide[name], state.pieces[0].box).reshape(-1).astype(value.dtype)
                 ledger.enter(rank, state.input, "copy", ratio(distance(value, wanted), 0.0))

@@ -60,7 +60,7 @@ def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
     group = step.mesh.data_group
     if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
         return ()
-    reading, asked = analyse_couplings(step.training), step.loss_reduction
+    reading, asked = analyse_couplings(step.source), step.loss_reduction
     found = list(reading.couplings)
     fits = {LossRule.SUM: Relation.SUM, LossRule.MEAN: Relation.MEAN, LossRule.WEIGHTED: Relation.WEIGHTED}[asked.rule]
     if asked.rule is not LossRule.MEAN and reading.loss in (fits, None):
@@ -85,7 +85,7 @@ def _contrary(step: SpmdProgram, reading: CouplingSummary) -> Coupling:
 
 
 def _of_loss(step: SpmdProgram, what: str, exact: str) -> Coupling:
-    training = step.training
+    training = step.source
     producer = next((node.op_type for node in training.graph.nodes if training.loss in node.outputs), "")
     return Coupling(CouplingKind.REDUCTION, training.loss, producer, what, exact)
 

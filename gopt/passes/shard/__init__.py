@@ -37,7 +37,7 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
     """
     check(program, options)
     program.loss_reduction = LossReduction.parse(options.loss_reduction)
-    program.loss_reduction.check(program.training)
+    program.loss_reduction.check(program.source)
     data = program.mesh.data_group
     if (data is None or program.mesh.size(data) == 1) and program.micro_steps == 1:
         return PassResult(note="one rank sees all the data: nothing to reduce or share out")

@@ -53,7 +53,7 @@ class GradientReduction:
         value = scattered
         if self.micro and self.scattered:
             held = Sharding.along(self.groups.shard, FlatShard.whole(tuple(cuts)))
-            value = self._sum(shard, value, emit.flat(_wide(dtype), cuts[-1]), held)
+            value = self._sum(shard, value, emit.flat(_wide(dtype), cuts[-1]), held, gradients[0])
         return self._finish(value, shard, dtype, self.groups.outer, EVERYWHERE)
 
     def everywhere(self, bucket: str, gradients: Sequence[str]) -> None:
@@ -72,7 +72,7 @@ class GradientReduction:
             emit.reduce(self.rewriter, self.groups.shard, owner, given, value, self.weights.reduce)
             if self.micro and self.scattered:
                 type = TensorType(_wide(self._dtype(name)), self.rewriter.graph.types[name].shape)
-                value = self._sum(result, value, type, there)
+                value = self._sum(result, value, type, there, name)
             self.reduced[name] = self._finish(value, result, self._dtype(name), self.groups.outer, there)
 
     def _given(self, bucket: str, place: int, name: str, *, local: bool = False) -> str:
@@ -80,7 +80,7 @@ class GradientReduction:
         root, value = emit.named(bucket, f"local{place}"), name
         if self.micro and (local or not self.scattered):
             type = self.rewriter.graph.types[name]
-            value = self._sum(root, name, TensorType(_wide(type.dtype), type.shape), EVERYWHERE, own=True)
+            value = self._sum(root, name, TensorType(_wide(type.dtype), type.shape), EVERYWHERE, name, own=True)
         else:
             value = self.weights.to_call(name, root)
         return self._on_wire(value, f"{root}_wire", EVERYWHERE)
@@ -101,15 +101,16 @@ class GradientReduction:
         return self._as(value, self.wire or self._dtype(value), name, sharding)
 
     def _sum(
-        self, root: str, value: str, type: TensorType, held_as: Sharding, *, own: bool = False
+        self, root: str, value: str, type: TensorType, held_as: Sharding, gradient: str, *, own: bool = False
     ) -> str:  # fmt: skip
-        """Add a micro-step's gradient to an accumulator of ``type``; returns its mean, which the update reads.
+        """Add a micro-step's value of ``gradient`` to an accumulator of ``type``; returns its mean, which the update
+        reads.
 
         ``own``: nothing of it was reduced over ranks yet.
         """
         rewriter = self.rewriter
         sharding = EVERYWHERE if held_as.flat is not None else held_as  # every rank has its part, if it is empty
-        held = Accumulator(f"{root}_sum", f"{root}_sum_out", f"{root}_sum_next", type, held_as)
+        held = Accumulator(f"{root}_sum", f"{root}_sum_out", f"{root}_sum_next", type, held_as, self.program.split_along(gradient))
         rewriter.graph.types[held.input] = type
         term = self._as(value, type.dtype, f"{root}_term", sharding)
         term = self.weights.own_term(term, root) if own else self.weights.reduced_term(term, root, sharding)
