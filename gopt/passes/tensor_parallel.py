@@ -16,15 +16,18 @@ from gopt.tensor_parallel.choose import choose
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.propagate import propagate
 from gopt.tensor_parallel.sizes import Sizes
+from gopt.tensor_parallel.tokens import Tokens
 
 AXIS = "tp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """``sizes``: how a dimension is shared out: balanced, ceil or floor-last."""
+    """``sizes``: how a dimension is shared out: balanced, ceil or floor-last; ``sequence``: between two pairs of
+    products, activations are shared out by tokens (sequence parallelism)."""
 
     sizes: Sizes = Sizes.BALANCED
+    sequence: bool = False
 
 
 def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
@@ -48,7 +51,10 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
             f"use the ranks for data: --mesh dp={members} or shard={members}",
         )
     seeds = _seeds(training, {name: choice.placement for name, choice in choices.items()})
-    result = propagate(training, training.graph.copy(), AXIS, members, seeds)
+    tokens = Tokens.of(training, members, options.sizes) if options.sequence else None
+    if options.sequence and tokens is None:
+        raise OptionError(f"tensor-parallel: no input of the batch has tokens to share out over {members} ranks")
+    result = propagate(training, training.graph.copy(), AXIS, members, seeds, tokens)
     shardings = {
         name: Sharding.along(AXIS, placement) for name, placement in result.placements.items()
         if isinstance(placement, Shard)

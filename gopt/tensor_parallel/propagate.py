@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, SPMD, Graph, Node, clone
+from gopt.ir.phase import Phase
 from gopt.ir.types import nbytes
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Operator, Slot, Strategy, strategies
@@ -23,6 +24,7 @@ from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.expansions import expansion
 from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.tokens import Tokens
 
 MASKED = {
     "Gather": "MemberGather", "GatherElements": "MemberGatherElements",
@@ -31,6 +33,7 @@ MASKED = {
 """Operators that choose along a sharded dimension -> what a member runs instead."""
 _PASSED = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Add", "Sub", "Sum", "Neg"})
 """Through these, terms go to their one reader before they are summed."""
+_MOVES = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
 _WEIGHT = 1000.0
 """How much more a byte of a weight costs that would be gathered: it was sharded so that nobody has it whole."""
 
@@ -49,13 +52,15 @@ class Propagated:
 
 
 def propagate(
-    training: TrainingGraph, graph: Graph, axis: str, members: int, seeds: Mapping[str, Placement]
-) -> Propagated:
+    training: TrainingGraph, graph: Graph, axis: str, members: int, seeds: Mapping[str, Placement],
+    tokens: Tokens | None = None,
+) -> Propagated:  # fmt: skip
     """Split a step along an axis, from the placements of its states. ``graph``: with logical types, changed in place.
 
+    With ``tokens``, terms may be scattered over them in place of being summed on all members (sequence parallelism).
     Raises UnsupportedError where a new state cannot be brought to the placement of the old one.
     """
-    return _Sweep(training, graph, axis, members, dict(seeds)).run()
+    return _Sweep(training, graph, axis, members, dict(seeds), tokens).run()
 
 
 @dataclass(slots=True)
@@ -65,17 +70,22 @@ class _Sweep:
     axis: str
     members: int
     placements: dict[str, Placement]
+    tokens: Tokens | None
     build: Builder = field(init=False)
     constants: Constants = field(init=False)
     out: Propagated = field(init=False)
     converted: dict[tuple[str, Placement], str] = field(default_factory=dict)
     copies: Counter[str] = field(default_factory=Counter)
+    complete: dict[str, str] = field(default_factory=dict)
+    """Gradient -> what the update reads in its place."""
+    moves: dict[str, Node] = field(default_factory=dict)
+    """What a node makes that moves elements alone -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
     weights: set[str] = field(default_factory=set)
     """States, and what follows from them alone."""
 
     def __post_init__(self) -> None:
-        self.build = Builder(self.graph, self.axis)
+        self.build = Builder(self.graph, self.axis, self.placements)
         self.constants = Constants(self.graph)
         self.out = Propagated(self.graph, self.placements, dict(self.training.gradients))
         for node in self.graph.nodes:
@@ -93,14 +103,23 @@ class _Sweep:
             first = len(self.build.nodes)
             made = clone(node)
             made.source = node.source or node
+            if node.phase is Phase.UPDATE:
+                made.inputs = [self.complete.get(name, name) for name in made.inputs]
             self._visit(made)
             for name in node.outputs:
                 if name in wanted:
                     self._settle(name, wanted[name], self.build.nodes[first:])
-                if name in gradients and isinstance(self.placements.get(name), Partial):
-                    self.out.gradients.update(dict.fromkeys(gradients[name], self._as(name, REPLICATED)))
+                if name in gradients:
+                    self._complete(name, gradients[name])
         self.graph.nodes = self.build.nodes
         return self.out
+
+    def _complete(self, gradient: str, weights: Sequence[str]) -> None:
+        """Bring a gradient to the placement of its parameter: by that alone it is summed over members, or not."""
+        whole = self._as(gradient, self.placements.get(weights[0], REPLICATED))
+        if whole != gradient:
+            self.complete[gradient] = whole
+            self.out.gradients.update(dict.fromkeys(weights, whole))
 
     # --- one node ---------------------------------------------------------------------------------------------------
 
@@ -136,7 +155,7 @@ class _Sweep:
         described = operator(node, self.graph, self.constants)
         expand = expansion(node, described, known) if node.domain != COMM else None
         if expand is not None:
-            inner = Builder(self.graph, self.axis, phase=node.phase)
+            inner = Builder(self.graph, self.axis, {}, phase=node.phase)
             inner._shapes = self.build._shapes
             expand(inner, node, described)
             for each in inner.nodes:
@@ -164,6 +183,10 @@ class _Sweep:
         for place, placement in enumerate(known):
             if isinstance(placement, Shard):
                 found.update(dict.fromkeys(strategies(described, Slot(place), placement)))
+            elif isinstance(placement, Partial) and self.tokens is not None:
+                shard = self.tokens.shard(self.graph.type_of(node.inputs[place]))
+                if shard is not None and placement.op in ("sum", "mean"):
+                    found.update(dict.fromkeys(strategies(described, Slot(place), shard)))
         whole = Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
         return [*found, whole]
 
@@ -208,6 +231,10 @@ class _Sweep:
             return name
         key = (name, placement)
         if key not in self.converted:
+            move = self.moves.get(name)
+            if isinstance(before, Shard) and isinstance(placement, Replicated) and move is not None:
+                self.converted[key] = self._moved(name, move)
+                return self.converted[key]
             role = {Replicated: "whole", Shard: "part"}[type(placement)]
             count = self.copies[name]
             self.copies[name] += 1
@@ -219,6 +246,19 @@ class _Sweep:
                 self.weights.add(made)
             self.converted[key] = made
         return self.converted[key]
+
+    def _moved(self, name: str, move: Node) -> str:
+        """A whole value by the move of what it was moved from, so that a value is gathered once for all its views."""
+        node = clone(move)
+        made = f"gopt.{PASS}.{name}.whole"
+        node.source, node.made_by, node.encoded, node._attributes = None, PASS, None, dict(move.attributes)
+        node.inputs = [self._as(move.inputs[0], REPLICATED), *move.inputs[1:]]
+        node.outputs, node.name, node.phase = [made], "", self.build.phase
+        self.graph.types[made] = self.graph.types[name]
+        self.build.nodes.append(node)
+        if name in self.weights:
+            self.weights.add(made)
+        return made
 
     def _count(self, before: Placement, after: Placement) -> None:
         mapping = Conversion(before, after).mapping
@@ -239,6 +279,8 @@ class _Sweep:
 
     def _append(self, node: Node, results: Sequence[Placement]) -> None:
         self.build.nodes.append(node)
+        if node.is_a(*_MOVES):
+            self.moves[node.outputs[0]] = node
         if node.inputs and all(name in self.weights or self._constant(name) for name in node.reads):
             self.weights.update(node.outputs)
         for name, placement in zip(node.outputs, results):
