@@ -66,7 +66,7 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     localise(result.graph, shardings, coordinates)
     kept = {id(node.source) for node in result.graph.nodes}
     program.training = replace(
-        training, graph=result.graph, gradients=result.gradients,
+        training, graph=result.graph,
         random=[node for node in result.graph.nodes if any(node.source is each for each in training.random)],
     )  # fmt: skip
     program.graph = program.training.graph.copy()

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, SPMD, Graph, Node, clone
-from gopt.ir.phase import Phase
 from gopt.ir.types import nbytes
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Operator, Slot, Strategy, strategies
@@ -44,8 +43,6 @@ class Propagated:
 
     graph: Graph
     placements: dict[str, Placement]
-    gradients: dict[str, str]
-    """Parameter -> its gradient, completed over the axis."""
     conversions: Counter[str] = field(default_factory=Counter)
     whole: list[str] = field(default_factory=list)
     """Labels of nodes that all members compute whole although an operand was sharded."""
@@ -76,8 +73,6 @@ class _Sweep:
     out: Propagated = field(init=False)
     converted: dict[tuple[str, Placement], str] = field(default_factory=dict)
     copies: Counter[str] = field(default_factory=Counter)
-    complete: dict[str, str] = field(default_factory=dict)
-    """Gradient -> what the update reads in its place."""
     moves: dict[str, Node] = field(default_factory=dict)
     """What a node makes that moves elements alone -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
@@ -87,7 +82,7 @@ class _Sweep:
     def __post_init__(self) -> None:
         self.build = Builder(self.graph, self.axis, self.placements)
         self.constants = Constants(self.graph)
-        self.out = Propagated(self.graph, self.placements, dict(self.training.gradients))
+        self.out = Propagated(self.graph, self.placements)
         for node in self.graph.nodes:
             self.readers.update(set(node.reads))
         self.weights.update(state.tensor for state in self.training.states)
@@ -95,31 +90,19 @@ class _Sweep:
     def run(self) -> Propagated:
         wanted = {state.updated: self.placements.get(state.tensor, REPLICATED) for state in self.training.states}
         wanted |= dict.fromkeys((self.training.loss, *self.training.metrics), REPLICATED)
-        gradients: dict[str, list[str]] = {}
-        for weight, gradient in self.training.gradients.items():
-            gradients.setdefault(gradient, []).append(weight)
+        # By the placement of its parameter alone a gradient is summed over members, or not.
+        wanted |= {value: self.placements.get(name, REPLICATED) for name, value in self.training.gradients.items()}
         for node in list(self.graph.nodes):
             self.build.phase = node.phase
             first = len(self.build.nodes)
             made = clone(node)
             made.source = node.source or node
-            if node.phase is Phase.UPDATE:
-                made.inputs = [self.complete.get(name, name) for name in made.inputs]
             self._visit(made)
             for name in node.outputs:
                 if name in wanted:
                     self._settle(name, wanted[name], self.build.nodes[first:])
-                if name in gradients:
-                    self._complete(name, gradients[name])
         self.graph.nodes = self.build.nodes
         return self.out
-
-    def _complete(self, gradient: str, weights: Sequence[str]) -> None:
-        """Bring a gradient to the placement of its parameter: by that alone it is summed over members, or not."""
-        whole = self._as(gradient, self.placements.get(weights[0], REPLICATED))
-        if whole != gradient:
-            self.complete[gradient] = whole
-            self.out.gradients.update(dict.fromkeys(weights, whole))
 
     # --- one node ---------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.session import SessionCache
 from gopt.verification import sampling
-from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks
+from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks, gradient_boxes
 from gopt.verification.batches import Batches, SampledBatches, UserBatches
 from gopt.verification.compare import Values, finite, tolerance_of
 from gopt.verification.gates import find_gates
@@ -86,12 +86,15 @@ class Verifier:
             for record in self.manifest.ranks
         ]  # fmt: skip
         self.which = data_ranks(self.mesh)
+        self.boxes = gradient_boxes(self.manifest, self.training.gradients)
         self.stored = self.all_ranks.joined("input", [rank.values for rank in self.ranks])
         self.kinds = {state.tensor: state.kind.value for state in self.training.states}
 
     @property
     def all_ranks(self) -> AllRanks:
-        return AllRanks(self.ranks, self.mesh, self.phases, self.which, self.transport, self.training.graph.types)
+        return AllRanks(
+            self.ranks, self.mesh, self.phases, self.which, self.transport, self.training.graph.types, self.boxes
+        )  # fmt: skip
 
     @property
     def parts(self) -> int:
