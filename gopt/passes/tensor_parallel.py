@@ -12,6 +12,7 @@ from gopt.ir.graph import COMM
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import Placement, Shard, Sharding
+from gopt.tensor_parallel.check import check
 from gopt.tensor_parallel.choose import choose
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.propagate import propagate
@@ -55,13 +56,15 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     if options.sequence and tokens is None:
         raise OptionError(f"tensor-parallel: no input of the batch has tokens to share out over {members} ranks")
     result = propagate(training, training.graph.copy(), AXIS, members, seeds, tokens)
+    check(training, result.graph, AXIS, seeds)
     shardings = {
         name: Sharding.along(AXIS, placement) for name, placement in result.placements.items()
         if isinstance(placement, Shard)
     }  # fmt: skip
     program.parts = {name: shardings[name] for name in seeds}
     coordinates = {AXIS: 0}
-    if any(len(set(place.sizes)) > 1 for each in shardings.values() for _, place in each.by_axis):
+    placed = [place for place in result.placements.values() if isinstance(place, Shard)]
+    if any(len(set(place.sizes)) > 1 for place in placed):
         raise OptionError(f"--mesh {AXIS}={members}: some dimensions do not come out even")
     localise(result.graph, shardings, coordinates)
     kept = {id(node.source) for node in result.graph.nodes}
