@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.training import TrainingGraph
@@ -75,6 +75,12 @@ class Accumulator:
         return TensorType(self.type.dtype, self.sharding.local_shape(self.type.dims, coordinates))
 
 
+class Explains(Protocol):
+    """Says where the placement of a value came from."""
+
+    def lines(self, value: str) -> list[str]: ...
+
+
 @dataclass(slots=True)
 class SpmdProgram:
     """What the passes work on: the source's roles, the graph they rewrite, and the mesh.
@@ -103,6 +109,8 @@ class SpmdProgram:
     """The step as it was read; ``training`` is what one member of it computes, once the computation is split."""
     parts: dict[str, Sharding] = field(default_factory=dict)
     """State of the source -> its sharding, where dimensions of it are."""
+    explanations: list[Explains] = field(default_factory=list)
+    """What the axes along which the computation is split did to the values of the source."""
     shared: dict[str, Any] = field(default_factory=dict)
     """What ranks average in the forward and the backward, as the manifest has it; empty: nothing."""
 

@@ -14,6 +14,7 @@ from gopt.program import SpmdProgram
 from gopt.sharding.placements import Placement, Shard, Sharding
 from gopt.tensor_parallel.check import check
 from gopt.tensor_parallel.choose import choose
+from gopt.tensor_parallel.explain import Explanation
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.patterns import Pattern, apply
 from gopt.tensor_parallel.propagate import propagate
@@ -63,6 +64,11 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
         raise OptionError(f"tensor-parallel: no input of the batch has tokens to share out over {members} ranks")
     result = propagate(training, training.graph.copy(), AXIS, members, seeds, tokens)
     check(training, result.graph, AXIS, seeds)
+    reasons = {name: choice.why for name, choice in choices.items()}
+    logical = replace(result.graph, types=dict(result.graph.types))
+    program.explanations.append(
+        Explanation(AXIS, logical, result.placements, reasons, result.origins, result.converted)
+    )
     shardings = {
         name: Sharding.along(AXIS, placement) for name, placement in result.placements.items()
         if isinstance(placement, Shard)
