@@ -47,6 +47,8 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     if members == 1:
         return PassResult(note="no axis splits the computation")
     training = program.training
+    if AXIS in dict(program.mesh.kinds):
+        return PassResult(note=f"ranks along {AXIS} are copies, as the user says")
     if any(node.domain == COMM for node in training.graph.nodes):
         return PassResult(note="the source has calls of its own over it")
     patterns = Pattern.parse(options.parameters)
@@ -108,4 +110,14 @@ def _seeds(training: TrainingGraph, chosen: Mapping[str, Placement]) -> dict[str
     return {state.tensor: chosen[like(state)] for state in training.states if like(state) in chosen}
 
 
-PASS = Pass("tensor-parallel", Options, tensor_parallel)
+def needed(program: SpmdProgram) -> str:
+    """Why a step cannot do without this pass."""
+    mesh = program.mesh
+    calls = {str(node.attributes["group"]) for node in program.training.graph.nodes if node.domain == COMM}
+    copies = dict(mesh.axes).get(AXIS, 1) == 1 or AXIS in dict(mesh.kinds)
+    if copies or any(AXIS in mesh.live(group) for group in calls):
+        return ""
+    return f"nothing else splits the computation along {AXIS}: its ranks would be copies"
+
+
+PASS = Pass("tensor-parallel", Options, tensor_parallel, needed=needed)
