@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from gopt.analysis.loss_reduction import LossReduction
+from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.report import PassRun
 from gopt.ir.graph import Graph
@@ -96,8 +96,8 @@ class SpmdProgram:
     """How the ranks' gradients become the step's."""
     sharded: dict[str, Sharding] = field(default_factory=dict)
     """Values of which ranks hold parts, once the program is verified."""
-    shared: dict[str, Any] = field(default_factory=dict)
-    """What ranks average in the forward and the backward, as the manifest has it; empty: nothing."""
+    synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)
+    """What ranks average in the forward and the backward."""
 
     def __repr__(self) -> str:
         did = f"{len(self.graph.nodes)} nodes, {len(self.passes)} passes applied"

@@ -78,8 +78,7 @@ class Shardings:
     def parts(self) -> dict[str, Sharding]:
         """Every value of which ranks hold parts of a bucket. Shards of a dimension are not listed: their types in the
         graph are those of one rank."""
-        zeros = {held.output: held.sharding for held in self.program.accumulators if held.sharding.flat is not None}
-        return zeros | {
+        return {
             name: self.sharding(name) for name, placements in self.known.items()
             if any(isinstance(placement, FlatShard) for placement in placements)
         }  # fmt: skip
@@ -115,6 +114,8 @@ class Shardings:
                 if id(node) in live:  # a dead one is seen by nothing, and prune takes it
                     raise
                 self._give(node, self._placed(self._equal, node.sharding))
+        for held in program.accumulators:  # zeros, which are sharded as the sums are
+            self._note(held.output, self.accumulator(held))
         if self.strict:
             check_bucket_order(program, live)
         return self
@@ -269,8 +270,8 @@ class Shardings:
         place = self._place(node.sharding, axis)
         if not inside and not isinstance(place, Replicated):
             return [self._checked(node, axis, Use("Identity", (operand,), place)) for operand in operands]
-        # Calls of the source over axes that see other data were taken over, or refused.
-        own = bool(node.made_by) or self.axes[axis] in self.program.mesh.data_axes
+        # Calls over axes that see other data are gopt's: those of the source were taken over, or refused.
+        own = self.axes[axis] in self.program.mesh.data_axes
         call = Conversion(node.op_type, node.attributes, len(group) == 1, own)
         try:
             if inside:
