@@ -39,7 +39,7 @@ class ShardedState:
     sharding: Sharding = EVERYWHERE
     local: bool = False
     copy: bool = False
-    """A narrow replica of ``parts[0]``: always the wide state's cast."""
+    """A low-precision copy of ``slices[0]``: always the cast of the master."""
 
     @property
     def sharded(self) -> bool:
@@ -74,7 +74,7 @@ class Accumulator:
 
 @dataclass(slots=True)
 class SpmdProgram:
-    """What the passes work on: the source's roles, the graph they rewrite, and the mesh.
+    """The program that passes rewrite: the roles of the source, one graph for all ranks, and the mesh.
 
     ``states`` are in the order of the source's states; ``layout`` lists the sequences in which values are stored.
     ``micro_steps`` forwards and backwards make one update; when there are several, ``accumulators`` carry the

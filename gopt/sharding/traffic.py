@@ -1,4 +1,4 @@
-"""The calls of a step: what they carry, what they send, what computes while they are under way, what gathers hold."""
+"""The calls of a step: their kind, their bytes, what they overlap with, and the memory of gathers."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def _sum(context: CouplingContext, loss: str, node: Node) -> None:
 
 
 def _driven(context: CouplingContext, training: TrainingGraph) -> None:
-    """What the update reads of a rank's own batch beside gradients: the loss above all."""
+    """Values of a rank's own batch, other than gradients, that the update reads, such as the loss."""
     gradients = set(training.gradients.values())
     stack = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
     seen: set[int] = set()

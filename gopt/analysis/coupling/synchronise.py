@@ -28,7 +28,7 @@ LINEAR = (None, Relation.SUM, Relation.MEAN)
 
 
 def synchronise(training: TrainingGraph, ranks: int) -> SynchronisedValues:
-    """What to average; raises UnsupportedError where that would not give the step of one large batch."""
+    """The values to average; raises UnsupportedError where that would not give the step of one large batch."""
     nodes = _nodes(training)
     first = start(training.graph, training.batch)
     propagate(first, nodes)
@@ -55,7 +55,7 @@ def synchronise(training: TrainingGraph, ranks: int) -> SynchronisedValues:
 
 
 def _nodes(training: TrainingGraph) -> list[Node]:
-    """What makes loss, gradients and statistics, in order."""
+    """The nodes that compute loss, gradients and statistics, in order."""
     kept = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
     stops = set(training.gradients.values())
     needed = ancestors(GraphIndex(training.graph), [training.loss, *stops, *kept])[0]

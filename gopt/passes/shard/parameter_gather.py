@@ -1,4 +1,4 @@
-"""How parameters get from the members that own their elements to the nodes that read them.
+"""Gathers of parameters, from the members that own elements to the nodes that read them.
 
 Behind the update (stages 1 and 2): every rank holds whole parameters, or their narrow copies, and the new ones are
 gathered at the end. Before the use (stage 3): a rank holds its shard alone; each bucket is gathered before its first
@@ -24,7 +24,7 @@ from gopt.sharding.placements import OnMember, Sharding
 
 @dataclass(frozen=True, slots=True)
 class OwnedParameter:
-    """The flat piece of a bucket that a class or a tensor contributes: now, and after the update."""
+    """A part of a bucket's parameters, of a class or a tensor: before and after the update."""
 
     current: str
     updated: str
@@ -34,7 +34,7 @@ class OwnedParameter:
 
 @dataclass(frozen=True, slots=True)
 class GatherBucket:
-    """A bucket's parameters on their way: ``cuts`` for a gather, None where each is broadcast by its owner."""
+    """The parameters of a bucket to gather: ``cuts`` for one call, None where each owner broadcasts its own."""
 
     bucket: str
     subgraphs: tuple[UpdateSubgraph, ...]
@@ -187,8 +187,8 @@ class ParameterGather:
                     self.rewriter.add("Constant", [], made, attributes={"value_ints": dims}, before=node)
 
     def _packed(self, parcel: GatherBucket, values: Sequence[str], before: Node | None) -> list[str]:
-        """The owned values as they travel: narrow where they may be; for a gather as the rank's one part of the bucket,
-        present on every rank."""
+        """The owned values as they are sent: in low precision where there is a copy; for a gather as one shard, which
+        every rank has."""
         narrow, names = self.wire_type(parcel.subgraphs[0]), []
         for name, part in zip(values, parcel.parts):
             if narrow:
