@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from gopt.analysis.loss_reduction import LossReduction
+from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.report import PassRun
 from gopt.ir.graph import Graph
@@ -40,7 +41,7 @@ class ShardedState:
     sharding: Sharding = EVERYWHERE
     local: bool = False
     copy: bool = False
-    """A narrow replica of ``parts[0]``: always the wide state's cast."""
+    """A low-precision copy of ``slices[0]``: always the cast of the master."""
 
     @property
     def sharded(self) -> bool:
@@ -83,7 +84,7 @@ class Explains(Protocol):
 
 @dataclass(slots=True)
 class SpmdProgram:
-    """What the passes work on: the source's roles, the graph they rewrite, and the mesh.
+    """The program that passes rewrite: the roles of the source, one graph for all ranks, and the mesh.
 
     ``states`` are in the order of the source's states; ``layout`` lists the sequences in which values are stored.
     ``micro_steps`` forwards and backwards make one update; when there are several, ``accumulators`` carry the
@@ -111,8 +112,8 @@ class SpmdProgram:
     """State of the source -> its sharding, where dimensions of it are."""
     explanations: list[Explains] = field(default_factory=list)
     """What the axes along which the computation is split did to the values of the source."""
-    shared: dict[str, Any] = field(default_factory=dict)
-    """What ranks average in the forward and the backward, as the manifest has it; empty: nothing."""
+    synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)
+    """What ranks average in the forward and the backward."""
 
     def __post_init__(self) -> None:
         self.source = self.training

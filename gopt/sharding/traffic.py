@@ -1,4 +1,4 @@
-"""The calls of a step: what they carry, what they send, what computes while they are under way, what gathers hold."""
+"""The calls of a step: their kind, their bytes, what they overlap with, and the memory of gathers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CollectiveCall:
     """Bytes that the group moves together, the mean over groups where shards differ: B of the cost formulas."""
     sent: float
     """Bytes a rank sends, the mean over all ranks (contract section 4)."""
-    hidden: bool
+    overlapped: bool
     """Whether a heavy operator stands between the call and ``first``: independent work to hide behind."""
     before_use: bool
     """Whether it gathers what a rank holds from the start, for nodes of this very step: it may be issued ahead."""
@@ -64,26 +64,30 @@ class CollectiveCall:
 class Overlap:
     """Shares of bytes sent that have independent heavy work to hide behind, and the peak of gathered bytes."""
 
-    hidden_share: float
+    overlapped_share: float
     by_kind: dict[str, float]
     peak_gathered_bytes: int
 
     def to_json(self) -> dict[str, object]:
         return {
-            "hidden_share": self.hidden_share,
+            "overlapped_share": self.overlapped_share,
             "by_kind": dict(self.by_kind),
             "peak_gathered_bytes": self.peak_gathered_bytes,
         }
 
 
-def find_calls(program: SpmdProgram) -> list[CollectiveCall]:
-    """Every call of the step's graph in order. Two sweeps; linear."""
+def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None) -> list[CollectiveCall]:
+    """Every call of the step's graph in order. Two sweeps; linear.
+
+    ``parts``: values of which ranks hold parts, where the program is verified (``program.sharded``); else inferred.
+    """
     nodes = program.graph.nodes
     ready = ready_at(nodes)
     first, last = _uses(nodes)
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
     end, known = len(nodes), _Kinds(program)
-    parts = Shardings(program, strict=False).infer().parts()
+    if parts is None:
+        parts = Shardings(program, strict=False).infer().parts()
     found = []
     for place, node in enumerate(nodes):
         if node.domain != COMM:
@@ -107,10 +111,10 @@ def measure(calls: Sequence[CollectiveCall]) -> Overlap:
     """What the calls can hide behind, and the largest sum of gathered bytes that are alive at once."""
     shares = {}
     for kind in Carries:
-        sent = [(call.sent_as(kind), call.hidden) for call in calls]
+        sent = [(call.sent_as(kind), call.overlapped) for call in calls]
         if sum(each for each, _ in sent):
             shares[kind.value] = _share(sent)
-    return Overlap(_share([(call.sent, call.hidden) for call in calls]), shares, peak_gathered(calls))
+    return Overlap(_share([(call.sent, call.overlapped) for call in calls]), shares, peak_gathered(calls))
 
 
 def peak_gathered(calls: Sequence[CollectiveCall]) -> int:
@@ -207,4 +211,4 @@ def _sent(program: SpmdProgram, node: Node, payload: float) -> float:
 
 def _share(sent: Sequence[tuple[float, bool]]) -> float:
     total = sum(each for each, _ in sent)
-    return round(sum(each for each, hidden in sent if hidden) / total, 6) if total else 0.0
+    return round(sum(each for each, overlapped in sent if overlapped) / total, 6) if total else 0.0
