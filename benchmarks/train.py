@@ -58,7 +58,7 @@ def measure(case: Case, rounds: int, steps: int, torch: str | None, imports: int
             begin = time.monotonic()
             found[name].append(way() | {"took": time.monotonic() - begin})
     rows = {name: row(made, imports if name.startswith("gopt") else None) for name, made in found.items()}
-    bound = case.figures(2, 2)["traffic"]["minimum"]
+    bound = case.figures(2, 2)["traffic"]["bound"]
     for name in ("pass1", "pass2") if "pass1" in rows else ():
         size = 28 * (case.parameters if name == "pass1" else case.parameters // 2)
         rows[name] |= {"ns": 1e6 * rows[name]["ms"] / size, "min_ns": 1e6 * rows[name]["min_ms"] / size}

@@ -140,11 +140,11 @@ def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
         (
             "traffic",
             f"{traffic.ratio:.3f} × minimum",
-            f"{format_bytes(traffic.sent)} sent, minimum {format_bytes(traffic.minimum)}",
+            f"{format_bytes(traffic.sent)} sent, minimum {format_bytes(traffic.bound)}",
         ),
         ("calls", str(calls.count), f"at least {calls.packing_bound} at this cap"),
         ("balance", f"{balance:.3f}", f"max / mean of {uneven.replace('_', ' ')}"),
-        ("overlap", f"{overlap.overlapped_share:.0%} overlapped", kinds or "no calls"),
+        ("overlap", f"{overlap.hidden_share:.0%} overlapped", kinds or "no calls"),
     ]
     if overlap.peak_gathered_bytes:
         rows.append(("gathered", format_bytes(overlap.peak_gathered_bytes), "alive at once at most"))

@@ -77,7 +77,7 @@ def _line(choice: Choice, columns: Sequence[str]) -> list[str]:
         "× minimum": f"{costs.traffic.ratio:.3f}",
         "calls": str(costs.calls.count),
         "balance": f"{choice.balance:.3f}",
-        "overlapped": f"{costs.overlap.overlapped_share:.0%}",
+        "overlapped": f"{costs.overlap.hidden_share:.0%}",
     }
     if choice.times is not None:
         cells["time"] = f"{choice.times.exposed * 1e3:.3f} ms"

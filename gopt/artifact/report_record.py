@@ -18,7 +18,7 @@ from gopt.documents.records import OPTIONAL, document_items, key, to_document
 from gopt.lower.invariants import Check
 from gopt.sharding.traffic import Overlap
 
-FORMAT = "gopt-report/2"
+FORMAT = "gopt-report/1"
 REPORT_FILE = "report.json"
 
 
@@ -76,7 +76,7 @@ class Traffic:
 
     sent: int
     by_kind: Mapping[str, int]
-    minimum: int
+    bound: int
     ratio: float
 
 
@@ -122,7 +122,7 @@ class ChoiceEntry:
     traffic: Mapping[str, float]
     calls: CallCounts
     balance: float
-    overlapped_share: float
+    hidden_share: float
     seconds: Mapping[str, float] | None = field(default=None, metadata=OPTIONAL)
     fits: bool
     why: str

@@ -73,10 +73,10 @@ class Choice:
                 "gradients": self.live.gradients, "gathered": self.live.gathered,
                 "activations": self.live.activations, "live": self.live.peak, "total": self.held,
             },
-            "traffic": {"sent": costs.traffic.sent, "minimum": costs.traffic.minimum, "ratio": costs.traffic.ratio},
+            "traffic": {"sent": costs.traffic.sent, "bound": costs.traffic.bound, "ratio": costs.traffic.ratio},
             "calls": to_document(costs.calls),
             "balance": self.balance,
-            "overlapped_share": costs.overlap.overlapped_share,
+            "hidden_share": costs.overlap.hidden_share,
         }  # fmt: skip
         return record | ({} if self.times is None else {"seconds": asdict(self.times)})
 
@@ -231,7 +231,7 @@ def _praise(choice: Choice, memory: int | None) -> str:
     among = "" if memory is None else " of those that fit"
     if choice.times is None:
         return f"fewest bytes sent{among}, then least memory"
-    return f"least time{among}: {choice.costs.overlap.overlapped_share:.0%} of its bytes overlap with computation"
+    return f"least time{among}: {choice.costs.overlap.hidden_share:.0%} of its bytes overlap with computation"
 
 
 def _cause(choice: Choice, first: Choice) -> str:
@@ -243,9 +243,8 @@ def _cause(choice: Choice, first: Choice) -> str:
             return f"its calls take longer to start ({mine.calls.count}, the first {theirs.calls.count})"
         if choice.balance > first.balance and _a_byte(choice) > 1.05 * _a_byte(first):
             return f"the ring waits for the largest share (balance {choice.balance:.3f})"
-    share, other = mine.overlap.overlapped_share, theirs.overlap.overlapped_share
-    if share < other:
-        return f"overlaps {share:.0%} of its bytes, the first {other:.0%}"
+    if mine.overlap.hidden_share < theirs.overlap.hidden_share:
+        return f"overlaps {mine.overlap.hidden_share:.0%} of its bytes, the first {theirs.overlap.hidden_share:.0%}"
     if mine.traffic.sent > theirs.traffic.sent:
         return _times_the_bytes(choice, first)
     return f"its bytes take longer (balance {choice.balance:.3f})"

@@ -133,7 +133,7 @@ def times(calls: Iterable[CollectiveCall], topology: Topology) -> CommTimes:
     """Ring times (anchors: section 4.6): (n-1)·α a round and the bytes sent over the bandwidth.
 
     Where shares are uneven the ring waits for the largest. The bytes of a call with independent heavy work between its
-    issue and its first reader count as overlapped; its latency does not, for every call costs its start.
+    issue and its first reader count as hidden; its latency does not, for every call costs its start.
     """
     total = exposed = latency = 0.0
     for call in calls:
@@ -145,7 +145,7 @@ def times(calls: Iterable[CollectiveCall], topology: Topology) -> CommTimes:
             call.sent * _skew(call) / link.bandwidth,
         )
         total += start + bytes_
-        exposed += start + (0.0 if call.overlapped else bytes_)
+        exposed += start + (0.0 if call.hidden else bytes_)
         latency += start
     return CommTimes(total, exposed, latency)
 

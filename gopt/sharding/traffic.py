@@ -47,7 +47,7 @@ class CollectiveCall:
     """Bytes that the group moves together, the mean over groups where shards differ: B of the cost formulas."""
     sent: float
     """Bytes a rank sends, the mean over all ranks (contract section 4)."""
-    overlapped: bool
+    hidden: bool
     """Whether a heavy operator stands between the call and ``first``: independent work to hide behind."""
     before_use: bool
     """Whether it gathers what a rank holds from the start, for nodes of this very step: it may be issued ahead."""
@@ -64,13 +64,13 @@ class CollectiveCall:
 class Overlap:
     """Shares of bytes sent that have independent heavy work to hide behind, and the peak of gathered bytes."""
 
-    overlapped_share: float
+    hidden_share: float
     by_kind: dict[str, float]
     peak_gathered_bytes: int
 
     def to_json(self) -> dict[str, object]:
         return {
-            "overlapped_share": self.overlapped_share,
+            "hidden_share": self.hidden_share,
             "by_kind": dict(self.by_kind),
             "peak_gathered_bytes": self.peak_gathered_bytes,
         }
@@ -111,10 +111,10 @@ def measure(calls: Sequence[CollectiveCall]) -> Overlap:
     """What the calls can hide behind, and the largest sum of gathered bytes that are alive at once."""
     shares = {}
     for kind in Carries:
-        sent = [(call.sent_as(kind), call.overlapped) for call in calls]
+        sent = [(call.sent_as(kind), call.hidden) for call in calls]
         if sum(each for each, _ in sent):
             shares[kind.value] = _share(sent)
-    return Overlap(_share([(call.sent, call.overlapped) for call in calls]), shares, peak_gathered(calls))
+    return Overlap(_share([(call.sent, call.hidden) for call in calls]), shares, peak_gathered(calls))
 
 
 def peak_gathered(calls: Sequence[CollectiveCall]) -> int:
@@ -211,4 +211,4 @@ def _sent(program: SpmdProgram, node: Node, payload: float) -> float:
 
 def _share(sent: Sequence[tuple[float, bool]]) -> float:
     total = sum(each for each, _ in sent)
-    return round(sum(each for each, overlapped in sent if overlapped) / total, 6) if total else 0.0
+    return round(sum(each for each, hidden in sent if hidden) / total, 6) if total else 0.0

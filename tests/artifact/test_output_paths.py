@@ -53,7 +53,7 @@ def test_a_folder_of_somebody_else_with_a_manifest_stays(capsys):
     assert content(web) == kept
 
 
-@pytest.mark.parametrize("damage", ["{", "[" * 100_000, '{"format": "gopt-report/2"}', "null"])
+@pytest.mark.parametrize("damage", ["{", "[" * 100_000, '{"format": "gopt-report/1"}', "null"])
 def test_a_folder_whose_manifest_says_nothing_stays(damage, capsys):
     Path("out/manifest.json").write_text(damage)
     refused(shard("--force"), capsys, "was not written by gopt")

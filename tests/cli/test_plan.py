@@ -52,7 +52,7 @@ def test_figures_of_the_plan_are_those_of_the_report(stage, capsys):
     assert row["bucket_mb"] == 0.005
     assert row["traffic"] == {key: report["figures"]["traffic"][key] for key in row["traffic"]}
     assert row["calls"] == report["figures"]["calls"]
-    assert row["overlapped_share"] == report["figures"]["overlap"]["overlapped_share"]
+    assert row["hidden_share"] == report["figures"]["overlap"]["hidden_share"]
     for kind in ("parameters", "optimizer_states"):
         assert row["bytes"][kind] == max(rank["bytes"][kind] for rank in report["ranks"])
 

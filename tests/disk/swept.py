@@ -100,7 +100,7 @@ def _checkpoints(folder: Path) -> None:
     given = [part if part not in ("in.ranks", "data.npz", "ck") else str(folder / part) for part in _RUN]
     _do(*given, "--steps", "2")
     home = folder / "ck"
-    (home / "report.json").write_text('{"format": "gopt-report/2"}')
+    (home / "report.json").write_text('{"format": "gopt-report/1"}')
     (home / "source.onnx").write_bytes((home / "source.onnx").read_bytes() + b"\x12\x00")
     next(home.glob("source.*.bin")).rename(home / "source.bin")
 

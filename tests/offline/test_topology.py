@@ -74,8 +74,8 @@ def test_time_is_that_of_a_ring():
     assert found.latency == pytest.approx(2 * 3 * 5e-6)
     assert found.total == pytest.approx(2 * 3 * 5e-6 + 2 * 3 / 4 * 4 * elements / 200e9)
     assert found.exposed == found.total
-    overlapped = times([replace(call, overlapped=True) for call in calls], one_link(4))
-    assert overlapped.exposed == pytest.approx(2 * 3 * 5e-6)
+    hidden = times([replace(call, hidden=True) for call in calls], one_link(4))
+    assert hidden.exposed == pytest.approx(2 * 3 * 5e-6)
 
 
 def test_uneven_shares_take_longer():
