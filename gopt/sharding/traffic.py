@@ -87,7 +87,7 @@ def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
     end, known = len(nodes), _Kinds(program)
     if parts is None:
-        parts = Shardings(program, strict=False).infer().parts()
+        parts = program.sharded or Shardings(program, strict=False).infer().parts()
     found = []
     for place, node in enumerate(nodes):
         if node.domain != COMM:
@@ -138,10 +138,10 @@ def ready_at(nodes: Sequence[Node]) -> list[int]:
     made: dict[str, int] = {}
     result = []
     for place, node in enumerate(nodes):
-        at = max((made.get(name, -1) for name in node.reads), default=-1)
+        at = max([made.get(name, -1) for name in node.reads], default=-1)
         result.append(at)
         fixed = not node.made_by or node.domain == COMM
-        made.update((name, place if fixed else at) for name in node.outputs)
+        made.update(dict.fromkeys(node.outputs, place if fixed else at))
     return result
 
 

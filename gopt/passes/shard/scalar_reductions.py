@@ -132,11 +132,12 @@ class ScalarReductions:
         """How many calls stand before each reduction's own, at least."""
         level: dict[str, int] = {}
         result: dict[str, int] = {}
-        for node in self.source.nodes:
-            depth = max((level.get(name, 0) for name in node.reads), default=0)
+        for node in self.source.nodes if self._shares else ():
+            depth = max([level[name] for name in node.reads if name in level], default=0)
             for name in node.outputs:
-                level[name] = depth
                 if name in self.updates.scalar_reductions:
                     result[name] = depth
                     level[name] = depth + 1
+                elif depth:
+                    level[name] = depth
         return result
