@@ -12,7 +12,11 @@ from .terminal import safe_json
 
 def strict_json(record: Any, indent: int | None = None) -> str:
     """A record as JSON that every parser reads; NaN and infinities are null."""
-    return safe_json(_encoder(indent).encode(_finite(record)))
+    encoder = _encoder(indent)
+    try:
+        return safe_json(encoder.encode(record))
+    except ValueError:
+        return safe_json(encoder.encode(_finite(record)))
 
 
 @functools.cache

@@ -20,9 +20,6 @@ from gopt.runtime.planner.memory_planner import plan_memory
 from gopt.runtime.session import Array, SessionCache, array_dtype, session_of
 from gopt.runtime.shared_memory import NOT_SHARED, SharedMemory
 
-SMALL_FEED = 1 << 12
-"""Bytes up to which what is fed is copied to one place: cheaper than to bind it anew in every step."""
-
 TimingCallback: TypeAlias = Callable[[str, float, float], None]
 
 
@@ -52,10 +49,6 @@ class Executor:
         self._outputs = tuple(graph.outputs)
         self._recent_feeds: dict[str, list[tuple[Any, Any]]] = {}
         """The last two arrays fed for an input, with their values: states mostly come back as one of two arrays."""
-        self._small_feeds: dict[str, Any] = {}
-        """Inputs that are small and no states -> the memory into which they are copied."""
-        self._kept = {*self._outputs, *plan.replaces.values(), *self._buffers.states}
-        """What may outlive a step, or be overwritten in one."""
         views = {name: self._device.to_device(view) for name, view in self._buffers.views.items()}
         self._state_views = {name: views[name] for name in self._buffers.states}
         for value in views.values() if self.plans_memory else ():
@@ -67,8 +60,9 @@ class Executor:
         self._fixed = constants | {name: value for name, value in views.items() if name not in self._state_views}
         """Values that are the same in every step."""
         self._forwarded = self._forwarded_outputs(plan.replaces)
-        self._next = [(name, plan.replaces[name]) for name in self._outputs if name in plan.replaces]
-        """Outputs that become states, each with its state; ``_shown``: the other outputs."""
+        self._next_outputs = [name for name in self._outputs if name in plan.replaces]
+        """Outputs that become states, and those states; ``_shown``: the other outputs."""
+        self._next_states = [plan.replaces[name] for name in self._next_outputs]
         self._shown = [name for name in self._outputs if name not in plan.replaces]
         self.mark: TimingCallback = no_timing
         """Called after every segment with its name, and when it began and ended."""
@@ -159,8 +153,7 @@ class Executor:
         self._execute(values, call)
         for name in self._forwarded:
             values[name] = self._device.hold(self._device.view(values[name]).copy())
-        for name, state in self._next:
-            states[state] = values[name]
+        states.update(zip(self._next_states, map(values.__getitem__, self._next_outputs)))
         return {name: self._device.view(values[name]) for name in self._shown}
 
     def run(self, feeds: Mapping[str, Array], call: CollectiveCallback) -> dict[str, Array]:
@@ -230,19 +223,10 @@ class Executor:
         if not self.plans_memory:
             return self._device.to_device(shown)
         # Kernels and bindings use the address. A copy must not be remembered: what was fed may change.
-        shown = shown if shown.flags.c_contiguous else np.ascontiguousarray(shown)
-        if shown.nbytes <= SMALL_FEED and name not in self._kept and shown.dtype.isbuiltin == 1:
-            return self._small_feed(name, shown)
+        shown = np.asarray(shown, order="C")
         value = self._device.to_device(shown)
         if shown is given:
             self._recent_feeds[name] = [(given, value), *self._recent_feeds.get(name, [])[:1]]
-        return value
-
-    def _small_feed(self, name: str, given: Array) -> Any:
-        value = self._small_feeds.get(name)
-        if value is None or value.array.shape != given.shape:
-            value = self._small_feeds[name] = self._device.hold(aligned(given.shape, given.dtype))
-        np.copyto(value.array, given)
         return value
 
 
