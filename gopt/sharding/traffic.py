@@ -197,7 +197,7 @@ def _payload(program: SpmdProgram, node: Node, parts: Mapping[str, Sharding]) ->
         dtype = types[node.outputs[0]].dtype
         return nbytes(dtype, total_elements(parse_shapes(node.attributes["shapes"])))
     total = 0.0
-    for name in node.inputs:
+    for name in node.outputs if node.op_type == "AllGather" else node.inputs:
         shared_by = math.prod(map(program.mesh.size, parts[name].sharding_axes)) if name in parts else 1
         total += types[name].nbytes / shared_by if name in types else 0
     return total
