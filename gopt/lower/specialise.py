@@ -71,8 +71,8 @@ class Specialiser:
         for state in self.program.states:
             if _apart(self.program, state) and state.sharding.covers(at.coordinates):
                 flat = state.sharding.flat is not None
-                held = _run(self.program, at, state) if flat else _whole(self.program, state, at.coordinates)
-                at.out.states.append(held)
+                made = _run(self.program, at, state) if flat else _whole(self.program, state, at.coordinates)
+                at.out.states.append(made)
                 at.present.add(state.input)
         for held in self.program.accumulators:
             if held.present(at.coordinates):
@@ -196,9 +196,11 @@ def _run(program: SpmdProgram, at: _Rank, state: ShardedState) -> RankState:
     start, stop = state.sharding.part(at.coordinates)
     pieces = tuple(
         ShardRange(
-            part.tensor, max(start - part.offset, 0), min(stop - part.offset, part.elements),
+            part.tensor,
+            max(start - part.offset, 0),
+            min(stop - part.offset, part.elements),
             program.box(part.tensor, at.coordinates),
-        )  # fmt: skip
+        )
         for part in state.slices
         if max(start, part.offset) < min(stop, part.offset + part.elements)
     )

@@ -12,8 +12,10 @@ from gopt.ir.graph import COMM
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import Placement, Shard, Sharding
+from gopt.tensor_parallel.check import check
 from gopt.tensor_parallel.choose import choose
 from gopt.tensor_parallel.localise import localise
+from gopt.tensor_parallel.patterns import Pattern, apply
 from gopt.tensor_parallel.propagate import propagate
 from gopt.tensor_parallel.sizes import Sizes
 from gopt.tensor_parallel.tokens import Tokens
@@ -23,9 +25,12 @@ AXIS = "tp"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """``sizes``: how a dimension is shared out: balanced, ceil or floor-last; ``sequence``: between two pairs of
+    """``parameters``: what you say of some by name (``up*:column;head*:replicate``: column, row, vocab, expert,
+    replicate, or dimN); ``auto``: whether others are found by structure; ``sizes``: how a dimension is shared out: balanced, ceil or floor-last; ``sequence``: between two pairs of
     products, activations are shared out by tokens (sequence parallelism)."""
 
+    parameters: str = ""
+    auto: bool = True
     sizes: Sizes = Sizes.BALANCED
     sequence: bool = False
 
@@ -43,7 +48,9 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     training = program.training
     if any(node.domain == COMM for node in training.graph.nodes):
         return PassResult(note="the source has calls of its own over it")
-    choices = choose(training, members, options.sizes)
+    patterns = Pattern.parse(options.parameters)
+    choices = choose(training, members, options.sizes) if options.auto else {}
+    choices = apply(training, members, options.sizes, patterns, choices)
     if not choices:
         raise UnsupportedError(
             f"no parameter can be split along {AXIS}: no two products follow one another with nothing between them "
@@ -55,13 +62,15 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     if options.sequence and tokens is None:
         raise OptionError(f"tensor-parallel: no input of the batch has tokens to share out over {members} ranks")
     result = propagate(training, training.graph.copy(), AXIS, members, seeds, tokens)
+    check(training, result.graph, AXIS, seeds)
     shardings = {
         name: Sharding.along(AXIS, placement) for name, placement in result.placements.items()
         if isinstance(placement, Shard)
     }  # fmt: skip
     program.parts = {name: shardings[name] for name in seeds}
     coordinates = {AXIS: 0}
-    if any(len(set(place.sizes)) > 1 for each in shardings.values() for _, place in each.by_axis):
+    placed = [place for place in result.placements.values() if isinstance(place, Shard)]
+    if any(len(set(place.sizes)) > 1 for place in placed):
         raise OptionError(f"--mesh {AXIS}={members}: some dimensions do not come out even")
     localise(result.graph, shardings, coordinates)
     kept = {id(node.source) for node in result.graph.nodes}

@@ -80,9 +80,7 @@ class Builder:
         return self._in_runs(value, before, after, after, name, "ReduceScatter", COMM, reduce=before.op)
 
     def _call(self, op_type: str, value: str, name: str, **attributes: Any) -> str:
-        return self.add(
-            op_type, [value], name, self.graph.types[value], domain=COMM, group=self.axis, **attributes
-        )
+        return self.add(op_type, [value], name, self.graph.types[value], domain=COMM, group=self.axis, **attributes)
 
     def _in_runs(
         self, value: str, before: Placement, after: Placement, shard: Shard, name: str, op_type: str, domain: str,

@@ -73,9 +73,7 @@ class AllRanks:
                         tamper(number, feed)
                 data = self.mesh.data_axes
                 varied = [
-                    VariantProgram(
-                        program, variant, reference.gradients, reference.marked if r in marked else "", data
-                    )
+                    VariantProgram(program, variant, reference.gradients, reference.marked if r in marked else "", data)
                     for r, program in enumerate(programs)
                 ]
                 for r, output in enumerate(self.transport(varied, feeds, self.mesh)):

@@ -1,4 +1,4 @@
-"""Uses of every operator that has links: shapes of odd sizes, broadcasts, single elements, attributes, operator sets."""
+"""Uses of every operator that has links: odd sizes, broadcasts, single elements, attributes, operator sets."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def reduction(op_type: str) -> list[Case]:
 
 SOFTMAX = [
     case(signed(3, 5, 7)), case(signed(3, 5, 7), axis=1), case(signed(3, 5, 7), opset=11),
-    case(signed(3, 5, 7), opset=12, axis=-1), case(signed(3, 5, 7), opset=11, axis=0), case(signed(5), opset=12, axis=0),
+    case(signed(3, 5, 7), opset=12, axis=-1), case(signed(3, 5, 7), opset=11, axis=0),
+    case(signed(5), opset=12, axis=0),
 ]  # fmt: skip
 NORM = [case(signed(3, 5, 8), x(8)), case(signed(3, 5, 8), x(5, 8), axis=-2), case(signed(6, 1, 8), x(8), axis=1)]
 ALONG: dict[str, list[Case]] = {
@@ -191,6 +192,8 @@ def attention(*, opset: int, causal: int = 0, keys: int = 2, flat: bool = False,
 
 PRODUCTS: dict[str, list[Case]] = {
     "MatMul": [
+        case(x(6, 3, 4), x(4, 2)),
+        case(x(3, 4), x(6, 4, 2)),
         case(x(33, 7), x(7, 13)), case(x(2, 1, 3, 4), x(5, 4, 6)), case(x(6, 3, 4), x(6, 4, 2)), case(x(6), x(6, 3)),
         case(x(2, 3, 6), x(6)), case(x(6), x(6)), case(x(1, 3, 4), x(1, 4, 2)), case(whole(4, 6), whole(6, 3)),
     ],
@@ -217,7 +220,8 @@ PRODUCTS: dict[str, list[Case]] = {
     "Attention": [
         attention(opset=23), attention(opset=23, causal=1, keys=4), attention(opset=23, keys=1),
         attention(opset=23, flat=True), attention(opset=23, flat=True, keys=1, mask=x(3, 5)),
-        attention(opset=23, mask=x(2, 4, 3, 5)), attention(opset=23, mask=x(4, 3, 5)), attention(opset=23, mask=x(1, 1, 3, 5)),
+        attention(opset=23, mask=x(2, 4, 3, 5)), attention(opset=23, mask=x(4, 3, 5)),
+        attention(opset=23, mask=x(1, 1, 3, 5)),
         attention(opset=24, keys=4, flat=True, mask=flags(2, 1, 3, 5)),
         case(x(2, 4, 3, 6), x(2, 2, 5, 6), x(2, 2, 5, 4), x(3, 9), x(2, 2, 4, 6), x(2, 2, 4, 4), opset=23, results=4),
         case(x(2, 3, 24), x(2, 5, 12), x(2, 5, 8), None, x(2, 2, 4, 6), x(2, 2, 4, 4), opset=23, results=3,
@@ -241,16 +245,24 @@ def reshape(before: tuple[int, ...], *shape: int, opset: int = 20, **attributes:
 MOVES: dict[str, list[Case]] = {
     "Reshape": [
         reshape((4, 6, 5), 4, 30), reshape((4, 30), 4, 6, 5), reshape((2, 3, 24), 2, 3, 4, 6), reshape((24,), 2, 3, 4),
-        reshape((2, 3, 4, 6), 6, 24), reshape((6, 24), 2, 3, -1), reshape((4, 6), 0, -1, opset=13), reshape((4, 6), 4, 1, 6),
+        reshape((2, 3, 4, 6), 6, 24), reshape((6, 24), 2, 3, -1), reshape((4, 6), 0, -1, opset=13),
+        reshape((4, 6), 4, 1, 6),
         reshape((1, 6), 6), reshape((6, 4), 3, 8), reshape((12, 2), 2, 12), reshape((33, 65), 65, 33),
         reshape((4, 6), 24, allowzero=1), reshape((7, 13), 91), reshape((1,), 1, 1), reshape((4, 1, 6), 24, opset=11),
     ],
-    "Flatten": [case(x(4, 6, 5)), case(x(4, 6, 5), axis=0), case(x(4, 6, 5), axis=-1), case(x(1, 6)), case(x(6, 1, 1), axis=3)],
+    "Flatten": [
+        case(x(4, 6, 5)), case(x(4, 6, 5), axis=0), case(x(4, 6, 5), axis=-1), case(x(1, 6)),
+        case(x(6, 1, 1), axis=3),
+    ],
     "Squeeze": [
-        case(x(4, 1, 6), ints(1)), case(x(2, 1, 6)), case(x(1, 6, 1), ints(-1, 0)), case(x(4, 1, 6), opset=11, axes=[1]),
+        case(x(4, 1, 6), ints(1)), case(x(2, 1, 6)), case(x(1, 6, 1), ints(-1, 0)),
+        case(x(4, 1, 6), opset=11, axes=[1]),
         case(x(2, 1, 6), opset=11),
     ],
-    "Unsqueeze": [case(x(4, 6), ints(1)), case(x(4, 6), ints(-1, 0)), case(x(4, 6), opset=11, axes=[0]), case(x(1), ints(0))],
+    "Unsqueeze": [
+        case(x(4, 6), ints(1)), case(x(4, 6), ints(-1, 0)), case(x(4, 6), opset=11, axes=[0]),
+        case(x(1), ints(0)),
+    ],
     "Transpose": [case(x(4, 6, 5)), case(x(4, 6, 5), perm=[1, 0, 2]), case(x(2, 7, 13, 1), perm=[0, 2, 1, 3])],
     "Expand": [
         case(x(1, 5), ints(4, 5)), case(x(6), ints(4, 1)), case(x(3, 1, 5), ints(2, 3, 4, 1)), case(x(1), ints(1)),
@@ -302,7 +314,8 @@ CHOICES: dict[str, list[Case]] = {
         case(x(7, 5), places(7, 4, 5)), case(x(7, 5), places(5, 7, 3), axis=1), case(x(7, 6), places(7, 4, 3)),
     ],
     "GatherND": [
-        case(x(6, 5), places(5, 4, 2)), case(x(6, 4, 5), places(4, 6, 3, 1), batch_dims=1), case(x(7, 5), places(7, 4, 1)),
+        case(x(6, 5), places(5, 4, 2)), case(x(6, 4, 5), places(4, 6, 3, 1), batch_dims=1),
+        case(x(7, 5), places(7, 4, 1)),
         case(x(4, 6, 5, 2), places(5, 4, 6, 1), batch_dims=2),
     ],
     "ScatterElements": [
@@ -313,8 +326,10 @@ CHOICES: dict[str, list[Case]] = {
         case(x(7), ints(3, -1), x(2), opset=13),
     ],
     "ScatterND": [
-        case(x(7, 5), ints(6, 0, -5)[:, None], x(3, 5)), case(x(7, 6, 4), ints(0, 6, 6)[:, None], x(3, 6, 4), reduction="add"),
-        case(x(7, 6, 4), places(6, 5, 2), x(5, 4), reduction="mul"), case(x(9), places(9, 2, 6, 1), x(2, 6), reduction="min"),
+        case(x(7, 5), ints(6, 0, -5)[:, None], x(3, 5)),
+        case(x(7, 6, 4), ints(0, 6, 6)[:, None], x(3, 6, 4), reduction="add"),
+        case(x(7, 6, 4), places(6, 5, 2), x(5, 4), reduction="mul"),
+        case(x(9), places(9, 2, 6, 1), x(2, 6), reduction="min"),
         case(x(9), ints(4, 4, 4)[:, None], x(3)), case(whole(9), places(9, 6, 1), whole(6), reduction="max"),
         case(x(7, 5), ints(3, 1)[:, None], x(2, 5), opset=11),
     ],

@@ -110,7 +110,9 @@ class GradientReduction:
         """
         rewriter = self.rewriter
         sharding = EVERYWHERE if held_as.flat is not None else held_as  # every rank has its part, if it is empty
-        held = Accumulator(f"{root}_sum", f"{root}_sum_out", f"{root}_sum_next", type, held_as, self.program.split_along(gradient))
+        held = Accumulator(
+            f"{root}_sum", f"{root}_sum_out", f"{root}_sum_next", type, held_as, self.program.split_along(gradient)
+        )
         rewriter.graph.types[held.input] = type
         term = self._as(value, type.dtype, f"{root}_term", sharding)
         term = self.weights.own_term(term, root) if own else self.weights.reduced_term(term, root, sharding)
