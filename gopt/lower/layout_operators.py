@@ -28,12 +28,12 @@ def local_slice(node: Node, here: Here) -> Lowered:
     start, stop = node.sharding.part(here.coordinates)
     starts, sizes = node.attributes["starts"], node.attributes["sizes"]
     first, last = bisect_right(starts, start) - 1, bisect_right(starts, stop - 1)
-    bounds = [(max(start - starts[at], 0), min(stop - starts[at], sizes[at])) for at in range(first, last)]
-    cut = tuple(bound != (0, sizes[at]) for at, bound in zip(range(first, last), bounds))
+    ranges = [(max(start - starts[at], 0), min(stop - starts[at], sizes[at])) for at in range(first, last)]
+    cut = tuple(bound != (0, sizes[at]) for at, bound in zip(range(first, last), ranges))
     output = node.outputs[0]
     names = [output] if len(cut) == 1 else [f"{output}.{number}" for number in range(len(cut))]
     constants = {FLAT: np.array([-1], np.int64)}
-    for name, (low, high), is_cut in zip(names, bounds, cut):
+    for name, (low, high), is_cut in zip(names, ranges, cut):
         constants |= bounds(name, low, high) if is_cut else {}
 
     def nodes() -> list[Node]:
