@@ -13,7 +13,7 @@ from onnx import helper
 
 from gopt.collectives.reference import reduced
 from gopt.collectives.table import COLLECTIVES
-from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.graph import COMM, SPMD, Graph, Node, Tensor
 from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, Here
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard, Sharding
@@ -61,8 +61,11 @@ def swept(node: Node, values: Mapping[str, Array], seeds: Mapping[str, Placement
     members = next(len(each.sizes) for each in seeds.values() if isinstance(each, Shard))
     outputs = [name for name in node.outputs if name]
     known = dict(values) | dict(zip(outputs, run([node], values, outputs, opset)))
+    graph = graph_of([node], known, opset)
+    if node.op_type.startswith("Reduce"):  # axes are constants
+        graph.initializers.update({name: Tensor(type_of(values[name]), array=values[name]) for name in node.inputs[1:]})
     step: Any = SimpleNamespace(states=[], loss="", metrics=[], gradients={}, batch=[])
-    return propagate(step, graph_of([node], known, opset), AXIS, members, seeds)
+    return propagate(step, graph, AXIS, members, seeds)
 
 
 def simulated(

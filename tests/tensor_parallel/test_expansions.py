@@ -7,6 +7,7 @@ import pytest
 from members import Array, joined, run, simulated, swept
 
 from gopt.ir.graph import Node
+from gopt.ir.types import TensorType
 from gopt.sharding.links import Operator
 from gopt.sharding.placements import REPLICATED, Placement, Replicated, Shard
 from gopt.tensor_parallel.expansions import expansion
@@ -43,7 +44,7 @@ def agree(
 
 
 def numbers(*shape: int, dtype: str = "float32", scale: float = 1.0) -> Array:
-    return (scale * GENERATOR.standard_normal(shape)).astype(dtype)
+    return np.asarray(scale * GENERATOR.standard_normal(shape)).astype(dtype)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -64,8 +65,6 @@ def test_an_old_softmax_normalises_over_all_that_is_behind_its_axis():
 
 
 def described(op_type: str, opset: int) -> Operator:
-    from gopt.ir.types import TensorType
-
     type = TensorType("float32", (3, 5, 7))
     return Operator(op_type, {}, (type,), (type,), lambda place: None, opset)
 

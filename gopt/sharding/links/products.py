@@ -57,7 +57,10 @@ def einsum(operator: Operator) -> Iterator[Link]:
 
 def convolution(operator: Operator) -> Iterator[Link]:
     """Samples; channels made; channels read, where no bias is added, which each member would add. With groups:
-    channels by whole groups."""
+    channels by whole groups.
+
+    Some runtimes never return from a convolution without channels: every member has some.
+    """
     groups, transposed = int(operator.attributes.get("group", 1)), operator.op_type == "ConvTranspose"
     weight, bias = operator.dims(1), operator.has(2)
     yield Link(given_of(operator, 0, None, None), (0,))
@@ -68,9 +71,9 @@ def convolution(operator: Operator) -> Iterator[Link]:
         yield Link(row, (Index(1, made),), filled=True)
         return
     made_dim, read_dim = (1, 0) if transposed else (0, 1)
-    yield Link(given_of(operator, None, made_dim, 0), (1,))
+    yield Link(given_of(operator, None, made_dim, 0), (1,), filled=True)
     if not bias:
-        yield Link(given_of(operator, 1, read_dim, None), (None,), "sum")
+        yield Link(given_of(operator, 1, read_dim, None), (None,), "sum", filled=True)
 
 
 def attention(operator: Operator) -> Iterator[Link]:
