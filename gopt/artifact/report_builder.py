@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 from gopt.analysis.coupling import notes, open_couplings
@@ -18,6 +19,7 @@ from gopt.ir.types import TensorType
 from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import Block, RankGraph, RankState
 from gopt.program import SpmdProgram
+from gopt.sharding.placements import Sharding
 
 
 def build_report(
@@ -104,21 +106,26 @@ def _removed(
     source = program.source.graph
     every = list(phases_by_rank(ranks))
     coordinates = {rank.rank: program.mesh.coordinates(rank.rank) for rank in ranks}
-    left = {root: node for node in program.graph.nodes if (root := _root(node)) is not None}
+    left = {id(root): node for node in program.graph.nodes if (root := _root(node)) is not None}
+    on_every = rank_ranges(every)
+
+    @functools.cache
+    def missing_on(sharding: Sharding) -> str:
+        return rank_ranges([rank for rank in every if not sharding.covers(coordinates[rank])])
+
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
     for node in source.nodes:
         if node.origin is not None:
             continue  # part of an opaque operator, which has its own record
-        kept = left.get(node)
+        kept = left.get(id(node))
         if kept is not None and not kept.sharding.by_axis:
             continue
-        gone = every if kept is None else [rank for rank in every if not kept.sharding.covers(coordinates[rank])]
-        if not gone:
+        where = on_every if kept is None else missing_on(kept.sharding)
+        if not where:
             continue
         key = next(name for name in node.outputs if name)
         owner, why = reasons.get(key, ("prune", "nothing reads it any more"))
-        where = rank_ranges(gone)
         ops.append(OpRecord(node.label, node.op_type, owner, why, where))
         for name in node.outputs:
             if name and name not in source.outputs and name not in program.graph.inputs:
@@ -126,26 +133,22 @@ def _removed(
                 variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, owner, why, where))
     for node in program.source.looked_through:
         why = "it changes nothing: its readers read what it reads"
-        ops.append(OpRecord(node.label, node.op_type, "load", why, rank_ranges(every)))
+        ops.append(OpRecord(node.label, node.op_type, "load", why, on_every))
         for name in node.outputs:
             type = source.type_of(name)
-            variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, "load", why, rank_ranges(every)))
+            variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, "load", why, on_every))
     for state in program.states:
         if state.sharded and state.input not in source.types:
             why = f"held as runs of {state.input}"
             for part in state.slices:
                 type = source.types[part.tensor]
-                variables.append(
-                    VarRecord(part.tensor, type.dtype, type.shape, type.nbytes, "shard", why, rank_ranges(every))
-                )
+                variables.append(VarRecord(part.tensor, type.dtype, type.shape, type.nbytes, "shard", why, on_every))
         elif state.sharded:
             type = source.types[state.input]
-            gone = [rank for rank in every if not state.sharding.covers(coordinates[rank])]
-            if gone:
+            if where := missing_on(state.sharding):
                 variables.append(
                     VarRecord(
-                        state.input, type.dtype, type.shape, type.nbytes, "shard", "held by its owner",
-                        rank_ranges(gone),
+                        state.input, type.dtype, type.shape, type.nbytes, "shard", "held by its owner", where
                     )
                 )  # fmt: skip
     return ops, variables

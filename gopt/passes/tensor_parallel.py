@@ -14,6 +14,7 @@ from gopt.program import SpmdProgram
 from gopt.sharding.placements import Placement, Shard, Sharding
 from gopt.tensor_parallel.check import check
 from gopt.tensor_parallel.choose import choose
+from gopt.tensor_parallel.explain import Explanation
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.patterns import Pattern, apply
 from gopt.tensor_parallel.propagate import propagate
@@ -26,8 +27,8 @@ AXIS = "tp"
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """``parameters``: what you say of some by name (``up*:column;head*:replicate``: column, row, vocab, expert,
-    replicate, or dimN); ``auto``: whether others are found by structure; ``sizes``: how a dimension is shared out: balanced, ceil or floor-last; ``sequence``: between two pairs of
-    products, activations are shared out by tokens (sequence parallelism)."""
+    replicate, or dimN); ``auto``: whether others are found by structure; ``sizes``: how a dimension is shared out:
+    balanced, ceil or floor-last; ``sequence``: between two pairs of products, activations are shared out by tokens."""
 
     parameters: str = ""
     auto: bool = True
@@ -46,6 +47,8 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     if members == 1:
         return PassResult(note="no axis splits the computation")
     training = program.training
+    if AXIS in dict(program.mesh.kinds):
+        return PassResult(note=f"ranks along {AXIS} are copies, as the user says")
     if any(node.domain == COMM for node in training.graph.nodes):
         return PassResult(note="the source has calls of its own over it")
     patterns = Pattern.parse(options.parameters)
@@ -63,6 +66,11 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
         raise OptionError(f"tensor-parallel: no input of the batch has tokens to share out over {members} ranks")
     result = propagate(training, training.graph.copy(), AXIS, members, seeds, tokens)
     check(training, result.graph, AXIS, seeds)
+    reasons = {name: choice.why for name, choice in choices.items()}
+    logical = replace(result.graph, types=dict(result.graph.types))
+    program.explanations.append(
+        Explanation(AXIS, logical, result.placements, reasons, result.origins, result.converted)
+    )
     shardings = {
         name: Sharding.along(AXIS, placement) for name, placement in result.placements.items()
         if isinstance(placement, Shard)
@@ -102,4 +110,14 @@ def _seeds(training: TrainingGraph, chosen: Mapping[str, Placement]) -> dict[str
     return {state.tensor: chosen[like(state)] for state in training.states if like(state) in chosen}
 
 
-PASS = Pass("tensor-parallel", Options, tensor_parallel)
+def needed(program: SpmdProgram) -> str:
+    """Why a step cannot do without this pass."""
+    mesh = program.mesh
+    calls = {str(node.attributes["group"]) for node in program.training.graph.nodes if node.domain == COMM}
+    copies = dict(mesh.axes).get(AXIS, 1) == 1 or AXIS in dict(mesh.kinds)
+    if copies or any(AXIS in mesh.live(group) for group in calls):
+        return ""
+    return f"nothing else splits the computation along {AXIS}: its ranks would be copies"
+
+
+PASS = Pass("tensor-parallel", Options, tensor_parallel, needed=needed)

@@ -22,6 +22,7 @@ from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated,
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.expansions import expansion
+from gopt.tensor_parallel.explain import Origin
 from gopt.tensor_parallel.operators import Constants, operator
 from gopt.tensor_parallel.tokens import Tokens
 
@@ -44,6 +45,9 @@ class Propagated:
     graph: Graph
     placements: dict[str, Placement]
     conversions: Counter[str] = field(default_factory=Counter)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    """Value that is not replicated -> the node that placed it."""
+    converted: dict[str, list[str]] = field(default_factory=dict)
     whole: list[str] = field(default_factory=list)
     """Labels of nodes that all members compute whole although an operand was sharded."""
 
@@ -225,6 +229,8 @@ class _Sweep:
             self._count(before, placement)
             self.build.convert(name, before, placement, made)
             self._note(made, placement)
+            self.out.origins[made] = Origin("the mapping", name)
+            self.out.converted.setdefault(name, []).append(made)
             if name in self.weights:
                 self.weights.add(made)
             self.converted[key] = made
@@ -266,8 +272,11 @@ class _Sweep:
             self.moves[node.outputs[0]] = node
         if node.inputs and all(name in self.weights or self._constant(name) for name in node.reads):
             self.weights.update(node.outputs)
+        source = next((name for name in node.inputs if name in self.placements), "")
         for name, placement in zip(node.outputs, results):
             self._note(name, placement)
+            if source and name:
+                self.out.origins[name] = Origin(f"{node.op_type} {node.label}", source)
 
     def _constant(self, name: str) -> bool:
         return name in self.graph.initializers

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gopt.analysis.coupling.synchronise import SynchronisedValues
+from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
+from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.engines.threads import run_ranks
-from gopt.runtime.executor import CollectiveCallback, Executor
+from gopt.runtime.executor import Executor
 from gopt.verification.compare import Values
 
 VERIFIER_CALL = "verify"

@@ -104,6 +104,8 @@ def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
         return f"{node.op_type} calls are not packed"
     if not node.inputs or not all((*node.inputs, *node.outputs)):
         return "absent value"
+    if node.op_type in ALONG_AXIS and node.made_by == "tensor-parallel":
+        return "a mapping of a dimension: packed elements would be no part of it"
     unknown = [name for name in (*node.inputs, *node.outputs) if name in parts or not graph.type_of(name).static]
     if unknown:
         return f"the shape of {unknown[0]} is not the same on every rank, or unknown"
