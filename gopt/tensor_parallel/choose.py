@@ -116,13 +116,7 @@ class _Chooser:
 
     def _strategies(self, node: Node, slot: Slot, shard: Shard) -> list[Strategy]:
         """As ``strategies``; a bias is added behind the sum of a product."""
-        described = self._operator(node)
-        if node.is_a("Gemm", "Conv") and len(node.inputs) > 2:
-            bare = replace(described, operands=described.operands[:2])
-            sums = [each for each in strategies(bare, slot, shard) if _sums(each)]
-            if sums:
-                return sums
-        return strategies(described, slot, shard)
+        return bare_strategies(self._operator(node), slot, shard)
 
     def _weight(self, name: str, placement: Placement) -> list[tuple[str, Shard]] | None:
         """The parameters behind a value that follows from weights alone; None where one cannot be split so."""
@@ -258,6 +252,16 @@ class _Trace:
         before = self.chooser._operator(node).operands[0]
         if node.is_a("Reshape", "Flatten") and before is not None and before.static and len(before.dims) > 1:
             self.unit = max(self.unit, before.dims[-1])
+
+
+def bare_strategies(described: Operator, slot: Slot, shard: Shard) -> list[Strategy]:
+    """As ``strategies``; the sum of a product that has a bias is one as well: the bias is added behind it."""
+    if described.op_type in ("Gemm", "Conv") and len(described.operands) > 2:
+        bare = replace(described, operands=described.operands[:2])
+        sums = [each for each in strategies(bare, slot, shard) if _sums(each)]
+        if sums:
+            return sums
+    return strategies(described, slot, shard)
 
 
 def _sums(strategy: Strategy) -> bool:

@@ -11,9 +11,9 @@ from fnmatch import fnmatchcase
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
 from gopt.ir.phase import Phase
-from gopt.sharding.links import Slot, strategies
+from gopt.sharding.links import Slot
 from gopt.sharding.placements import Partial, Shard
-from gopt.tensor_parallel.choose import PRODUCTS, Choice
+from gopt.tensor_parallel.choose import PRODUCTS, Choice, bare_strategies
 from gopt.tensor_parallel.operators import Constants, operator
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
@@ -92,7 +92,7 @@ def _product(training: TrainingGraph, name: str, pattern: Pattern) -> int:
         described = operator(node, graph, constants)
         moved: dict[int, Shard] = {}
         for dim, shard in views[node.inputs[place]].items():
-            result = next((each.results[0] for each in strategies(described, Slot(place), shard)), None)
+            result = next((each.results[0] for each in bare_strategies(described, Slot(place), shard)), None)
             if result is not None and node.is_a(*PRODUCTS):
                 if isinstance(result, Partial) == (pattern.word == "row"):
                     return dim

@@ -44,6 +44,7 @@ OTHERS = {
     "disk/test_small_disk.py": "every command that writes, on a disk of every size",
     "disk/test_sweeps.py": "every command that writes, killed and failed at every write",
     "documents/test_damage.py": "every document that gopt reads, with every key damaged",
+    "tensor_parallel/test_random_placements.py": "steps whose parameters are split by dimensions drawn at random",
     "sharding/test_mutants.py": "a step in which one thing is changed at random: what the verifier accepts runs equal",
 }
 """Test files of no one module -> what they hold of many."""
@@ -57,6 +58,13 @@ _RECORDS = "records without behaviour"
 
 TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("sharding.traffic", "bytes of calls", "offline/test_topology.py", "passes/test_overlap.py"),
+    **_each(
+        "sharding.links.choices sharding.links.elements sharding.links.link sharding.links.moves "
+        "sharding.links.normalise sharding.links.products",
+        "rows of one table, which is tested as a whole: every operator by numbers", "sharding/test_links.py",
+    ),
+    **_each("tensor_parallel.losses", "operators written out", "tensor_parallel/test_expansions.py"),
+    **_each("lower.lowered", _RECORDS, "lower/test_layout_operators.py"),
     **_each("lower.rank_graph", _RECORDS, "lower/test_specialise.py"),
     **_each(
         "lower.lowering", "the order in which ranks are made and checked", "lower/test_invariants.py",
