@@ -194,4 +194,5 @@ def test_wrong_rules_are_caught(op_type, monkeypatch):
         for each in CASES[op_type]:
             split = Split(op_type, each)
             for strategy in found(split.operator()):
-                split.check(strategy)
+                if all(min(shard.sizes) for _, shard in placed(strategy)):  # runtimes refuse pools of nothing
+                    split.check(strategy)
