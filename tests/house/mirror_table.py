@@ -70,6 +70,17 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "lower.lowering", "the order in which ranks are made and checked", "lower/test_invariants.py",
         "lower/test_agreement.py",
     ),
+    **_each("lower.lowered", _RECORDS, "lower/test_layout_operators.py", "lower/test_member_operators.py"),
+    **_each(
+        "sharding.links.choices sharding.links.elements sharding.links.link sharding.links.moves "
+        "sharding.links.normalise sharding.links.products",
+        "families of one table: every operator of it is run whole and split", "sharding/test_links.py",
+    ),
+    **_each("tensor_parallel.losses", "written by expansions", "tensor_parallel/test_expansions.py"),
+    **_each(
+        "tensor_parallel.localise", "what members run of an operator, for every operator of the table",
+        "sharding/test_links.py", "tensor_parallel/test_expansions.py",
+    ),
     **_each("errors", "classes with their exit codes, which every command ends with", "cli/test_main.py"),
     **_each("limits", "constants; each is met in a test", "hostile/test_bounds.py", "documents/test_prescan.py"),
     **_each(

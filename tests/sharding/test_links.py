@@ -17,6 +17,8 @@ from split_run import Split, described, shards
 
 from gopt.ir.types import TensorType
 from gopt.sharding.links import RULES, Operator, Slot, Strategy, strategies
+from gopt.sharding.links.link import Link, Links, all_results, beside, linked
+from gopt.sharding.links.moves import sliced
 from gopt.sharding.placements import REPLICATED, Partial, Shard
 
 
@@ -170,3 +172,27 @@ def test_indices_of_a_masked_choice_may_count_from_the_end():
     (strategy,) = strategies(split.operator(), Slot(0), Shard(1, (2, 0, 5)))
     assert strategy.masked
     split.check(strategy)
+
+
+def first_two(operator: Operator) -> Iterator[Link]:
+    for dim in range(2):
+        yield Link((dim,), all_results(operator, dim))
+
+
+WRONG: dict[str, Links] = {
+    "CumSum": beside(), "Pad": sliced, "MaxPool": first_two, "Softmax": beside(), "LogSoftmax": beside(),
+    "Trilu": first_two,
+}  # fmt: skip
+"""Rules that stood in the table, or might: an axis that is an operand, pads that cancel out, places counted through
+all of the operand, a softmax of an old set, rows of triangles."""
+
+
+@pytest.mark.parametrize("op_type", WRONG)
+def test_wrong_rules_are_caught(op_type, monkeypatch):
+    monkeypatch.setitem(RULES, op_type, linked(WRONG[op_type]))
+    with pytest.raises(AssertionError):
+        for each in CASES[op_type]:
+            split = Split(op_type, each)
+            for strategy in found(split.operator()):
+                if all(min(shard.sizes) for _, shard in placed(strategy)):  # runtimes refuse pools of nothing
+                    split.check(strategy)
