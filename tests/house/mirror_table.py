@@ -58,13 +58,6 @@ _RECORDS = "records without behaviour"
 
 TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("sharding.traffic", "bytes of calls", "offline/test_topology.py", "passes/test_overlap.py"),
-    **_each(
-        "sharding.links.choices sharding.links.elements sharding.links.link sharding.links.moves "
-        "sharding.links.normalise sharding.links.products",
-        "rows of one table, which is tested as a whole: every operator by numbers", "sharding/test_links.py",
-    ),
-    **_each("tensor_parallel.losses", "operators written out", "tensor_parallel/test_expansions.py"),
-    **_each("lower.lowered", _RECORDS, "lower/test_layout_operators.py"),
     **_each("lower.rank_graph", _RECORDS, "lower/test_specialise.py"),
     **_each(
         "lower.lowering", "the order in which ranks are made and checked", "lower/test_invariants.py",
@@ -77,10 +70,6 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "families of one table: every operator of it is run whole and split", "sharding/test_links.py",
     ),
     **_each("tensor_parallel.losses", "written by expansions", "tensor_parallel/test_expansions.py"),
-    **_each(
-        "tensor_parallel.localise", "what members run of an operator, for every operator of the table",
-        "sharding/test_links.py", "tensor_parallel/test_expansions.py",
-    ),
     **_each("errors", "classes with their exit codes, which every command ends with", "cli/test_main.py"),
     **_each("limits", "constants; each is met in a test", "hostile/test_bounds.py", "documents/test_prescan.py"),
     **_each(
