@@ -13,7 +13,7 @@ from gopt.artifact.optimizer_report import removed_optimizers
 from gopt.artifact.report import OpRecord, PassRun, VarRecord, rank_ranges
 from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage, Report, SourceEntry
 from gopt.collectives.table import COLLECTIVES
-from gopt.ir.graph import COMM, Node
+from gopt.ir.graph import COMM, Node, origin
 from gopt.ir.types import TensorType
 from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import Block, RankGraph, RankState
@@ -90,21 +90,13 @@ def _balance(values: Sequence[int]) -> float:
     return round(max(values) * len(values) / total, 6) if total else 1.0
 
 
-def _root(node: Node) -> Node | None:
-    """The node of the source that a node is; None for one that a pass added."""
-    found = None
-    while node.source is not None:
-        found = node = node.source
-    return found
-
-
 def _removed(
     program: SpmdProgram, reasons: Mapping[str, tuple[str, str]], ranks: Sequence[RankGraph]
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     source = program.source.graph
     every = list(phases_by_rank(ranks))
     coordinates = {rank.rank: program.mesh.coordinates(rank.rank) for rank in ranks}
-    left = {root: node for node in program.graph.nodes if (root := _root(node)) is not None}
+    left = {root: node for node in program.graph.nodes if (root := origin(node)) is not None}
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
     for node in source.nodes:

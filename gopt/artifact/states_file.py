@@ -131,7 +131,10 @@ def plan_states_file(program: SpmdProgram) -> StatesFile:
         _add(values, program, held)
         placed.update(name for name, _ in held)
     states = {state.tensor for state in program.source.states}
-    constants = {name: tensor for name, tensor in program.training.graph.initializers.items() if name not in states}
+    constants = {
+        name: tensor for variant in program.variants for name, tensor in variant.training.graph.initializers.items()
+        if name not in states
+    }  # fmt: skip
     for name, tensor in (source.initializers | constants).items():
         if name not in placed and (name in states or tensor.nbytes > INLINE):
             _add(values, program, [(name, tensor)])

@@ -265,6 +265,14 @@ def clone(node: Node) -> Node:
     return copy
 
 
+def origin(node: Node) -> Node | None:
+    """The node of the source that a node is; None for one that a pass added."""
+    found = None
+    while node.source is not None:
+        found = node = node.source
+    return found
+
+
 def read_type(proto: onnx.TypeProto) -> TensorType:
     """The TensorType of a TypeProto; anything but a dense tensor is ``undefined[?]``."""
     if not proto.HasField("tensor_type"):

@@ -89,7 +89,7 @@ class ParameterGather:
 
     def before_use(self, subgraph: UpdateSubgraph) -> bool:
         """Whether a parameter is gathered where it is read, and not behind its update."""
-        return self.sharded and self.rewriter.graph.types[subgraph.parameter.tensor].elements >= self.persist
+        return self.sharded and self.program.weighed[subgraph.parameter.tensor].elements >= self.persist
 
     def owned(self, subgraph: UpdateSubgraph) -> bool:
         """Whether the wide parameter is held by its owner alone, as the other states are."""
