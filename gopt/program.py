@@ -103,6 +103,8 @@ class SpmdProgram:
     """The step as it was read; ``training`` is what one member of it computes, once the computation is split."""
     parts: dict[str, Sharding] = field(default_factory=dict)
     """State of the source -> its sharding, where dimensions of it are."""
+    split: dict[str, str] = field(default_factory=dict)
+    """Axis that splits the computation -> the rule by which parts get their sizes."""
     shared: dict[str, Any] = field(default_factory=dict)
     """What ranks average in the forward and the backward, as the manifest has it; empty: nothing."""
     places: tuple[Mapping[str, int], ...] = ()

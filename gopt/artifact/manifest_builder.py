@@ -40,6 +40,7 @@ def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Seq
         loss_reduction=str(program.loss_reduction),
         synchronised=from_document(SynchronisedValues, program.shared) if program.shared else SynchronisedValues(),
         mesh=MeshEntry.of(program.mesh),
+        split=dict(program.split) or None,
         source=SOURCE_FILE,
         loss=training.loss,
         states=tuple(

@@ -31,7 +31,10 @@ def build_report(
     """What was removed, added and moved; grows with the graph, not with graph times ranks."""
     reasons = {key: (each.record.name, why) for each in ran for key, why in each.result.removed.items()}
     removed_ops, removed_vars = _removed(program, reasons, ranks)
-    optimizers = removed_optimizers(program, ran, [rank.rank for rank in ranks])
+    every = list(phases_by_rank(ranks))
+    optimizers = [
+        row for variant, members in _classes(program, every) for row in removed_optimizers(variant, ran, members)
+    ]
     added_ops, added_vars = _added(program, common, ranks)
     usages = _usages(program, common, ranks)
     couplings = open_couplings(program)
@@ -95,17 +98,13 @@ def _removed(
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     source = program.source.graph
     every = list(phases_by_rank(ranks))
-    coordinates = {rank.rank: program.mesh.coordinates(rank.rank) for rank in ranks}
-    left = {root: node for node in program.graph.nodes if (root := origin(node)) is not None}
+    left = [(_left(variant), _coordinates(variant, members)) for variant, members in _classes(program, every)]
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
     for node in source.nodes:
         if node.origin is not None:
             continue  # part of an opaque operator, which has its own record
-        kept = left.get(node)
-        if kept is not None and not kept.sharding.by_axis:
-            continue
-        gone = every if kept is None else [rank for rank in every if not kept.sharding.covers(coordinates[rank])]
+        gone = sorted(rank for nodes, coordinates in left for rank in _gone(nodes.get(node), coordinates))
         if not gone:
             continue
         key = next(name for name in node.outputs if name)
@@ -132,6 +131,7 @@ def _removed(
                 )
         elif state.sharded:
             type = source.types[state.input]
+            coordinates = _coordinates(program, every)
             gone = [rank for rank in every if not state.sharding.covers(coordinates[rank])]
             if gone:
                 variables.append(
@@ -148,12 +148,13 @@ def _added(
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     where: dict[tuple[str, str], dict[int, None]] = {}
     nodes: dict[tuple[str, str], Node] = {}
-    shared = [node for node in program.graph.nodes if not node.sharding.by_axis and node.made_by and _real(node)]
-    every = list(phases_by_rank(ranks))
-    known = set(map(id, shared))
-    for node in shared:
-        key = (node.label, node.op_type)
-        where[key], nodes[key] = dict.fromkeys(every), node
+    known: set[int] = set()
+    for variant, members in _classes(program, list(phases_by_rank(ranks))):
+        for node in variant.graph.nodes:
+            if not node.sharding.by_axis and node.made_by and _real(node):
+                known.add(id(node))
+                where.setdefault((node.label, node.op_type), {}).update(dict.fromkeys(members))
+                nodes.setdefault((node.label, node.op_type), node)
     states: dict[str, dict[int, None]] = {}
     renamed: dict[Block, list[Node]] = {}  # of blocks that all ranks have: what a phase gave other names
     for rank in ranks:
@@ -171,7 +172,7 @@ def _added(
     accumulators = {held.input for held in program.accumulators}
     ops, variables = [], []
     for key, held in where.items():
-        node, places = nodes[key], rank_ranges(list(held))
+        node, places = nodes[key], rank_ranges(sorted(held))
         ops.append(OpRecord(key[0], _full_name(node), node.made_by, _purpose(node), places))
         for name in node.outputs:
             if name and (name not in program.source.graph.types or name.startswith("gopt.")):
@@ -182,14 +183,21 @@ def _added(
     for name, held in states.items():
         type = _common_type(program, name)
         why = "the rank's sum of gradients" if name in accumulators else "the rank's run of a bucket's states"
-        variables.append(VarRecord(name, type.dtype, type.shape, 0, "shard", why, rank_ranges(list(held))))
+        variables.append(VarRecord(name, type.dtype, type.shape, 0, "shard", why, rank_ranges(sorted(held))))
     return ops, variables
 
 
 def _common_type(program: SpmdProgram, name: str) -> TensorType:
-    """The type of a value on every rank; of a bucket ranks have parts of their own lengths."""
+    """The type of a value on every rank; of a bucket, and of what is split, ranks have parts of their own lengths."""
     type, sharding = program.graph.type_of(name), program.sharded.get(name)
-    return type if sharding is None or sharding.flat is None else TensorType(type.dtype, (None,))
+    if sharding is not None and sharding.flat is not None:
+        return TensorType(type.dtype, (None,))
+    for other in program.others:
+        theirs = other.graph.types.get(name, type)
+        if theirs != type:
+            same = zip(type.shape or (), theirs.shape or ())
+            type = TensorType(type.dtype, tuple(one if one == two else None for one, two in same))
+    return type
 
 
 def _real(node: Node) -> bool:
@@ -208,22 +216,45 @@ def _purpose(node: Node) -> str:
 
 def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> list[RankUsage]:
     """What each rank holds, and what it sends in one update: all its micro-steps included."""
-    reducible = _reducible(program)
-    kinds = {state.tensor: state.kind for state in program.source.states}
-    return [
-        RankUsage(parts[0].rank, _rank_bytes(program, kinds, common, parts, reducible), _calls(program, parts))
-        for parts in phases_by_rank(ranks).values()
-    ]
+    by_rank = phases_by_rank(ranks)
+    found: dict[int, RankUsage] = {}
+    for variant, members in _classes(program, list(by_rank)):
+        reducible = _reducible(variant)
+        for rank in members:
+            held = _rank_bytes(variant, common, by_rank[rank], reducible)
+            found[rank] = RankUsage(rank, held, _calls(variant, by_rank[rank]))
+    return [found[rank] for rank in by_rank]
+
+
+def _classes(program: SpmdProgram, ranks: Sequence[int]) -> list[tuple[SpmdProgram, list[int]]]:
+    """The variants of a program, each with those of the ``ranks`` that run it."""
+    if not program.others:
+        return [(program, list(ranks))]
+    of = {rank: program.of(rank) for rank in ranks}
+    return [(variant, [rank for rank in ranks if of[rank] is variant]) for variant in program.variants]
+
+
+def _coordinates(program: SpmdProgram, ranks: Sequence[int]) -> dict[int, dict[str, int]]:
+    return {rank: program.mesh.coordinates(rank) for rank in ranks}
+
+
+def _left(program: SpmdProgram) -> dict[Node, Node]:
+    """Nodes of the source that are left -> what they are in the program."""
+    return {root: node for node in program.graph.nodes if (root := origin(node)) is not None}
+
+
+def _gone(kept: Node | None, coordinates: Mapping[int, Mapping[str, int]]) -> list[int]:
+    """The ranks that do not run a node of the source; ``kept``: what it is in their program."""
+    if kept is not None and not kept.sharding.by_axis:
+        return []
+    return [rank for rank, at in coordinates.items() if kept is None or not kept.sharding.covers(at)]
 
 
 def _rank_bytes(
-    program: SpmdProgram,
-    kinds: Mapping[str, StateKind],
-    common: Sequence[RankState],
-    parts: Sequence[RankGraph],
-    reducible: set[str],
+    program: SpmdProgram, common: Sequence[RankState], parts: Sequence[RankGraph], reducible: set[str]
 ) -> RankBytes:
     """Bytes that one rank holds; ``parts`` are its phases."""
+    kinds = {state.tensor: state.kind for state in program.source.states}
     parameters = optimizer_states = 0
     for state in (*common, *parts[0].states):
         kind = kinds[state.pieces[0].tensor] if state.pieces else None

@@ -182,7 +182,9 @@ def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], list[tup
             place = 0
             for start, stop in sorted(set(boxed[tensor, box])):
                 if start != place:
-                    raise InvariantError(f"pieces of {tensor!r} leave or repeat elements at {min(start, place)} of {box}")
+                    raise InvariantError(
+                        f"pieces of {tensor!r} leave or repeat elements at {min(start, place)} of {box}"
+                    )
                 place = stop
             if box is not None and place != box_elements(box):
                 raise InvariantError(f"pieces of {tensor!r} end at {place} of {box_elements(box)} in {box}")

@@ -35,11 +35,14 @@ def _common(program: SpmdProgram) -> Iterator[tuple[str, list[Hashable]]]:
     yield "buckets", list(program.layout)
     yield "states that all ranks have", list(common_states(program))
     split = {axis for sharding in program.parts.values() for axis in sharding.sharding_axes}
-    yield "calls over groups that have parts", [
-        (node.op_type, str(sorted(node.attributes.items())))
-        for node in program.graph.nodes
-        if node.domain == COMM and split.intersection(program.mesh.live(str(node.attributes["group"])))
-    ]
+    yield (
+        "calls over groups that have parts",
+        [
+            (node.op_type, str(sorted(node.attributes.items())))
+            for node in program.graph.nodes
+            if node.domain == COMM and split.intersection(program.mesh.live(str(node.attributes["group"])))
+        ],
+    )
 
 
 def _where(program: SpmdProgram) -> str:

@@ -55,6 +55,7 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
         if isinstance(placement, Shard)
     }  # fmt: skip
     program.parts = {name: shardings[name] for name in seeds}
+    program.split = {AXIS: options.sizes.value}
     _make_variants(program, result, shardings, classes(shardings.values(), {AXIS: members}))
     kept = {id(node.source) for node in result.graph.nodes}
     removed = {
@@ -62,11 +63,12 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
         if id(node) not in kept
     }  # fmt: skip
     facts = {
-        "sizes": options.sizes.value,
         "parameters": {name: f"{choice.why}: {choice.placement}" for name, choice in choices.items()},
         "mappings": dict(sorted(result.conversions.items())),
         "computed_whole": result.whole,
     }
+    if program.others:
+        facts["classes"] = [[dict(place) for place in variant.places] for variant in program.variants]
     return PassResult(removed=removed, facts=facts)
 
 

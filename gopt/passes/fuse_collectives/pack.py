@@ -115,7 +115,9 @@ def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
 
 def item(graph: Graph, node: Node, order: Order, weighed: Mapping[str, TensorType]) -> Item:
     """A call as something to pack; its size is that of the larger side, in bytes of the types by which it is weighed."""
-    sides = [sum(weighed.get(name, graph.type_of(name)).nbytes for name in names) for names in (node.inputs, node.outputs)]
+    sides = [
+        sum(weighed.get(name, graph.type_of(name)).nbytes for name in names) for names in (node.inputs, node.outputs)
+    ]
     return Item(node, Key.of(graph, node), max(sides), order.place[id(node)], order.due[id(node)])
 
 
