@@ -85,9 +85,7 @@ class _Sweep:
     def run(self) -> Propagated:
         wanted = {state.updated: self.placements.get(state.tensor, REPLICATED) for state in self.training.states}
         wanted |= dict.fromkeys((self.training.loss, *self.training.metrics), REPLICATED)
-        gradients: dict[str, list[str]] = {}
-        for weight, gradient in self.training.gradients.items():
-            gradients.setdefault(gradient, []).append(weight)
+        wanted = self._gradients() | wanted
         for node in list(self.graph.nodes):
             self.build.phase = node.phase
             first = len(self.build.nodes)
@@ -97,10 +95,15 @@ class _Sweep:
             for name in node.outputs:
                 if name in wanted:
                     self._settle(name, wanted[name], self.build.nodes[first:])
-                if name in gradients and isinstance(self.placements.get(name), Partial):
-                    self.out.gradients.update(dict.fromkeys(gradients[name], self._as(name, REPLICATED)))
         self.graph.nodes = self.build.nodes
         return self.out
+
+    def _gradients(self) -> dict[str, Placement]:
+        """Where gradients must be, complete: where their parameters are. Passes and verify know them by their names."""
+        found: dict[str, set[Placement]] = {}
+        for weight, gradient in self.training.gradients.items():
+            found.setdefault(gradient, set()).add(self.placements.get(weight, REPLICATED))
+        return {name: places.pop() if len(places) == 1 else REPLICATED for name, places in found.items()}
 
     # --- one node ---------------------------------------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ class _Sweep:
         self.placements[own] = before
         self._count(before, placement)
         self.build.convert(own, before, placement, name)
-        self.placements.pop(name)
+        self.placements.pop(name, None)
         self._note(name, placement)
 
     def _visit(self, node: Node) -> None:

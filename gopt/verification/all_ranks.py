@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
+from gopt.sharding.boxes import Box, put
 from gopt.verification.compare import Values
 from gopt.verification.rank_programs import RankPrograms, joined
 from gopt.verification.reference_step import Batches, ReferenceProgram
@@ -39,6 +40,8 @@ class AllRanks:
     which: list[int]
     transport: Transport
     types: Mapping[str, TensorType]
+    boxes: Sequence[Mapping[str, Box]] = field(default=())
+    """Of each rank: gradient -> what the rank has of it, where that is a part."""
 
     def held(self, states: Values) -> list[Values]:
         """What every rank holds of these states."""
@@ -80,8 +83,35 @@ class AllRanks:
                         made.losses.append((turn, r, np.asarray(output[reference.training.loss], np.float64)))
                     seen = made.gradients[turn][self.which[r]]
                     for name, value in reference.varied(variant, output, self.which[r] == last).items():
-                        seen.setdefault(name, value)
+                        self._see(seen, name, value, r)
         return made
+
+    def _see(self, seen: Values, name: str, value: np.ndarray, rank: int) -> None:
+        """Note a local gradient of a rank; parts are put together."""
+        box = self.boxes[rank].get(name) if self.boxes else None
+        if box is None:
+            seen.setdefault(name, value)
+            return
+        if name not in seen:
+            seen[name] = np.zeros(self.types[name].dims, value.dtype)
+        put(seen[name], box, value.reshape(-1), 0)
+
+
+def gradient_boxes(ranks: Sequence[RankPrograms], mesh: Mesh, gradients: Mapping[str, str]) -> list[dict[str, Box]]:
+    """What each rank has of gradients, by name: as of its parameters, which other ranks of its place may hold for it.
+
+    ``gradients``: parameter -> gradient.
+    """
+    places = [
+        tuple(at for axis, at in mesh.coordinates(rank).items() if axis not in mesh.data_axes)
+        for rank in range(mesh.ranks)
+    ]
+    found: dict[tuple[int, ...], dict[str, Box]] = {}
+    for place, rank in zip(places, ranks):
+        pieces = [piece for state in rank.states for piece in state.pieces]
+        known = {gradients[each.tensor]: each.box for each in pieces if each.box and each.tensor in gradients}
+        found.setdefault(place, {}).update({name: box for name, box in known.items() if box is not None})
+    return [found[place] for place in places]
 
 
 def data_ranks(mesh: Mesh) -> list[int]:

@@ -32,7 +32,7 @@ from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.session import SessionCache
 from gopt.verification import sampling
-from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks
+from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks, gradient_boxes
 from gopt.verification.batches import Batches, SampledBatches, UserBatches
 from gopt.verification.compare import Values, finite, tolerance_of
 from gopt.verification.gates import find_gates
@@ -91,7 +91,10 @@ class Verifier:
 
     @property
     def all_ranks(self) -> AllRanks:
-        return AllRanks(self.ranks, self.mesh, self.phases, self.which, self.transport, self.training.graph.types)
+        return AllRanks(
+            self.ranks, self.mesh, self.phases, self.which, self.transport, self.training.graph.types,
+            gradient_boxes(self.ranks, self.mesh, self.training.gradients),
+        )  # fmt: skip
 
     @property
     def parts(self) -> int:
