@@ -128,8 +128,11 @@ class SpmdProgram:
 
     def of(self, rank: int) -> SpmdProgram:
         """The variant that a rank runs."""
-        at = self.mesh.coordinates(rank)
-        return next(each for each in self.variants if each._has(at))
+        return self.at(self.mesh.coordinates(rank))
+
+    def at(self, coordinates: Mapping[str, int]) -> SpmdProgram:
+        """The variant that the rank at some coordinates runs."""
+        return next(each for each in self.variants if each._has(coordinates))
 
     def _has(self, at: Mapping[str, int]) -> bool:
         return not self.places or any(all(at[axis] == own for axis, own in each.items()) for each in self.places)

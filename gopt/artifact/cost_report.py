@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gopt.analysis.parameter_uses import low_precision_uses, parameter_users, trained_bytes
 from gopt.artifact.pass_facts import bucket_cap
@@ -29,7 +29,17 @@ class CostReport:
 
 
 def cost_report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
-    """The figures of a step as it stands after its passes, with its calls: those of the ranks that run this variant."""
+    """The figures of a step as it stands after its passes; ``calls`` are those of the program, not of its variants."""
+    found = _report(program, ran, calls)
+    if not program.others:
+        return found
+    others = [_report(other, ran, find_calls(other)).traffic for other in program.others]
+    weights = [len(variant.places) for variant in program.variants]
+    return replace(found, traffic=_mean([found.traffic, *others], weights))
+
+
+def _report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
+    """The figures of the ranks of one variant."""
     times = _times(program)
     cap = bucket_cap(each.record for each in ran)
     counts = [times.get(call.node.outputs[0], 1) for call in calls]
@@ -172,14 +182,11 @@ def figures(
 ) -> Figures:
     """The section ``figures`` of the report."""
     costs = cost_report(program, ran, find_calls(program))
-    traffic = _mean(program, ran, costs.traffic) if program.others else costs.traffic
-    return Figures(traffic, costs.calls, casts(program, common, ranks), costs.overlap)
+    return Figures(costs.traffic, costs.calls, casts(program, common, ranks), costs.overlap)
 
 
-def _mean(program: SpmdProgram, ran: Sequence[PassRun], first: Traffic) -> Traffic:
-    """The traffic of all variants, weighed by the ranks that run them. ``first``: that of the first."""
-    rows = [first, *(cost_report(other, ran, find_calls(other)).traffic for other in program.others)]
-    weights = [len(variant.places) for variant in program.variants]
+def _mean(rows: Sequence[Traffic], weights: Sequence[int]) -> Traffic:
+    """The traffic of all variants; ``weights``: how many ranks run each."""
 
     def mean(values: Iterable[int]) -> int:
         return round(sum(value * weight for value, weight in zip(values, weights)) / sum(weights))

@@ -74,11 +74,11 @@ class Specialiser:
                 held = _run(self.program, at, state) if flat else _whole(self.program, state, at.coordinates)
                 at.out.states.append(held)
                 at.present.add(state.input)
-        for held in self.program.accumulators:
-            if held.present(at.coordinates):
-                type = held.local_type(at.coordinates)
-                at.out.accumulators.append(RankAccumulator(held.input, held.output, type))
-                at.out.types[held.input] = type
+        for summed in self.program.accumulators:
+            if summed.present(at.coordinates):
+                type = summed.local_type(at.coordinates)
+                at.out.accumulators.append(RankAccumulator(summed.input, summed.output, type))
+                at.out.types[summed.input] = type
 
     def _own(self, at: _Rank, node: Node) -> Sequence[Node]:
         """What the rank has of a node that is not the same on all ranks."""
@@ -196,7 +196,9 @@ def _run(program: SpmdProgram, at: _Rank, state: ShardedState) -> RankState:
     start, stop = state.sharding.part(at.coordinates)
     pieces = tuple(
         ShardRange(
-            part.tensor, max(start - part.offset, 0), min(stop - part.offset, part.elements),
+            part.tensor,
+            max(start - part.offset, 0),
+            min(stop - part.offset, part.elements),
             program.box(part.tensor, at.coordinates),
         )  # fmt: skip
         for part in state.slices

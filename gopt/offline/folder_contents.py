@@ -132,15 +132,15 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
                 what = f"{show(state.input)} is {tensor.type}, its pieces have another number of elements"
                 raise InputError(f"rank {rank.rank}: {what}")
             for piece in state.pieces:
-                parts = pieces.setdefault(piece.tensor, {}).setdefault(piece.box, {})
-                if piece.start not in parts:
-                    parts[piece.start] = tensor.flat_slice(start, start + piece.elements)
+                inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.box, {})
+                if piece.start not in inside:
+                    inside[piece.start] = tensor.flat_slice(start, start + piece.elements)
                 start += piece.elements
     found = {}
     order = {name: index for index, name in enumerate(graph.inputs)}  # every state is an input of the kept source
     for name in sorted(pieces, key=lambda name: order[name]):
         type, parts = graph.types[name], pieces[name]
-        held = sum(tensor.type.elements for inside in parts.values() for tensor in inside.values())
+        held = sum(each.type.elements for inside in parts.values() for each in inside.values())
         if len(manifest.ranks) == manifest.mesh.ranks or held >= type.elements:
             found[name] = _put_together(name, type, parts)
     return found
@@ -148,7 +148,7 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
 
 def _put_together(name: str, type: TensorType, parts: Mapping[Box | None, Mapping[int, Tensor]]) -> Tensor:
     """A tensor from its pieces, by box and place inside it; raises InputError where they do not tile it."""
-    if not in_grid(parts.keys(), type.shape or ()):
+    if not in_grid(parts.keys(), type.dims if type.static else ()):
         raise InputError(f"the pieces of {name} do not tile it: their boxes leave or repeat elements of {type}")
     whole = {box: _inside(name, type, box, inside) for box, inside in parts.items()}
     if None in whole:

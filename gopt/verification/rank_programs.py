@@ -100,9 +100,9 @@ def joined(
                 parts.setdefault(piece.tensor, {})[key_of_part] = flat[place : place + piece.elements]
                 place += piece.elements
     found = {}
-    for name, held in parts.items():
-        if sum(part.size for part in held.values()) == types[name].elements:
-            found[name] = np.empty(types[name].dims, next(iter(held.values())).dtype)
-            for (box, start), part in held.items():
+    for name, pieces in parts.items():
+        if sum(part.size for part in pieces.values()) == types[name].elements:
+            found[name] = np.empty(types[name].dims, next(iter(pieces.values())).dtype)
+            for (box, start), part in pieces.items():
                 put(found[name], box, part, start)
     return found
