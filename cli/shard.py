@@ -86,6 +86,7 @@ from .terminal import print_json, print_text
 @click.option("--print-after", metavar="PASS|all", help="Write the graph as text after a pass.")
 @click.option("--print-dir", metavar="DIR", help="Where --print-after writes; else to stderr.")
 @click.option("--verify-each", is_flag=True, help="Check the graph after every pass, not only at the end.")
+@click.option("--explain", metavar="VALUE", help="Say where the placement of a value came from, and write nothing.")
 @click.option("--dry-run", is_flag=True, help="Do everything but write.")
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -100,6 +101,8 @@ def command(model: str, **given: Any) -> None:
       gopt shard step.onnx --ranks 8 --stage 1 --bucket-mb 4 -o out
       gopt shard step.onnx --mesh dp=2,shard=4 --stage 3 --accumulate 4
       gopt shard step.onnx --ranks 4 --partition whole -O shard.style=broadcast
+      gopt shard step.onnx --mesh dp=2,tp=4 -O tensor-parallel.sequence=true
+      gopt shard step.onnx --mesh tp=2 --explain view_41
       gopt shard step.onnx --ranks 64 --auto --memory 80GB --link 200GB/s:5us
     """
     from gopt import api
@@ -107,6 +110,7 @@ def command(model: str, **given: Any) -> None:
     from gopt.preflight import check_disk_space, check_mesh
 
     check_auto(given)
+    given["dry_run"] = given["dry_run"] or given["explain"] is not None
     config = read_config(given["config"])
     axes = axis_table(given["axis"], config)
     mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
@@ -135,6 +139,10 @@ def command(model: str, **given: Any) -> None:
             knobs, choice = choose(source, mesh, given, advance)
             pipeline = _pipeline(given | knobs, config)
         sharded = api.shard(source, mesh, accumulate=accumulate, pipeline=pipeline, only_ranks=wanted)
+        if given["explain"] is not None:
+            lines = [line for each in sharded.program.explanations for line in each.lines(given["explain"])]
+            print_text("\n".join(lines or ["no axis of the mesh splits the computation: every value is whole"]))
+            return
         sharded.choice = choice
         advance("checking and writing")
         report = (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from gopt.analysis.loss_reduction import LossReduction
+from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.report import PassRun
 from gopt.ir.graph import Graph
@@ -40,7 +41,7 @@ class ShardedState:
     sharding: Sharding = EVERYWHERE
     local: bool = False
     copy: bool = False
-    """A narrow replica of ``parts[0]``: always the wide state's cast."""
+    """A low-precision copy of ``slices[0]``: always the cast of the master."""
 
     @property
     def sharded(self) -> bool:
@@ -75,9 +76,15 @@ class Accumulator:
         return TensorType(self.type.dtype, self.sharding.local_shape(self.type.dims, coordinates))
 
 
+class Explains(Protocol):
+    """Says where the placement of a value came from."""
+
+    def lines(self, value: str) -> list[str]: ...
+
+
 @dataclass(slots=True)
 class SpmdProgram:
-    """What the passes work on: the source's roles, the graph they rewrite, and the mesh.
+    """The program that passes rewrite: the roles of the source, one graph for all ranks, and the mesh.
 
     ``states`` are in the order of the source's states; ``layout`` lists the sequences in which values are stored.
     ``micro_steps`` forwards and backwards make one update; when there are several, ``accumulators`` carry the
@@ -103,10 +110,12 @@ class SpmdProgram:
     """The step as it was read; ``training`` is what one member of it computes, once the computation is split."""
     parts: dict[str, Sharding] = field(default_factory=dict)
     """State of the source -> its sharding, where dimensions of it are."""
+    explanations: list[Explains] = field(default_factory=list)
+    """What the axes along which the computation is split did to the values of the source."""
+    synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)
+    """What ranks average in the forward and the backward."""
     split: dict[str, str] = field(default_factory=dict)
     """Axis that splits the computation -> the rule by which parts get their sizes."""
-    shared: dict[str, Any] = field(default_factory=dict)
-    """What ranks average in the forward and the backward, as the manifest has it; empty: nothing."""
     places: tuple[Mapping[str, int], ...] = ()
     """Where the ranks of this program stand on the axes that split the computation; (): all ranks are of it."""
     others: list[SpmdProgram] = field(default_factory=list)

@@ -52,7 +52,7 @@ def test_a_kind_of_an_axis_that_is_not_there():
     assert main(["shard", str(MLP), "--ranks", "2", "--axis", "rep=replica", "--dry-run"]) == 2
 
 
-@pytest.mark.parametrize("mesh", ["tp=4", "ep=2", "tp=2,ep=2", "dp=1,tp=4", "shard=1,tp=2"])
+@pytest.mark.parametrize("mesh", ["ep=4", "ep=2", "tp=1,ep=2", "dp=1,ep=4", "shard=1,ep=2"])
 def test_a_mesh_that_does_nothing(mesh, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["shard", str(MLP), "--mesh", mesh, "-o", str(out)]) == 2

@@ -180,8 +180,8 @@ def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[Ran
 def figures(
     program: SpmdProgram, ran: Sequence[PassRun], common: Sequence[RankState], ranks: Sequence[RankGraph]
 ) -> Figures:
-    """The section ``figures`` of the report."""
-    costs = cost_report(program, ran, find_calls(program))
+    """The section ``figures`` of the report, of a verified program."""
+    costs = cost_report(program, ran, find_calls(program, program.sharded))
     return Figures(costs.traffic, costs.calls, casts(program, common, ranks), costs.overlap)
 
 

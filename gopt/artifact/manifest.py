@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from gopt.analysis.coupling.synchronise import SynchronisedValues
+from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind
 from gopt.artifact.json_writer import pretty_json
 from gopt.documents.records import OPTIONAL, to_document

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gopt.analysis.coupling.synchronise import SynchronisedValues
 from gopt.artifact.manifest import (
     CommonEntry,
     InputEntry,
@@ -21,7 +20,6 @@ from gopt.artifact.manifest import (
 )
 from gopt.artifact.ranks import rank_file
 from gopt.artifact.serialize import SOURCE_FILE
-from gopt.documents.records import from_document
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
 
@@ -38,7 +36,7 @@ def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Seq
         accumulate=program.micro_steps,
         phases=tuple(PhaseEntry(p.name, p.times) for p in phases) if program.micro_steps > 1 else None,
         loss_reduction=str(program.loss_reduction),
-        synchronised=from_document(SynchronisedValues, program.shared) if program.shared else SynchronisedValues(),
+        synchronised=program.synchronised,
         mesh=MeshEntry.of(program.mesh),
         split=dict(program.split) or None,
         source=SOURCE_FILE,

@@ -1,4 +1,4 @@
-"""New files, made exclusively and never through a link, and the disk's word that they are on it."""
+"""New files: created exclusively, never through a link, and synced to disk."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Return when a file, or the names in a folder, are on the disk; raises OSError."""
+    """Sync a file, or the names in a folder, to disk; raises OSError."""
     number = os.open(path, _OLD)
     try:
         os.fsync(number)
@@ -75,7 +75,7 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when all files of a folder, and their names, are on the disk; raises OSError.
+    """Sync all files of a folder, and their names, to disk; raises OSError.
 
     At the end rather than file by file: the first sync lets the system write all of them.
     """
@@ -93,14 +93,14 @@ def make_folders(path: Path) -> None:
 
 
 def is_regular_file(path: Path) -> bool:
-    """Whether this is a file, and no link to one."""
+    """Whether this is a regular file, not a link to one."""
     with suppress(OSError):
         return stat.S_ISREG(os.lstat(path).st_mode)
     return False
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder as far as that can be done; a link is removed, not what it leads to."""
+    """Remove a file or a folder, as much of it as possible; a link is removed, not its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class LockState(Enum):
-    """How it went."""
+    """The outcome of an attempt to lock."""
 
     MINE = 1
     BUSY = 2
@@ -21,7 +21,7 @@ class LockState(Enum):
 
 
 def try_lock(number: int, how: int = fcntl.LOCK_EX) -> LockState:
-    """Lock an open file, at once or not at all; closing it, or the end of the process, sets it free."""
+    """Try to lock an open file without waiting; closing it, or the end of the process, releases the lock."""
     try:
         fcntl.flock(number, how | fcntl.LOCK_NB)
     except OSError as error:
@@ -30,9 +30,9 @@ def try_lock(number: int, how: int = fcntl.LOCK_EX) -> LockState:
 
 
 def lock_existing(path: Path) -> tuple[int, LockState] | None:
-    """Open and lock what lies under a name, and follow no link; None where it is gone.
+    """Open and lock a file or folder without following links; None where it does not exist.
 
-    Raises OSError. The caller closes the number, which sets it free.
+    Raises OSError. The caller closes the descriptor, which releases the lock.
     """
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -58,9 +58,9 @@ def is_locked(path: Path) -> bool:
 
 
 def lock_file(path: Path) -> int | None:
-    """Lock a file that is made where it is missing, and that stays; None when another process has the lock.
+    """Lock a file, which is created where it is missing and is kept; None when another process has the lock.
 
-    Raises OSError, also for a link and what is no file. The caller closes the number, which sets it free.
+    Raises OSError, also for a link and anything but a file. Closing the descriptor, as callers must, releases the lock.
     """
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(number).st_mode):

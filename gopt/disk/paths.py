@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:
-    """The one path under which something is looked at and written: the real folder that it lies in, and its name.
+    """The path that gopt reads and writes: the real parent folder, and the name.
 
     The name itself is not followed: a link stays one. Raises OSError where the system could not even look there: a
     name that is too long, a folder before ``..`` that is missing, a folder to run in that is gone.

@@ -1,4 +1,4 @@
-"""Into place in one step: two names exchanged, or a name taken that is free. Elsewhere than on Linux, and on file
+"""Atomic renames: exchange two names, or take a free name. Elsewhere than on Linux, and on file
 systems that know neither, ``exchange`` raises Unsupported."""
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class Unsupported(OSError):
-    """This file system cannot do that in one step."""
+    """This file system has no such atomic rename."""
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Let two files or folders take each other's name, in one step; raises OSError, Unsupported among it."""
+    """Exchange the names of two files or folders atomically; raises OSError, of which Unsupported is one."""
     _rename(one, other, _EXCHANGE)
 
 
 def rename_noreplace(staged: Path, target: Path) -> None:
-    """Give a file or folder a name that is free; raises FileExistsError where it is not, OSError."""
+    """Rename a file or folder to a free name; raises FileExistsError where the name is taken, OSError."""
     try:
         _rename(staged, target, _NO_REPLACE)
     except Unsupported:

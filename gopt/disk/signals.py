@@ -1,4 +1,4 @@
-"""Interrupts: kept out of steps that belong together, and turned into a refusal that cleans up."""
+"""Interrupts: deferred while steps that belong together run, and turned into errors so that drafts are removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Handler = Callable[[int, FrameType | None], object]
 def handle_signals(
     handler: Handler, numbers: Sequence[signal.Signals], wanted: Callable[[object], bool]
 ) -> Iterator[None]:
-    """Another handler for those of some signals whose present one is ``wanted``; only the main thread can set one."""
+    """Replace the handlers of those signals whose current handler is ``wanted``; only the main thread can set one."""
     mine = threading.current_thread() is threading.main_thread()
     before = {number: old for number in numbers if mine and wanted(old := signal.getsignal(number))}
     for number in before:
@@ -34,7 +34,7 @@ def handle_signals(
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """What would raise in the midst of the block, such as Ctrl-C, raises at its end."""
+    """Defer signals that would raise inside the block, such as Ctrl-C, to its end."""
     came: list[int] = []
     try:
         with handle_signals(lambda number, _: came.append(number), INTERRUPT + STOPS, callable):
@@ -46,7 +46,7 @@ def defer_signals() -> Iterator[None]:
 
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """Signals that would end the process without a word raise StoppedError; ignored ones, as under nohup, stay so."""
+    """Signals that would end the process raise StoppedError; ignored ones, as under nohup, stay ignored."""
 
     def stop(number: int, _: FrameType | None) -> None:
         raise StoppedError(number)

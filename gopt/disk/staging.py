@@ -20,7 +20,7 @@ _TRIES = 100
 
 
 class LeftAsideError(OSError):
-    """What was there is whole, but beside its place: under ``filename``."""
+    """What was at the target is intact, but moved aside: it is at ``filename``."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Staged:
         self._mine = True
 
     def _step_aside(self, check: Callable[[Path], None]) -> None:
-        """One after the other: what was there stays whole beside its place until the new one stands."""
+        """Without an exchange: the old target is moved aside, and stays intact until the new one is in place."""
         held = lock_existing(self.target)
         aside = staging_names.fresh_name(self.target, staging_names.OLD)
 
@@ -113,7 +113,7 @@ class Staged:
             raise LeftAsideError(error.errno, error.strerror, str(aside)) from error
 
     def close(self) -> None:
-        """Remove what has not taken its place, and let go."""
+        """Remove the draft unless it was committed, and release the lock."""
         with defer_signals():
             if self._mine and os.path.lexists(self.path):
                 remove(self.path)
@@ -131,7 +131,7 @@ def _or_undo(work: Callable[[], None], undo: Callable[[], None]) -> None:
 
 @contextmanager
 def staged_folder(target: Path) -> Iterator[Staged]:
-    """An empty folder that may become the target, and vanishes at the end otherwise. Raises OSError.
+    """An empty folder that can be committed as the target; otherwise it is removed at the end. Raises OSError.
 
     The target's own drafts that dead processes left are removed before; one that is needed is put back.
     """
@@ -145,7 +145,7 @@ def staged_file(target: Path) -> Iterator[Staged]:
 
 
 def replace_file(target: Path, data: bytes) -> None:
-    """Give a file this content, in one step; one that has it is left alone, a link is replaced. Raises OSError."""
+    """Give a file this content atomically; the same content is left alone, a link is replaced. Raises OSError."""
     if is_regular_file(target) and target.stat().st_size == len(data) and target.read_bytes() == data:
         return
     with staged_file(target) as staged:
@@ -167,7 +167,7 @@ def _drafted(target: Path, make: Callable[[Path], None]) -> Iterator[Staged]:
 
 
 def create_staged(target: Path, make: Callable[[Path], None]) -> Staged:
-    """Make something under a fresh name and lock it; raises OSError. The caller closes it."""
+    """Create a draft under a fresh name and lock it; raises OSError. The caller closes it."""
     for _ in range(_TRIES):
         path = staging_names.fresh_name(target)
         make(path)

@@ -1,4 +1,4 @@
-"""Names of drafts: gopt knows its own again, and nobody knows the next one.
+"""Names of drafts: recognisable as gopt's own, and not predictable.
 
 ``.step.ranks.gopt-4f0c19….new`` is what is being written to be ``step.ranks``, and then what was there before;
 ``.old`` is what was there before where two names cannot be exchanged: it alone may be needed.
@@ -21,13 +21,13 @@ _DRAFT = re.compile(r"\.(.+)\.gopt-[0-9a-f]{16}\.(new|old)", re.DOTALL)
 
 
 def fresh_name(target: Path, kind: str = NEW) -> Path:
-    """A name beside the target that nobody could foresee."""
+    """A random name beside the target."""
     return target.with_name(f".{_short(target.name)}.gopt-{secrets.token_hex(8)}.{kind}")
 
 
 @dataclass(frozen=True, slots=True)
 class StagedEntry:
-    """A draft that lies in a folder."""
+    """A draft found in a folder."""
 
     path: Path
     kind: str

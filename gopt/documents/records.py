@@ -56,17 +56,10 @@ def to_document(record: Any) -> dict[str, Any]:
 def document_items(record: Any) -> Iterator[tuple[str, Any]]:
     """The keys and values of a record's document in order; a list of records is an iterator, which makes one document
     at a time."""
-    hints = typing.get_type_hints(type(record))
-    for each in fields(record):
-        value, hint = getattr(record, each.name), hints[each.name]
-        if is_optional(each) and value == each.default:
-            continue
-        item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
-        if item is not None and _is_record(item):
-            yield key_of(each), map(_record_writer(item), value)
-        else:
-            convert = _writer(hint)
-            yield key_of(each), value if convert is None else convert(value)
+    for name, label, convert, default in _plan(type(record), _lazy_writer):
+        value = getattr(record, name)
+        if default is MISSING or value != default:
+            yield label, value if convert is None else convert(value)
 
 
 def _plan(cls: Any, convert: Callable[[Any], Convert | None]) -> list[tuple[str, str, Convert | None, Any]]:
@@ -130,6 +123,15 @@ def _writer(hint: Any) -> Convert | None:
     if isinstance(hint, enum.EnumMeta):
         return lambda value: value.value
     return _container(hint, _writer, list)
+
+
+def _lazy_writer(hint: Any) -> Convert | None:
+    """The same, but for a tuple of records: an iterator of their documents."""
+    item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
+    if not _is_record(item):
+        return _writer(hint)
+    write = _record_writer(item)
+    return lambda records: map(write, records)
 
 
 def _container(hint: Any, inner: Callable[[Any], Convert | None], sequence: type) -> Convert | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.training import Phase, StateKind
 from gopt.errors import GoptError, InvariantError, UnsupportedError
 from gopt.ir.graph import Node
@@ -36,6 +37,7 @@ def check_placements(program: SpmdProgram, shardings: Shardings) -> int:
             what = "in shards" if held.sharding.by_axis else "by every rank"
             raise _Blame(program, shardings).error(f"accumulator {held.input!r} is held {what}", held.added, wanted)
     _check_zeros(program)
+    _check_statistics(program)
     return len(program.states) + len(program.accumulators)
 
 
@@ -58,6 +60,22 @@ def _check_zeros(program: SpmdProgram) -> None:
     for held in program.accumulators:
         if held.output not in zeros:
             raise InvariantError(f"accumulator {held.input!r} is not zero again behind the update: {held.output!r}")
+
+
+def _check_statistics(program: SpmdProgram) -> None:
+    """Every running statistic still follows the batch: over micro-steps through what each of them makes of it."""
+    statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
+    held = [state for state in program.states if state.input in statistics]
+    if not held:
+        return
+    following = descendants(GraphIndex(program.graph), {*program.training.batch, *program.loop_carried})
+    for state in held:
+        for name in (program.loop_carried.get(state.input), state.output):
+            if name is not None and name not in following:
+                raise InvariantError(
+                    f"statistic {state.input!r} follows no batch: nothing of its new value {name!r} depends on one",
+                    "over micro-steps loop_carried names what each of them makes of it",
+                )
 
 
 def _zero(node: Node) -> bool:

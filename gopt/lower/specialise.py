@@ -71,8 +71,8 @@ class Specialiser:
         for state in self.program.states:
             if _apart(self.program, state) and state.sharding.covers(at.coordinates):
                 flat = state.sharding.flat is not None
-                held = _run(self.program, at, state) if flat else _whole(self.program, state, at.coordinates)
-                at.out.states.append(held)
+                made = _run(self.program, at, state) if flat else _whole(self.program, state, at.coordinates)
+                at.out.states.append(made)
                 at.present.add(state.input)
         for summed in self.program.accumulators:
             if summed.present(at.coordinates):
@@ -200,7 +200,7 @@ def _run(program: SpmdProgram, at: _Rank, state: ShardedState) -> RankState:
             max(start - part.offset, 0),
             min(stop - part.offset, part.elements),
             program.box(part.tensor, at.coordinates),
-        )  # fmt: skip
+        )
         for part in state.slices
         if max(start, part.offset) < min(stop, part.offset + part.elements)
     )

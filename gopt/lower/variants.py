@@ -1,4 +1,4 @@
-"""Where the programs of ranks with parts of other sizes must agree: states, their order, calls that they make together."""
+"""Where programs of ranks with parts of other sizes must agree: states, their order, calls that join the ranks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ def check_variants(program: SpmdProgram) -> None:
         for what, items in mine.items():
             if items != theirs[what]:
                 a, b = next((a, b) for a, b in zip([*items, None], [*theirs[what], None]) if a != b)
-                raise InvariantError(
-                    f"ranks at {_where(program)} and at {_where(other)} have parts of other sizes, and passes made their "
-                    f"{what} differ: {a} and {b}"
-                )
+                where = f"ranks at {_where(program)} and at {_where(other)}"
+                raise InvariantError(f"{where} have parts of other sizes, and their {what} differ: {a} and {b}")
 
 
 def _common(program: SpmdProgram) -> Iterator[tuple[str, list[Hashable]]]:

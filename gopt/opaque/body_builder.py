@@ -1,6 +1,6 @@
-"""Writing the body of an optimizer operator: standard operators on one weight after the other.
+"""Writes the body of an optimizer operator: standard operators, weight by weight.
 
-What depends on scalars of the node alone is written once and shared by all weights.
+Values that depend on scalars alone are written once and shared by all weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARED = -1
 
 
 class BodyBuilder:
-    """The body of one node as it grows. Names inside are the body's own: slots and numbers.
+    """Builds the body of one node. Names inside are local: slots and numbers.
 
     All arithmetic is in ``compute``: float32, or float64 where a weight is; a narrower value is widened when it is
     read and rounded once when it is written, as the kernels do.
@@ -43,7 +43,7 @@ class BodyBuilder:
     # --- what a node has ----------------------------------------------------------------------------------------
 
     def has(self, slot: str) -> bool:
-        """Whether a value stands in an input slot."""
+        """Whether an input slot has a value."""
         return slot in self.slot_values.scalars or slot in self.slot_values.weights[self.weight]
 
     def attribute(self, name: str) -> Any:
@@ -56,7 +56,7 @@ class BodyBuilder:
         return self._dtypes[table[slot]]
 
     def formal(self, slot: str) -> str:
-        """The name inside the body of what stands in an input slot."""
+        """The name inside the body of an input slot's value."""
         return slot if slot in self.slot_values.scalars else f"{slot}_{self.weight}"
 
     # --- writing ------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class BodyBuilder:
         return name if dtype == have else self.op("Cast", name, to=dtype_code(dtype))
 
     def shared(self, key: str, write: Callable[[], str]) -> str:
-        """A value that all weights have in common, written for the first of them."""
+        """A value that all weights share; it is written for the first one."""
         if key not in self._shared:
             held, self.weight = self.weight, SHARED
             self._shared[key] = write()
@@ -91,17 +91,17 @@ class BodyBuilder:
         return self.shared(f"attribute {name}", lambda: self.const(value))
 
     def scalar(self, slot: str, dtype: str = "") -> str:
-        """A scalar input without its dimensions of one, so that it never lifts a weight's rank."""
+        """A scalar input without its dimensions of one, so that it does not raise the rank of a weight."""
         have, want = self.dtype(slot), dtype or self.compute
         plain = self.shared(f"plain {slot}", lambda: self.op("Squeeze", slot))
         return self.shared(f"{want} {slot}", lambda: self.cast(plain, want, have))
 
     def full(self, slot: str) -> str:
-        """A weight's input, widened."""
+        """A weight's input in the type of the arithmetic."""
         return self.cast(self.formal(slot), self.compute, self.dtype(slot))
 
     def result(self, slot: str, value: str) -> None:
-        """Let ``value`` be what comes out of an output slot; a scalar slot is set once."""
+        """Set the value of an output slot; a scalar slot is set once."""
         each = next(each for each in self.operator.outputs if each.name == slot).each
         self._made[f"{slot}_{self.weight}" if each else slot] = value
 
@@ -143,7 +143,7 @@ class BodyBuilder:
         return function, tags
 
     def _names(self, slots: Sequence[Any], scalars: Mapping[str, str], weights: Sequence[Mapping[str, str]]) -> Any:
-        """Formal names in the node's own order; an absent value keeps its place under a name nobody reads."""
+        """Formal names in the order of the node; an absent value keeps its place under an unused name."""
         operator = self.operator
         one = {slot.name: slot.name for slot in slots if not slot.each}
         if operator.arrangement is Arrangement.SEQUENCE:
@@ -157,7 +157,7 @@ class BodyBuilder:
         return names[: len(held)]
 
     def _border(self) -> tuple[list[NodeProto], list[NodeProto]]:
-        """Nodes that take sequences apart and put them together, and those that name the results."""
+        """Nodes that unpack and build sequences, and those that name the results."""
         make = onnx.helper.make_node
         head: list[NodeProto] = []
         tail: list[NodeProto] = []
@@ -177,7 +177,7 @@ class BodyBuilder:
         return head, tail
 
     def _name_results(self, tail: list[NodeProto]) -> set[str]:
-        """Call results by their slots; what is an input, or two results at once, goes through an Identity."""
+        """Name results by their slots; an input, or a value with two slots, goes through an Identity."""
         producers = {node.output[0]: node for node in self.nodes}
         new: dict[str, str] = {}
         for formal, value in self._made.items():
@@ -191,7 +191,7 @@ class BodyBuilder:
         return set(self._made)
 
     def missing(self) -> str:
-        """An output slot that the node shows and this body cannot make, or ''."""
+        """An output slot of the node that this body cannot compute, or ''."""
         for place, table in enumerate(self.slot_values.updated):
             for slot in table:
                 if f"{slot}_{place}" not in self._made:

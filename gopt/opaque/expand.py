@@ -1,4 +1,4 @@
-"""Opaque optimizer nodes become standard operators, so that everything later reads them as it reads any update.
+"""Expand opaque optimizer nodes into standard operators, so that later stages read them as any update.
 
 An operator of the table, or a function of the model that updates a state, is replaced by its body, weight by weight;
 every node of it remembers its origin. The nodes as the file has them stay in ``Graph.file_nodes``.
@@ -35,9 +35,9 @@ Key = tuple[str, str, str]
 
 
 def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
-    """The graph with its opaque updates written out; the graph itself where it has none.
+    """The graph with its opaque updates expanded; the same graph where it has none.
 
-    What is inside a body is named ``<prefix>.<number of the node>.…``. Raises InputError for a node whose lists do not
+    Values inside a body are named ``<prefix>.<number of the node>.…``. Raises InputError for a node whose lists do not
     fit its operator, UnsupportedError for a sequence or a type that cannot be followed.
     """
     chosen = select_opaque_nodes(graph)
@@ -59,7 +59,7 @@ def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
 
 
 class _Expansion:
-    """The work in progress: the nodes so far, level by level."""
+    """The expansion of one graph: its nodes, level by level of calls."""
 
     def __init__(self, graph: Graph, prefix: str) -> None:
         self.graph, self.prefix = graph, prefix
@@ -82,7 +82,7 @@ class _Expansion:
         self.nodes = nodes
 
     def deeper(self) -> bool:
-        """Replace the calls that bodies hold in turn; says whether there were any."""
+        """Expand the calls inside bodies; returns whether there were any."""
         nodes: list[Node] = []
         found = False
         for node in self.nodes:
@@ -161,7 +161,7 @@ class _Expansion:
     # --- sequences and types --------------------------------------------------------------------------------------
 
     def read_sequences(self) -> None:
-        """Let readers of a sequence's members read the members themselves, and drop what is not needed any more."""
+        """Let readers of a sequence's members read the members directly, and remove nodes that are unused then."""
         producers = {name: node for node in self.nodes for name in node.outputs if name}
         found = look_through_sequences(self.nodes, producers, self.graph.initializers)
         new: dict[str, str] = {}
@@ -203,7 +203,7 @@ class _Expansion:
                 table.update({slot: name(value) for slot, value in table.items()})
 
     def _sweep(self) -> None:
-        """Drop nodes of bodies, and sequences put together, that nothing reads."""
+        """Remove nodes of bodies, and SequenceConstructs, that nothing reads."""
         needed, kept = set(self.graph.outputs), []
         for node in reversed(self.nodes):
             loose = node.origin is not None or node.is_a("SequenceConstruct")
@@ -228,7 +228,7 @@ class _Expansion:
                     )
 
     def infer(self) -> None:
-        """Types of what bodies make."""
+        """Types of the values of bodies."""
         nodes = [node for node in self.nodes if isinstance(node.origin, Origin)]
         made = {name for node in nodes for name in node.outputs}
         reads = dict.fromkeys(name for node in nodes for name in node.reads if name not in made)

@@ -1,4 +1,4 @@
-"""Functions beside opaque operators, so that any runtime can run the file: one per distinct body."""
+"""Functions for opaque operators, so that any runtime can run the file: one for each distinct body."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gopt.opaque.table_body import opset, table_body
 def with_functions(
     nodes: Iterable[tuple[Node, FunctionProto | None]], header: ModelProto
 ) -> tuple[list[Node], list[FunctionProto]]:
-    """Nodes that each find their body in the file, and the functions that are not in its header yet.
+    """Nodes whose bodies are functions of the file, and the functions that its header lacks.
 
     A second body of one operator gets an overload of its own, and so do the nodes that need it.
     """
@@ -84,7 +84,7 @@ def _function(graph: Graph, call: OpaqueCall | None) -> FunctionProto | None:
 
 
 def prepare(header: ModelProto, functions: Sequence[FunctionProto]) -> None:
-    """Let a file's header hold functions: the version that knows them, and the operator sets they import."""
+    """Prepare a file's header for functions: the version that has them, and the operator sets they import."""
     if not functions:
         return
     oldest = 10 if any(each.overload for each in functions) else 8

@@ -1,4 +1,4 @@
-"""A call of a model's function becomes the function's nodes, under names of the caller."""
+"""Inline a call of a model's function: its nodes, under names of the caller."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 
 def inline_call(function: FunctionProto, call: NodeProto, prefix: str) -> list[NodeProto]:
-    """Copies of the function's nodes as they run for one call; what is inside gets names below ``prefix``.
+    """Copies of the function's nodes for one call; inner values get names below ``prefix``.
 
-    An operand that the call leaves out stays out; a result that the call does not name is computed all the same. A
+    An operand that the call omits stays absent; a result that the call does not name is still computed. A
     result that is an operand passes through an Identity.
     """
     table = {"": ""}

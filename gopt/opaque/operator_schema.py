@@ -1,4 +1,4 @@
-"""What an opaque optimizer operator is: its slots, how they repeat per weight, and what it does to one weight.
+"""The record of an opaque optimizer operator: its slots, how they repeat per weight, and its body for one weight.
 
 A node lists its values in one of four arrangements; ``SlotValues`` holds the same values by slot and weight,
 whichever the arrangement, so that nothing else needs to know of it.
@@ -48,7 +48,7 @@ class SlotValues:
     updated: list[Values] = field(default_factory=list)
 
     def only(self, weight: int) -> SlotValues:
-        """The same node as if it had one weight."""
+        """The values of one weight, as of a node that has no other."""
         return SlotValues(self.scalars, [self.weights[weight]], self.results, [self.updated[weight]])
 
 

@@ -1,4 +1,4 @@
-"""Steps that the bodies of several optimizers share."""
+"""Arithmetic that the bodies of several optimizers share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gopt.opaque.body_builder import BodyBuilder
 
 
 def power(b: BodyBuilder, base: str, count: str) -> str:
-    """base ** count, taken in float64: 0.999 ** t loses digits in float32."""
+    """base ** count, computed in float64: 0.999 ** t loses digits in float32."""
 
     def write() -> str:
         wide = b.const(float32(float(b.attribute(base))), "float64")
@@ -18,7 +18,7 @@ def power(b: BodyBuilder, base: str, count: str) -> str:
 
 
 def float32(value: float) -> float:
-    """The value as an attribute holds it."""
+    """The value rounded to float32, the type of attributes."""
     return float(np.float32(value))
 
 
@@ -61,7 +61,7 @@ def finite(b: BodyBuilder, value: str) -> str:
 
 
 def gated(b: BodyBuilder, slot: str, new: str, old: str, dtype: str) -> None:
-    """Write a result in its own type; the old value where the node's signal says that nothing is to change."""
+    """Write a result in its own type; the old value where the node's update signal is false."""
     value = b.cast(new, dtype, b.compute)
     if b.has("update_signal"):
         value = b.op("Where", b.scalar("update_signal", "bool"), value, b.formal(old))
@@ -69,7 +69,7 @@ def gated(b: BodyBuilder, slot: str, new: str, old: str, dtype: str) -> None:
 
 
 def count_up(b: BodyBuilder) -> None:
-    """The update count plus one, unless nothing is to change; its shape is kept."""
+    """The update count plus one, unless the update signal is false; its shape is kept."""
     if not b.has("count"):
         return
 

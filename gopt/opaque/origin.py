@@ -1,4 +1,4 @@
-"""Where the nodes of an expanded operator came from: frozen records that travel on ``Node.origin``."""
+"""The origin of the nodes of an expanded operator: frozen records on ``Node.origin``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each optimizer of ``com.microsoft`` does to one weight, in standard operators.
+"""The optimizers of ``com.microsoft`` on one weight, in standard operators.
 
 Sources of the formulas: the kernels of ONNX Runtime training (the CPU ones, and the CUDA ones for inputs that only
 those read), in words of our own. Every body is compared with a NumPy formula in ``tests/opaque``.

@@ -1,4 +1,4 @@
-"""What each optimizer of ``ai.onnx.preview.training`` does to one weight: the formulas of ONNX's own documents."""
+"""The optimizers of ``ai.onnx.preview.training`` on one weight: the formulas of ONNX's documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An opaque operator put back on the rank-independent graph, and what of it one rank has."""
+"""Opaque operators put back in the rank-independent graph, and their form on one rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gopt.opaque.table_body import table_body
 from gopt.sharding.placements import Sharding
 
 REFOLD = "Refold"
-"""The operator of ``gopt.spmd`` that stands for a kept one; ``specialise`` resolves it."""
+"""The operator of ``gopt.spmd`` that stands for a refolded one; ``specialise`` resolves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class CoveredRange:
 
 @dataclass(frozen=True, slots=True)
 class RefoldedWeight:
-    """One weight, or one run of weights of a class, in a kept operator: where it is, and its values by slot."""
+    """One weight, or one run of weights of a class, in a refolded operator: its sharding, and its values by slot."""
 
     sharding: Sharding
     weight: int
@@ -47,7 +47,7 @@ class RefoldedWeight:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RefoldedCall:
-    """One kept operator: its call in the source, the scalars it reads and makes, its members; names below ``name``."""
+    """One refolded operator: its source call, scalars, results and weights; inner names extend ``name``."""
 
     call: OpaqueCall
     scalars: Values
@@ -58,7 +58,7 @@ class RefoldedCall:
     def on(
         self, coordinates: Mapping[str, int], types: Mapping[str, TensorType], version: int, made_by: str
     ) -> tuple[list[Node], FunctionProto | None, tuple[str, ...]]:
-        """The nodes of one rank, the body, and the values made; nothing where it has no
+        """The nodes of one rank, the body, and their results; nothing where it has no
         weight. ``version`` is that of the standard operators."""
         present = [each for each in self.members if each.sharding.covers(coordinates)]
         made = (*self.results.values(), *(name for each in present for name in each.outputs.values()))
@@ -123,6 +123,6 @@ class RefoldedCall:
 
 
 def _in_call_order(names: list[str], given: Values, now: Values) -> list[str]:
-    """The operands of a call in its own order, each as it is called now."""
+    """The operands of a call in its order, under their present names."""
     slots = {name: slot for slot, name in given.items()}
     return [now.get(slots.get(name, ""), "") for name in names]

@@ -1,4 +1,4 @@
-"""What the operators' schemas say of roles: it goes behind the user's own map and before the data flow."""
+"""Roles from the operators' schemas; the user's role map overrides them, and data flow comes after them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def calls(graph: Graph) -> list[OpaqueCall]:
 
 
 def pairs(graph: Graph) -> dict[str, str]:
-    """States and the outputs that replace them, as the slots of opaque operators say."""
+    """States and the outputs that replace them, by the slots of opaque operators."""
     found: dict[str, str] = {}
     given = {*graph.inputs, *graph.initializers}
     for call in calls(graph):

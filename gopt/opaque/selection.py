@@ -1,4 +1,4 @@
-"""Which nodes of a graph hold an update that is not written out."""
+"""Select the nodes of a graph that hold an opaque update."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _key(node: Node) -> tuple[str, str, str]:
 
 
 def _holds_control(key: tuple[str, str, str], functions: dict[tuple[str, str, str], object]) -> bool:
-    """Whether a function branches or loops, inside itself or further down."""
+    """Whether a function, or one that it calls, branches or loops."""
     stack, seen = [key], set()
     while stack:
         top = stack.pop()

@@ -1,4 +1,4 @@
-"""Sequences of tensors that are put together and taken apart in one graph are read through, value by value."""
+"""Look through sequences of tensors that one graph both builds and indexes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gopt.ir.graph import Node, Tensor
 
 
 def constant_index(name: str, producers: Mapping[str, Node], stored: Mapping[str, Tensor]) -> int | None:
-    """The number a one-element constant holds; None when the value is no constant."""
+    """The number of a one-element constant; None for a value that is no constant."""
     if name in stored:
         return int(np.asarray(stored[name].numpy()).reshape(-1)[0]) if stored[name].type.elements == 1 else None
     producer = producers.get(name)

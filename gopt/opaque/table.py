@@ -1,4 +1,4 @@
-"""The visible table of opaque optimizer operators: adding one is one record here and one body beside it."""
+"""The table of opaque optimizer operators: a new one needs one record here and one body."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def opset(graph: Graph) -> int:
 def table_body(
     operator: OperatorSchema, node: Node, given: SlotValues, types: Mapping[str, TensorType], version: int
 ) -> tuple[FunctionProto, list[int]]:
-    """What an operator of the table does, as a function for this very node, and the weight of each of its nodes."""
+    """The body of an operator of the table as a function for one node, and the weight of each node of it."""
     dtypes = {}
     for table in (given.scalars, *given.weights):
         for slot, name in table.items():
@@ -43,7 +43,7 @@ def table_body(
 
 
 def same_body(held: FunctionProto, made: FunctionProto) -> bool:
-    """Whether a function of the file says just what the table says."""
+    """Whether a function of the file equals the body of the table."""
     copy = FunctionProto()
     copy.CopyFrom(held)
     for field in ("overload", "doc_string"):

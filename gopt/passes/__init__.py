@@ -5,14 +5,30 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from gopt.errors import OptionError
-from gopt.passes import fuse_collectives, hoist_casts, overlap, prune, refold_optimizers, shard, statistics, tensor_parallel
+from gopt.passes import (
+    fuse_collectives,
+    hoist_casts,
+    overlap,
+    prune,
+    refold_optimizers,
+    shard,
+    statistics,
+    tensor_parallel,
+)
 from gopt.passes.base import Pass
 
 _ALL = (tensor_parallel, hoist_casts, shard, refold_optimizers, statistics, fuse_collectives, overlap, prune)
 PASSES: dict[str, Pass] = {each.PASS.name: each.PASS for each in _ALL}
 DEFAULT = (
-    "tensor-parallel", "hoist-casts", "shard", "refold-optimizers", "statistics", "fuse-collectives", "overlap", "prune",
-)  # fmt: skip
+    "tensor-parallel",
+    "hoist-casts",
+    "shard",
+    "refold-optimizers",
+    "statistics",
+    "fuse-collectives",
+    "overlap",
+    "prune",
+)
 """The pipeline when the user says nothing."""
 
 

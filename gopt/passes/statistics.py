@@ -8,7 +8,7 @@ from enum import Enum
 import numpy as np
 import onnx
 
-from gopt.analysis.coupling.synchronise import SynchronisedValues, synchronise
+from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.training import State, StateKind
 from gopt.artifact.report import PassResult
@@ -104,7 +104,7 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
         rewriter.add("Constant", [], {fixed: TensorType(type.dtype, type.shape)}, attributes={"value": value})
         rewriter.rewire(producers[each.output], each.constant, fixed)
     rewriter.finish()
-    program.shared = shared.to_json() if shared != SynchronisedValues() else {}
+    program.synchronised = shared
     return PassResult(facts={"synchronised": len(shared.points)})
 
 

@@ -7,25 +7,35 @@ from dataclasses import dataclass, replace
 
 from gopt.analysis.training import State, TrainingGraph
 from gopt.artifact.report import PassResult
-from gopt.errors import UnsupportedError
+from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, origin
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import Placement, Shard, Sharding
+from gopt.tensor_parallel.check import check
 from gopt.tensor_parallel.choose import choose
 from gopt.tensor_parallel.classes import classes
+from gopt.tensor_parallel.explain import Explanation
 from gopt.tensor_parallel.localise import localise
+from gopt.tensor_parallel.patterns import Pattern, apply
 from gopt.tensor_parallel.propagate import Propagated, propagate
 from gopt.tensor_parallel.sizes import Sizes
+from gopt.tensor_parallel.tokens import Tokens
 
 AXIS = "tp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """``sizes``: how a dimension is shared out: balanced, ceil or floor-last."""
+    """``parameters``: what you say of some by name (``up*:column;head*:replicate``: column, row, vocab, expert,
+    replicate, or dimN); ``auto``: whether others are found by structure; ``sizes``: how a dimension is shared out:
+    balanced, ceil or floor-last; ``sequence``: between two pairs of products, activations are shared out by tokens
+    (sequence parallelism)."""
 
+    parameters: str = ""
+    auto: bool = True
     sizes: Sizes = Sizes.BALANCED
+    sequence: bool = False
 
 
 def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
@@ -39,9 +49,13 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     if members == 1:
         return PassResult(note="no axis splits the computation")
     training = program.training
+    if AXIS in dict(program.mesh.kinds):
+        return PassResult(note=f"ranks along {AXIS} are copies, as the user says")
     if any(node.domain == COMM for node in training.graph.nodes):
         return PassResult(note="the source has calls of its own over it")
-    choices = choose(training, members, options.sizes)
+    patterns = Pattern.parse(options.parameters)
+    choices = choose(training, members, options.sizes) if options.auto else {}
+    choices = apply(training, members, options.sizes, patterns, choices)
     if not choices:
         raise UnsupportedError(
             f"no parameter can be split along {AXIS}: no two products follow one another with nothing between them "
@@ -49,7 +63,16 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
             f"use the ranks for data: --mesh dp={members} or shard={members}",
         )
     seeds = _seeds(training, {name: choice.placement for name, choice in choices.items()})
-    result = propagate(training, training.graph.copy(), AXIS, members, seeds)
+    tokens = Tokens.of(training, members, options.sizes) if options.sequence else None
+    if options.sequence and tokens is None:
+        raise OptionError(f"tensor-parallel: no input of the batch has tokens to share out over {members} ranks")
+    result = propagate(training, training.graph.copy(), AXIS, members, seeds, tokens)
+    check(training, result.graph, AXIS, seeds)
+    reasons = {name: choice.why for name, choice in choices.items()}
+    logical = replace(result.graph, types=dict(result.graph.types))
+    program.explanations.append(
+        Explanation(AXIS, logical, result.placements, reasons, result.origins, result.converted)
+    )
     shardings = {
         name: Sharding.along(AXIS, placement) for name, placement in result.placements.items()
         if isinstance(placement, Shard)
@@ -90,7 +113,7 @@ def _make_variants(
     for variant, graph, places in zip(program.variants, graphs, ranks):
         localise(graph, shardings, places[0])
         drawn = [node for node in graph.nodes if id(origin(node)) in random]
-        variant.training = replace(source, graph=graph, gradients=result.gradients, random=drawn)
+        variant.training = replace(source, graph=graph, random=drawn)
         variant.graph = graph.copy()
         variant.places = places if program.others else ()
         variant.hold_whole()
@@ -106,4 +129,14 @@ def _seeds(training: TrainingGraph, chosen: Mapping[str, Placement]) -> dict[str
     return {state.tensor: chosen[like(state)] for state in training.states if like(state) in chosen}
 
 
-PASS = Pass("tensor-parallel", Options, tensor_parallel)
+def needed(program: SpmdProgram) -> str:
+    """Why a step cannot do without this pass."""
+    mesh = program.mesh
+    calls = {str(node.attributes["group"]) for node in program.training.graph.nodes if node.domain == COMM}
+    copies = dict(mesh.axes).get(AXIS, 1) == 1 or AXIS in dict(mesh.kinds)
+    if copies or any(AXIS in mesh.live(group) for group in calls):
+        return ""
+    return f"nothing else splits the computation along {AXIS}: its ranks would be copies"
+
+
+PASS = Pass("tensor-parallel", Options, tensor_parallel, needed=needed)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gopt.sharding.placements import (
+    FLAG_COUNT,
     PER_MEMBER,
     REPLICATED,
     FlatShard,
@@ -52,7 +53,7 @@ def convert(call: Conversion, operand: Operand) -> Placement:
 
 def _own(call: Conversion, operand: Operand) -> Placement:
     """A call of which nothing more is known: every member has something of its own."""
-    if not isinstance(operand.placement, (Replicated, PerMember, Shard)):
+    if not isinstance(operand.placement, (Replicated, PerMember)):
         raise Mismatch(operand, "a whole value of each member")
     return PER_MEMBER
 
@@ -80,12 +81,14 @@ def _reducible(call: Conversion, operand: Operand) -> None:
         # The mean, maximum and minimum of equal values are that value; their sum is a multiple of it.
         if call.own and call.reduce == "sum":
             raise Mismatch(operand, "values that differ between members: it is reduced already")
-    elif not isinstance(given, (PerMember, Shard)):
+    elif not isinstance(given, PerMember):
         raise Mismatch(operand, "a whole value of each member, or terms of one")
 
 
 def all_reduce(call: Conversion, operand: Operand) -> Placement:
-    """Each member's own, or terms -> replicated."""
+    """Each member's own, or terms -> replicated. A sum of flags is no flag: it is their number."""
+    if operand.placement == Partial("count") and call.reduce == "sum":
+        return FLAG_COUNT
     _reducible(call, operand)
     return REPLICATED
 
@@ -99,9 +102,9 @@ def reduce(call: Conversion, operand: Operand) -> Placement:
 
 
 def reduce_scatter(call: Conversion, operand: Operand) -> Placement:
-    """The same -> sharded."""
+    """The same -> sharded; each member's own where the source shards a dimension: its types are those of one rank."""
     _reducible(call, operand)
-    if not call.alone:
+    if not call.alone or not (call.own or "cuts" in call.attributes):
         return PER_MEMBER
     if "cuts" in call.attributes:
         return FlatShard.whole(tuple(call.attributes["cuts"]))
@@ -116,7 +119,7 @@ def all_gather(call: Conversion, operand: Operand) -> Placement:
             raise Mismatch(operand, f"shards that lie as its cuts say, {list(call.attributes.get('cuts', ()))}")
     elif isinstance(given, Shard):
         here = Shard(int(call.attributes.get("axis", -1)), tuple(call.attributes.get("sizes", ())))
-        if call.own and given != here:
+        if given != here:
             raise Mismatch(operand, f"a value {here}")
     elif isinstance(given, (Partial, OnMember)) or call.own:
         raise Mismatch(operand, "shards")
@@ -141,8 +144,8 @@ def all_to_all(call: Conversion, operand: Operand) -> Placement:
     at = call.attributes
     if call.alone and given == Shard(int(at["concat_axis"]), tuple(at["concat_sizes"])):
         return Shard(int(at["split_axis"]), tuple(at["split_sizes"]))
-    if not isinstance(given, (Replicated, PerMember, Shard)):
-        raise Mismatch(operand, "a value sharded along a dimension")
+    if not isinstance(given, (Replicated, PerMember)):
+        raise Mismatch(operand, f"a value sharded along dimension {at['concat_axis']} in {list(at['concat_sizes'])}")
     return PER_MEMBER
 
 

@@ -87,7 +87,7 @@ def strategies(operator: Operator, slot: Slot, shard: Shard) -> list[Strategy]:
     return list(rule(operator, slot, shard))
 
 
-# --- links --------------------------------------------------------------------------------------------------------------
+# --- links ------------------------------------------------------------------------------------------------------------
 
 
 def linked(links: Callable[[Operator], Iterator[Link]]) -> Rule:
@@ -348,7 +348,7 @@ def convolution(operator: Operator) -> Iterator[Link]:
         yield Link((1, read, None)[: 2 + rest], (None,), "sum")
 
 
-# --- operators that change the parts --------------------------------------------------------------------------------------
+# --- operators that change the parts ----------------------------------------------------------------------------------
 
 
 def reshaped(shard: Shard, before: Sequence[int], after: Sequence[int]) -> Shard | None:

@@ -137,8 +137,10 @@ class FlatShard:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The value is ``op`` (sum, max, min, mean, any, all) over what the members have. ``on``: only members that it
-    covers have a term."""
+    """The value is ``op`` over what the members have. ``on``: only members that it covers have a term.
+
+    ``op``: sum, mean, max, min, any, all; or count: of flags as numbers, whose sum is a ``FlagCount``.
+    """
 
     op: str
     on: FlatShard | OnMember | None = None
@@ -150,13 +152,25 @@ class Partial:
         return f"a partial {self.op}"
 
 
-Placement: TypeAlias = Replicated | PerMember | OnMember | Shard | FlatShard | Partial
+@dataclass(frozen=True, slots=True)
+class FlagCount:
+    """Every member has the number of members that set a flag. The value is the flag: whether that is more than zero."""
+
+    def covers(self, member: int) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return "the number of members that set a flag"
+
+
+Placement: TypeAlias = Replicated | PerMember | OnMember | Shard | FlatShard | Partial | FlagCount
 Place: TypeAlias = Replicated | OnMember | FlatShard
 """Where a node runs along an axis: on every member, on one, or on those that have elements of a part of a bucket."""
 Placements: TypeAlias = tuple[Placement, ...]
 """One placement per axis of the mesh that has several members, in mesh order."""
 REPLICATED = Replicated()
 PER_MEMBER = PerMember()
+FLAG_COUNT = FlagCount()
 
 
 @dataclass(frozen=True, slots=True)

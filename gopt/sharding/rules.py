@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from gopt.analysis.operators import ELEMENTWISE
 from gopt.ir.types import FLOATS
 from gopt.sharding.placements import (
+    FLAG_COUNT,
     PER_MEMBER,
     REPLICATED,
+    FlagCount,
     FlatShard,
     OnMember,
     Partial,
@@ -22,7 +24,6 @@ from gopt.sharding.placements import (
     Place,
     Placement,
     Replicated,
-    Shard,
     holder,
 )
 
@@ -36,6 +37,8 @@ class Operand:
     single: bool = False
     """It has one element, so that it broadcasts into a shard of any length."""
     dtype: str = ""
+    zero: bool = False
+    """It is a constant zero. Only asked beside a ``FlagCount``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ def result(use: Use) -> Placement:
     _check_presence(use)
     if any(isinstance(each, Partial) for each in placements):
         return partial(use)
+    if any(isinstance(each, FlagCount) for each in placements):
+        return flag_count(use)
     if use.standard and use.op_type in FULL_REDUCTIONS and any(isinstance(each, FlatShard) for each in placements):
         return reduction(use)
     rule = RULES.get(use.op_type, whole) if use.standard else whole
@@ -97,7 +102,7 @@ def whole(use: Use) -> Placement:
     """Any operator: it runs on what each member has, which must be all of it."""
     found: Placement = REPLICATED
     for operand in use.operands:
-        if isinstance(operand.placement, (PerMember, Shard)):
+        if isinstance(operand.placement, PerMember):
             found = PER_MEMBER
         elif not isinstance(operand.placement, Replicated):
             raise Mismatch(operand, "operands that are equal on all members, or each member's own")
@@ -165,7 +170,7 @@ def _through(use: Use, placement: Partial, terms: Sequence[Operand], others: Seq
     if kind == "Not" and op in ("any", "all"):
         return Partial("all" if op == "any" else "any", on)
     if kind in _COMBINES.get(op, ()):
-        return placement if not others or op not in ("sum", "mean") else None
+        return placement if not others or op not in ("sum", "mean", "count") else None
     if op in ("sum", "mean"):
         if kind == "Neg" or (kind == "Concat" and not others):
             return placement
@@ -180,11 +185,27 @@ def _through(use: Use, placement: Partial, terms: Sequence[Operand], others: Seq
 def _cast(placement: Partial, old: str, new: str) -> Partial | None:
     """Terms in another type: rounded, but never cut off or made flags."""
     if placement.op == "any":
-        return Partial("sum", placement.on) if new != "bool" else placement  # a flag becomes a count
+        return Partial("count", placement.on) if new != "bool" else placement
+    if placement.op == "count":  # in a short whole type the sum may come round to zero
+        return placement if new in FLOATS or new in ("int32", "int64", old) else None
     if placement.op == "all" or new == "bool":
         return None
     exact = placement.op in ("max", "min") or not new or new in FLOATS or old == new
     return placement if exact else None
+
+
+def flag_count(use: Use) -> Placement:
+    """The number of members that set a flag: it is compared with zero, which gives the flag, or moved."""
+    count, *others = sorted(use.operands, key=lambda operand: not isinstance(operand.placement, FlagCount))
+    first = use.operands[0] is count
+    if use.standard and use.op_type in _COMPARES and len(others) == 1 and others[0].zero:
+        if use.op_type == "Equal" or first == (use.op_type == "Greater"):
+            return REPLICATED
+    elif use.standard and use.op_type == "Cast" and use.dtype == "bool":
+        return REPLICATED
+    elif use.standard and use.op_type in _MOVES and first:
+        return FLAG_COUNT
+    raise Mismatch(count, "the flag itself, which is whether the number is greater than zero")
 
 
 def on_member(use: Use, member: int) -> Placement:
@@ -209,9 +230,10 @@ def _alone(use: Use, member: int) -> Placement:
 _MOVES = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Transpose"})
 _COMBINES = {
     "sum": ("Add", "Sub", "Sum"), "mean": ("Add", "Sub", "Sum"), "max": ("Max",), "min": ("Min",), "any": ("Or",),
-    "all": ("And",),
+    "all": ("And",), "count": ("Add", "Sum"),
 }  # fmt: skip
 """How partial values are joined into one of the same kind."""
+_COMPARES = ("Equal", "Greater", "Less")
 FULL_REDUCTIONS = {
     "ReduceSum": "sum", "ReduceSumSquare": "sum", "ReduceL1": "sum", "ReduceMean": "mean", "ReduceMax": "max",
     "ReduceMin": "min", "ReduceL2": "", "ReduceProd": "", "ReduceLogSum": "", "ReduceLogSumExp": "",

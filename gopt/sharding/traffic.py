@@ -1,4 +1,4 @@
-"""The calls of a step: what they carry, what they send, what computes while they are under way, what gathers hold."""
+"""The calls of a step: their kind, their bytes, what they overlap with, and the memory of gathers."""
 
 from __future__ import annotations
 
@@ -76,14 +76,18 @@ class Overlap:
         }
 
 
-def find_calls(program: SpmdProgram) -> list[CollectiveCall]:
-    """Every call of the step's graph in order. Two sweeps; linear."""
+def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None) -> list[CollectiveCall]:
+    """Every call of the step's graph in order. Two sweeps; linear.
+
+    ``parts``: values of which ranks hold parts, where the program is verified (``program.sharded``); else inferred.
+    """
     nodes = program.graph.nodes
     ready = ready_at(nodes)
     first, last = _uses(nodes)
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
     end, known = len(nodes), _Kinds(program)
-    parts = Shardings(program, strict=False).infer().parts()
+    if parts is None:
+        parts = Shardings(program, strict=False).infer().parts()
     found = []
     for place, node in enumerate(nodes):
         if node.domain != COMM:

@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.linearity import is_zero
 from gopt.analysis.operators import draws
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.types import TensorType
 from gopt.opaque.refold import RefoldedCall
 from gopt.program import Accumulator, ShardedState, SpmdProgram
+from gopt.sharding.bucket_order import check_bucket_order
 from gopt.sharding.calls import Conversion, beside, convert
 from gopt.sharding.layouts import Layout, lay
 from gopt.sharding.placements import (
     EVERYWHERE,
     PER_MEMBER,
     REPLICATED,
+    FlagCount,
     FlatShard,
     OnMember,
     PerMember,
@@ -52,6 +56,8 @@ class Shardings:
     """What some members have, as ``specialise`` knows it: sharded states, and what nodes with a place make."""
     _symbols: set[str] = field(default_factory=set)
     """Names of dimensions of inputs: all ranks have batches of one shape."""
+    _index: GraphIndex | None = None
+    """Who makes each value, once it is asked."""
 
     def __post_init__(self) -> None:
         mesh = self.program.mesh
@@ -70,10 +76,9 @@ class Shardings:
         return Sharding(tuple((axis, each) for axis, each in by_axis if not isinstance(each, Replicated)))
 
     def parts(self) -> dict[str, Sharding]:
-        """Every value of which ranks hold parts of a bucket. Shards of dimensions are none: they come from calls of the
-        source, whose types are those of one rank."""
-        zeros = {held.output: held.sharding for held in self.program.accumulators if held.sharding.flat is not None}
-        return zeros | {
+        """Every value of which ranks hold parts of a bucket. Shards of a dimension are not listed: their types in the
+        graph are those of one rank."""
+        return {
             name: self.sharding(name) for name, placements in self.known.items()
             if any(isinstance(placement, FlatShard) for placement in placements)
         }  # fmt: skip
@@ -117,6 +122,10 @@ class Shardings:
                 if id(node) in live:  # a dead one is seen by nothing, and prune takes it
                     raise
                 self._give(node, self._placed(self._equal, node.sharding))
+        for held in program.accumulators:  # zeros, which are sharded as the sums are
+            self._note(held.output, self.accumulator(held))
+        if self.strict:
+            check_bucket_order(program, live)
         return self
 
     def _visit(self, node: Node) -> None:
@@ -183,7 +192,16 @@ class Shardings:
         single = all(type is not None and type.elements == 1 for type in made)
         standard = node.domain in ("", "ai.onnx")
         dtype = made[0].dtype if made and made[0] is not None else ""
-        return Use(node.op_type, self._operands(names, axis), place, single, dtype, standard)
+        operands = self._operands(names, axis)
+        if any(isinstance(operand.placement, FlagCount) for operand in operands):
+            operands = tuple(replace(operand, zero=self._zero(operand.name)) for operand in operands)
+        return Use(node.op_type, operands, place, single, dtype, standard)
+
+    def _zero(self, name: str) -> bool:
+        """Whether a value is a constant zero."""
+        if self._index is None:
+            self._index = GraphIndex(self.program.graph)
+        return is_zero(self._index, name)
 
     def _checked(self, node: Node, axis: int, use: Use) -> Placement:
         try:

@@ -1,1 +1,1 @@
-"""The computation of a step shared out: placements chosen, propagated through forward, backward and update, made local."""
+"""The computation of a step split among members: placements chosen, propagated through all phases, made local."""

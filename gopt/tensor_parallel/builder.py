@@ -19,10 +19,11 @@ PASS = "tensor-parallel"
 @dataclass(slots=True)
 class Builder:
     """The nodes of a graph in order, with their types, which are logical. ``axis``: the mesh axis; ``phase``: that of
-    the nodes that are added."""
+    the nodes that are added; ``placements``: of values that are not replicated along the axis."""
 
     graph: Graph
     axis: str
+    placements: dict[str, Placement] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     phase: Phase | None = None
     _shapes: dict[tuple[int, ...], str] = field(default_factory=dict)
@@ -50,12 +51,18 @@ class Builder:
 
     def convert(self, value: str, before: Placement, after: Placement, name: str) -> str:
         """Add the mapping of a value; ``name`` is what the result is called."""
+        self._mapped(value, before, after, name)
+        if not isinstance(after, Replicated):
+            self.placements[name] = after
+        return name
+
+    def _mapped(self, value: str, before: Placement, after: Placement, name: str) -> str:
         if isinstance(before, Partial):
             return self._reduced(value, before, after, name)
         if isinstance(before, Shard) and isinstance(after, Replicated):
-            return self._in_runs(value, before, name, "AllGather", COMM)
+            return self._in_runs(value, before, after, before, name, "AllGather", COMM)
         if isinstance(before, Replicated) and isinstance(after, Shard):
-            return self._in_runs(value, after, name, "DimSlice", SPMD)
+            return self._in_runs(value, before, after, after, name, "DimSlice", SPMD)
         assert isinstance(before, Shard) and isinstance(after, Shard)
         if before.runs == after.runs == 1 and before.dim != after.dim:
             sizes = {
@@ -70,16 +77,15 @@ class Builder:
         if isinstance(after, Replicated):
             return self._call("AllReduce", value, name, reduce=before.op)
         assert isinstance(after, Shard)
-        return self._in_runs(value, after, name, "ReduceScatter", COMM, reduce=before.op)
+        return self._in_runs(value, before, after, after, name, "ReduceScatter", COMM, reduce=before.op)
 
     def _call(self, op_type: str, value: str, name: str, **attributes: Any) -> str:
-        return self.add(
-            op_type, [value], name, self.graph.types[value], domain=COMM, group=self.axis, **attributes
-        )
+        return self.add(op_type, [value], name, self.graph.types[value], domain=COMM, group=self.axis, **attributes)
 
     def _in_runs(
-        self, value: str, shard: Shard, name: str, op_type: str, domain: str, **attributes: Any
-    ) -> str:
+        self, value: str, before: Placement, after: Placement, shard: Shard, name: str, op_type: str, domain: str,
+        **attributes: Any,
+    ) -> str:  # fmt: skip
         """A call along a dimension; several runs of it stand in a dimension of their own meanwhile."""
         type = self.graph.types[value]
         dim = shard.dim + (shard.runs > 1)
@@ -89,5 +95,9 @@ class Builder:
         shape = (*type.dims[: shard.dim], shard.runs, sum(shard.sizes), *type.dims[shard.dim + 1 :])
         apart = TensorType(type.dtype, shape)
         parts = self.add("Reshape", [value, self.ints(shape)], f"{name}.runs", apart)
+        inside = Shard(dim, shard.sizes)
+        for role, placement in (("runs", before), ("parts", after)):
+            if not isinstance(placement, Replicated):
+                self.placements[f"{name}.{role}"] = inside if isinstance(placement, Shard) else placement
         moved = self.add(op_type, [parts], f"{name}.parts", apart, domain=domain, **fields)
         return self.add("Reshape", [moved, self.ints(type.dims)], name, type)

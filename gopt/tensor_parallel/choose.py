@@ -160,20 +160,21 @@ class _Chooser:
         if dims[axis] < self.members:
             return
         trace = _Trace(self, node)
-        if trace.through(node.inputs[0], Shard(axis, part_sizes(dims[axis], self.members, self.sizes))):
-            if trace.columns:
-                self._take(dict.fromkeys(trace.found.items(), "vocab"))
+        shard = Shard(axis, part_sizes(dims[axis], self.members, self.sizes))
+        if trace.through(node.inputs[0], shard) and trace.columns:
+            self._take(dict.fromkeys(trace.found.items(), "vocab"))
 
     def _table(self, node: Node) -> None:
         """Split the rows of a table that has more of them than a step reads."""
-        table, out = node.inputs[0], node.outputs[0]
+        table = node.inputs[0]
         graph = self.training.graph
         if table not in self.parameters or table in self.found or not self._static(table, node.inputs[1]):
             return
-        rows = graph.types[table].dims[0]
-        if node.attributes.get("axis", 0) == 0 and len(graph.types[table].dims) == 2 and out in graph.types:
-            if rows > prod(graph.types[node.inputs[1]].dims) and rows >= self.members:
-                self._take({(table, Shard(0, part_sizes(rows, self.members, self.sizes))): "vocab"})
+        dims = graph.types[table].dims
+        if node.attributes.get("axis", 0) or len(dims) != 2:
+            return
+        if dims[0] > prod(graph.types[node.inputs[1]].dims) and dims[0] >= self.members:
+            self._take({(table, Shard(0, part_sizes(dims[0], self.members, self.sizes))): "vocab"})
 
     def _static(self, *names: str) -> bool:
         return all(self.training.graph.type_of(name).static for name in names)

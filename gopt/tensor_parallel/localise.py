@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from gopt.errors import UnsupportedError
-from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
-from gopt.sharding.placements import Shard, Sharding
-from gopt.tensor_parallel.builder import PASS, Builder
+from gopt.sharding.placements import Sharding
+from gopt.tensor_parallel.builder import Builder
 from gopt.tensor_parallel.operators import Constants
 
 

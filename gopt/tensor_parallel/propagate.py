@@ -22,7 +22,9 @@ from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated,
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.expansions import expansion
+from gopt.tensor_parallel.explain import Origin
 from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.tokens import Tokens
 
 MASKED = {
     "Gather": "MemberGather", "GatherElements": "MemberGatherElements",
@@ -31,6 +33,7 @@ MASKED = {
 """Operators that choose along a sharded dimension -> what a member runs instead."""
 _PASSED = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Add", "Sub", "Sum", "Neg"})
 """Through these, terms go to their one reader before they are summed."""
+_MOVES = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
 _WEIGHT = 1000.0
 """How much more a byte of a weight costs that would be gathered: it was sharded so that nobody has it whole."""
 
@@ -41,21 +44,24 @@ class Propagated:
 
     graph: Graph
     placements: dict[str, Placement]
-    gradients: dict[str, str]
-    """Parameter -> its gradient, completed over the axis."""
     conversions: Counter[str] = field(default_factory=Counter)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    """Value that is not replicated -> the node that placed it."""
+    converted: dict[str, list[str]] = field(default_factory=dict)
     whole: list[str] = field(default_factory=list)
     """Labels of nodes that all members compute whole although an operand was sharded."""
 
 
 def propagate(
-    training: TrainingGraph, graph: Graph, axis: str, members: int, seeds: Mapping[str, Placement]
-) -> Propagated:
+    training: TrainingGraph, graph: Graph, axis: str, members: int, seeds: Mapping[str, Placement],
+    tokens: Tokens | None = None,
+) -> Propagated:  # fmt: skip
     """Split a step along an axis, from the placements of its states. ``graph``: with logical types, changed in place.
 
+    With ``tokens``, terms may be scattered over them in place of being summed on all members (sequence parallelism).
     Raises UnsupportedError where a new state cannot be brought to the placement of the old one.
     """
-    return _Sweep(training, graph, axis, members, dict(seeds)).run()
+    return _Sweep(training, graph, axis, members, dict(seeds), tokens).run()
 
 
 @dataclass(slots=True)
@@ -65,19 +71,22 @@ class _Sweep:
     axis: str
     members: int
     placements: dict[str, Placement]
+    tokens: Tokens | None
     build: Builder = field(init=False)
     constants: Constants = field(init=False)
     out: Propagated = field(init=False)
     converted: dict[tuple[str, Placement], str] = field(default_factory=dict)
     copies: Counter[str] = field(default_factory=Counter)
+    moves: dict[str, Node] = field(default_factory=dict)
+    """What a node makes that moves elements alone -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
     weights: set[str] = field(default_factory=set)
     """States, and what follows from them alone."""
 
     def __post_init__(self) -> None:
-        self.build = Builder(self.graph, self.axis)
+        self.build = Builder(self.graph, self.axis, self.placements)
         self.constants = Constants(self.graph)
-        self.out = Propagated(self.graph, self.placements, dict(self.training.gradients))
+        self.out = Propagated(self.graph, self.placements)
         for node in self.graph.nodes:
             self.readers.update(set(node.reads))
         self.weights.update(state.tensor for state in self.training.states)
@@ -85,7 +94,8 @@ class _Sweep:
     def run(self) -> Propagated:
         wanted = {state.updated: self.placements.get(state.tensor, REPLICATED) for state in self.training.states}
         wanted |= dict.fromkeys((self.training.loss, *self.training.metrics), REPLICATED)
-        wanted = self._gradients() | wanted
+        # By the placement of its parameter alone a gradient is summed over members, or not.
+        wanted |= {value: self.placements.get(name, REPLICATED) for name, value in self.training.gradients.items()}
         for node in list(self.graph.nodes):
             self.build.phase = node.phase
             first = len(self.build.nodes)
@@ -97,13 +107,6 @@ class _Sweep:
                     self._settle(name, wanted[name], self.build.nodes[first:])
         self.graph.nodes = self.build.nodes
         return self.out
-
-    def _gradients(self) -> dict[str, Placement]:
-        """Where gradients must be, complete: where their parameters are. Passes and verify know them by their names."""
-        found: dict[str, set[Placement]] = {}
-        for weight, gradient in self.training.gradients.items():
-            found.setdefault(gradient, set()).add(self.placements.get(weight, REPLICATED))
-        return {name: places.pop() if len(places) == 1 else REPLICATED for name, places in found.items()}
 
     # --- one node ---------------------------------------------------------------------------------------------------
 
@@ -139,7 +142,7 @@ class _Sweep:
         described = operator(node, self.graph, self.constants)
         expand = expansion(node, described, known) if node.domain != COMM else None
         if expand is not None:
-            inner = Builder(self.graph, self.axis, phase=node.phase)
+            inner = Builder(self.graph, self.axis, {}, phase=node.phase)
             inner._shapes = self.build._shapes
             expand(inner, node, described)
             for each in inner.nodes:
@@ -167,6 +170,10 @@ class _Sweep:
         for place, placement in enumerate(known):
             if isinstance(placement, Shard):
                 found.update(dict.fromkeys(strategies(described, Slot(place), placement)))
+            elif isinstance(placement, Partial) and self.tokens is not None:
+                shard = self.tokens.shard(self.graph.type_of(node.inputs[place]))
+                if shard is not None and placement.op in ("sum", "mean"):
+                    found.update(dict.fromkeys(strategies(described, Slot(place), shard)))
         whole = Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
         return [*found, whole]
 
@@ -211,6 +218,10 @@ class _Sweep:
             return name
         key = (name, placement)
         if key not in self.converted:
+            move = self.moves.get(name)
+            if isinstance(before, Shard) and isinstance(placement, Replicated) and move is not None:
+                self.converted[key] = self._moved(name, move)
+                return self.converted[key]
             role = {Replicated: "whole", Shard: "part"}[type(placement)]
             count = self.copies[name]
             self.copies[name] += 1
@@ -218,10 +229,25 @@ class _Sweep:
             self._count(before, placement)
             self.build.convert(name, before, placement, made)
             self._note(made, placement)
+            self.out.origins[made] = Origin("the mapping", name)
+            self.out.converted.setdefault(name, []).append(made)
             if name in self.weights:
                 self.weights.add(made)
             self.converted[key] = made
         return self.converted[key]
+
+    def _moved(self, name: str, move: Node) -> str:
+        """A whole value by the move of what it was moved from, so that a value is gathered once for all its views."""
+        node = clone(move)
+        made = f"gopt.{PASS}.{name}.whole"
+        node.source, node.made_by, node.encoded, node._attributes = None, PASS, None, dict(move.attributes)
+        node.inputs = [self._as(move.inputs[0], REPLICATED), *move.inputs[1:]]
+        node.outputs, node.name, node.phase = [made], "", self.build.phase
+        self.graph.types[made] = self.graph.types[name]
+        self.build.nodes.append(node)
+        if name in self.weights:
+            self.weights.add(made)
+        return made
 
     def _count(self, before: Placement, after: Placement) -> None:
         mapping = Conversion(before, after).mapping
@@ -242,10 +268,15 @@ class _Sweep:
 
     def _append(self, node: Node, results: Sequence[Placement]) -> None:
         self.build.nodes.append(node)
+        if node.is_a(*_MOVES):
+            self.moves[node.outputs[0]] = node
         if node.inputs and all(name in self.weights or self._constant(name) for name in node.reads):
             self.weights.update(node.outputs)
+        source = next((name for name in node.inputs if name in self.placements), "")
         for name, placement in zip(node.outputs, results):
             self._note(name, placement)
+            if source and name:
+                self.out.origins[name] = Origin(f"{node.op_type} {node.label}", source)
 
     def _constant(self, name: str) -> bool:
         return name in self.graph.initializers

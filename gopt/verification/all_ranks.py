@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gopt.artifact.manifest import Manifest
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.sharding.boxes import Box, put
@@ -40,8 +41,8 @@ class AllRanks:
     which: list[int]
     transport: Transport
     types: Mapping[str, TensorType]
-    boxes: Sequence[Mapping[str, Box]] = field(default=())
-    """Of each rank: gradient -> what the rank has of it, where that is a part."""
+    boxes: Mapping[str, Sequence[Box | None]]
+    """Gradient -> what each rank has of it, where dimensions are sharded."""
 
     def held(self, states: Values) -> list[Values]:
         """What every rank holds of these states."""
@@ -58,6 +59,7 @@ class AllRanks:
         """One step: every phase as often as it is due. ``held`` follows."""
         made = RankResults([Values() for _ in self.ranks], [], [[Values() for _ in turn] for turn in batches])
         last = max(self.which)
+        marked = {r for r in range(len(self.ranks)) if self.which[r] == last and self._has_first(r, reference.marked)}
         for phase, times in self.phases.items():
             programs = [rank.programs[phase] for rank in self.ranks]
             for turn in range(times):
@@ -71,9 +73,7 @@ class AllRanks:
                         tamper(number, feed)
                 data = self.mesh.data_axes
                 varied = [
-                    VariantProgram(
-                        program, variant, reference.gradients, reference.marked if self.which[r] == last else "", data
-                    )
+                    VariantProgram(program, variant, reference.gradients, reference.marked if r in marked else "", data)
                     for r, program in enumerate(programs)
                 ]
                 for r, output in enumerate(self.transport(varied, feeds, self.mesh)):
@@ -82,13 +82,20 @@ class AllRanks:
                     if reference.training.loss in output:
                         made.losses.append((turn, r, np.asarray(output[reference.training.loss], np.float64)))
                     seen = made.gradients[turn][self.which[r]]
-                    for name, value in reference.varied(variant, output, self.which[r] == last).items():
-                        self._see(seen, name, value, r)
+                    for name, value in reference.varied(variant, output, r in marked).items():
+                        self._note(seen, name, value, r)
         return made
 
-    def _see(self, seen: Values, name: str, value: np.ndarray, rank: int) -> None:
-        """Note a local gradient of a rank; parts are put together."""
-        box = self.boxes[rank].get(name) if self.boxes else None
+    def _box(self, name: str, rank: int) -> Box | None:
+        return self.boxes[name][rank] if name in self.boxes else None
+
+    def _has_first(self, rank: int, gradient: str) -> bool:
+        """Whether a rank has the first element of a gradient."""
+        return all(dimension[0] == 0 for dimension in self._box(gradient, rank) or ())
+
+    def _note(self, seen: Values, name: str, value: np.ndarray, rank: int) -> None:
+        """Take a gradient of a rank, or its part of it."""
+        box = self._box(name, rank)
         if box is None:
             seen.setdefault(name, value)
             return
@@ -97,21 +104,26 @@ class AllRanks:
         put(seen[name], box, value.reshape(-1), 0)
 
 
-def gradient_boxes(ranks: Sequence[RankPrograms], mesh: Mesh, gradients: Mapping[str, str]) -> list[dict[str, Box]]:
-    """What each rank has of gradients, by name: as of its parameters, which other ranks of its place may hold for it.
+def gradient_boxes(manifest: Manifest, gradients: Mapping[str, str]) -> dict[str, list[Box | None]]:
+    """Gradient -> what each rank has of it, for parameters of which dimensions are sharded: as its states say."""
+    mesh = manifest.mesh.mesh()
+    owners = {state.tensor: state.of or state.tensor for state in manifest.states}
+    shapes = {state.tensor: state.shape for state in manifest.states}
+    model = [axis for axis, _ in mesh.axes if axis not in mesh.data_axes]
+    found: dict[tuple[str, tuple[int, ...]], Box] = {}
 
-    ``gradients``: parameter -> gradient.
-    """
-    places = [
-        tuple(at for axis, at in mesh.coordinates(rank).items() if axis not in mesh.data_axes)
-        for rank in range(mesh.ranks)
-    ]
-    found: dict[tuple[int, ...], dict[str, Box]] = {}
-    for place, rank in zip(places, ranks):
-        pieces = [piece for state in rank.states for piece in state.pieces]
-        known = {gradients[each.tensor]: each.box for each in pieces if each.box and each.tensor in gradients}
-        found.setdefault(place, {}).update({name: box for name, box in known.items() if box is not None})
-    return [found[place] for place in places]
+    def place(rank: int) -> tuple[int, ...]:
+        return tuple(mesh.coordinates(rank)[axis] for axis in model)
+
+    for entry in manifest.ranks:
+        for state in entry.state:
+            for piece in state.pieces:
+                of = owners[piece.tensor]
+                if piece.box is not None and shapes[of] == shapes[piece.tensor] and of in gradients:
+                    found[gradients[of], place(entry.rank)] = piece.box
+    return {
+        name: [found.get((name, place(entry.rank))) for entry in manifest.ranks] for name in {key[0] for key in found}
+    }
 
 
 def data_ranks(mesh: Mesh) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gopt.analysis.coupling.synchronise import SynchronisedValues
+from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.ir.types import numpy_dtype

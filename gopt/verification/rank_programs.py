@@ -99,10 +99,10 @@ def joined(
                 key_of_part = (piece.box, piece.start)
                 parts.setdefault(piece.tensor, {})[key_of_part] = flat[place : place + piece.elements]
                 place += piece.elements
-    found = {}
-    for name, pieces in parts.items():
-        if sum(part.size for part in pieces.values()) == types[name].elements:
-            found[name] = np.empty(types[name].dims, next(iter(pieces.values())).dtype)
-            for (box, start), part in pieces.items():
+    found: Values = {}
+    for name, own in parts.items():
+        if sum(part.size for part in own.values()) == types[name].elements:
+            found[name] = np.empty(types[name].dims, next(iter(own.values())).dtype)
+            for (box, start), part in own.items():
                 put(found[name], box, part, start)
     return found

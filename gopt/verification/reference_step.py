@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.analysis.coupling.synchronise import SynchronisedValues
 from gopt.analysis.loss_reduction import LossReduction, LossRule
+from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.mesh import Mesh

@@ -86,14 +86,14 @@ class Verifier:
             for record in self.manifest.ranks
         ]  # fmt: skip
         self.which = data_ranks(self.mesh)
+        self.boxes = gradient_boxes(self.manifest, self.training.gradients)
         self.stored = self.all_ranks.joined("input", [rank.values for rank in self.ranks])
         self.kinds = {state.tensor: state.kind.value for state in self.training.states}
 
     @property
     def all_ranks(self) -> AllRanks:
         return AllRanks(
-            self.ranks, self.mesh, self.phases, self.which, self.transport, self.training.graph.types,
-            gradient_boxes(self.ranks, self.mesh, self.training.gradients),
+            self.ranks, self.mesh, self.phases, self.which, self.transport, self.training.graph.types, self.boxes
         )  # fmt: skip
 
     @property

@@ -34,7 +34,7 @@ def test_every_command_is_in_the_docs(name):
     assert re.search(rf"`gopt {name}\b", ALL)
 
 
-PLACEMENTS = ["Replicated", "PerMember", "Shard", "FlatShard", "Partial", "OnMember"]
+PLACEMENTS = ["Replicated", "PerMember", "Shard", "FlatShard", "Partial", "FlagCount", "OnMember"]
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)

@@ -127,11 +127,12 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "a part of the pass, which is tested as a whole", "passes/test_fuse_collectives.py", "golden/fuse-collectives",
     ),
     **_each(
-        "passes.shard.emit passes.shard.gradient_reduction passes.shard.parameter_gather "
+        "passes.shard.emit passes.shard.emitted passes.shard.gradient_reduction passes.shard.parameter_gather "
         "passes.shard.plan passes.shard.scalar_reductions passes.shard.split passes.shard.whole",
         _SHARD, "golden/shard", "passes/test_passes_shard.py", "numeric/test_knobs.py",
     ),
     **_each("passes.shard.options", "every pair of them", "numeric/test_knobs.py", "cli/test_main.py", "golden/shard"),
+    **_each("analysis.synchronised_values", _RECORDS, "numeric/test_synchronised.py", "docs/test_formats.py"),
     **_each("passes.shard.loss_weights", _SHARD, "numeric/test_loss_reduction.py", "golden/shard"),
     **_each("passes.shard.shared_scalars", _SHARD, "numeric/test_shared_values.py"),
     # --- analysis ---

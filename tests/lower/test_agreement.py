@@ -182,6 +182,78 @@ def mean_of_shards(step: SpmdProgram) -> None:
             node.op_type, node.proto = "ReduceMean", None
 
 
+def no_mark(step: SpmdProgram) -> None:
+    """Nothing says that micro-steps change a statistic: its mean is taken of what it was."""
+    assert step.loop_carried
+    step.loop_carried.clear()
+
+
+def _equal_pair(step: SpmdProgram, names: list[str]) -> tuple[int, int]:
+    """The places of two values of one shape."""
+    types = [step.graph.types[name] for name in names]
+    return next(
+        ((a, b) for b in range(len(names)) for a in range(b) if types[a] == types[b]),
+        (0, 0),
+    )
+
+
+def swapped(step: SpmdProgram, op_type: str, slot: str) -> None:
+    """Two tensors of equal shape change places in the operands or results of a node."""
+    for node in step.graph.nodes:
+        a, b = _equal_pair(step, getattr(node, slot)) if node.op_type == op_type else (0, 0)
+        if a != b:
+            names = getattr(node, slot)
+            names[a], names[b] = names[b], names[a]
+            return
+    raise AssertionError(f"no {op_type} has two tensors of one shape")
+
+
+def swapped_gather(step: SpmdProgram) -> None:
+    swapped(step, "AllGather", "outputs")
+
+
+def swapped_regather(step: SpmdProgram) -> None:
+    """What the backward gathers anew."""
+    for node in step.graph.nodes:
+        again = node.op_type == "AllGather" and ".again" in node.outputs[0]
+        a, b = _equal_pair(step, node.outputs) if again else (0, 0)
+        if a != b:
+            node.outputs[a], node.outputs[b] = node.outputs[b], node.outputs[a]
+            return
+    raise AssertionError("nothing is gathered anew")
+
+
+def swapped_slice(step: SpmdProgram) -> None:
+    swapped(step, "LocalSlice", "inputs")
+
+
+def swapped_scatter(step: SpmdProgram) -> None:
+    swapped(step, "ReduceScatter", "inputs")
+
+
+def reversed_gather(step: SpmdProgram) -> None:
+    """A gather cuts the bucket up from its other end."""
+    for node in list(calls(step, "AllGather")):
+        if len(node.outputs) > 1:
+            node.outputs = node.outputs[::-1]
+            change_attributes(step, node, shapes=list(node.attributes["shapes"])[::-1])
+            return
+    raise AssertionError("no gather has several tensors")
+
+
+def swapped_states(step: SpmdProgram) -> None:
+    """What ranks hold of a bucket lists two tensors of one size in the other order."""
+    for place, state in enumerate(step.states):
+        for first, second in zip(state.slices, state.slices[1:]):
+            if first.elements == second.elements:
+                new = {
+                    first: replace(second, offset=first.offset), second: replace(first, offset=second.offset),
+                }  # fmt: skip
+                step.states[place] = replace(state, slices=tuple(new.get(each, each) for each in state.slices))
+                return
+    raise AssertionError("no state has two tensors of one size")
+
+
 @dataclass(frozen=True)
 class Case:
     """An error, where it is planted, what the refusal must say, and whether ranks can run with it."""
@@ -196,6 +268,8 @@ class Case:
 
     @property
     def options(self) -> dict[str, object]:
+        if self.plant is swapped_regather:
+            return {"bucket_mb": 0.02}
         whole = self.plant in (no_reduce, another_root)
         return {"partition": "whole", "style": "broadcast"} if whole else {}
 
@@ -231,6 +305,18 @@ CASES = [
     Case(reduced_twice, "gpt_adamw_clip_sched_fp16", "shard=3", 3, r"AllReduce .* is replicated along shard"),
     Case(mean_of_shards, "mlp_mom_clip_sched", "shard=3", 2, r"ReduceMean .* reads .* of a bucket .* along shard"),
     Case(lone_share, "mlp_mom_clip_sched", "shard=2", 2, r"Sqrt .* is a partial sum along shard"),
+    Case(no_mark, "cnn_mom_fp16", "shard=2", 2, r"statistic 'bn1.running_mean' follows no batch", 2),
+    Case(swapped_gather, "cnn_mom_fp16", "shard=2", 2, r"AllGather .* makes 'bn2.\w+_out' of .* of 'bn2.\w+'"),
+    Case(swapped_gather, "cnn_mom_fp16", "shard=3", 3, r"AllGather .* makes 'bn.* of elements of 'bn"),
+    Case(swapped_gather, "gpt_adamw_clip_sched_fp16", "dp=2,shard=2", 2, r"AllGather .* of elements of"),
+    Case(swapped_regather, "gpt_adamw", "shard=2", 3, r"reads '.*again.* for 'b.*elements of 'b"),
+    Case(swapped_slice, "cnn_mom_fp16", "shard=2", 2, r"elements .* of 'bn2"),
+    Case(swapped_scatter, "cnn_mom_fp16", "shard=2", 2, r"elements .* of 'bn2"),
+    Case(swapped_scatter, "cnn_mom_fp16", "shard=2", 1, r"elements .* of 'bn2", 2),
+    Case(swapped_scatter, "cnn_mom_fp16", "shard=2", 2, r"elements .* of 'bn2", 2),
+    Case(reversed_gather, "mlp_adamw", "shard=3", 2, r"AllGather .* elements"),
+    Case(reversed_gather, "mlp_adamw", "shard=3", 3, r"AllGather .* elements"),
+    Case(swapped_states, "cnn_mom_fp16", "shard=2", 2, r"elements .* of 'bn2"),
 ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from gopt.sharding.placements import FlatShard, OnMember, Partial, PerMember, Placement, Replicated, Shard
+from gopt.sharding.placements import FlagCount, FlatShard, OnMember, Partial, PerMember, Placement, Replicated, Shard
 
 Array = np.ndarray
 Chunks = list[Array | None]
@@ -20,6 +20,8 @@ def take_apart(whole: Array, placement: Placement, members: int, generator: np.r
     """What members hold of a value: its shards, or any terms that reduce to it."""
     if isinstance(placement, Replicated):
         return [whole] * members
+    if isinstance(placement, FlagCount):
+        return [np.asarray(whole * generator.integers(1, 5))] * members  # the same on all
     if isinstance(placement, OnMember):
         return [whole if member == placement.member else None for member in range(members)]
     if isinstance(placement, Shard):
@@ -47,7 +49,8 @@ def _terms(whole: Array, op: str, count: int, generator: np.random.Generator) ->
         terms = [whole + sign * generator.uniform(0.1, 3, whole.shape) for _ in range(count)]
     else:
         terms = [np.array(generator.integers(0, 2, whole.shape).astype(bool)) for _ in range(count)]
-        terms = [term & whole if op == "any" else term | whole for term in terms]
+        terms = [term | whole if op == "all" else term & (whole > 0) for term in terms]
+        terms = [term.astype(whole.dtype) for term in terms]
     terms[int(generator.integers(count))] = whole
     return terms
 
@@ -55,6 +58,7 @@ def _terms(whole: Array, op: str, count: int, generator: np.random.Generator) ->
 REDUCE = {
     "sum": np.add.reduce, "mean": np.mean, "max": np.maximum.reduce, "min": np.minimum.reduce,
     "any": np.logical_or.reduce, "all": np.logical_and.reduce,
+    "count": lambda terms: np.asarray(np.add.reduce(terms) > 0),
 }  # fmt: skip
 
 
@@ -66,7 +70,13 @@ def agrees(chunks: Chunks, placement: Placement, whole: Array) -> bool:
         there = [each is not None for each in chunks]
         want = [placement.covers(member) for member in range(members)]
         made = REDUCE[placement.op](terms) if placement.op != "mean" else terms.mean(axis=0)
-        return there == want and made.shape == whole.shape and _close(made, whole)
+        return (
+            there == want
+            and made.shape == whole.shape
+            and _close(made, whole > 0 if placement.op == "count" else whole)
+        )
+    if isinstance(placement, FlagCount):
+        return all(each is not None and _same(np.asarray(each > 0), whole > 0) for each in chunks)
     if isinstance(placement, PerMember):
         return all(each is not None for each in chunks)
     wanted = take_apart(whole, placement, members, np.random.default_rng(0))

@@ -13,8 +13,10 @@ import pytest
 from chunks import Array, Chunks, agrees, run, take_apart
 
 from gopt.sharding.placements import (
+    FLAG_COUNT,
     PER_MEMBER,
     REPLICATED,
+    FlagCount,
     FlatShard,
     OnMember,
     Partial,
@@ -22,6 +24,7 @@ from gopt.sharding.placements import (
     Place,
     Placement,
     Replicated,
+    Shard,
 )
 from gopt.sharding.rules import FULL_REDUCTIONS, RULES, Mismatch, Operand, Use, result
 
@@ -33,9 +36,10 @@ EVEN = FlatShard.whole((0, 2, 4, 6, 8))
 SOLE = FlatShard((0, 3, 3, 10, 12), 3, 10)
 """A part of a bucket that one member has all of."""
 ALONE = OnMember(2)
+ROWS = Shard(0, (3, 0, 2, 2))
 NUMBERS: list[Placement] = [
-    REPLICATED, PER_MEMBER, ALONE, FLAT, OTHER, SOLE, Partial("sum"), Partial("mean"), Partial("max"), Partial("min"),
-    Partial("sum", FLAT),
+    REPLICATED, PER_MEMBER, ALONE, FLAT, OTHER, SOLE, ROWS, Partial("sum"), Partial("mean"), Partial("max"),
+    Partial("min"), Partial("sum", FLAT),
 ]  # fmt: skip
 FLAGS: list[Placement] = [REPLICATED, PER_MEMBER, ALONE, FLAT, Partial("any"), Partial("all")]
 PLACES: list[Place] = [REPLICATED, ALONE, FLAT, SOLE]
@@ -51,10 +55,11 @@ UNARY = sorted(set(RULES) - set(BINARY) - set(FLAGGED) - {"Not"} - SKIPPED)
 OTHERS = ("Softmax", "CumSum", "Reshape", "Unsqueeze", "Transpose", "Flatten", "Expand", "Concat")
 
 
-def value(generator: np.random.Generator, count: int, *, single: bool, flags: bool) -> Array:
+def value(generator: np.random.Generator, count: int, *, single: bool, flags: str) -> Array:
+    """Numbers, or with ``flags`` flags of that type."""
     shape = () if single else (count,)
     made = generator.uniform(0.2, 0.9, shape)
-    return np.asarray(made > 0.5) if flags else np.asarray(made)
+    return np.asarray(made > 0.5).astype(flags) if flags else np.asarray(made)
 
 
 def attempt(
@@ -63,7 +68,7 @@ def attempt(
     place: Place,
     singles: tuple[bool, ...],
     *,
-    flags: bool = False,
+    flags: str = "",
     more: tuple[Array, ...] = (),
     seed: int = 0,
 ) -> bool | None:
@@ -73,16 +78,14 @@ def attempt(
     count = 8 if EVEN in placements else 7
     wholes = [value(generator, count, single=single, flags=flags) for single in singles]
     operands = [
-        Operand(f"x{number}", placement, single, "bool" if flags else "float64")
+        Operand(f"x{number}", placement, single, flags or "float64")
         for number, (placement, single) in enumerate(zip(placements, singles))
-    ] + [Operand(f"c{number}", REPLICATED, each.size == 1) for number, each in enumerate(more)]
+    ] + [Operand(f"c{number}", REPLICATED, each.size == 1, zero=not each.any()) for number, each in enumerate(more)]
     expected = run(op_type, [*wholes, *more], attributes)
     try:
         made = result(Use(op_type, tuple(operands), place, expected.size == 1))
     except Mismatch:
         return None
-    if op_type == "Cast" and flags and isinstance(placements[0], Partial):
-        return made == Partial("sum", placements[0].on)  # a count, of which the flag is made behind the call
     parts = [take_apart(whole, each, MEMBERS, generator) for whole, each in zip(wholes, placements)]
     parts += [[each] * MEMBERS for each in more]
     chunks: Chunks = []
@@ -90,7 +93,9 @@ def attempt(
         given = [part[member] for part in parts]
         here = place.covers(member) and all(each is not None for each in given)
         chunks.append(run(op_type, [each for each in given if each is not None], attributes) if here else None)
-    if isinstance(made, (Replicated, PerMember)):  # who reads it elsewhere is refused by gopt.lower.invariants
+    if isinstance(
+        made, (Replicated, PerMember, FlagCount)
+    ):  # who reads it elsewhere is refused by gopt.lower.invariants
         chunks = [chunk for member, chunk in enumerate(chunks) if place.covers(member)]
     return agrees(chunks, made, expected)
 
@@ -109,12 +114,12 @@ def more(op_type: str) -> tuple[Array, ...]:
     return (np.array(ints[op_type]),) if op_type in ints else ()
 
 
-def swept(op_type: str, count: int, kinds: list[Placement], *, flags: bool = False) -> dict[str, int]:
+def swept(op_type: str, count: int, kinds: list[Placement], *, flags: str = "") -> dict[str, int]:
     """Every combination of placements, sizes and places; the numbers of what was accepted and refused."""
     seen = {"right": 0, "refused": 0}
     for placements in product(kinds, repeat=count):
         for singles in product((False, True), repeat=count):
-            if any(isinstance(each, FlatShard) and one for each, one in zip(placements, singles)):
+            if any(isinstance(each, (FlatShard, Shard)) and one for each, one in zip(placements, singles)):
                 continue
             if op_type in ("CumSum", "Softmax", "Expand", "Concat") and any(singles):
                 continue
@@ -139,8 +144,37 @@ def test_two_operands(op_type):
 
 @pytest.mark.parametrize("op_type", [*FLAGGED, "Not", "Cast"])
 def test_flags(op_type):
-    seen = swept(op_type, 1 if op_type in NULLARY else 2, FLAGS, flags=True)
+    seen = swept(op_type, 1 if op_type in NULLARY else 2, FLAGS, flags="bool")
     assert seen["right"] > 4 and seen["refused"] > 4
+
+
+@pytest.mark.parametrize(
+    "op_type", [*sorted({*BINARY} - {"Div"}), "Neg", "Sqrt", "Cast", "Reshape", "Unsqueeze", "Concat", "ReduceSum"]
+)
+def test_numbers_of_flags(op_type):
+    """A sum of flags that members set is no flag: it counts."""
+    count = 2 if op_type in (*BINARY, "Concat") else 1
+    seen = swept(
+        op_type, count, [REPLICATED, PER_MEMBER, FLAG_COUNT, Partial("count"), Partial("sum")], flags="float64"
+    )
+    assert seen["right"] and seen["refused"]
+
+
+def test_a_number_of_flags_is_compared_with_zero():
+    accepted = set()
+    for op_type, other in product(("Equal", "Greater", "Less", "GreaterOrEqual", "Add", "Mul"), (0.0, 1.0, 2.0)):
+        for seed in range(6):
+            given = {"flags": "float64", "more": (np.array(other),), "seed": seed}
+            right = attempt(op_type, (FLAG_COUNT,), REPLICATED, (True,), **given)
+            assert right is not False, (op_type, other)
+            accepted.update([(op_type, other)] if right else [])
+    assert accepted == {("Equal", 0.0), ("Greater", 0.0)}
+    zero, number = Operand("zero", REPLICATED, True, zero=True), Operand("x", FLAG_COUNT, True)
+    assert result(Use("Less", (zero, number), REPLICATED, True, "bool")) == REPLICATED
+    assert result(Use("Cast", (number,), REPLICATED, True, "bool")) == REPLICATED
+    for op_type, operands in (("Greater", (zero, number)), ("Less", (number, zero)), ("Equal", (number, number))):
+        with pytest.raises(Mismatch, match="the flag itself"):
+            result(Use(op_type, operands, REPLICATED, True, "bool"))
 
 
 @pytest.mark.parametrize("op_type", sorted(set(FULL_REDUCTIONS) - {"ReduceLogSumExp"}))
@@ -188,6 +222,9 @@ REFUSED = [
     ("ReduceMean", (FLAT,), "the mean of unequal shards' means is not the mean"),
     ("ReduceL2", (FLAT,), "no term of ReduceL2"),
     ("MatMul", (FLAT, REPLICATED), "equal on all members, or each member's own"),
+    ("Softmax", (ROWS,), "equal on all members, or each member's own"),
+    ("CumSum", (ROWS, REPLICATED), "equal on all members, or each member's own"),
+    ("MatMul", (PER_MEMBER, ROWS), "equal on all members, or each member's own"),
     ("Add", (ALONE, REPLICATED), "equal on all members, or each member's own"),
 ]
 
@@ -215,7 +252,7 @@ def test_terms_are_not_cut_off():
 
 
 def test_an_operator_of_another_domain_takes_no_shard():
-    for placement in (FLAT, Partial("sum"), ALONE):
+    for placement in (FLAT, Partial("sum"), ALONE, ROWS):
         with pytest.raises(Mismatch):
             result(Use("Add", (Operand("x", placement),), REPLICATED, standard=False))
     assert isinstance(result(Use("Add", (Operand("x", PER_MEMBER),), REPLICATED, standard=False)), PerMember)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from pathlib import Path
 
 import pytest
-from helpers import FIXTURES
+from helpers import FIXTURES, Builder, perceptron
 from onnx import helper
 from plants import planted_pass
 
 import gopt
 from gopt.errors import InvariantError
-from gopt.ir.graph import Node
+from gopt.ir.graph import COMM, Node
 from gopt.mesh import Mesh
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import EVERYWHERE, PER_MEMBER, REPLICATED, FlatShard
+from gopt.sharding.placements import EVERYWHERE, FLAG_COUNT, PER_MEMBER, REPLICATED, FlatShard, Shard
 from gopt.sharding.verifier import Shardings
 
 
@@ -178,3 +180,70 @@ def test_what_nothing_needs_is_not_looked_at():
     place, node = found(step, "Select")
     step.graph.nodes.insert(place + 1, Node("Exp", node.outputs, ["dead"], made_by="plant"))
     assert Shardings(step).infer().of("dead") == (REPLICATED,)
+
+
+def gated(folder: Path) -> SpmdProgram:
+    """A step that leaves out an update where a gradient is not finite: flags, joined by a logical and."""
+    b = Builder()
+    net = perceptron(b)
+    fine = [b.op("ReduceMin", b.op("Not", b.op("IsNaN", g)), keepdims=0) for g in net.gradients.values()]
+    gate = functools.reduce(lambda one, other: b.op("And", one, other), fine)
+    b.output("loss", net.loss, ())
+    for name, shape in net.params.items():
+        moved = b.op("Sub", name, b.op("Mul", net.gradients[name], b.const(0.1)))
+        b.output(f"{name}_out", b.op("Where", gate, moved, name), shape)
+    return gopt.shard(gopt.load(b.save(folder / "step.onnx")), 2).program
+
+
+def test_a_flag_is_whether_members_set_it_and_not_how_many_did(tmp_path):
+    step = gated(tmp_path)
+    _, flag = found(step, "Equal")
+    count, zero = flag.inputs
+    assert Shardings(step).infer().of(count) == (FLAG_COUNT,)
+    assert Shardings(step).infer().of(flag.outputs[0]) == (REPLICATED,)
+    others = [
+        Node("Cast", [count], ["as_a_number"], attributes={"to": 11}, made_by="plant"),
+        Node("Mul", [count, step.training.hyper[0] if step.training.hyper else zero], ["times"], made_by="plant"),
+        Node("Equal", [count, count], ["itself"], made_by="plant"),
+    ]
+    for node in others:
+        step = gated(tmp_path)
+        assert (
+            "which is the number of members that set a flag along shard"
+            in planted(step, node, len(step.graph.nodes)).message
+        )
+
+
+def test_a_flag_that_is_compared_with_another_number_is_refused(tmp_path):
+    step = gated(tmp_path)
+    place, flag = found(step, "Equal")
+    one = Node("Constant", [], ["one"], attributes={"value_float": 1.0}, made_by="plant")
+    step.graph.nodes.insert(place, one)
+    flag.inputs[1] = "one"
+    assert "which is the number of members that set a flag along shard" in refused(step)
+
+
+def test_flags_that_are_counted_without_a_negation_are_refused(tmp_path):
+    """All members' flags: their sum is as many as set it, and says nothing of those that did not."""
+    step = gated(tmp_path)
+    _, negated = found(step, "Cast")
+    producer = next(node for node in step.graph.nodes if negated.inputs[0] in node.outputs)
+    assert producer.op_type == "Not"
+    negated.inputs = list(producer.inputs)
+    assert refused(step).startswith("Cast ")
+
+
+def test_a_shard_of_a_dimension_goes_through_no_operator_without_a_rule():
+    """It would be taken for the member's own value of that shape."""
+    for op_type in ("Softmax", "Relu", "MatMul"):
+        step = sharded("mlp_adamw", "shard=2", 0)
+        name = next(iter(step.training.gradients.values()))
+        place, _ = found(step, "AllReduce")
+        rows = step.graph.types[name].dims[0]
+        attributes = {"group": "shard", "reduce": "mean", "axis": 0, "sizes": [rows - 1, 1]}
+        step.graph.types["part"] = step.graph.types[name]
+        part = Node("ReduceScatter", [name], ["part"], domain=COMM, attributes=attributes, made_by="plant")
+        plant(step, place, part)
+        assert Shardings(step).infer().of("part") == (Shard(0, (rows - 1, 1)),)
+        plant(step, place + 1, Node(op_type, ["part"], ["planted"], made_by="plant"))
+        assert refused(step).startswith(f"{op_type} 'planted' reads 'part', which is sharded along dimension 0")

@@ -1,4 +1,4 @@
-"""What the rules see of a graph while one sweep marks its values."""
+"""The graph and the marks so far, as rules read them in one sweep."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CouplingContext:
         return len(self.shape(name))
 
     def constant(self, name: str) -> np.ndarray | None:
-        """The value of a constant; None for what is fed, carried or computed."""
+        """The value of a constant; None for inputs, states and computed values."""
         graph = self.index.graph
         if name in graph.inputs:
             return None
@@ -87,13 +87,13 @@ class CouplingContext:
         return mark.outer * self.batch * mark.inner
 
     def couple(self, kind: CouplingKind, node: Node, what: str, exact: str = "", value: str = "") -> None:
-        """Note a fact about a node, once for each value."""
+        """Record a coupling of a node, once for each value."""
         name = value or next(each for each in node.outputs if each)
         if all((each.kind, each.value) != (kind, name) for each in self.found[-32:]):
             self.found.append(Coupling(kind, name, node.op_type, what, exact))
 
     def alike(self, name: str, axis: int, mark: Mark) -> bool:
-        """Whether a value that no batch enters is the same for every sample of its dimension ``axis``."""
+        """Whether a value that does not depend on the batch is equal for every sample of its dimension ``axis``."""
         key = (name, axis, mark.outer, mark.inner)
         if key not in self._alike:
             self._alike[key] = self._is_alike(name, axis, mark)

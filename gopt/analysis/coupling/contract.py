@@ -1,4 +1,4 @@
-"""Contractions and reductions: where the samples' dimension is kept, and where it is summed away."""
+"""Contractions and reductions: where the sample dimension is kept, and where it is reduced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Letters = Sequence[Hashable]
 
 
 def settled(context: CouplingContext, mark: Mark, constant: float = 0.0) -> Mark:
-    """A sum over samples that its factor, or the constant last multiplied into it, makes a mean."""
+    """Whether a sum over samples is a mean, by its factor or the constant last multiplied into it."""
     for factor in (constant, mark.factor):
         says = division(factor, context.batch, mark.sizes) if context.batch else None
         if says is not None and says.by_batch:
@@ -182,7 +182,7 @@ def layer_norm(context: CouplingContext, node: Node) -> Marks:
 
 
 def statistics(context: CouplingContext, node: Node, value: str) -> None:
-    """Note that a value over samples is read by values of single samples."""
+    """Record that values of single samples read a value reduced over samples."""
     context.couple(
         CouplingKind.STATISTICS, node,
         f"{value!r} ({node.op_type}) is taken over a rank's own samples, and single samples "

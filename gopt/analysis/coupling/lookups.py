@@ -1,4 +1,4 @@
-"""Gathers and scatters: rows looked up for each sample, or samples picked by their place."""
+"""Gathers and scatters: rows looked up for each sample, or samples chosen by index."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def scatter_nd(context: CouplingContext, node: Node) -> Marks:
 
 
 def _written(context: CouplingContext, node: Node, given: Mark | None, into: Mark | None) -> Mark:
-    """Samples written behind the dimensions that the indices name, so that each keeps its own."""
+    """Scattered samples whose dimension lies behind those that the indices name, so that samples stay apart."""
     data, indices, updates = node.inputs
     front, named = context.rank(indices) - 1, context.shape(indices)[-1]
     drawn = [name for name, own in ((updates, given), (data, into)) if own is None and name in context.marks]

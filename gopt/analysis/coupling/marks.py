@@ -1,4 +1,4 @@
-"""What a value is with respect to the samples of a batch, and the records of where samples are coupled.
+"""How values depend on the samples of a batch, and the records of where samples are coupled.
 
 A value without a mark does not depend on the batch. With the batches of N ranks concatenated, a ``SAMPLES`` value is
 the concatenation of the ranks' values, ``SUM`` their sum, ``MEAN`` their mean, ``WEIGHTED`` a mean by another value.
@@ -36,7 +36,7 @@ REDUCED = frozenset((Relation.SUM, Relation.MEAN, Relation.WEIGHTED, Relation.GA
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A kind, and what belongs to it.
+    """How a value depends on the samples of a batch: a relation with its details.
 
     ``SAMPLES``: dimension ``axis`` is ``outer`` x samples x ``inner``, row-major. ``factor``: constants multiplied into
     it since it was last changed otherwise, 0 where one is not known. ``mixed``: an earlier fact says already that

@@ -42,7 +42,7 @@ def aligned(context: CouplingContext, node: Node, names: list[str], rank: int) -
 
 
 def _beside(context: CouplingContext, node: Node, name: str, mark: Mark, rank: int) -> None:
-    """Check what a value of no sample is along the dimension of the samples."""
+    """Check a value that does not depend on the batch along the sample dimension."""
     other, own = context.marks.get(name), mark.axis - rank + context.rank(name)
     if own < 0:
         if other is not None and other.kind is Relation.DRAWN:
@@ -63,12 +63,12 @@ def _beside(context: CouplingContext, node: Node, name: str, mark: Mark, rank: i
 
 
 def by_place(context: CouplingContext, node: Node, what: str) -> None:
-    """Note that samples are told apart by their place."""
+    """Record that a result depends on the index of a sample in the batch."""
     context.couple(CouplingKind.PLACE, node, f"{what}, read by {node.label!r}")
 
 
 def in_batch(context: CouplingContext, node: Node) -> None:
-    """Note that samples meet samples."""
+    """Record that a result depends on several samples."""
     context.couple(
         CouplingKind.IN_BATCH, node,
         f"{node.outputs[0]!r} ({node.op_type}) sets samples against each other, and a rank has its own alone",
@@ -77,7 +77,7 @@ def in_batch(context: CouplingContext, node: Node) -> None:
 
 
 def _factor(context: CouplingContext, node: Node, mark: Mark) -> float:
-    """The constant multiplied into a value since it was changed otherwise."""
+    """The constant factor that a value was last multiplied by."""
     if mark.kind is not Relation.SAMPLES or not node.is_a("Mul", "Div", "Neg", "Cast", "Identity"):
         return 1.0
     return times(context, node, next((name for name in node.inputs if context.samples(name)), ""))

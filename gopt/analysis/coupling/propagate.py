@@ -1,4 +1,4 @@
-"""One sweep over the nodes of a step, in order: every value gets its mark, and what couples samples is noted."""
+"""One sweep over the nodes of a step, in order: every value gets its mark, and couplings are recorded."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _visit(context: CouplingContext, node: Node, marks: list[Mark]) -> Marks:
 
 
 def _feed(context: CouplingContext, node: Node, name: str, mark: Mark) -> None:
-    """A value over samples that a node of single samples reads: a statistic, unless samples are mixed already."""
+    """Record a value reduced over samples that a node of single samples reads: a statistic unless they are mixed."""
     context.fed.setdefault(name, node)
     if mark.mixed:
         return

@@ -1,4 +1,4 @@
-"""Values in which the samples are reduced: which of them are still sums or means of the ranks' own."""
+"""Values reduced over samples: which of them are sums or means of the ranks' values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAME = (*LAYOUT, "Cast", "CastLike", "Neg", "ReduceSum", "ReduceMean", "Split", 
 
 
 def reduced(context: CouplingContext, node: Node) -> Mark:
-    """The mark of what a node makes of reduced values, and of values that no batch enters."""
+    """The mark of a node's result, from reduced values and values that do not depend on the batch."""
     names = [name for name in node.inputs if name]
     marks = [context.marks[name] for name in names if name in context.marks]
     first = marks[0]
@@ -46,7 +46,7 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
 
 
 def _added(context: CouplingContext, node: Node, names: list[str]) -> Mark | None:
-    """Sums of sums are sums, means of means are means; what no batch enters may be added to a mean alone."""
+    """A sum of sums is a sum, of means a mean; values that do not depend on the batch may only be added to a mean."""
     marks = [context.marks.get(name) for name in names]
     known = [mark for mark in marks if mark is not None]
     first = known[0]
@@ -64,7 +64,7 @@ def _added(context: CouplingContext, node: Node, names: list[str]) -> Mark | Non
 
 
 def _scaled(context: CouplingContext, node: Node, names: list[str]) -> Mark | None:
-    """Products with what no batch enters; the quotient of two sums is a mean weighted by the second."""
+    """Products with values that do not depend on the batch; a quotient of two sums is a mean weighted by the second."""
     left, right = (context.marks.get(name) for name in names)
     if left is not None and right is not None:
         alike = left.kind is right.kind and left.kind in (Relation.SUM, Relation.MEAN)
@@ -88,7 +88,7 @@ def _scaled(context: CouplingContext, node: Node, names: list[str]) -> Mark | No
 
 
 def _unguarded(context: CouplingContext, name: str) -> str:
-    """A count before it was cast, or kept from being zero: what is summed over ranks."""
+    """A count before its cast or its guard against zero: the value that is summed over ranks."""
     while (node := context.index.producers.get(name)) is not None:
         inside = [each for each in node.inputs if each in context.marks]
         through = node.is_a("Cast", "Max", "Clip", "Add", "Reshape", "Squeeze", "Unsqueeze", "Identity")

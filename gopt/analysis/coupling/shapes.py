@@ -1,4 +1,4 @@
-"""Layout: where the dimension of the samples goes when elements are moved."""
+"""Layout operators: the sample dimension of their results."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
 from gopt.analysis.graph_walks import ancestors
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.operators import reads_shape_only
+from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.program import SpmdProgram
@@ -65,7 +66,7 @@ def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
     fits = {LossRule.SUM: Relation.SUM, LossRule.MEAN: Relation.MEAN, LossRule.WEIGHTED: Relation.WEIGHTED}[asked.rule]
     if asked.rule is not LossRule.MEAN and reading.loss in (fits, None):
         found = [each for each in found if each.kind not in (CouplingKind.SUMMED, CouplingKind.WEIGHTED)]
-    if step.shared:
+    if step.synchronised != SynchronisedValues():
         settled = (CouplingKind.STATISTICS, CouplingKind.NONLINEAR, CouplingKind.WEIGHTED)
         found = [each for each in found if each.kind not in settled]
     if asked.rule is not LossRule.MEAN and reading.loss not in (fits, None):
@@ -153,7 +154,7 @@ def _sum(context: CouplingContext, loss: str, node: Node) -> None:
 
 
 def _driven(context: CouplingContext, training: TrainingGraph) -> None:
-    """What the update reads of a rank's own batch beside gradients: the loss above all."""
+    """Values of a rank's own batch, other than gradients, that the update reads, such as the loss."""
     gradients = set(training.gradients.values())
     stack = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
     seen: set[int] = set()

@@ -10,16 +10,14 @@ single samples, statistics or products with other reduced values read need it; g
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from math import isclose
-from typing import Any
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Relation
 from gopt.analysis.coupling.propagate import propagate, start
 from gopt.analysis.graph_walks import GraphIndex, ancestors
+from gopt.analysis.synchronised_values import Corrected, SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
-from gopt.documents.records import key, to_document
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
@@ -29,29 +27,8 @@ LINEAR = (None, Relation.SUM, Relation.MEAN)
 """What a gradient may be, for the mean over ranks to be right; None: alike on all ranks already."""
 
 
-@dataclass(frozen=True, slots=True)
-class Corrected:
-    """A constant of the batch's size: node ``output`` reads ``constant``, which the large batch has as ``value``."""
-
-    output: str
-    constant: str
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class SynchronisedValues:
-    """What is averaged over the ranks as soon as it is made, and constants that follow the number of samples."""
-
-    points: tuple[str, ...] = field(default=(), metadata=key("values"))
-    corrected: tuple[Corrected, ...] = field(default=(), metadata=key("constants"))
-
-    def to_json(self) -> dict[str, Any]:
-        """As the manifest has it."""
-        return to_document(self)
-
-
 def synchronise(training: TrainingGraph, ranks: int) -> SynchronisedValues:
-    """What to average; raises UnsupportedError where that would not give the step of one large batch."""
+    """The values to average; raises UnsupportedError where that would not give the step of one large batch."""
     nodes = _nodes(training)
     first = start(training.graph, training.batch)
     propagate(first, nodes)
@@ -78,7 +55,7 @@ def synchronise(training: TrainingGraph, ranks: int) -> SynchronisedValues:
 
 
 def _nodes(training: TrainingGraph) -> list[Node]:
-    """What makes loss, gradients and statistics, in order."""
+    """The nodes that compute loss, gradients and statistics, in order."""
     kept = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
     stops = set(training.gradients.values())
     needed = ancestors(GraphIndex(training.graph), [training.loss, *stops, *kept])[0]

@@ -1,4 +1,4 @@
-"""The table of rules: operator -> what it makes of the samples' dimension."""
+"""The table of rules: operator -> the mark of its result."""
 
 from __future__ import annotations
 

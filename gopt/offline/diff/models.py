@@ -1,4 +1,4 @@
-"""Two models: their operator sets and functions, what they take and give, their states, their nodes."""
+"""Compare two models: operator sets, functions, inputs, outputs, states, nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of the nodes and constants of a graph, told by a pairing."""
+"""Differences of nodes and constants between two graphs whose nodes are matched."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gopt.offline.text import attribute_text, node_text, ref, tensor_text
 
 
 def node_lines(pairing: Pairing) -> Iterator[Difference]:
-    """Constants that changed, nodes that went, changed or came, and outputs that are another value now."""
+    """Changed constants; removed, changed and added nodes; outputs that are another value."""
     for name, new in pairing.changed.items():
         shown = ref(name) if name == new else f"{ref(name)} (now {ref(new)})"
         old = tensor_text(pairing.a.constants[name])

@@ -1,4 +1,4 @@
-"""Which node of one graph is which of another, whatever their inner values are called."""
+"""Match the nodes of two graphs, whatever their inner values are called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gopt.offline.text import digest
 
 
 class GraphIndex:
-    """One graph, with what the pairing asks of it."""
+    """A graph with the tables that matching needs."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -48,7 +48,7 @@ class Pairing:
         self._match()
 
     def equal(self, node: Node) -> bool:
-        """Whether a node of ``a`` has a mate that computes the very same thing."""
+        """Whether a node of ``a`` is matched to a node that computes the same value."""
         return id(node) in self._equal
 
     def _match(self) -> None:
@@ -69,7 +69,7 @@ class Pairing:
                 self.value.setdefault(name, other)
 
     def _by_structure(self) -> None:
-        """Nodes that compute the very same thing, in order where several do."""
+        """Match nodes that compute the same value, in order where there are several."""
         table: dict[Hashable, int] = {}
         queues: dict[int, list[Node]] = {}
         for node, number in _numbers(self.a, table):
@@ -84,7 +84,7 @@ class Pairing:
                 self._equal.add(id(first))
 
     def _from_readers(self) -> None:
-        """From matched readers back to what they read, operand by operand."""
+        """Match the producers of operands of matched nodes."""
         while self._work:
             name, other = self._work.pop()
             first, second = self.a.producers.get(name), self.b.producers.get(other)
@@ -95,7 +95,7 @@ class Pairing:
                 self._work.extend(zip(reversed(first.inputs), reversed(second.inputs)))
 
     def _from_operands(self) -> None:
-        """From matched operands on to those who read them."""
+        """Match the readers of matched operands."""
         waiting: dict[Hashable, list[Node]] = {}
         for node in self.b.open(self.back):
             key = self._operands(node, self.b, None)
@@ -155,11 +155,11 @@ class Pairing:
                 self.changed[name] = name
 
     def _same_readers(self, name: str) -> bool:
-        """Whether a constant is an output, or read by nothing, in both graphs: no operand tells of its change."""
+        """Whether a constant is an output, or read by nothing, in both graphs: its change shows in no operand."""
         return name in self.a.graph.outputs and name in self.b.graph.outputs
 
     def same(self, name: str, other: str) -> bool:
-        """Whether operands of ``a`` and ``b`` are one value, or constants whose change is a line of its own."""
+        """Whether operands of ``a`` and ``b`` are matched values, or constants whose change has a line of its own."""
         if not name or not other:
             return name == other
         if name in self.a.constants and other in self.b.constants:
@@ -167,7 +167,7 @@ class Pairing:
         return self.value.get(name) == other
 
     def renamed(self) -> int:
-        """Inner values that go by another name."""
+        """Matched inner values with different names."""
         outputs = {*self.a.graph.outputs, *self.b.graph.outputs}
         return sum(name != other and not {name, other} & outputs for name, other in self.value.items())
 
@@ -181,7 +181,7 @@ def domain(node: Node) -> str:
 
 
 def _numbers(index: GraphIndex, table: dict[Hashable, int]) -> Iterator[tuple[Node, int]]:
-    """Each node with a number that it shares with every node of the same operator, attributes and operands."""
+    """A number for each node, equal for nodes of the same operator, attributes and operands."""
     values: dict[str, Hashable] = {name: ("input", name) for name in index.graph.inputs}
     values[""] = None
     for node in index.graph.nodes:

@@ -1,4 +1,4 @@
-"""What a comparison says: one line a difference, and the verdict."""
+"""The result of a comparison: one line for each difference, and the verdict."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Clip:
 
 
 def find_clips(paths: GradientPaths, parameters: Sequence[str]) -> tuple[Clip, ...]:
-    """The clips on the ways of these parameters' gradients."""
+    """The clips on the paths of these parameters' gradients."""
     ways = {name: paths.path(name) for name in parameters}
     count = len(ways)
     found: list[Clip] = []
@@ -93,7 +93,7 @@ class _Norms:
         self.active = [[Scalars(harness, each, large) for large in _LARGE] for each in given]
 
     def of(self, path: GradientPath) -> _Norm | None:
-        """The norm behind the factors of a path, if they are a clip."""
+        """The norm from which the factors of a path are computed, if they are a clip."""
         gains = self._gains(path)
         if gains is None:
             return None
@@ -114,7 +114,7 @@ class _Norms:
         return None
 
     def _gains(self, path: GradientPath) -> list[list[float]] | None:
-        """By how much the gradient shrinks when norms are large; None unless it does, and throughout."""
+        """The factor by which the gradient shrinks when norms are large; None unless all gradients shrink by it."""
         update_fn = UpdateFunction(self.harness, [path.start], [path.end], self.harness.owners.reduced)
         gradient = np.array([1e-9])
 
@@ -154,7 +154,7 @@ class _Norms:
         return self._behind([name])[1]
 
     def _type(self, name: str) -> str:
-        """Which norm it is, by what it does with what each gradient was reduced to."""
+        """The type of the norm, from how it combines what each gradient was reduced to."""
         harness = self.harness
         leaves = [
             value for value in self._behind([name])[0]

@@ -1,4 +1,4 @@
-"""What steers an update from outside its rule: learning rate and schedule, clip, finite check, loss scale."""
+"""Controls of an update outside its rule: learning rate and schedule, clips, finite check, loss scale."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _reaching_all(recogniser: Recogniser) -> list[str]:
 
 
 def _finite_check(recogniser: Recogniser, predicates: dict[str, list[tuple[State, bool]]]) -> FiniteCheck | None:
-    """The gate on the gradients that an infinite one changes."""
+    """The predicate on gradients that changes where one is infinite."""
     harness = recogniser.harness
     given = spread(harness.inputs, 0)
     runs = [Scalars(harness, given, reduced) for reduced in (0.0, float("inf"))]

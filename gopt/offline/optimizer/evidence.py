@@ -1,4 +1,4 @@
-"""The fits of one update in all trials, and which constants they agree on under a guess of the bias correction."""
+"""The fits of one update in all trials, and the constants that they agree on for an assumed bias correction."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Correction:
 
 
 class Evidence:
-    """The fits of one cell, and the scalars of the graph that may have had a part in them."""
+    """The fits of one update, and the scalars of the graph that may have entered them."""
 
     def __init__(
         self, harness: ProbeHarness, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]
@@ -85,7 +85,7 @@ class Evidence:
         return found
 
     def rule(self, correction: Correction) -> tuple[Rule, int]:
-        """The rule under one hypothesis, and how much of it that explains."""
+        """The rule under one hypothesis, and how much of the update it explains."""
         fits, late = self.fits, len(self.fits) - 1
         sizes = [correction.size(place, fit) for place, fit in enumerate(fits)]
         source, score = self.source(sizes)
@@ -111,7 +111,7 @@ class Evidence:
         return Rule(kind, hyper, fits[0].roles, source, flipped=flipped), 2 * score + (correction.made and bool(source))
 
     def source(self, sizes: Sequence[float]) -> tuple[str, int]:
-        """The scalar that is the step size in every trial, and how much that says."""
+        """The scalar that equals the step size in every trial, and how much evidence that is."""
         if not any(sizes):
             return "", 0
         for name in self.sources:
@@ -144,7 +144,7 @@ def stored(beta: float) -> float:
 
 
 def tidy(value: float) -> float:
-    """The number as it was written: six significant digits where they say the same."""
+    """The number rounded to six significant digits, where that is the same number."""
     short = float(f"{value:.6g}")
     shorter = float(f"{value:.3g}")
     return shorter if abs(shorter - value) <= 2e-6 * abs(value) else short

@@ -1,4 +1,4 @@
-"""From the coefficients of all trials to a rule: a number is a hyper-parameter when it is the same in every trial."""
+"""Fit a rule to the coefficients of all trials: a number that is equal in every trial is a hyper-parameter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gopt.offline.optimizer.update_function import UpdateFunction
 def fit_rule(
     harness: ProbeHarness, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]
 ) -> Rule | None:
-    """The rule that the fits of one cell, one for each of the runs, agree on; None where they are of no one rule.
+    """The rule on which the fits of one update, one for each trial, agree; None where they do not agree.
 
     Bias correction is what makes them agree: of what the moments may be divided by, the guess that explains most.
     """

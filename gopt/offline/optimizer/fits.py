@@ -1,4 +1,4 @@
-"""What a rule's trial yields, and the points at which its coefficients are read off."""
+"""The coefficients of a rule, and the points at which they are measured."""
 
 from __future__ import annotations
 

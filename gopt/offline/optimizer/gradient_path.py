@@ -1,4 +1,4 @@
-"""From a gradient to where the rule itself begins: casts, unscaling, accumulation, clips and a change of sign."""
+"""The path from a gradient to the input of the rule: casts, unscaling, accumulation, clips and a change of sign."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GradientPath:
 
 
 class GradientPaths:
-    """The ways from the gradients of one step into its rules."""
+    """The paths from the gradients of one step to its rules."""
 
     def __init__(self, training: TrainingGraph, harness: ProbeHarness, runs: Sequence[Scalars]) -> None:
         self.training, self.harness, self.runs = training, harness, runs
@@ -53,7 +53,7 @@ class GradientPaths:
         self._found: dict[str, GradientPath] = {}
 
     def path(self, parameter: str) -> GradientPath:
-        """The way of one parameter's gradient."""
+        """The path of one parameter's gradient."""
         if parameter not in self._found:
             self._found[parameter] = self._walk(parameter)
         return self._found[parameter]
@@ -80,7 +80,7 @@ class GradientPaths:
         return node.is_a("Add") and len(others) == 1 and others[0] in self._accumulators
 
     def _scaled(self, parameter: str, node: Node, path: GradientPath, averaging: bool) -> bool:
-        """Goes over a node that multiplies the gradient by a scalar that is no part of the rule."""
+        """Skip a node that multiplies the gradient by a scalar that is not part of the rule."""
         name = path.end
         over = node.is_a("Div") and node.inputs[0] == name
         others = [x for x in node.inputs if x != name]

@@ -1,4 +1,4 @@
-"""Conditions under which a state keeps its old value."""
+"""Predicates: conditions under which a state keeps its old value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Predicate:
 
 
 def strip_predicates(harness: ProbeHarness, state: State) -> tuple[str, list[Predicate]]:
-    """The state's new value before the gates that may hold it back, and these gates."""
+    """The state's new value before its predicates, and these predicates."""
     name, predicates = state.updated, []
     while (node := harness.producers.get(name)) is not None:
         if node.is_a("Identity"):
@@ -33,7 +33,7 @@ def strip_predicates(harness: ProbeHarness, state: State) -> tuple[str, list[Pre
 
 
 def find_predicates(training: TrainingGraph, harness: ProbeHarness) -> dict[str, list[tuple[State, bool]]]:
-    """Condition -> the states it gates, and the value for which they advance."""
+    """Condition -> the states that it controls, and the value for which they change."""
     found: dict[str, list[tuple[State, bool]]] = {}
     for state in training.states:
         if state.kind in (StateKind.PARAMETER, StateKind.OPTIMIZER_STATE):

@@ -64,7 +64,7 @@ class Scalars:
 
 
 class ProbeHarness:
-    """What can be tried in a step's update: its small values, and the subgraphs one at a time."""
+    """Runs parts of a step's update on chosen numbers: its small values, and the subgraphs one at a time."""
 
     def __init__(self, training: TrainingGraph) -> None:
         self.graph = graph = training.graph

@@ -1,4 +1,4 @@
-"""Which rule updates a parameter: from its gradient to where the rule itself begins, then the rule by trial."""
+"""Recognise the rule that updates a parameter: follow the gradient to the input of the rule, then try rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_STATES = 4
 
 
 class Recogniser:
-    """Recognises the rules of one step, subgraph by subgraph; what the subgraphs share is tried once."""
+    """Recognises the rules of one step, subgraph by subgraph; what subgraphs share is run once."""
 
     def __init__(self, training: TrainingGraph) -> None:
         self.training = training
@@ -30,7 +30,7 @@ class Recogniser:
         self._alike: dict[tuple[int, bool], Rule] = {}
 
     def rule(self, subgraph: UpdateSubgraph) -> Rule:
-        """The rule of one subgraph; subgraphs that are alike have one rule."""
+        """The rule of one subgraph; equivalent subgraphs have one rule."""
         if subgraph.equivalence_class < 0:
             return self._tried(subgraph)
         key = subgraph.equivalence_class, self.paths.path(subgraph.parameter.tensor).flipped
@@ -62,7 +62,7 @@ class Recogniser:
 
 
 def _unknown(subgraph: UpdateSubgraph, update_fn: UpdateFunction, states: int) -> Rule:
-    """What can be said of an update that is no known rule; a clip before it is none of its doing."""
+    """What is known of an update without a known rule; clips before it are not part of it."""
     count = f"{states} state{'' if states == 1 else 's'}" if states else "no state"
     if subgraph.mode is Mode.WHOLE:
         return Rule(f"non-elementwise update with {count}", recognised=False)

@@ -18,7 +18,7 @@ from gopt.offline.optimizer.update_function import UpdateFunction
 
 
 def fit_update(update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]) -> Fit | None:
-    """The rule of these values (the gradient, the parameter, then its states) that agrees with the cell, or None."""
+    """The rule of these values (gradient, parameter, then states) that reproduces the update, or None."""
     with np.errstate(all="ignore"):
         sampler = Sampler(update_fn, scalars, names)
         if not sampler.usable:

@@ -1,4 +1,4 @@
-"""One parameter's update at points of our choice, and what becomes of its states there."""
+"""Samples one parameter's update at chosen points, and the new values of its states there."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def _agreeing(value: Array, other: Array) -> Array:
 
 
 class Sampler:
-    """Calls a cell on columns: gradient, parameter, then the states. ``truth``: what it gives at random points.
+    """Calls an update on columns: gradient, parameter, then the states. ``truth``: its results at random points.
 
     The points: states that are positive, large and small against the gradient, some that are large with it, and some of
     any sign. Where the update is not finite, as under a root of a negative state, a point is left out.
     """
 
     def __init__(self, update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]) -> None:
-        """``names``: of the gradient, the parameter and the states, which the cell wants back in this order."""
+        """``names``: of the gradient, the parameter and the states, in the order in which the function returns them."""
         self.update_fn, self.scalars, self.names = update_fn, scalars, list(names)
         self.count = len(names) - 1
         rng = np.random.default_rng(7)
@@ -56,7 +56,7 @@ class Sampler:
 
     @property
     def usable(self) -> bool:
-        """Whether the update can be tried, and stays finite."""
+        """Whether the update can be run, and stays finite."""
         return bool(self.truth) and all(np.isfinite(value).all() for value in self.truth)
 
     def state(self, place: int) -> Array:
@@ -108,7 +108,7 @@ class Form:
 
 
 def find_forms(sampler: Sampler) -> list[Form]:
-    """What becomes of every state, in their order."""
+    """The form of every state's new value, in order."""
     found: dict[int, Form] = {}
     places = range(1, sampler.count)
     for place in (*places, *places):  # twice: a maximum is known after what it is a maximum of
@@ -119,7 +119,7 @@ def find_forms(sampler: Sampler) -> list[Form]:
 
 
 def _form(sampler: Sampler, place: int, known: Mapping[int, Form]) -> Form | None:
-    """What the state at ``place`` becomes, if it is one of the forms."""
+    """The form of the new value of the state at ``place``."""
     new = sampler.at(**{f"s{place}": [0, 1, 0, 0, 0], "g": [0, 0, 1, 0, 2], "p": [0, 0, 0, 1, 0]})
     if new is None:
         return None

@@ -1,4 +1,4 @@
-"""One parameter's update as a function of short vectors, in place of its full-shaped values."""
+"""One parameter's update as a function of short vectors instead of full-shaped values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gopt.offline.optimizer.probe_harness import ProbeHarness, Scalars, Values
 
 
 class UpdateFunction:
-    """What becomes of some full-shaped values: ``given`` ones in, ``wanted`` ones out."""
+    """Computes the full-shaped values ``wanted`` from the values ``given``."""
 
     def __init__(
         self, harness: ProbeHarness, given: Iterable[str], wanted: Iterable[str], small: Container[str] = ()
@@ -22,7 +22,7 @@ class UpdateFunction:
         self.nodes = self._needed()
 
     def _needed(self) -> list[Node]:
-        """The nodes between what is given and what is wanted, in order."""
+        """The nodes that compute the wanted values from the given ones, in order."""
         harness, found = self.harness, {}
         stack, seen = [name for name in self.wanted if name not in self._given], set(self._given)
         while stack:
@@ -48,7 +48,7 @@ class UpdateFunction:
         )
 
     def __call__(self, scalars: Scalars, given: Mapping[str, Array]) -> list[Array] | None:
-        """The wanted values for vectors of one length; None where they cannot be tried."""
+        """The wanted values for vectors of one length; None where they cannot be computed."""
         values: Values = dict(given)
         for node in self.nodes:
             if not any(name in values for name in node.reads):

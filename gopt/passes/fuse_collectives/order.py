@@ -38,15 +38,16 @@ def orders(program: SpmdProgram) -> list[Order]:
 
 
 def _update(program: SpmdProgram) -> set[int]:
-    """Places of the nodes of the update: the source's, and all that reads what an update node makes.
+    """Places of the nodes of the update: the source's, and all that reads what an update node makes, or a finished sum.
 
     Nothing else reads their values, so the rest of the graph can stand before them.
     """
-    values: set[str] = set()
+    values = {held.input for held in program.accumulators}
+    sums = {held.added for held in program.accumulators}
     found = set()
     for place, node in enumerate(program.graph.nodes):
         own = node.phase is Phase.UPDATE and node.domain != COMM
-        if own or any(name in values for name in node.reads):
+        if own or (any(name in values for name in node.reads) and sums.isdisjoint(node.outputs)):
             found.add(place)
             values.update(node.outputs)
     return found

@@ -105,6 +105,8 @@ def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
         return f"{node.op_type} calls are not packed"
     if not node.inputs or not all((*node.inputs, *node.outputs)):
         return "absent value"
+    if node.op_type in ALONG_AXIS and node.made_by == "tensor-parallel":
+        return "a mapping of a dimension: packed elements would be no part of it"
     unknown = [name for name in (*node.inputs, *node.outputs) if name in parts or not graph.type_of(name).static]
     if unknown:
         return f"the shape of {unknown[0]} is not the same on every rank, or unknown"
@@ -114,7 +116,7 @@ def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
 
 
 def item(graph: Graph, node: Node, order: Order, weighed: Mapping[str, TensorType]) -> Item:
-    """A call as something to pack; its size is that of the larger side, in bytes of the types by which it is weighed."""
+    """A call as something to pack; its size is that of the larger side, in bytes of the types ``weighed``."""
     sides = [
         sum(weighed.get(name, graph.type_of(name)).nbytes for name in names) for names in (node.inputs, node.outputs)
     ]

@@ -14,14 +14,15 @@ from gopt.artifact.report import PassResult
 from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.base import Pass
 from gopt.passes.shard.emit import Groups
-from gopt.passes.shard.gradient_reduction import GradientReduction
+from gopt.passes.shard.emitted import Emitted
+from gopt.passes.shard.gradient_reduction import GradientReduction, ReducedGradients
 from gopt.passes.shard.loss_weights import LossWeights
 from gopt.passes.shard.options import Options, Stage, check, layout_of
 from gopt.passes.shard.parameter_gather import ParameterGather
 from gopt.passes.shard.plan import ReplicatedBucket, SplitBucket, Style, WholeBucket, make_plan
 from gopt.passes.shard.scalar_reductions import ScalarReductions
 from gopt.passes.shard.shared_scalars import share
-from gopt.passes.shard.split import Emitted, emit_split
+from gopt.passes.shard.split import emit_split
 from gopt.passes.shard.whole import emit_replicated, emit_whole
 from gopt.program import SpmdProgram
 
@@ -59,12 +60,21 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
     before_use = options.stage is Stage.PARAMETERS
     gather = ParameterGather(program, rewriter, axis, before_use, options.reshard_after_forward, options.persist)
     plan = make_plan(training, updates, layout, gather.copies, program.weighed)
-    emitted = [_emit(rewriter, bucket, options.style, scalars, reduction, gather) for bucket in plan.buckets]
-    facts = gather.finish() | scalars.finish()
-    _read_reduced(program, rewriter, reduction)
+    emitted, reduced = [], ReducedGradients()
+    for bucket in plan.buckets:
+        owned = gather.owned(bucket.subgraphs[0])
+        made = _emit(rewriter, bucket, options.style, scalars, reduction, owned=owned)
+        if made.parameters is not None:
+            gather.behind_update(made.parameters)
+        reduced.update(made.reduced)
+        emitted.append(made)
+    parameters = [made.parameters for made in emitted if made.parameters is not None]
+    facts = gather.before_use(parameters)
+    facts |= scalars.complete([partial for made in emitted for partial in made.scalars])
+    _read_reduced(program, rewriter, reduced)
     share(program, rewriter, groups.data)
     rewriter.finish()
-    _set_states(program, emitted, gather.dropped, reduction.reduced)
+    _set_states(program, emitted, gather.dropped_copies(parameters), reduced.values)
     modes = Counter(subgraph.mode.value for subgraph in updates.subgraphs.values())
     facts |= {"bucket_cap_bytes": plan.cap, "parameters": dict(sorted(modes.items()))}
     facts["buckets"] = [_describe(program, bucket) for bucket in plan.buckets]
@@ -77,15 +87,15 @@ def _emit(
     style: Style,
     scalars: ScalarReductions,
     reduction: GradientReduction,
-    gather: ParameterGather,
+    *,
+    owned: bool,
 ) -> Emitted:
     if isinstance(bucket, SplitBucket):
-        return emit_split(rewriter, bucket, scalars, reduction, gather)
+        return emit_split(rewriter, bucket, scalars, reduction, owned=owned)
     if isinstance(bucket, WholeBucket):
-        return emit_whole(rewriter, bucket, style, scalars, reduction, gather)
+        return emit_whole(rewriter, bucket, style, scalars, reduction, owned=owned)
     assert isinstance(bucket, ReplicatedBucket)
-    emit_replicated(bucket, reduction)
-    return Emitted()
+    return emit_replicated(bucket, reduction)
 
 
 def _set_states(program: SpmdProgram, emitted: list[Emitted], dropped: set[str], reduced: Mapping[str, str]) -> None:
@@ -102,13 +112,13 @@ def _set_states(program: SpmdProgram, emitted: list[Emitted], dropped: set[str],
     )  # one of a class stands for many states
 
 
-def _read_reduced(program: SpmdProgram, rewriter: GraphRewriter, reduction: GradientReduction) -> None:
+def _read_reduced(program: SpmdProgram, rewriter: GraphRewriter, reduced: ReducedGradients) -> None:
     """Only readers in the update see the reduced gradient: the backward keeps the local one."""
     for node in program.training.graph.nodes:
         if node.phase is Phase.UPDATE and (kept := rewriter.lookup(node)) is not None:
-            kept.inputs = [reduction.reduced.get(name, name) for name in kept.inputs]
+            kept.inputs = [reduced.values.get(name, name) for name in kept.inputs]
             if kept.is_a("Cast"):  # a cast need not start from what was rounded to the gradient's type
-                kept.inputs = [reduction.unrounded.get(name, name) for name in kept.inputs]
+                kept.inputs = [reduced.unrounded.get(name, name) for name in kept.inputs]
 
 
 def _describe(program: SpmdProgram, bucket: object) -> dict[str, object]:

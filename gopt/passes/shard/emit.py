@@ -1,4 +1,4 @@
-"""Names and layout operators of the rank-independent graph; ``specialise`` resolves them for each rank."""
+"""Adds layout operators and calls to the rank-independent graph; ``specialise`` resolves them for each rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gopt.sharding.placements import EVERYWHERE, Sharding
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Who talks to whom: ``shard`` splits the states, ``outer`` holds equal shards, ``data`` is both together.
+    """Groups of calls: ``shard`` shares out states, ``outer`` has equal shards, ``data`` is both together.
 
     None is a group of one.
     """

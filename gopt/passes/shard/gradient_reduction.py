@@ -23,9 +23,38 @@ from gopt.sharding.placements import EVERYWHERE, FlatShard, OnMember, Sharding
 
 
 @dataclass(slots=True)
+class ReducedGradients:
+    """What readers in the update see in place of gradients.
+
+    ``values``: gradient -> the reduced value of its shape. ``unrounded``: a value that was cast back to its gradient's
+    type -> the same before that cast, for readers that would widen it again.
+    """
+
+    values: dict[str, str] = field(default_factory=dict)
+    unrounded: dict[str, str] = field(default_factory=dict)
+
+    def add(self, gradient: str, value: ReducedValue) -> None:
+        self.values[gradient] = value.name
+        if value.unrounded:
+            self.unrounded[value.name] = value.unrounded
+
+    def update(self, other: ReducedGradients) -> None:
+        self.values.update(other.values)
+        self.unrounded.update(other.unrounded)
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedValue:
+    """A reduced gradient, or the shard of a bucket of them; ``unrounded``: before the cast back to its type, or ''."""
+
+    name: str
+    unrounded: str = ""
+
+
+@dataclass(slots=True)
 class GradientReduction:
-    """Settled once per pass: ``wire`` is the type in which gradients travel ('' for their own), ``scattered`` says that
-    accumulators hold shards."""
+    """Writes reductions of gradients. ``wire``: the type in which gradients are sent, '' for their own; ``scattered``:
+    whether accumulators hold shards."""
 
     program: SpmdProgram
     rewriter: GraphRewriter
@@ -33,18 +62,14 @@ class GradientReduction:
     wire: str
     scattered: bool
     weights: LossWeights
-    reduced: dict[str, str] = field(default_factory=dict)
-    """Gradient -> the value that readers in the update see in its place, where that has its shape."""
-    unrounded: dict[str, str] = field(default_factory=dict)
-    """A value cast back to its gradient's type -> the same before that cast: for readers that would widen it again."""
 
     @property
     def micro(self) -> bool:
         """Whether gradients are summed over micro-steps."""
         return self.program.micro_steps > 1
 
-    def to_shard(self, bucket: str, gradients: Sequence[str], cuts: Sequence[int]) -> str:
-        """The mean gradient of a bucket, each member its part; returns the 1-D value."""
+    def to_shard(self, bucket: str, gradients: Sequence[str], cuts: Sequence[int]) -> ReducedValue:
+        """The mean gradient of a bucket, 1-D: each member has its shard."""
         dtype = self._dtype(gradients[0])
         shard = emit.named(bucket, "gradient")
         given = [self._given(bucket, place, name) for place, name in enumerate(gradients)]
@@ -56,15 +81,19 @@ class GradientReduction:
             value = self._sum(shard, value, emit.flat(_wide(dtype), cuts[-1]), held, gradients[0])
         return self._finish(value, shard, dtype, self.groups.outer, EVERYWHERE)
 
-    def everywhere(self, bucket: str, gradients: Sequence[str]) -> None:
+    def everywhere(self, bucket: str, gradients: Sequence[str]) -> ReducedGradients:
         """The mean gradients on every rank, one call each: nothing cuts them, so that they can still be packed."""
+        reduced = ReducedGradients()
         for place, name in enumerate(gradients):
             given = self._given(bucket, place, name, local=True)
             result = emit.named(bucket, f"gradient{place}")
-            self.reduced[name] = self._finish(given, result, self._dtype(name), self.groups.data, EVERYWHERE)
+            value = self._finish(given, result, self._dtype(name), self.groups.data, EVERYWHERE)
+            reduced.add(name, value)
+        return reduced
 
-    def to_owners(self, bucket: str, gradients: Sequence[str], owners: Sequence[int]) -> None:
+    def to_owners(self, bucket: str, gradients: Sequence[str], owners: Sequence[int]) -> ReducedGradients:
         """The mean of each gradient on its owner alone, one call each."""
+        reduced = ReducedGradients()
         for place, (name, owner) in enumerate(zip(gradients, owners)):
             given = self._given(bucket, place, name)
             value, result = emit.named(bucket, f"owned{place}"), emit.named(bucket, f"gradient{place}")
@@ -73,7 +102,8 @@ class GradientReduction:
             if self.micro and self.scattered:
                 type = TensorType(_wide(self._dtype(name)), self.rewriter.graph.types[name].shape)
                 value = self._sum(result, value, type, there, name)
-            self.reduced[name] = self._finish(value, result, self._dtype(name), self.groups.outer, there)
+            reduced.add(name, self._finish(value, result, self._dtype(name), self.groups.outer, there))
+        return reduced
 
     def _given(self, bucket: str, place: int, name: str, *, local: bool = False) -> str:
         """What a rank gives to the call for a gradient: itself, or its mean over the micro-steps."""
@@ -85,7 +115,7 @@ class GradientReduction:
             value = self.weights.to_call(name, root)
         return self._on_wire(value, f"{root}_wire", EVERYWHERE)
 
-    def _finish(self, value: str, result: str, dtype: str, group: str | None, sharding: Sharding) -> str:
+    def _finish(self, value: str, result: str, dtype: str, group: str | None, sharding: Sharding) -> ReducedValue:
         """Reduce what is left over ``group``, and give the gradient's type back."""
         if group is not None:
             whole = f"{result}_mean"
@@ -93,9 +123,7 @@ class GradientReduction:
             emit.all_reduce(self.rewriter, group, [given], [whole], self.weights.reduce, sharding)
             value = whole
         back = self._as(value, dtype, result, sharding)
-        if back != value:
-            self.unrounded[back] = value
-        return back
+        return ReducedValue(back, value if back != value else "")
 
     def _on_wire(self, value: str, name: str, sharding: Sharding) -> str:
         return self._as(value, self.wire or self._dtype(value), name, sharding)
@@ -110,7 +138,9 @@ class GradientReduction:
         """
         rewriter = self.rewriter
         sharding = EVERYWHERE if held_as.flat is not None else held_as  # every rank has its part, if it is empty
-        held = Accumulator(f"{root}_sum", f"{root}_sum_out", f"{root}_sum_next", type, held_as, self.program.split_along(gradient))
+        held = Accumulator(
+            f"{root}_sum", f"{root}_sum_out", f"{root}_sum_next", type, held_as, self.program.split_along(gradient)
+        )
         rewriter.graph.types[held.input] = type
         term = self._as(value, type.dtype, f"{root}_term", sharding)
         term = self.weights.own_term(term, root) if own else self.weights.reduced_term(term, root, sharding)

@@ -1,4 +1,4 @@
-"""How gradients are weighed: summed, or each rank's by a value of its own forward (``--loss-reduction``).
+"""How gradients are weighted: not at all, or by a value of each rank's forward (``--loss-reduction``).
 
 A weighted mean is the plain mean of gradients that were multiplied by w / mean(w) before. Over micro-steps: sums that a
 rank keeps for itself are of w g, divided in the update by the mean over ranks of the sum of w; sums of what was already
@@ -35,7 +35,7 @@ class LossWeights:
 
     @property
     def reduce(self) -> str:
-        """How calls put the ranks' gradients together."""
+        """The reduction of calls of gradients."""
         return "sum" if self.rule is LossRule.SUM else "mean"
 
     @property
@@ -49,11 +49,11 @@ class LossWeights:
         return self._times(gradient, self._share(), root, EVERYWHERE)
 
     def own_term(self, term: str, root: str) -> str:
-        """What a rank adds to a sum of its own for a micro-step."""
+        """The term of a micro-step in a rank's own sum."""
         return self._times(term, self._own(), root, EVERYWHERE) if self.weighted else term
 
     def reduced_term(self, term: str, root: str, sharding: Sharding) -> str:
-        """What is added to a sum of reduced gradients for a micro-step."""
+        """The term of a micro-step in a sum of reduced gradients."""
         if not self.weighted:
             return term
         type = self.rewriter.graph.types[term]
@@ -62,11 +62,11 @@ class LossWeights:
         return f"{root}_weighed"
 
     def own_total(self, dtype: str) -> str:
-        """What sums of a rank's own are divided by in the update: the mean over ranks of their summed weights."""
+        """The divisor, in the update, of a rank's own sums: the mean over ranks of their summed weights."""
         return self._divisor(self._over_ranks(self._summed("own", self._own()), "own_total"), dtype)
 
     def reduced_total(self, dtype: str) -> str:
-        """What sums of reduced gradients are divided by in the update."""
+        """The divisor, in the update, of sums of reduced gradients."""
         return self._divisor(self._summed("mean", self._mean()), dtype)
 
     # --- scalars ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What may be asked of ``shard``, and what goes with what: nothing is dropped silently."""
+"""The options of ``shard`` and which of them go together: none is ignored silently."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WireType(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is sharded and how: ``override`` gives some parameters another partition (``embed*:rows;*.bias:whole``),
+    """What is sharded, and how: ``override`` gives some parameters another partition (``embed*:rows;*.bias:whole``),
     ``owners`` says who holds what stays whole, ``rule`` and ``min_piece`` (elements) where rows are cut, ``style`` how
     whole tensors travel; ``persist``: at stage 3, parameters of fewer elements stay on every rank; ``loss_reduction``:
     gradients of ranks are put together as ``mean``, ``sum`` or ``weighted:VALUE``."""

@@ -1,4 +1,4 @@
-"""How parameters get from the members that own their elements to the nodes that read them.
+"""Gathers of parameters, from the members that own elements to the nodes that read them.
 
 Behind the update (stages 1 and 2): every rank holds whole parameters, or their narrow copies, and the new ones are
 gathered at the end. Before the use (stage 3): a rank holds its shard alone; each bucket is gathered before its first
@@ -8,7 +8,7 @@ reader in the forward and once more for the backward, unless nothing else is gat
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -24,7 +24,7 @@ from gopt.sharding.placements import OnMember, Sharding
 
 @dataclass(frozen=True, slots=True)
 class OwnedParameter:
-    """The flat piece of a bucket that a class or a tensor contributes: now, and after the update."""
+    """A part of a bucket's parameters, of a class or a tensor: before and after the update."""
 
     current: str
     updated: str
@@ -34,7 +34,7 @@ class OwnedParameter:
 
 @dataclass(frozen=True, slots=True)
 class GatherBucket:
-    """A bucket's parameters on their way: ``cuts`` for a gather, None where each is broadcast by its owner."""
+    """The parameters of a bucket to gather: ``cuts`` for one call, None where each owner broadcasts its own."""
 
     bucket: str
     subgraphs: tuple[UpdateSubgraph, ...]
@@ -52,8 +52,8 @@ class _Readers:
 
 @dataclass(slots=True)
 class ParameterGather:
-    """Settled once per pass: ``sharded`` is stage 3, but for parameters of fewer than ``persist`` elements; ``again``
-    whether the backward gathers anew."""
+    """Writes the gathers. ``sharded``: ranks hold shards of parameters (stage 3), but for those of fewer than
+    ``persist`` elements; ``regather``: the backward gathers once more."""
 
     program: SpmdProgram
     rewriter: GraphRewriter
@@ -62,9 +62,6 @@ class ParameterGather:
     regather: bool
     persist: int = 0
     copies: dict[str, ShardedState] = field(default_factory=dict)
-    dropped: set[str] = field(default_factory=set)
-    """Narrow copies that no rank keeps between steps."""
-    _waiting: list[GatherBucket] = field(default_factory=list)
     _readers: dict[str, _Readers] = field(default_factory=dict)
     _place: dict[int, int] = field(default_factory=dict)
 
@@ -82,39 +79,50 @@ class ParameterGather:
                     (users.backward if node.phase is Phase.BACKWARD else users.forward).append(kept)
                     self._place[id(kept)] = place
 
-    def narrow(self, subgraph: UpdateSubgraph) -> str:
-        """The type in which a parameter travels when it is not its own, else ''."""
+    def wire_type(self, subgraph: UpdateSubgraph) -> str:
+        """The type of the low-precision copy in which a parameter is sent; '' where it is sent in its own."""
         copy = self.copies.get(subgraph.parameter.tensor)
         return copy.dtype if copy is not None else ""
 
-    def before_use(self, subgraph: UpdateSubgraph) -> bool:
+    def gathered_before_use(self, subgraph: UpdateSubgraph) -> bool:
         """Whether a parameter is gathered where it is read, and not behind its update."""
         return self.sharded and self.program.weighed[subgraph.parameter.tensor].elements >= self.persist
 
     def owned(self, subgraph: UpdateSubgraph) -> bool:
-        """Whether the wide parameter is held by its owner alone, as the other states are."""
-        return self.before_use(subgraph) or bool(self.narrow(subgraph))
+        """Whether owners alone hold the parameter, or its master, as they hold the other states."""
+        return self.gathered_before_use(subgraph) or bool(self.wire_type(subgraph))
 
-    def add(self, parcel: GatherBucket) -> None:
-        """Bring a bucket's parameters where they are due: at once behind the update, else in ``finish``."""
+    def behind_update(self, parcel: GatherBucket) -> None:
+        """Write the gather of a bucket's new parameters, unless they are gathered before their use.
+
+        The casts that made low-precision copies go: the copies are gathered.
+        """
         for subgraph in parcel.subgraphs:
             copy = self.copies.get(subgraph.parameter.tensor)
             if copy is not None:
                 self.rewriter.discard(copy.output)
-        if self.before_use(parcel.subgraphs[0]):
-            self.dropped.update(self.copies[c.parameter.tensor].input for c in parcel.subgraphs if self.narrow(c))
-            self._waiting.append(parcel)
+        if self.gathered_before_use(parcel.subgraphs[0]):
             return
         outputs = [
-            self.copies[subgraph.parameter.tensor].output if self.narrow(subgraph) else subgraph.parameter.updated
+            self.copies[subgraph.parameter.tensor].output if self.wire_type(subgraph) else subgraph.parameter.updated
             for subgraph in parcel.subgraphs
         ]
         self._send(parcel, self._packed(parcel, [part.updated for part in parcel.parts], None), outputs, None)
 
-    def finish(self) -> dict[str, object]:
-        """Write what is brought before its use; returns figures for the report."""
+    def dropped_copies(self, parcels: Iterable[GatherBucket]) -> set[str]:
+        """Low-precision copies that no rank keeps between steps, since they are gathered before their use."""
+        return {
+            self.copies[subgraph.parameter.tensor].input
+            for parcel in parcels if self.gathered_before_use(parcel.subgraphs[0])
+            for subgraph in parcel.subgraphs if self.wire_type(subgraph)
+        }  # fmt: skip
+
+    def before_use(self, parcels: Iterable[GatherBucket]) -> dict[str, object]:
+        """Write the gathers of all buckets that are gathered before their use; returns figures for the report."""
         windows = []
-        for parcel in self._waiting:
+        for parcel in parcels:
+            if not self.gathered_before_use(parcel.subgraphs[0]):
+                continue
             names = [self._read_as(subgraph) for subgraph in parcel.subgraphs]
             self._state_shapes(names)
             held = [self._readers[name] for name in names if name in self._readers]
@@ -179,9 +187,9 @@ class ParameterGather:
                     self.rewriter.add("Constant", [], made, attributes={"value_ints": dims}, before=node)
 
     def _packed(self, parcel: GatherBucket, values: Sequence[str], before: Node | None) -> list[str]:
-        """The owned values as they travel: narrow where they may be; for a gather as the rank's one part of the bucket,
-        present on every rank."""
-        narrow, names = self.narrow(parcel.subgraphs[0]), []
+        """The owned values as they are sent: in low precision where there is a copy; for a gather as one shard, which
+        every rank has."""
+        narrow, names = self.wire_type(parcel.subgraphs[0]), []
         for name, part in zip(values, parcel.parts):
             if narrow:
                 made = {f"{name}.narrow": TensorType(narrow, self.rewriter.graph.types[name].shape)}

@@ -1,4 +1,4 @@
-"""Decide who owns what: buckets of gradients, classes of subgraphs inside them, cuts. No graph is touched."""
+"""Plan buckets of gradients, classes of subgraphs inside them, owners and cuts. The graph is not changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gopt.sharding.placements import FlatShard, OnMember, Sharding
 
 
 class Style(str, Enum):
-    """How whole tensors travel: a bucket at once, unevenly scattered and gathered, or each to and from its owner."""
+    """How whole tensors are sent: a bucket in one call with uneven shards, or each tensor to and from its owner."""
 
     GATHER = "gather"
     BROADCAST = "broadcast"
@@ -65,7 +65,7 @@ class SplitBucket:
 
 @dataclass(frozen=True, slots=True)
 class WholeBucket:
-    """Tensors whose updates run where they are whole; cuts stand on tensor boundaries."""
+    """Tensors whose updates run on whole tensors; cuts are on tensor boundaries."""
 
     name: str
     axis: str
@@ -214,7 +214,7 @@ def _first_uses(training: TrainingGraph) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Placer:
-    """Settled once: who owns what stays whole, what is sliced by itself; then orders a bucket and shares it out."""
+    """Assigns owners of whole tensors and cuts of tensors that are sliced alone; then orders and cuts buckets."""
 
     layout: Layout
     types: Mapping[str, TensorType]

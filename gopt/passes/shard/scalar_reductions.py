@@ -1,10 +1,13 @@
-"""Scalars over all gradients (a squared norm, a finite flag): each rank adds its share, one packed call completes them.
+"""Scalars over all gradients (a squared norm, a finite flag): partial values on ranks, completed by one packed call.
 
-A share is complete only after a call over the group. Joins of shares (the sum of all squared norms) happen before the
-call, everything else after it; calls of one dependency level, dtype and kind are packed into one.
+A partial value is complete only after a call over the group. Partial values are joined (the sum of all squared norms)
+before the call, everything else happens after it; calls of one dependency level, dtype and kind are packed into one.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from gopt.analysis.updates import ScalarReduction, Updates
 from gopt.errors import UnsupportedError
@@ -14,12 +17,19 @@ from gopt.ir.types import TensorType
 from gopt.passes.shard import emit
 
 
+@dataclass(frozen=True, slots=True)
+class PartialScalar:
+    """``value`` is a rank's partial value of the reduction ``root``: on all ranks, without effect where it has none."""
+
+    root: str
+    value: str
+
+
 class ScalarReductions:
-    """Collects the shares of every reduction while buckets are emitted, then writes the calls."""
+    """Makes partial values of reductions while buckets are emitted, and the calls that complete them."""
 
     def __init__(self, rewriter: GraphRewriter, source: Graph, updates: Updates, group: str) -> None:
         self.rewriter, self.source, self.updates, self.group = rewriter, source, updates, group
-        self._shares: dict[str, list[str]] = {}
         self._flat: dict[str, str] = {}
 
     def flat(self, name: str) -> str:
@@ -39,20 +49,23 @@ class ScalarReductions:
             self.rewriter.add("Constant", [], made, attributes={"value_ints": value})
         return name
 
-    def share(self, sources: list[str], value: str) -> None:
-        """Note ``value`` as this rank's share of the reductions ``sources``, which all feed one reduction."""
+    def partial(self, sources: list[str], value: str) -> PartialScalar:
+        """``value`` as the rank's partial value of the reductions ``sources``, which all feed one reduction."""
         reduction = self.updates.scalar_reductions[self.updates.reduction_of[sources[0]]]
         guarded = f"{value}.everywhere"
         emit.select(self.rewriter, self.group, value, guarded, "sum" if reduction.kind == "l2" else reduction.kind)
-        self._shares.setdefault(reduction.root, []).append(guarded)
+        return PartialScalar(reduction.root, guarded)
 
-    def finish(self) -> dict[str, object]:
+    def complete(self, partials: Iterable[PartialScalar]) -> dict[str, object]:
         """Write joins and calls; returns figures for the report."""
         levels = self._levels()
+        by_root: dict[str, list[str]] = {}
+        for each in partials:
+            by_root.setdefault(each.root, []).append(each.value)
         packed: dict[tuple[int, str, str], list[tuple[str, ScalarReduction]]] = {}
-        for root, shares in self._shares.items():
+        for root, values in by_root.items():
             reduction = self.updates.scalar_reductions[root]
-            value, reduce = self._join(reduction, shares)
+            value, reduce = self._join(reduction, values)
             dtype = self.rewriter.graph.types[value].dtype
             packed.setdefault((levels[root], dtype, reduce), []).append((value, reduction))
         for number, ((_, _, reduce), items) in enumerate(sorted(packed.items(), key=lambda item: item[0])):
@@ -61,29 +74,29 @@ class ScalarReductions:
             emit.all_reduce(self.rewriter, self.group, inputs, outputs, reduce)
             for output, (_, reduction) in zip(outputs, items):
                 self._complete(reduction, output)
-        return {"scalar_calls": len(packed), "scalars": len(self._shares)}
+        return {"scalar_calls": len(packed), "scalars": len(by_root)}
 
-    def _join(self, reduction: ScalarReduction, shares: list[str]) -> tuple[str, str]:
+    def _join(self, reduction: ScalarReduction, values: list[str]) -> tuple[str, str]:
         """One value per rank for a reduction, and how the call joins them. A flag travels as a count."""
         for node in reduction.inner:
             self.rewriter.remove(node, "joined before the call")
         types = self.rewriter.graph.types
         if reduction.kind in ("any", "all"):
-            shares = [self._counted(share, negate=reduction.kind == "all") for share in shares]
-        value = shares[0]
+            values = [self._counted(value, negate=reduction.kind == "all") for value in values]
+        value = values[0]
         join = {"max": "Max", "min": "Min"}.get(reduction.kind, "Add")
-        for place, share in enumerate(shares[1:], 1):
-            joined = f"{shares[0]}.joined{place}"
-            self.rewriter.add(join, [value, share], {joined: types[value]})
+        for place, other in enumerate(values[1:], 1):
+            joined = f"{values[0]}.joined{place}"
+            self.rewriter.add(join, [value, other], {joined: types[value]})
             value = joined
         return value, {"max": "max", "min": "min"}.get(reduction.kind, "sum")
 
-    def _counted(self, share: str, *, negate: bool) -> str:
+    def _counted(self, flag: str, *, negate: bool) -> str:
         if negate:
-            self.rewriter.add("Not", [share], {f"{share}.not": TensorType("bool", ())})
-            share = f"{share}.not"
-        count = f"{share}.count"
-        self.rewriter.add("Cast", [share], {count: TensorType("float32", ())}, attributes={"to": 1})
+            self.rewriter.add("Not", [flag], {f"{flag}.not": TensorType("bool", ())})
+            flag = f"{flag}.not"
+        count = f"{flag}.count"
+        self.rewriter.add("Cast", [flag], {count: TensorType("float32", ())}, attributes={"to": 1})
         return count
 
     def _complete(self, reduction: ScalarReduction, value: str) -> None:

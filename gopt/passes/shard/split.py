@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 from gopt.analysis.operators import LAYOUT, elementwise
 from gopt.analysis.updates import UpdateSubgraph
@@ -11,19 +11,12 @@ from gopt.ir.graph import Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code
 from gopt.passes.shard import emit
-from gopt.passes.shard.gradient_reduction import GradientReduction
-from gopt.passes.shard.parameter_gather import GatherBucket, OwnedParameter, ParameterGather
+from gopt.passes.shard.emitted import Emitted
+from gopt.passes.shard.gradient_reduction import GradientReduction, ReducedValue
+from gopt.passes.shard.parameter_gather import GatherBucket, OwnedParameter
 from gopt.passes.shard.plan import ParameterGroup, SplitBucket
-from gopt.passes.shard.scalar_reductions import ScalarReductions
+from gopt.passes.shard.scalar_reductions import PartialScalar, ScalarReductions
 from gopt.program import BucketSlice, ShardedState
-
-
-@dataclass(slots=True)
-class Emitted:
-    """What a bucket leaves behind: the holdings of its states by source tensor, and the order of stored values."""
-
-    states: dict[str, ShardedState] = field(default_factory=dict)
-    layout: list[tuple[str, ...]] = field(default_factory=list)
 
 
 def emit_split(
@@ -31,23 +24,25 @@ def emit_split(
     bucket: SplitBucket,
     scalars: ScalarReductions,
     reduction: GradientReduction,
-    gather: ParameterGather,
+    *,
+    owned: bool,
 ) -> Emitted:
-    """Rewrite the updates of a split bucket."""
+    """Rewrite the updates of a split bucket. ``owned``: ranks hold the parameters, too, as their shards alone."""
     out = Emitted()
     gradients = [subgraph.gradient for subgraph in bucket.subgraphs]
-    shard = ""
+    shard: ReducedValue | None = None
     if bucket.whole_gradient:
-        reduction.everywhere(bucket.name, gradients)
+        out.reduced = reduction.everywhere(bucket.name, gradients)
     else:
         shard = reduction.to_shard(bucket.name, gradients, bucket.cuts)
     parts = []
     for number, group in enumerate(bucket.groups):
         name = f"{bucket.name}.c{number}"
-        emitter = _GroupEmitter(rewriter, group, name, scalars, reduction, gather.owned(bucket.subgraphs[0]))
+        emitter = _GroupEmitter(rewriter, group, name, scalars, out.reduced.values, owned=owned)
         parts.append(emitter.run(shard, alone=len(bucket.groups) == 1))
         out.states.update(emitter.states)
-    gather.add(GatherBucket(bucket.name, bucket.subgraphs, tuple(parts), bucket.cuts))
+        out.scalars += emitter.partials
+    out.parameters = GatherBucket(bucket.name, bucket.subgraphs, tuple(parts), bucket.cuts)
     slots = max(len(subgraph.states) for subgraph in bucket.subgraphs)
     out.layout.append(tuple(subgraph.parameter.tensor for subgraph in bucket.subgraphs))
     for slot in range(1, slots):
@@ -70,12 +65,13 @@ class _GroupEmitter:
         group: ParameterGroup,
         name: str,
         scalars: ScalarReductions,
-        reduction: GradientReduction,
+        reduced: Mapping[str, str],
+        *,
         owned: bool,
     ) -> None:
-        self.rewriter, self.group, self.name, self.scalars, self.reduction = rewriter, group, name, scalars, reduction
+        self.rewriter, self.group, self.name, self.scalars, self.reduced = rewriter, group, name, scalars, reduced
         self.owned = owned
-        """Whether the wide parameter is held as the rank's run alone, as the other states are."""
+        """Whether the master is held as the rank's run alone, as the other states are."""
         self.subgraph: UpdateSubgraph = group.subgraphs[0]
         self.local: dict[str, str] = {}
         self.unrounded = ""
@@ -83,18 +79,23 @@ class _GroupEmitter:
         self.results = {state.updated: f"state{slot}_out" for slot, state in enumerate(self.subgraph.states)}
         self.results[self.subgraph.parameter.updated] = "parameter_out"
         self.states: dict[str, ShardedState] = {}
+        self.partials: list[PartialScalar] = []
 
     def _named(self, role: str) -> str:
         return emit.named(self.name, role)
 
-    def run(self, shard: str, *, alone: bool) -> OwnedParameter:
-        """Emit the class; returns its part of the parameters, before and after the update."""
+    def run(self, shard: ReducedValue | None, *, alone: bool) -> OwnedParameter:
+        """Emit the class; returns its part of the parameters, before and after the update.
+
+        ``shard``: the rank's shard of the bucket's gradients, None where gradients are whole; ``alone``: the bucket has
+        no other class.
+        """
         rewriter, subgraph, run = self.rewriter, self.subgraph, self.group.sharding
         types = rewriter.graph.types
-        if shard:
-            self.local[subgraph.gradient] = shard if alone else self._segment(shard, "gradient")
-            unrounded = self.reduction.unrounded.get(shard, "")
-            self.unrounded = unrounded if alone or not unrounded else self._segment(unrounded, "exact")
+        if shard is not None:
+            self.local[subgraph.gradient] = shard.name if alone else self._segment(shard.name, "gradient")
+            exact = shard.unrounded
+            self.unrounded = exact if alone or not exact else self._segment(exact, "exact")
         parameter = self._named("parameter")
         self.local[subgraph.parameter.tensor] = parameter
         if self.owned:
@@ -169,10 +170,10 @@ class _GroupEmitter:
 
     def _twin(self, subgraph: UpdateSubgraph, place: int, slot: int) -> str:
         name = subgraph.nodes[place].inputs[slot]
-        return self.reduction.reduced.get(name, name)
+        return self.reduced.get(name, name)
 
     def _reduce(self, place: int, node: Node) -> None:
-        """A reduction of the run, as this class's share of the scalar."""
+        """A reduction of the run, as the class's partial value of the scalar."""
         rewriter = self.rewriter
         value = self._operand(node.inputs[0], place, 0)
         source = node.outputs[0]
@@ -183,7 +184,9 @@ class _GroupEmitter:
             self._mean(value, share, self.rewriter.graph.types[node.inputs[0]].elements, dtype)
         else:
             self._add(op_type, [value], share, TensorType(dtype, ()), keepdims=0)
-        self.scalars.share([subgraph.nodes[place].outputs[0] for subgraph in self.group.subgraphs], share)
+        self.partials.append(
+            self.scalars.partial([subgraph.nodes[place].outputs[0] for subgraph in self.group.subgraphs], share)
+        )
 
     def _mean(self, value: str, share: str, elements: int, dtype: str) -> None:
         """A mean is a sum of x/N, taken in float32 at least: N may be beyond the range of a half."""

@@ -6,18 +6,18 @@ from gopt.analysis.updates import UpdateSubgraph
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
 from gopt.passes.shard import emit
-from gopt.passes.shard.gradient_reduction import GradientReduction
-from gopt.passes.shard.parameter_gather import GatherBucket, OwnedParameter, ParameterGather
+from gopt.passes.shard.emitted import Emitted
+from gopt.passes.shard.gradient_reduction import GradientReduction, ReducedGradients, ReducedValue
+from gopt.passes.shard.parameter_gather import GatherBucket, OwnedParameter
 from gopt.passes.shard.plan import ReplicatedBucket, Style, WholeBucket
-from gopt.passes.shard.scalar_reductions import ScalarReductions
-from gopt.passes.shard.split import Emitted
+from gopt.passes.shard.scalar_reductions import PartialScalar, ScalarReductions
 from gopt.program import BucketSlice, ShardedState
 from gopt.sharding.placements import Sharding
 
 
-def emit_replicated(bucket: ReplicatedBucket, reduction: GradientReduction) -> None:
+def emit_replicated(bucket: ReplicatedBucket, reduction: GradientReduction) -> Emitted:
     """Reduce the gradients of a bucket on every rank; the updates stay as they are."""
-    reduction.everywhere(bucket.name, [subgraph.gradient for subgraph in bucket.subgraphs])
+    return Emitted(reduced=reduction.everywhere(bucket.name, [subgraph.gradient for subgraph in bucket.subgraphs]))
 
 
 def emit_whole(
@@ -26,16 +26,16 @@ def emit_whole(
     style: Style,
     scalars: ScalarReductions,
     reduction: GradientReduction,
-    gather: ParameterGather,
+    *,
+    owned: bool,
 ) -> Emitted:
-    """Bring whole gradients to their owners, run each update there, deliver the new parameters."""
+    """Bring whole gradients to their owners and run each update there. ``owned``: owners alone hold the parameters."""
     types = rewriter.graph.types
-    out = Emitted()
-    _bring(rewriter, bucket, style, scalars, reduction)
+    out = Emitted(reduced=_reduce(rewriter, bucket, style, scalars, reduction))
     parts = []
     for place, subgraph in enumerate(bucket.subgraphs):
-        owned = gather.owned(subgraph)
-        part = _place(rewriter, bucket, place, subgraph, scalars, owned)
+        part = _run_on_owner(rewriter, bucket, place, owned=owned)
+        out.scalars += _partial_scalars(rewriter, bucket, place, scalars)
         parts.append(part if style is Style.BROADCAST else _flat(rewriter, bucket, place, part, scalars))
         for state in subgraph.states[0 if owned else 1 :]:
             input = part.current if state is subgraph.parameter else state.tensor
@@ -45,32 +45,32 @@ def emit_whole(
             )
             out.layout.append((state.tensor,))
     cuts = None if style is Style.BROADCAST else bucket.cuts
-    gather.add(GatherBucket(bucket.name, bucket.subgraphs, tuple(parts), cuts))
-    if not gather.owned(bucket.subgraphs[0]):
+    out.parameters = GatherBucket(bucket.name, bucket.subgraphs, tuple(parts), cuts)
+    if not owned:
         out.layout.insert(0, tuple(subgraph.parameter.tensor for subgraph in bucket.subgraphs))
     return out
 
 
-def _bring(
+def _reduce(
     rewriter: GraphRewriter, bucket: WholeBucket, style: Style, scalars: ScalarReductions, reduction: GradientReduction
-) -> None:
+) -> ReducedGradients:
     """Reduce each gradient to where its update runs."""
     gradients = [subgraph.gradient for subgraph in bucket.subgraphs]
     if any(subgraph.whole_gradient for subgraph in bucket.subgraphs):
-        reduction.everywhere(bucket.name, gradients)
-    elif style is Style.BROADCAST:
-        reduction.to_owners(bucket.name, gradients, bucket.owners)
-    else:
-        shard = reduction.to_shard(bucket.name, gradients, bucket.cuts)
-        unrounded = reduction.unrounded.get(shard)
-        for place, subgraph in enumerate(bucket.subgraphs):
-            whole = emit.named(bucket.name, f"gradient{place}")
-            _unpack(rewriter, whole, rewriter.graph.types[subgraph.gradient], shard, bucket.run(place), scalars)
-            reduction.reduced[subgraph.gradient] = whole
-            if unrounded is not None:
-                type = TensorType(rewriter.graph.types[unrounded].dtype, rewriter.graph.types[subgraph.gradient].shape)
-                _unpack(rewriter, f"{whole}_exact", type, unrounded, bucket.run(place), scalars)
-                reduction.unrounded[whole] = f"{whole}_exact"
+        return reduction.everywhere(bucket.name, gradients)
+    if style is Style.BROADCAST:
+        return reduction.to_owners(bucket.name, gradients, bucket.owners)
+    reduced, types = ReducedGradients(), rewriter.graph.types
+    shard = reduction.to_shard(bucket.name, gradients, bucket.cuts)
+    for place, gradient in enumerate(gradients):
+        whole, exact = emit.named(bucket.name, f"gradient{place}"), ""
+        _unpack(rewriter, whole, types[gradient], shard.name, bucket.run(place), scalars)
+        if shard.unrounded:
+            exact = f"{whole}_exact"
+            type = TensorType(types[shard.unrounded].dtype, types[gradient].shape)
+            _unpack(rewriter, exact, type, shard.unrounded, bucket.run(place), scalars)
+        reduced.add(gradient, ReducedValue(whole, exact))
+    return reduced
 
 
 def _unpack(
@@ -94,36 +94,33 @@ def _flat(
     return OwnedParameter(names[0], names[1], part.sharding, part.elements)
 
 
-def _place(
-    rewriter: GraphRewriter,
-    bucket: WholeBucket,
-    place: int,
-    subgraph: UpdateSubgraph,
-    scalars: ScalarReductions,
-    owned: bool,
-) -> OwnedParameter:
+def _partial_scalars(
+    rewriter: GraphRewriter, bucket: WholeBucket, place: int, scalars: ScalarReductions
+) -> list[PartialScalar]:
+    """The reductions inside an update, which its owner alone computes."""
+    subgraph, there = bucket.subgraphs[place], bucket.owned(place)
+    partials = []
+    for number, node in enumerate(subgraph.reductions):
+        name = node.outputs[0]
+        value = emit.named(bucket.name, f"share{place}_{number}")
+        _rename(rewriter, subgraph, name, value)
+        type = rewriter.graph.types[value]
+        if type.dims:
+            empty, scalar = scalars.constant("shape", []), f"{value}.scalar"
+            rewriter.add("Reshape", [value, empty], {scalar: TensorType(type.dtype, ())}, sharding=there)
+            value = scalar
+        partials.append(scalars.partial([name], value))
+    return partials
+
+
+def _run_on_owner(rewriter: GraphRewriter, bucket: WholeBucket, place: int, *, owned: bool) -> OwnedParameter:
     """Put the source's own nodes on the owner; returns the parameter there, before and after the update."""
-    there = bucket.owned(place)
+    subgraph, there = bucket.subgraphs[place], bucket.owned(place)
     for node in subgraph.nodes:
         rewriter.counterpart(node).sharding = there
         rewriter.annotate(
             node, f"{bucket.name}: {subgraph.parameter.tensor} is updated by its owner alone; {subgraph.why}"
         )
-    for number, node in enumerate(subgraph.reductions):
-        name = node.outputs[0]
-        share = emit.named(bucket.name, f"share{place}_{number}")
-        _rename(rewriter, subgraph, name, share)
-        if rewriter.graph.types[share].dims:
-            scalar = f"{share}.scalar"
-            empty = scalars.constant("shape", [])
-            rewriter.add(
-                "Reshape",
-                [share, empty],
-                {scalar: TensorType(rewriter.graph.types[share].dtype, ())},
-                sharding=there,
-            )
-            share = scalar
-        scalars.share([name], share)
     type = rewriter.graph.types[subgraph.parameter.updated]
     parameter, updated = subgraph.parameter.tensor, subgraph.parameter.updated
     if owned:

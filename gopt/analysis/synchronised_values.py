@@ -1,0 +1,24 @@
+"""What ranks average in forward and backward: a record of the program and of its manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gopt.documents.records import key
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """A constant of the batch's size: node ``output`` reads ``constant``, which the large batch has as ``value``."""
+
+    output: str
+    constant: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class SynchronisedValues:
+    """What is averaged over the ranks as soon as it is made, and constants that follow the number of samples."""
+
+    points: tuple[str, ...] = field(default=(), metadata=key("values"))
+    corrected: tuple[Corrected, ...] = field(default=(), metadata=key("constants"))

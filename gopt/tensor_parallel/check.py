@@ -1,0 +1,152 @@
+"""Every node of a split step held against the rules, from the placements of its states alone.
+
+Independent of ``propagate``: it knows neither what that chose nor why, and takes mappings at their word. The first node
+that takes an operand as it may not is named. So a missing reduction, one done twice or over another axis, a norm that
+counts a replicated tensor once for each member, a mean of unequal parts, and a part that is cut by other sizes than it
+is joined by are errors before anything is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gopt.analysis.training import TrainingGraph
+from gopt.errors import InvariantError
+from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.sharding.links import Operator, Slot, strategies
+from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard
+from gopt.sharding.rules import Mismatch, Operand, Use, partial
+from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.propagate import MASKED
+
+_UNMASKED = {masked: plain for plain, masked in MASKED.items()}
+
+
+def check(training: TrainingGraph, graph: Graph, axis: str, states: Mapping[str, Placement]) -> dict[str, Placement]:
+    """The placement of every value that is not replicated along ``axis``; raises InvariantError for the first node that
+    breaks a rule, and for a result that is placed otherwise than the state it replaces.
+
+    ``graph``: with logical types; ``states``: placements of the states that are sharded.
+    """
+    checker = _Checker(graph, axis, dict(states))
+    for node in graph.nodes:
+        checker.visit(node)
+    wanted = {state.updated: states.get(state.tensor, REPLICATED) for state in training.states}
+    wanted |= dict.fromkeys((training.loss, *training.metrics), REPLICATED)
+    wanted |= {value: states.get(name, REPLICATED) for name, value in training.gradients.items()}
+    for name, placement in wanted.items():
+        found = checker.of(name)
+        if found != placement:
+            raise InvariantError(f"{name!r} is {found} along {axis}", f"it must be {placement}")
+    return checker.known
+
+
+@dataclass(slots=True)
+class _Checker:
+    graph: Graph
+    axis: str
+    known: dict[str, Placement]
+    constants: Constants = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.constants = Constants(self.graph)
+
+    def of(self, name: str) -> Placement:
+        return self.known.get(name, REPLICATED)
+
+    def visit(self, node: Node) -> None:
+        """Give a node's results their placements."""
+        try:
+            results = self._results(node)
+        except Mismatch as wrong:
+            raise InvariantError(
+                f"{node.op_type} {node.label!r} reads {wrong.operand.name!r}, which is {wrong.operand.placement} along "
+                f"{self.axis}",
+                f"it takes {wrong.expected}",
+            ) from None
+        for name, placement in zip(node.outputs, results):
+            if name and not isinstance(placement, Replicated):
+                self.known[name] = placement
+
+    def _operands(self, node: Node) -> list[Operand]:
+        return [Operand(name, self.of(name), False, self.graph.type_of(name).dtype) for name in node.inputs if name]
+
+    def _results(self, node: Node) -> Sequence[Placement]:
+        operands = self._operands(node)
+        count = len(node.outputs)
+        group = str(node.attributes.get("group", "")) if node.domain in (COMM, SPMD) else ""
+        if node.domain == COMM and group == self.axis:
+            return [self._call(node, operand) for operand in operands][:count]
+        if node.domain == SPMD and group == self.axis and node.op_type == "DimSlice":
+            return [self._cut(node, operands[0])]
+        if all(isinstance(each.placement, Replicated) for each in operands) and not self._captures(node):
+            return [REPLICATED] * count
+        if node.is_a("Shape", "Size"):
+            return [REPLICATED] * count
+        if any(isinstance(each.placement, Partial) for each in operands):
+            return [self._terms(node, operands)] * count
+        return self._split(node, operands)
+
+    def _captures(self, node: Node) -> bool:
+        return any(name in self.known for name in node.captures)
+
+    def _call(self, node: Node, operand: Operand) -> Placement:
+        placement, attributes = operand.placement, node.attributes
+        if node.op_type in ("AllReduce", "ReduceScatter"):
+            if placement != Partial(str(attributes.get("reduce", "sum"))):
+                raise Mismatch(operand, f"terms of a {attributes.get('reduce', 'sum')}, to complete them")
+            if node.op_type == "AllReduce":
+                return REPLICATED
+            return Shard(int(attributes["axis"]), tuple(attributes["sizes"]))
+        if node.op_type == "AllGather":
+            here = Shard(int(attributes["axis"]), tuple(attributes["sizes"]))
+            if placement != here:
+                raise Mismatch(operand, f"a value {here}, as it is joined")
+            return REPLICATED
+        if node.op_type == "AllToAll":
+            here = Shard(int(attributes["concat_axis"]), tuple(attributes["concat_sizes"]))
+            if placement != here:
+                raise Mismatch(operand, f"a value {here}, as it is joined")
+            return Shard(int(attributes["split_axis"]), tuple(attributes["split_sizes"]))
+        raise Mismatch(operand, "another call: no mapping is made of it")
+
+    def _cut(self, node: Node, operand: Operand) -> Placement:
+        if not isinstance(operand.placement, Replicated):
+            raise Mismatch(operand, "a value that is equal on all members, to cut it")
+        return Shard(int(node.attributes["axis"]), tuple(node.attributes["sizes"]))
+
+    def _terms(self, node: Node, operands: Sequence[Operand]) -> Placement:
+        data = operands[:1] if node.is_a("Reshape", "Squeeze", "Unsqueeze", "Expand") else operands
+        dtype = self.graph.type_of(node.outputs[0]).dtype
+        return partial(Use(node.op_type, tuple(data), dtype=dtype, standard=node.domain in ("", "ai.onnx")))
+
+    def _split(self, node: Node, operands: Sequence[Operand]) -> Sequence[Placement]:
+        """The strategy that operands are placed by."""
+        placements = tuple(self.of(name) if name else REPLICATED for name in node.inputs)
+        first = next((each for each in operands if isinstance(each.placement, Shard)), None)
+        if first is None or self._captures(node):
+            raise Mismatch(operands[0], "values that are equal on all members")
+        described = operator(node, self.graph, self.constants)
+        masked = node.domain == SPMD and node.op_type in _UNMASKED
+        if masked:
+            described = Operator(
+                _UNMASKED[node.op_type], node.attributes, described.operands, described.results, described.constant
+            )
+        elif node.domain not in ("", "ai.onnx"):
+            raise Mismatch(first, "values that are equal on all members")
+        options = [
+            each for place, placement in enumerate(placements) if isinstance(placement, Shard)
+            for each in strategies(described, Slot(place), placement) if each.masked == masked
+        ]  # fmt: skip
+        for option in options:
+            if option.operands == placements:
+                return option.results
+        expected = " or ".join(str(option.operands[node.inputs.index(first.name)]) for option in options[:2])
+        wrong = first
+        if options:
+            for operand, wanted in zip(operands, options[0].operands):
+                if operand.placement != wanted:
+                    wrong, expected = operand, str(wanted)
+                    break
+        raise Mismatch(wrong, expected or "a whole value: no rule splits it so")

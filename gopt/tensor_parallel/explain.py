@@ -1,0 +1,55 @@
+"""Where a placement came from: the chain of nodes and operands from a value back to a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from gopt.errors import OptionError
+from gopt.ir.graph import Graph
+from gopt.sharding.placements import Placement, Replicated
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The node that placed a value, and the operand whose placement decided; '' where none did."""
+
+    node: str
+    operand: str
+
+
+@dataclass(slots=True)
+class Explanation:
+    """What one axis did to the values of a step. ``reasons``: why parameters are split; ``converted``: the mappings of a
+    value -> what each is called."""
+
+    axis: str
+    graph: Graph
+    placements: Mapping[str, Placement]
+    reasons: Mapping[str, str]
+    origins: dict[str, Origin] = field(default_factory=dict)
+    converted: dict[str, list[str]] = field(default_factory=dict)
+
+    def lines(self, value: str) -> list[str]:
+        """The chain, one value a line; raises OptionError for a value that is not in the step."""
+        if value not in self.graph.types:
+            close = get_close_matches(value, self.graph.types, 1)
+            raise OptionError(f"the step has no value {value!r}", *([f"did you mean {close[0]!r}?"] if close else []))
+        found = [self._line(value)]
+        for name in self.converted.get(value, ()):
+            found.append(f"  readers get {name}: {self._placed(name)}")
+        seen = {value}
+        while (origin := self.origins.get(value)) is not None and origin.operand and origin.operand not in seen:
+            value = origin.operand
+            seen.add(value)
+            found.append(f"by {origin.node}, from {self._line(value)}")
+        return found
+
+    def _line(self, value: str) -> str:
+        why = f" ({self.reasons[value]})" if value in self.reasons else ""
+        return f"{value}, {self.graph.type_of(value)}: {self._placed(value)}{why}"
+
+    def _placed(self, value: str) -> str:
+        placement = self.placements.get(value, Replicated())
+        return f"{placement} along {self.axis}"

@@ -1,0 +1,94 @@
+"""The pass ``tensor-parallel``: ranks and source run side by side, and what the folder says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from helpers import FIXTURES, NAMES, source
+from products import spread
+
+import gopt
+from gopt.errors import OptionError, UnsupportedError
+from gopt.mesh import Mesh
+from gopt.pipeline import build_pipeline
+from gopt.verification.verify import Verifier
+
+
+def equal(folder) -> None:
+    result = Verifier(folder).run(confirm=False)
+    assert result.equal, result.to_json()
+    assert result.compared > 0
+
+
+def pipeline(**options):
+    return build_pipeline(defaults={"tensor-parallel": options})
+
+
+@pytest.mark.parametrize(("name", "mesh"), spread(NAMES, ["tp=2", "dp=2,tp=2", "shard=2,tp=2"], keep=1))
+def test_every_fixture(name, mesh, tmp_path):
+    gopt.shard(source(name), Mesh.parse(mesh)).write(tmp_path / "out")
+    equal(tmp_path / "out")
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("stage", range(4))
+def test_stages_behind_it(stage, sequence, tmp_path):
+    options = build_pipeline(defaults={"tensor-parallel": {"sequence": sequence}, "shard": {"stage": stage}})
+    gopt.shard(source("gpt_adamw"), Mesh.parse("shard=2,tp=2"), pipeline=options).write(tmp_path / "out")
+    equal(tmp_path / "out")
+
+
+@pytest.mark.parametrize("partition", ["whole", "rows"])
+def test_partitions_behind_it(partition, tmp_path):
+    gopt.shard(source("mlp_adamw"), Mesh.parse("shard=2,tp=2"), partition=partition).write(tmp_path / "out")
+    equal(tmp_path / "out")
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_micro_steps(stage, tmp_path):
+    made = gopt.shard(source("gpt_adamw_clip_sched_fp16"), Mesh.parse("shard=2,tp=2"), stage=stage, accumulate=2)
+    made.write(tmp_path / "out")
+    equal(tmp_path / "out")
+
+
+def test_four_members(tmp_path):
+    gopt.shard(source("gpt_adamw"), Mesh.parse("tp=4"), pipeline=pipeline(sequence=True)).write(tmp_path / "out")
+    equal(tmp_path / "out")
+
+
+def test_ranks_hold_parts(tmp_path):
+    gopt.shard(source("mlp_sgd"), Mesh.parse("tp=2")).write(tmp_path / "out")
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    boxes = {
+        piece["tensor"]: piece["box"] for state in manifest["ranks"][1]["state"] for piece in state["pieces"]
+    }  # fmt: skip
+    assert boxes["fc1.weight"] == [[32, 64], [0, 32]]
+    assert boxes["fc1.bias"] == [[32, 64]]
+    assert boxes["fc2.weight"] == [[0, 10], [32, 64]]
+    assert [state["pieces"][0]["tensor"] for state in manifest["common"]["state"]] == ["fc2.bias"]
+    shapes = {state["tensor"]: state["shape"] for state in manifest["states"]}
+    assert shapes["fc1.weight"] == [64, 32]  # of the source
+
+
+def test_one_member_changes_nothing():
+    made = gopt.shard(source("mlp_sgd"), Mesh.parse("shard=2,tp=1"))
+    assert made.ran[0].record.note == "no axis splits the computation"
+    assert not made.program.parts
+
+
+def test_the_report_says_what_is_split():
+    facts = gopt.shard(source("mlp_sgd"), Mesh.parse("tp=2")).ran[0].record.facts
+    assert set(facts["parameters"]) == {"fc1.weight", "fc1.bias", "fc2.weight"}
+    assert facts["mappings"] == {"reduce from region": 1}
+    assert facts["computed_whole"] == []
+
+
+def test_a_step_without_a_pair_is_refused():
+    with pytest.raises(UnsupportedError, match="no parameter can be split along tp"):
+        gopt.shard(gopt.load(FIXTURES / "mlp_sgd.onnx"), Mesh.parse("tp=128"))
+
+
+def test_tokens_need_a_dimension():
+    with pytest.raises(OptionError, match="no input of the batch has tokens"):
+        gopt.shard(source("gpt_adamw"), Mesh.parse("tp=16"), pipeline=pipeline(sequence=True))

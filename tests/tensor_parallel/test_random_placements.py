@@ -1,0 +1,48 @@
+"""A law: whatever parameters are split by whatever dimensions, ranks and source agree. Placements are drawn."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from helpers import source
+
+import gopt
+from gopt.mesh import Mesh
+from gopt.pipeline import build_pipeline
+from gopt.verification.verify import Verifier
+
+STEPS = ("gpt_adamw", "cnn_mom_fp16", "emb_adamw", "mlp_mom_clip_sched", "mlp_lamb", "mlp_adamw_accum", "mlp_muon")
+
+
+def draw(name: str, seed: int, members: int) -> str:
+    """Half of the parameters, each split along one of the dimensions that come out even."""
+    generator = random.Random(f"{name} {seed}")
+    training = source(name).training
+    words: list[str] = []
+    for state in training.parameters:
+        dims = training.graph.types[state.tensor].dims
+        even = [dim for dim, size in enumerate(dims) if size % members == 0]
+        if even and (generator.random() < 0.5 or not words):
+            dim = generator.choice(even)
+            runs = generator.choice([r for r in (1, 2, 3) if dims[dim] % (r * members) == 0])
+            words.append(f"{state.tensor}:dim{dim}/{runs}")
+        else:
+            words.append(f"{state.tensor}:replicate")
+    return ";".join(words)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed > 1)) for seed in range(8)])
+def test_drawn_placements(name, seed, tmp_path):
+    options = {
+        "tensor-parallel": {"parameters": draw(name, seed, 2), "auto": False, "sequence": bool(seed % 2)},
+        "shard": {"stage": seed % 4},
+    }
+    if name not in ("gpt_adamw", "emb_adamw"):
+        options["tensor-parallel"]["sequence"] = False
+    mesh = Mesh.parse("tp=2" if seed % 3 else "shard=2,tp=2")
+    gopt.shard(source(name), mesh, pipeline=build_pipeline(defaults=options)).write(tmp_path / "out")
+    result = Verifier(tmp_path / "out").run(confirm=False)
+    assert result.equal, result.to_json()
+    assert result.compared > 0
