@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -53,8 +54,9 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
         return PassResult(note=f"ranks along {AXIS} are copies, as the user says")
     if any(node.domain == COMM for node in training.graph.nodes):
         return PassResult(note="the source has calls of its own over it")
+    notes: list[str] = []
     patterns = Pattern.parse(options.parameters)
-    choices = choose(training, members, options.sizes) if options.auto else {}
+    choices = choose(training, members, options.sizes, notes.append) if options.auto else {}
     choices = apply(training, members, options.sizes, patterns, choices)
     if not choices:
         raise UnsupportedError(
@@ -92,7 +94,12 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     }
     if program.others:
         facts["classes"] = [[dict(place) for place in variant.places] for variant in program.variants]
-    return PassResult(removed=removed, facts=facts)
+    return PassResult(removed=removed, facts=facts, note=_joined(notes))
+
+
+def _joined(notes: Sequence[str]) -> str:
+    """Notes in one line, each once."""
+    return "; ".join(f"{text} ({count} times)" if count > 1 else text for text, count in Counter(notes).items())
 
 
 def _make_variants(
