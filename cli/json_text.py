@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from typing import Any
@@ -11,7 +12,17 @@ from .terminal import safe_json
 
 def strict_json(record: Any, indent: int | None = None) -> str:
     """A record as JSON that every parser reads; NaN and infinities are null."""
-    return safe_json(json.dumps(_finite(record), indent=indent, ensure_ascii=False, allow_nan=False))
+    encoder = _encoder(indent)
+    try:
+        return safe_json(encoder.encode(record))
+    except ValueError:
+        return safe_json(encoder.encode(_finite(record)))
+
+
+@functools.cache
+def _encoder(indent: int | None) -> json.JSONEncoder:
+    """Made once: ``gopt run`` writes a line in every step."""
+    return json.JSONEncoder(indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -185,27 +185,20 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
 
     from .main import exit_code, explain_error
 
-    where = {"step": 0, "call": -1}
+    beat: Heartbeat | None = None
 
     def explain(text: str) -> None:
-        call = f", call {where['call']}" if where["call"] >= 0 else ""
+        step, call = (beat.step, beat.call) if beat is not None else (0, -1)
         if beat is None or beat.first(RunError("").exit_code):
-            print_error(f"rank {engine.rank}, step {where['step'] + 1}{call}: {text}")
+            print_error(f"rank {engine.rank}, step {step + 1}{f', call {call}' if call >= 0 else ''}: {text}")
         else:
             time.sleep(ERROR_GRACE)
         if beat is not None:
-            beat.at(where["step"], where["call"], REPORTED)
+            beat.at(step, call, REPORTED)
 
     engine: Any = raise_on_all_ranks(lambda: MpiEngine(mesh, given["deadline"], explain))
     beat = Heartbeat.open(engine.rank, engine.gather)
-    if beat is not None:
-        follow(engine.watchdog, beat, engine.rank)
-
-    def position(step: int, call: int) -> None:
-        where.update(step=step, call=call)
-        if beat is not None:
-            beat.at(step, call)
-
+    follow(engine.watchdog, beat, engine.rank)
     try:
         host = engine
         place: list[Any] = []
@@ -214,27 +207,24 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
 
             engine, *place = on_gpus(mesh, engine)
         with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
-            trainer = raise_on_all_ranks(lambda: Trainer(job, engine, position, *place, stop_signal=stop))
+            trainer = raise_on_all_ranks(lambda: Trainer(job, engine, beat.at, *place, stop_signal=stop))
             if engine.rank == 0:
                 with _report_steps(job, mesh, given, kind, lambda: host.shared_calls) as tell:
                     trainer.run(tell, _report_resume(job, trainer))
             else:
                 trainer.run(lambda _: None)
-        if trainer.stopped and engine.rank == 0 and (beat is None or beat.first(128 + trainer.stopped)):
+        if trainer.stopped and engine.rank == 0 and beat.first(128 + trainer.stopped):
             explain_error(_stopped(job, trainer.step, trainer.stopped), debug)
-        if beat is not None:
-            beat.at(trainer.step, -1, ENDED)
+        beat.at(trainer.step, -1, ENDED)
     except Exception as error:  # a defect too: a rank that only left would let the others wait
-        if beat is None or beat.first(exit_code(error)):
+        if beat.first(exit_code(error)):
             explain_error(error, debug)
         else:
             time.sleep(ERROR_GRACE)  # another rank is saying why, and ends this one
-        if beat is not None:
-            beat.at(where["step"], where["call"], REPORTED)
+        beat.at(beat.step, beat.call, REPORTED)
         engine.fail(error)
     except SystemExit:  # another rank says why
-        if beat is not None:
-            beat.at(where["step"], where["call"], ENDED)
+        beat.at(beat.step, beat.call, ENDED)
         raise
     return 128 + trainer.stopped if trainer.stopped else 0
 
@@ -261,9 +251,11 @@ def _report_steps(
 
         def tell(progress: Any) -> None:
             steps.append(progress)
-            show(progress.to_json())
-            live(strict_json(progress.to_json()))
-            write(strict_json(progress.to_json()))
+            told = progress.to_json()
+            show(told)
+            line = strict_json(told)
+            live(line)
+            write(line)
 
         yield tell
     spent = sum(each.seconds for each in steps)

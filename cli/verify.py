@@ -99,8 +99,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
     _, mesh = read_manifest(Path(paths[-1]))
     engine = MpiEngine(mesh, deadline, print_error)
     beat = Heartbeat.open(engine.rank, engine.gather)
-    if beat is not None:
-        follow(engine.watchdog, beat, engine.rank)
+    follow(engine.watchdog, beat, engine.rank)
     how = ENDED
     try:
         verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None, deadline)
@@ -118,5 +117,4 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
         engine.fail(error)
         return error.exit_code
     finally:
-        if beat is not None:
-            beat.at(0, -1, how)
+        beat.at(0, -1, how)

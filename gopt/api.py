@@ -20,6 +20,7 @@ from gopt.artifact.report import PassRun
 from gopt.artifact.report_record import REPORT_FILE, ChoiceEntry, Report, SourceEntry
 from gopt.disk.files import create, digest_of, write_new
 from gopt.errors import InputError, OptionError
+from gopt.garbage import gc_paused
 from gopt.importers.collectives import recognise
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph
@@ -64,6 +65,7 @@ class Source:
         return SourceEntry(self.name, self.sha256, self.nbytes, counts)
 
 
+@gc_paused()
 def load(
     path: str | os.PathLike[str],
     *,
@@ -153,6 +155,7 @@ class Sharded:
 
         return build_manifest(self.program, self.common, self.ranks)
 
+    @gc_paused()
     def write(self, folder: str | os.PathLike[str], *, force: bool = False, jobs: int = 1) -> Report:
         """Write the output folder, whole or not at all, ``jobs`` rank files at a time; returns the report."""
         from gopt.artifact import ranks, serialize, states_file
@@ -217,6 +220,7 @@ def on_mesh(source: Source, mesh: Mesh) -> TrainingGraph:
     return training
 
 
+@gc_paused()
 def shard(
     source: Source,
     mesh: Mesh | int,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gopt.analysis.layout_aliases import COPIES, CUTS, OF_ONE, RESHAPES, find_aliases, identity, of_operator
+from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases, identity, of_operator
 from gopt.analysis.reshapes import MOVED
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import Phase, TrainingGraph
@@ -128,7 +128,7 @@ def _live(nodes: list[Node], held: set[str], bypassed: set[str]) -> list[bool]:
     live = [True] * len(nodes)
     for place in range(len(nodes) - 1, -1, -1):
         node = nodes[place]
-        layout = node.is_a(*COPIES, *OF_ONE, *RESHAPES, *CUTS, "Transpose") and not of_operator(node)
+        layout = node.is_in(LAYOUT_OPERATORS) and not of_operator(node)
         live[place] = not layout or not read.isdisjoint(node.outputs) or bypassed.isdisjoint(node.outputs)
         (read if live[place] else bypassed).update(node.inputs)
     return live

@@ -17,9 +17,9 @@ NOTE = (
 )
 
 
-def unguarded_roots(training: TrainingGraph) -> list[str]:
+def unguarded_roots(training: TrainingGraph, index: GraphIndex | None = None) -> list[str]:
     """A note on such divisions of the update, if any. One walk a division, as long as its chain of scalings."""
-    index = GraphIndex(training.graph)
+    index = index or GraphIndex(training.graph)
     states = {name: state.tensor for state in training.states for name in (state.tensor, state.updated)}
     found: list[tuple[str, str]] = []
     for node in training.graph.nodes:

@@ -27,6 +27,8 @@ class GradientMap:
     context: AnalysisContext
     gradients: dict[str, str]
     backward: set[int]
+    check: LocalTaint
+    """What the update reads behind the gradients."""
 
 
 def find_gradients(step: StepSkeleton) -> GradientMap:
@@ -58,7 +60,7 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
         raise _own_value(_culprit(step, bad[0].inputs, check.rank_local), bad[0])
     _refuse_found(step, context, gradients)
     _refuse_drawn(step, backward)
-    return GradientMap(context, gradients, backward)
+    return GradientMap(context, gradients, backward, check)
 
 
 def _own_value(value: str, node: Node) -> UnsupportedError:
@@ -119,7 +121,7 @@ def _same_as_loss(step: StepSkeleton) -> list[str]:
     """The loss, and the one-element values that it is cast, reshaped or scaled from: as good as it, and no backward of
     these operators reads them."""
     found, name = [step.loss], step.loss
-    while (producer := step.index.producers.get(name)) is not None and producer.is_a(*_OF_LOSS):
+    while (producer := step.index.producers.get(name)) is not None and producer.is_in(_OF_LOSS):
         moving = [each for each in producer.reads if each in step.tainted]
         if len(moving) != 1 or not step.index.one_element(moving[0]):
             break

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.linearity import Linearity, is_zero, propagate_linearity
-from gopt.analysis.operators import LAYOUT, elementwise, random
+from gopt.analysis.operators import LAYOUT, MAY_DRAW, elementwise, random
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
@@ -51,13 +51,20 @@ class AnalysisContext:
     of_loss: set[str] = field(default_factory=set)
     """The loss and what depends on it."""
 
+    later: set[str] = field(init=False)
+    """What nodes behind the forward make."""
+
+    def __post_init__(self) -> None:
+        nodes = self.index.graph.nodes
+        self.later = {name for node in nodes if id(node) not in self.forward for name in node.outputs}
+
     def starts_in_forward(self, node: Node) -> bool:
         """Whether a node reads a batch-dependent value of the forward: it computes local gradients.
 
         A factor made of the loss is none, beside a value of the backward: no backward of a mean reads it there.
         """
-        held = [name for name in node.reads if name in self.tainted]
-        local = [name for name in held if self._in_forward(name)]
+        held = self.tainted.intersection(node.reads)
+        local = held - self.later
         if len(local) == len(held):
             return bool(local)
         return any(not (name in self.of_loss and self.index.one_element(name)) for name in local)
@@ -68,7 +75,7 @@ class AnalysisContext:
             return False
         producer = self.index.producers.get(node.inputs[0])
         held = [name for name in producer.reads if name in self.tainted] if producer is not None else []
-        return bool(held) and all(map(self._in_forward, held))
+        return bool(held) and self.later.isdisjoint(held)
 
     def adjoints(self, operands: list[str]) -> list[str]:
         """Those of some one-element operands that may be gradients, where some are: they know the model, not the loss.
@@ -77,10 +84,6 @@ class AnalysisContext:
         """
         operands = [name for name in operands if name not in self.of_loss] or operands
         return [name for name in operands if name in self.model or name not in self.tainted] or operands
-
-    def _in_forward(self, name: str) -> bool:
-        producer = self.index.producers.get(name)
-        return producer is None or id(producer) in self.forward
 
 
 @dataclass(slots=True)
@@ -118,7 +121,7 @@ def _walk(context: AnalysisContext, updated: str) -> Walk:
             break
         type, local = types.get(name), context.starts_in_forward(node)
         # A value of the forward in another layout is half of a contraction, whose other half has one element.
-        moved = local and node.is_a(*LAYOUT, "Cast")
+        moved = local and (node.is_in(LAYOUT) or node.is_a("Cast"))
         alone = not heap and name != updated and not moved
         if alone and type is not None and type.elements == elements and type.dtype in FLOATS:
             walk.dominators.append(name)
@@ -230,7 +233,7 @@ class _Choice:
 
     def _mixes(self, node: Node) -> bool:
         """Whether the node acts on anything but single elements, so that a piece of the parameter cannot run it."""
-        if node.is_a(*LAYOUT) and not node.is_a("Slice", "Expand"):
+        if node.is_in(LAYOUT) and not node.is_a("Slice", "Expand"):
             return False
         return not elementwise(node) or not all(map(self._fits, node.inputs))
 
@@ -288,7 +291,7 @@ class _Choice:
             node = self.index.producers.get(name)
             if node is None or id(node) in self.context.forward:
                 continue
-            if not (elementwise(node) or node.is_a(*LAYOUT)) or len(seen) > MAX_VISITED:
+            if not (elementwise(node) or node.is_in(LAYOUT)) or len(seen) > MAX_VISITED:
                 return False
             stack.extend(node.inputs)
         return True
@@ -313,7 +316,7 @@ def local_taint(context: AnalysisContext, gradients: set[str], backward: set[int
     for node in context.index.graph.nodes:
         if id(node) in context.forward or id(node) in backward:
             continue
-        holds_rank_local, holds_reduced, met = random(node), False, False
+        holds_rank_local, holds_reduced, met = node.op_type in MAY_DRAW and random(node), False, False
         for name in node.reads:
             is_reduced, is_rank_local = name in gradients or name in reduced, name in rank_local
             if not is_rank_local and not is_reduced and name in context.tainted:

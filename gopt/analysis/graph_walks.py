@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
-from gopt.ir.graph import Graph
+from gopt.ir.graph import Graph, Node
 
 
 class GraphIndex:
-    """Who makes and who reads each value, and each node's place in the order. Built fresh, never patched."""
+    """Who makes and who reads each value, and each node's place in the order. Each table is built when it is first
+    asked for, and never patched."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.producers = graph.producers()
-        self.users = graph.users()
-        self.position = {id(node): place for place, node in enumerate(graph.nodes)}
+
+    @cached_property
+    def producers(self) -> dict[str, Node]:
+        """Value name -> the node that makes it."""
+        return self.graph.producers()
+
+    @cached_property
+    def users(self) -> dict[str, list[Node]]:
+        """Value name -> the nodes that read it, in order."""
+        return self.graph.users()
+
+    @cached_property
+    def position(self) -> dict[int, int]:
+        """Each node's place in the order, by id."""
+        return {id(node): place for place, node in enumerate(self.graph.nodes)}
+
+    @cached_property
+    def scalars(self) -> set[str]:
+        """The values of a static shape of exactly one element."""
+        return {name for name, type in self.graph.types.items() if type.elements == 1}
 
     def defined_at(self, name: str) -> int:
         """Position of the node that makes the value; -1 for an input or a constant."""
@@ -23,8 +42,7 @@ class GraphIndex:
 
     def one_element(self, name: str) -> bool:
         """Whether the value has a static shape of exactly one element."""
-        type = self.graph.types.get(name)
-        return type is not None and type.elements == 1
+        return name in self.scalars
 
 
 def ancestors(index: GraphIndex, values: Iterable[str]) -> tuple[set[int], set[str]]:

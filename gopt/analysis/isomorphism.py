@@ -69,11 +69,11 @@ class _ValueNumbering:
         keys: list[Hashable] = [str(types[subgraph.gradient].dtype)]
         keys += [(state.kind, types[state.tensor].dtype) for state in subgraph.states]
         for place, node in enumerate(subgraph.nodes):
-            operands = tuple(self._operand(name, local) for name in node.inputs)
-            local.update((name, ("node", place, slot)) for slot, name in enumerate(node.outputs))
+            operands = tuple([self._operand(name, local) for name in node.inputs])
+            local.update([(name, ("node", place, slot)) for slot, name in enumerate(node.outputs)])
             if node.is_a("ReduceMean"):
                 operands = (*operands, types[node.inputs[0]].elements)  # each divides by a count of its own
-            into = tuple(self.updates.reduction_of.get(name, "") for name in node.outputs)
+            into = tuple([self.updates.reduction_of.get(name, "") for name in node.outputs])
             keys.append((signature(node), operands, into))
         keys.append(tuple(local.get(state.updated) for state in subgraph.states))
         return self._number(tuple(keys))
@@ -89,8 +89,8 @@ class _ValueNumbering:
 
 def signature(node: Node) -> Hashable:
     """Operator and attributes of a node, for comparing."""
-    if (proto := node.proto) is not None:
-        attributes: Hashable = tuple(sorted(a.SerializeToString(deterministic=True) for a in proto.attribute))
+    if node.encoded is not None:
+        attributes: Hashable = node.attribute_bytes()
     else:
         attributes = tuple(sorted((key, repr(value)) for key, value in node.attributes.items()))
     return (node.domain, node.op_type, attributes)

@@ -19,7 +19,7 @@ OF_ONE = ("Sum", "Max", "Min", "Mean", "Concat")
 """Operators over any number of operands: over one, they copy it."""
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand")
 CUTS = ("Split", "Slice")
-_LOOKED_AT = (*COPIES, *OF_ONE, *RESHAPES, *CUTS, "Transpose")
+LAYOUT_OPERATORS = frozenset((*COPIES, *OF_ONE, *RESHAPES, *CUTS, "Transpose"))
 
 
 def find_aliases(graph: Graph) -> dict[str, str]:
@@ -31,7 +31,7 @@ def find_aliases(graph: Graph) -> dict[str, str]:
     for node in graph.nodes:
         if node.op_type == "Constant":
             finder.constants[node.outputs[0]] = node
-        elif node.is_a(*_LOOKED_AT) and any(node.inputs[:1]) and not of_operator(node):
+        elif node.is_in(LAYOUT_OPERATORS) and any(node.inputs[:1]) and not of_operator(node):
             finder.look(node)
     return finder.aliases
 
@@ -71,7 +71,7 @@ class _Finder:
     def look(self, node: Node) -> None:
         if len(node.outputs) == 1:
             self._look_at_one(node, self.aliases.get(node.inputs[0], node.inputs[0]), node.outputs[0])
-        if node.is_a(*CUTS):
+        if node.is_in(CUTS):
             self._cut(node)
 
     def _look_at_one(self, node: Node, source: str, output: str) -> None:
@@ -97,10 +97,10 @@ class _Finder:
     def _copies(self, node: Node, source: str, output: str) -> bool:
         if node.is_a("Identity"):
             return True
-        if node.is_a(*COPIES):
+        if node.is_in(COPIES):
             known = self.graph.type_of(source).dtype
             return known != "undefined" and known == self.graph.type_of(output).dtype
-        return node.is_a(*OF_ONE) and len(node.inputs) == 1
+        return node.is_in(OF_ONE) and len(node.inputs) == 1
 
     def _changes_nothing(self, layout: _Layout, output: str) -> bool:
         if layout.perm is not None:
@@ -166,7 +166,7 @@ def _layout(graph: Graph, node: Node, source: str, output: str) -> _Layout | Non
         perm = tuple(node.attributes.get("perm", reversed(range(len(old.dims)))))
         moved = [axis for axis in perm if old.dims[axis] != 1]
         return _Layout(source, None if moved == sorted(moved) else perm)
-    return _Layout(source, None) if node.is_a(*RESHAPES) else None
+    return _Layout(source, None) if node.is_in(RESHAPES) else None
 
 
 def keeps_order(graph: Graph, node: Node) -> bool:

@@ -28,6 +28,8 @@ class Linearity(IntEnum):
     NONLINEAR = 3
 
 
+_LEVELS = tuple(Linearity)
+"""The levels by number."""
 CONSTANT = -1
 """An operand that does not depend on the batch."""
 OUTSIDE = -2
@@ -53,9 +55,9 @@ def propagate_linearity(
     for node in nodes:
         if start in node.outputs:
             continue
-        levels = [found.get(name, OUTSIDE if name in tainted else CONSTANT) for name in node.inputs if name]
-        if not any(level >= 0 for level in levels) or "" in node.inputs[:1]:
+        if found.keys().isdisjoint(node.inputs) or "" in node.inputs[:1]:
             continue
+        levels = [found.get(name, OUTSIDE if name in tainted else CONSTANT) for name in node.inputs if name]
         level = _level(index, node, levels)
         found.update((name, level) for name in node.outputs if name)
     return found
@@ -63,17 +65,17 @@ def propagate_linearity(
 
 def _level(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     moving = [level for level in levels if level >= 0]
-    highest = Linearity(max(moving))
+    highest = _LEVELS[max(moving)]
     if highest is Linearity.NONLINEAR or node.captures:
         return Linearity.NONLINEAR
-    if node.is_a(*_FROM_FIRST):
+    if node.is_in(_FROM_FIRST):
         return highest if levels[0] >= 0 and all(level == CONSTANT for level in levels[1:]) else Linearity.NONLINEAR
     if node.is_a("Cast", "CastLike"):
         return highest if index.graph.type_of(node.outputs[0]).dtype in FLOATS else Linearity.NONLINEAR
     rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     if rule is not None:
         return rule(index, node, levels)
-    if node.is_a(*_BILINEAR):
+    if node.is_in(_BILINEAR):
         return _product(levels) if node.is_a("Mul") or len(levels) == 2 else Linearity.NONLINEAR
     return Linearity.NONLINEAR
 
@@ -82,7 +84,7 @@ def _product(levels: list[int]) -> Linearity:
     moving = [level for level in levels if level >= 0]
     if len(moving) != 1:
         return Linearity.NONLINEAR
-    return Linearity(max(moving[0], Linearity.SCALED)) if OUTSIDE in levels else Linearity(moving[0])
+    return _LEVELS[max(moving[0], Linearity.SCALED)] if OUTSIDE in levels else _LEVELS[moving[0]]
 
 
 def _quotient(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
@@ -95,7 +97,7 @@ def _sum(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     highest = max(levels)
     names = [name for name in node.inputs if name]
     shifted = any(level == CONSTANT and not is_zero(index, name) for name, level in zip(names, levels))
-    return Linearity(max(highest, Linearity.AFFINE)) if shifted else Linearity(highest)
+    return _LEVELS[max(highest, Linearity.AFFINE)] if shifted else _LEVELS[highest]
 
 
 def _chosen(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:

@@ -108,7 +108,8 @@ RANDOM = frozenset(
     ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"]
 )
 
-_MAY_DRAW = RANDOM | {"If", "Loop", "Scan", "SequenceMap"}
+MAY_DRAW = RANDOM | {"If", "Loop", "Scan", "SequenceMap"}
+"""The only operators that may be random."""
 
 HEAVY = frozenset(
     [
@@ -145,7 +146,7 @@ COMBINERS = {"sum": ("Add", "Sum"), "max": ("Max",), "min": ("Min",), "any": ("O
 
 
 def elementwise(node: Node) -> bool:
-    return node.domain in ("", "ai.onnx") and node.op_type in ELEMENTWISE
+    return node.is_in(ELEMENTWISE)
 
 
 def heavy(node: Node) -> bool:
@@ -162,9 +163,9 @@ def random(node: Node) -> bool:
 
     Generators in the bodies of control flow count.
     """
-    if node.op_type not in _MAY_DRAW:
+    if node.op_type not in MAY_DRAW:
         return False
-    if node.is_a(*RANDOM):
+    if node.is_in(RANDOM):
         return "seed" not in node.attributes
     if not control_flow(node) or (proto := node.proto) is None:
         return False
@@ -175,7 +176,7 @@ def random(node: Node) -> bool:
 
 def draws(node: Node) -> bool:
     """Whether the node is random, or a node inside one of its bodies."""
-    if node.op_type not in _MAY_DRAW:
+    if node.op_type not in MAY_DRAW:
         return False
     if not control_flow(node) or (proto := node.proto) is None:
         return random(node)

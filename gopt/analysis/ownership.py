@@ -21,7 +21,8 @@ class Ownership:
 
     def of(self, node: Node) -> list[str]:
         """The owners of the full-shaped values that a node reads, in the order of its operands."""
-        return list(dict.fromkeys(self.full[name] for name in node.reads if name in self.full))
+        owners = [self.full[name] for name in node.reads if name in self.full]
+        return list(dict.fromkeys(owners)) if len(owners) > 1 else owners
 
     def note(self, node: Node) -> list[str]:
         """Assign an owner to the outputs of a node, and return ``of(node)``; nodes come in topological order."""

@@ -11,12 +11,16 @@ from gopt.ir.types import LOW_PRECISION, nbytes
 
 
 def parameter_users(training: TrainingGraph) -> dict[str, list[Node]]:
-    """Parameter -> its readers in forward and backward, in order."""
+    """Parameter -> its readers in forward and backward, in order; found once for a training, and not to be changed."""
+    return training.once("parameter users", lambda: _users(training))
+
+
+def _users(training: TrainingGraph) -> dict[str, list[Node]]:
     names = {state.tensor for state in training.parameters}
     found: dict[str, list[Node]] = {}
     for node in training.graph.nodes:
         if node.phase is not Phase.UPDATE:
-            for name in dict.fromkeys(node.reads):
+            for name in dict.fromkeys(node.reads) if not names.isdisjoint(node.reads) else ():
                 if name in names:
                     found.setdefault(name, []).append(node)
     return found

@@ -68,7 +68,7 @@ def _ends(graph: Graph) -> dict[str, Shape]:
             continue
         shape = types[output].dims
         if elementwise(node):
-            toward.update(name for name in node.inputs if name in types and types[name].shape == shape)
+            toward.update([name for name in node.inputs if name in types and types[name].shape == shape])
         elif keeps_order(graph, node):
             if types[node.inputs[0]].shape == shape:
                 toward.add(node.inputs[0])
@@ -115,7 +115,7 @@ class _Finder:
         if node is None or not elementwise(node):
             return None
         before = self.producers.get(node.inputs[0]) if node.is_a("Cast") else None
-        return None if before is not None and not (elementwise(before) or before.is_a(*RESHAPES)) else node
+        return None if before is not None and not (elementwise(before) or before.is_in(RESHAPES)) else node
 
     def _goes_on(self, node: Node, flat: object) -> bool:
         return len(node.outputs) == 1 and self._shape(node.outputs[0]) == flat and self._inner(node.outputs[0]) is node
@@ -157,7 +157,7 @@ class _Finder:
         """Whether a node reduces all of a value to a scalar, in whatever shape the value comes."""
         given = len(node.inputs) > 1 and node.inputs[1]
         return (
-            node.is_a(*REDUCTIONS)
+            node.is_in(REDUCTIONS)
             and node.inputs[0] == name
             and not given
             and "axes" not in node.attributes

@@ -32,6 +32,10 @@ from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS
 
+_STEPS = frozenset({"ArgMax", "Sign", "Round", "Floor", "Ceil"})
+"""Operators of floating values through which no gradient comes."""
+_SMOOTH = FLOATS | {"undefined"}
+
 
 def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
     """The training step in ``graph``; collectives, and layout operators that change nothing, are looked through.
@@ -174,8 +178,8 @@ def _loss_candidates(index: GraphIndex, pairs: Mapping[str, str]) -> list[str]:
     graph = index.graph
     smooth = set(pairs.values())
     for node in graph.nodes:
-        if any(name in smooth for name in node.reads) and not node.is_a("ArgMax", "Sign", "Round", "Floor", "Ceil"):
-            smooth.update(name for name in node.outputs if graph.type_of(name).dtype in (*FLOATS, "undefined"))
+        if not smooth.isdisjoint(node.reads) and not node.is_in(_STEPS):
+            smooth.update([name for name in node.outputs if graph.type_of(name).dtype in _SMOOTH])
     paired = set(pairs.values())
     moving = descendants(index, [name for name in graph.inputs if name not in paired])
     outputs = [

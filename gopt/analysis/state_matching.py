@@ -16,7 +16,7 @@ from itertools import permutations
 import numpy as np
 
 from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.operators import elementwise
+from gopt.analysis.operators import ELEMENTWISE
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node, Tensor
 from gopt.ir.types import numpy_dtype
@@ -29,6 +29,7 @@ FLAG_COST = 1 << 40
 """By how much a path through a comparison is longer: Rprop keeps a gradient, or zero where its old sign differs."""
 DOUBT_COST = 1 << 60
 """The same for one element, where a threshold looks like an old value: such a path settles nothing."""
+_SCALING = ("Div", "Mul")
 MAX_GROUP = 6
 """Largest group of outputs that read the same states whose assignments are all tried."""
 
@@ -48,6 +49,7 @@ def reachable_states(
         return {}
     found: dict[str, int] = {}
     seen: set[str] = set()
+    producers, shape = index.producers, want.shape
     queues = deque([(output, 0)]), deque[tuple[str, int]](), deque[tuple[str, int]]()
     for place, queue in enumerate(queues):
         while queue:
@@ -59,10 +61,10 @@ def reachable_states(
                 if types[name] == want:
                     found[name] = depth
                 continue
-            node = index.producers.get(name)
-            if node is None or not elementwise(node):
+            node = producers.get(name)
+            if node is None or not node.is_in(ELEMENTWISE):
                 continue
-            alike = [name for name in node.inputs if name in types and types[name].shape == want.shape]
+            alike = [name for name in node.inputs if name in types and types[name].shape == shape]
             for operand in alike:
                 if types[operand].dtype == "bool" != want.dtype:
                     if want.elements > 1:
@@ -70,7 +72,7 @@ def reachable_states(
                     elif node.is_a("Where") and not moving.isdisjoint(node.inputs[1:]):
                         queues[2].append((operand, max(depth, DOUBT_COST)))
                     continue
-                apart = place == 0 and _scales(node, operand, moving)
+                apart = place == 0 and node.op_type in _SCALING and _scales(node, operand, moving)
                 step = 1 + JOIN_COST * (len(alike) > 1) + FACTOR_COST * apart
                 queues[max(place, apart)].append((operand, depth + step))
     return found

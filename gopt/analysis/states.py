@@ -9,7 +9,7 @@ import numpy as np
 
 from gopt.analysis.epsilon import unguarded_roots
 from gopt.analysis.gradient_fixpoint import GradientMap
-from gopt.analysis.gradients import LocalTaint, local_taint
+from gopt.analysis.gradients import LocalTaint
 from gopt.analysis.graph_walks import GraphIndex, descendants
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
@@ -22,8 +22,7 @@ def assemble(step: StepSkeleton, found: GradientMap) -> TrainingGraph:
     """The training step; raises InputError without a parameter, UnsupportedError for a state of no kind we know."""
     graph = step.index.graph
     gradients = frozenset(found.gradients.values())
-    check = local_taint(found.context, set(gradients), found.backward)
-    states = [_state(step, name, found, gradients, check) for name in step.updated]
+    states = [_state(step, name, found, gradients, found.check) for name in step.updated]
     _refuse_loose(step, states, found)
     _own(step, states, found)
     hyper = [name for name in graph.inputs if name not in step.updated and name not in step.batch]
@@ -34,8 +33,8 @@ def assemble(step: StepSkeleton, found: GradientMap) -> TrainingGraph:
     paired = set(step.updated.values())
     metrics = [name for name in graph.outputs if name not in paired and name != step.loss]
     training = TrainingGraph(graph, step.loss, states, found.gradients, step.batch, hyper, metrics, step.random)
-    _refuse_dropped_states(step, training, found, check.reduced)
-    training.notes = _notes(step, training) + unguarded_roots(training)
+    _refuse_dropped_states(step, training, found, found.check.reduced)
+    training.notes = _notes(step, training) + unguarded_roots(training, step.index)
     if not found.gradients:
         raise InputError(
             "no parameter found: no state that the loss depends on is updated through a gradient",

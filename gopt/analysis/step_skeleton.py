@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
-from gopt.analysis.operators import random
+from gopt.analysis.operators import MAY_DRAW, random
 from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Node
 
@@ -25,7 +25,7 @@ class StepSkeleton:
         self.updated = dict(sorted(((name, output) for output, name in pairs.items()), key=lambda p: order[p[0]]))
         self.replaces = {output: name for name, output in self.updated.items()}
         self.forward, self.forward_values = ancestors(index, [loss])
-        self.random = [node for node in graph.nodes if random(node)]
+        self.random = [node for node in graph.nodes if node.op_type in MAY_DRAW and random(node)]
         self.batch = [name for name in graph.inputs if self._is_batch(name)]
         sources = [*self.batch, *(name for node in self.random for name in node.outputs)]
         self.tainted = descendants(index, sources)

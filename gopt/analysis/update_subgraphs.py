@@ -7,6 +7,8 @@ operands form a class: one run of it serves the neighbouring pieces of all of th
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from gopt.analysis import isomorphism
 from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.operators import COMBINERS, REDUCTIONS, control_flow, elementwise
@@ -93,13 +95,13 @@ class _Finder:
 
     def collect(self) -> None:
         """Give every node of the update to the parameter whose full-shaped values it handles."""
-        needed = ancestors(self.index, (state.updated for state in self.training.states))[0]
         for node in self.nodes:
             owners = self.owners.note(node)
+            standard = node.domain in ("", "ai.onnx") and not control_flow(node)
             if node.made_by and node.domain in (COMM, SPMD):  # the computation is split, and parts meet here
                 for of in owners:
                     self.subgraphs[of].weaken(Mode.REPLICATED, f"{node.label} joins or cuts parts of it")
-            elif owners or id(node) in needed:
+            elif not standard and (owners or id(node) in self._needed):
                 self._refuse_unknown(node)
             if not owners:
                 continue
@@ -109,6 +111,11 @@ class _Finder:
             subgraph = self.subgraphs[owners[0]]
             subgraph.nodes.append(node)
             self._judge(subgraph, node)
+
+    @cached_property
+    def _needed(self) -> set[int]:
+        """Nodes on which new values of states depend, by id."""
+        return ancestors(self.index, (state.updated for state in self.training.states))[0]
 
     def _refuse_unknown(self, node: Node) -> None:
         if control_flow(node):
@@ -133,21 +140,25 @@ class _Finder:
                 subgraph.weaken(Mode.REPLICATED, f"{name}, a state of all ranks, is made of it")
             if name in self.graph.outputs and name not in self.reachable and not self.index.one_element(name):
                 subgraph.weaken(Mode.REPLICATED, f"output {name} shows its update")
-        full = [name for name in node.inputs if name and not self.index.one_element(name)]
-        data = node.inputs[:1] if node.is_a(*FLATTENING) else full
-        alike = all(name in types and types[name].shape == shape for name in data)
+        scalars = self.index.scalars
+        full = [name for name in node.inputs if name and name not in scalars]
         outputs = [name for name in node.outputs if name]
-        if elementwise(node) and alike and all(types.get(n) and types[n].shape == shape for n in outputs):
+        if elementwise(node) and self._have_shape(full, shape) and self._have_shape(outputs, shape):
             return
-        if node.is_a(*FLATTENING) and alike and self._only_reduced(node):
+        alike = self._have_shape(node.inputs[:1] if node.is_in(FLATTENING) else full, shape)
+        if node.is_in(FLATTENING) and alike and self._only_reduced(node):
             self.flattened.add(node.outputs[0])
             return
         source = node.inputs[0]
         whole = source in full and (types[source].shape == shape or source in self.flattened)
-        if node.is_a(*REDUCTIONS) and whole and all(map(self.index.one_element, outputs)):
+        if node.is_in(REDUCTIONS) and whole and all(map(self.index.one_element, outputs)):
             subgraph.reductions.append(node)
             return
         subgraph.weaken(Mode.WHOLE, f"{node.op_type} {node.label} is not elementwise")
+
+    def _have_shape(self, names: list[str], shape: object) -> bool:
+        types = self.graph.types
+        return not [name for name in names if name not in types or types[name].shape != shape]
 
     def _only_reduced(self, node: Node) -> bool:
         """Whether all that reads a node's result reduces it to one element."""
@@ -157,7 +168,7 @@ class _Finder:
             bool(users)
             and name not in self.graph.outputs
             and all(
-                reader.is_a(*REDUCTIONS)
+                reader.is_in(REDUCTIONS)
                 and reader.inputs[0] == name
                 and all(map(self.index.one_element, reader.outputs))
                 for reader in users

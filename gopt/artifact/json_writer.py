@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+_ROWS = 1000
+"""Rows of a table that are written in one go."""
+_BETWEEN = '}, {"'
 
 
 def pretty_json(document: Mapping[str, Any]) -> str:
@@ -40,14 +45,20 @@ def _value(value: Any) -> Iterator[str]:
 
 
 def _rows(rows: Iterator[Any]) -> Iterator[str]:
-    first = next(rows, None)
-    if first is None:
-        yield "[]"
-        return
-    yield "[\n" + _line(first)
-    for row in rows:
-        yield ",\n" + _line(row)
-    yield "\n]"
+    separator = "[\n"
+    while chunk := [*itertools.islice(rows, _ROWS)]:
+        yield separator + _lines(chunk)
+        separator = ",\n"
+    yield "[]" if separator == "[\n" else "\n]"
+
+
+def _lines(rows: list[Any]) -> str:
+    """Tables on a line each. Written in one go, they are cut where one ends and the next begins: a text has no quote
+    that is not escaped, so that only tables inside the rows look the same."""
+    text = _line(rows)[1:-1]
+    if all(row and isinstance(row, dict) for row in rows) and text.count(_BETWEEN) == len(rows) - 1:
+        return text.replace(_BETWEEN, '},\n{"')
+    return ",\n".join(map(_line, rows))
 
 
 def _line(value: Any) -> str:

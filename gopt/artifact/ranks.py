@@ -14,6 +14,7 @@ from gopt.artifact.states_file import StatesFile, stored
 from gopt.disk.files import create
 from gopt.ir.graph import COMM, Tensor, value_info
 from gopt.ir.types import nbytes
+from gopt.ir.wire_format import field
 from gopt.lower.phases import STEP, Phase
 from gopt.lower.rank_graph import Block, RankGraph, RankState
 from gopt.opaque.function_export import prepare
@@ -112,8 +113,7 @@ class _RankWriter:
     def _block(self, block: Block) -> bytes:
         data = self._blocks.get(block)
         if data is None:
-            nodes = (node.to_proto().SerializeToString(deterministic=True) for node in block.nodes)
-            data = self._blocks[block] = b"".join(_field(1, node) for node in nodes)
+            data = self._blocks[block] = b"".join(field(1, node.to_bytes()) for node in block.nodes)
         return data
 
     def model(self, rank: RankGraph) -> list[bytes]:
@@ -143,11 +143,6 @@ class _RankWriter:
         prepare(header, rank.functions)
         head: bytes = header.SerializeToString(deterministic=True)
         return [head, _tag(7, sum(map(len, graph))), *graph]
-
-
-def _field(number: int, payload: bytes) -> bytes:
-    """A length-delimited protobuf field."""
-    return _tag(number, len(payload)) + payload
 
 
 def _tag(number: int, length: int) -> bytes:

@@ -11,7 +11,7 @@ from gopt.documents.records import OPTIONAL, key
 T = TypeVar("T", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: there are as many as nodes, and a frozen one takes twice as long to make
 class OpRecord:
     """An operator removed or added, and on which ranks."""
 
@@ -22,7 +22,7 @@ class OpRecord:
     ranks: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as above
 class VarRecord:
     """A value removed or added, and on which ranks."""
 

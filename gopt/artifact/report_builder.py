@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 from gopt.analysis.coupling import notes, open_couplings
@@ -18,6 +19,7 @@ from gopt.ir.types import TensorType
 from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import Block, RankGraph, RankState
 from gopt.program import SpmdProgram
+from gopt.sharding.placements import Sharding
 
 
 def build_report(
@@ -98,18 +100,33 @@ def _removed(
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     source = program.source.graph
     every = list(phases_by_rank(ranks))
-    left = [(_left(variant), _coordinates(variant, members)) for variant, members in _classes(program, every)]
+    classes = _classes(program, every)
+    left = [_left(variant) for variant, _ in classes]
+    coordinates = {rank: program.mesh.coordinates(rank) for rank in every}
+    on_every = rank_ranges(every)
+
+    @functools.cache
+    def missing_on(*places: Sharding | None) -> str:
+        """The ranks that lack something; ``places``: where the ranks of each variant have it, None: nowhere."""
+        gone = [
+            rank for place, (_, ranks) in zip(places, classes) for rank in ranks
+            if place is None or not place.covers(coordinates[rank])
+        ]  # fmt: skip
+        return rank_ranges(sorted(gone))
+
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
     for node in source.nodes:
         if node.origin is not None:
             continue  # part of an opaque operator, which has its own record
-        gone = sorted(rank for nodes, coordinates in left for rank in _gone(nodes.get(node), coordinates))
-        if not gone:
+        kept = [nodes.get(id(node)) for nodes in left]
+        if all(each is not None and not each.sharding.by_axis for each in kept):
+            continue
+        where = missing_on(*(None if each is None else each.sharding for each in kept))
+        if not where:
             continue
         key = next(name for name in node.outputs if name)
         owner, why = reasons.get(key, ("prune", "nothing reads it any more"))
-        where = rank_ranges(gone)
         ops.append(OpRecord(node.label, node.op_type, owner, why, where))
         for name in node.outputs:
             if name and name not in source.outputs and name not in program.graph.inputs:
@@ -117,27 +134,23 @@ def _removed(
                 variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, owner, why, where))
     for node in program.source.looked_through:
         why = "it changes nothing: its readers read what it reads"
-        ops.append(OpRecord(node.label, node.op_type, "load", why, rank_ranges(every)))
+        ops.append(OpRecord(node.label, node.op_type, "load", why, on_every))
         for name in node.outputs:
             type = source.type_of(name)
-            variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, "load", why, rank_ranges(every)))
-    for state in program.states:
+            variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, "load", why, on_every))
+    for held in zip(*(variant.states for variant, _ in classes)):  # alike but for sizes: see check_variants
+        state = held[0]
         if state.sharded and state.input not in source.types:
             why = f"held as runs of {state.input}"
             for part in state.slices:
                 type = source.types[part.tensor]
-                variables.append(
-                    VarRecord(part.tensor, type.dtype, type.shape, type.nbytes, "shard", why, rank_ranges(every))
-                )
+                variables.append(VarRecord(part.tensor, type.dtype, type.shape, type.nbytes, "shard", why, on_every))
         elif state.sharded:
             type = source.types[state.input]
-            coordinates = _coordinates(program, every)
-            gone = [rank for rank in every if not state.sharding.covers(coordinates[rank])]
-            if gone:
+            if where := missing_on(*(each.sharding for each in held)):
                 variables.append(
                     VarRecord(
-                        state.input, type.dtype, type.shape, type.nbytes, "shard", "held by its owner",
-                        rank_ranges(gone),
+                        state.input, type.dtype, type.shape, type.nbytes, "shard", "held by its owner", where
                     )
                 )  # fmt: skip
     return ops, variables
@@ -234,20 +247,9 @@ def _classes(program: SpmdProgram, ranks: Sequence[int]) -> list[tuple[SpmdProgr
     return [(variant, [rank for rank in ranks if of[rank] is variant]) for variant in program.variants]
 
 
-def _coordinates(program: SpmdProgram, ranks: Sequence[int]) -> dict[int, dict[str, int]]:
-    return {rank: program.mesh.coordinates(rank) for rank in ranks}
-
-
-def _left(program: SpmdProgram) -> dict[Node, Node]:
-    """Nodes of the source that are left -> what they are in the program."""
-    return {root: node for node in program.graph.nodes if (root := origin(node)) is not None}
-
-
-def _gone(kept: Node | None, coordinates: Mapping[int, Mapping[str, int]]) -> list[int]:
-    """The ranks that do not run a node of the source; ``kept``: what it is in their program."""
-    if kept is not None and not kept.sharding.by_axis:
-        return []
-    return [rank for rank, at in coordinates.items() if kept is None or not kept.sharding.covers(at)]
+def _left(program: SpmdProgram) -> dict[int, Node]:
+    """Nodes of the source that are left, by id -> what they are in the program."""
+    return {id(root): node for node in program.graph.nodes if (root := origin(node)) is not None}
 
 
 def _rank_bytes(

@@ -14,10 +14,12 @@ from gopt.artifact.states_file import STATES_FILE, StatesFile
 from gopt.ir.graph import Graph, Tensor, value_info
 from gopt.ir.symbol_table import RESERVED
 from gopt.ir.types import TensorType, dtype_code
+from gopt.ir.wire_format import field
 from gopt.opaque.function_export import prepare, source_nodes
 from gopt.program import SpmdProgram
 
 SOURCE_FILE = "source.onnx"
+_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
 
 
 def external_tensor(name: str, type: TensorType, offset: int, location: str = STATES_FILE) -> TensorProto:
@@ -66,7 +68,6 @@ def model_bytes(graph: Graph, offsets: Mapping[str, int], location: str, metadat
             named_tensor(name, tensor) if at is None else external_tensor(name, tensor.type, at, location)
         )
     nodes, functions = source_nodes(graph)
-    body.node.extend(node.to_proto() for node in nodes)
     for node in nodes:
         if node.domain not in ("", "ai.onnx"):
             known = [name for name in node.outputs if graph.type_of(name).static]
@@ -74,9 +75,21 @@ def model_bytes(graph: Graph, offsets: Mapping[str, int], location: str, metadat
     model = onnx.ModelProto()
     model.CopyFrom(graph.header)
     prepare(model, functions)
-    model.graph.CopyFrom(body)
     for key, value in metadata.items():
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value
-    data: bytes = model.SerializeToString(deterministic=True)
+    # A message is the sum of its fields, in the order of their numbers: nodes are bytes already.
+    whole = b"".join(field(1, node.to_bytes()) for node in nodes) + body.SerializeToString(deterministic=True)
+    before, behind = (_fields(model, numbers) for numbers in (range(1, _GRAPH), range(_GRAPH + 1, 1 << 29)))
+    return before + field(_GRAPH, whole) + behind
+
+
+def _fields(model: onnx.ModelProto, numbers: range) -> bytes:
+    """The fields of some numbers, serialized."""
+    part = onnx.ModelProto()
+    part.CopyFrom(model)
+    for each, _ in model.ListFields():
+        if each.number not in numbers:
+            part.ClearField(each.name)
+    data: bytes = part.SerializeToString(deterministic=True)
     return data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -171,10 +172,18 @@ class Collective:
 def _concrete(op: str, types: Sequence[PartialType]) -> list[Type]:
     result = []
     for dtype, shape in types:
-        if shape is None or not all(isinstance(size, int) for size in shape):
+        dims = _dims(shape)
+        if dims is None:
             raise InvariantError(f"{op}: the shape {shape} is not static")
-        result.append((dtype, tuple(size for size in shape if isinstance(size, int))))
+        result.append((dtype, dims))
     return result
+
+
+@functools.lru_cache(4096)
+def _dims(shape: tuple[int | str | None, ...] | None) -> tuple[int, ...] | None:
+    """A static shape; None for another one."""
+    dims = tuple(size for size in shape or () if isinstance(size, int))
+    return dims if shape is not None and len(dims) == len(shape) else None
 
 
 def _dtype_name(array: Array) -> str:

@@ -1,13 +1,14 @@
-"""The check and the types of a long graph, some thousand nodes at a time.
+"""The check and the types of a long graph, some thousand nodes at a time, and no more than differ.
 
 onnx parses what it is given into messages of its own, and returns a copy with all types: for a million nodes that is
 more memory than everything else. The parts of a graph need not be in memory together, as long as every type at a border
-is known: a chunk is a model whose inputs are the values that earlier chunks make.
+is known: a chunk is a model whose inputs are the values that earlier chunks make. A node that does what one of an
+earlier chunk does, to values of the same types, makes values of the same types: onnx is not asked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -15,14 +16,18 @@ from onnx import GraphProto, ModelProto, ValueInfoProto
 
 from gopt import limits
 from gopt.ir.constant_folding import as_constant
-from gopt.ir.graph import Graph, Node, read_type, value_info
+from gopt.ir.graph import Graph, Node, Tensor, read_type, value_info
 from gopt.ir.graph_io import TypeDecoder
 from gopt.ir.onnx_checker import accepts, without_nodes
-from gopt.ir.types import TensorType, known
+from gopt.ir.types import FLOATS, TensorType, known
 from gopt.ir.wire_format import field
 
-CHUNK_NODES = 20_000
-"""Nodes of a chunk; a graph of at most as many is checked as a whole."""
+WHOLE_NODES = 20_000
+"""A graph of at most as many nodes is checked as a whole."""
+CHUNK_NODES = 2_000
+"""Nodes of a chunk."""
+_READ_ELEMENTS = 64
+"""Elements up to which a stored tensor may be a shape, axes, or sizes, which inference reads."""
 
 
 class Outline:
@@ -48,7 +53,7 @@ def outline(model: ModelProto, nodes: Sequence[Node], *, flat: bool) -> Outline 
 
     None for a short graph, and where names in one chunk mean something in another: bodies and functions.
     """
-    if len(nodes) <= CHUNK_NODES or not flat or model.functions:
+    if len(nodes) <= WHOLE_NODES or not flat or model.functions:
         return None
     found = Outline(model)
     return found if found.consistent else None
@@ -64,21 +69,104 @@ def types_by_chunk(
     """
     if not accepts(model.without_nodes, full=True):
         return None
-    types: dict[str, TensorType] = {}
+    nodes = [node for node in graph.nodes if constants.keys().isdisjoint(node.outputs)]
     stored = {
-        node.outputs[0]: node.encoded
-        for node in graph.nodes
-        if node.op_type == "Constant" and len(node.outputs) == 1 and node.encoded and node.outputs[0] not in constants
+        node.outputs[0]: node
+        for node in nodes
+        if node.op_type == "Constant" and len(node.outputs) == 1 and node.encoded
     }
-    chunks = _Chunks(graph, model, types, dict(constants), stored)
+    seen = _Seen(graph, model, constants, stored, folded)
+    chunks = _Chunks(graph, model, seen.types, constants, stored)
     decode = TypeDecoder(lambda info: read_type(info.type))
-    for start in range(0, len(graph.nodes), CHUNK_NODES):
-        nodes = [node for node in graph.nodes[start : start + CHUNK_NODES] if constants.keys().isdisjoint(node.outputs)]
-        found = chunks.infer(nodes, folded, decode)
+    place = 0
+    while place < len(nodes):
+        if seen.before(nodes[place]):
+            place += 1
+            continue
+        chunk = nodes[place : place + CHUNK_NODES]
+        found = chunks.infer(chunk, folded, decode)
         if found is None:
             return None
-        types.update(found)
-    return types
+        for node in chunk:
+            seen.add(node, found)
+        place += len(chunk)
+    return seen.types
+
+
+class _Seen:
+    """The types that nodes made, by all that inference looks at. ``types``: of every value that a node makes."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        model: Outline,
+        constants: Mapping[str, TensorType],
+        stored: Mapping[str, Node],
+        folded: Mapping[str, np.ndarray],
+    ) -> None:
+        self.types: dict[str, TensorType] = {}
+        self._made: dict[Hashable, list[TensorType | None]] = {}
+        self._operands: dict[str, Hashable] = {"": ""}
+        """What inference sees of each value: its type, or its content where that may be a shape. Types are few, and one
+        object each where values are declared or inferred: the object's number stands for it."""
+        self._operands.update((name, id(kind)) for name, kind in {**graph.inputs, **constants}.items())
+        for name, tensor in graph.initializers.items():
+            self._operands[name] = (self._operands.get(name), _content(name, tensor))
+        self._operands.update((name, ("Constant", node.attribute_bytes())) for name, node in stored.items())
+        self._operands.update((name, _array(value)) for name, value in folded.items())
+        self._said: dict[str, Hashable] = {"": ""}
+        """What the file says of values that nodes make, which inference holds its own answer against."""
+        for table in (model.declared, model.outputs):
+            for name, info in table.items():
+                self._said[name] = (self._said.get(name), table is model.outputs, info.type.SerializeToString())
+        self._said.update((name, (self._said.get(name), _array(value))) for name, value in folded.items())
+
+    def before(self, node: Node) -> bool:
+        """Whether an earlier node shows what this one makes, which is noted then."""
+        try:
+            types = self._made.get(self._key(node))
+        except KeyError:
+            return False
+        if types is None:
+            return False
+        self._note(node, types)
+        return True
+
+    def add(self, node: Node, found: Mapping[str, TensorType]) -> None:
+        """Note what inference says of a node: the types of its outputs."""
+        types = self._made[self._key(node)] = [found.get(name) for name in node.outputs]
+        self._note(node, types)
+
+    def _note(self, node: Node, types: list[TensorType | None]) -> None:
+        for name, kind in zip(node.outputs, types):
+            if kind is not None:
+                self.types[name] = kind
+                self._operands.setdefault(name, id(kind))
+
+    def _key(self, node: Node) -> Hashable:
+        """All that inference looks at; raises KeyError where it reads what no node made yet."""
+        operands = tuple(map(self._operands.__getitem__, node.inputs))
+        return (node.op_type, node.domain, node.attribute_bytes(), operands, *map(self._said.get, node.outputs))
+
+
+def _content(name: str, tensor: Tensor) -> Hashable:
+    """What inference may see of a stored tensor: all of a small one, and of long floating ones the type."""
+    if tensor.type.elements > _READ_ELEMENTS:
+        return tensor.type if tensor.type.dtype in FLOATS else name
+    return name if tensor.proto is None else (tensor.type, _values(tensor.proto))
+
+
+def _values(proto: onnx.TensorProto) -> bytes:
+    """A tensor without its name."""
+    copy = onnx.TensorProto()
+    copy.CopyFrom(proto)
+    copy.ClearField("name")
+    data: bytes = copy.SerializeToString(deterministic=True)
+    return data
+
+
+def _array(value: np.ndarray) -> Hashable:
+    return (value.dtype.name, value.shape, value.tobytes())
 
 
 class _Chunks:
@@ -90,7 +178,7 @@ class _Chunks:
         model: Outline,
         types: Mapping[str, TensorType],
         constants: Mapping[str, TensorType],
-        stored: Mapping[str, bytes],
+        stored: Mapping[str, Node],
     ) -> None:
         self.graph, self.model, self.types, self.constants, self.stored = graph, model, types, constants, stored
 
@@ -128,7 +216,7 @@ class _Chunks:
             if name in folded:
                 encoded.append(as_constant(name, folded[name]).SerializeToString())
             elif name in self.stored:
-                encoded.append(self.stored[name])
+                encoded.append(self.stored[name].encoded or b"")
             else:
                 self._border(body, name)
         for node in nodes:

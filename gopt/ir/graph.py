@@ -6,8 +6,9 @@ nothing a user's exporter put there is lost. Bytes take a fifth of the memory of
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from onnx import AttributeProto, NodeProto, TensorProto
 
 from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType, dtype_code, dtype_name, nbytes, numpy_dtype
+from gopt.ir.wire_format import renamed
 from gopt.sharding.placements import EVERYWHERE, Sharding
 
 COMM = "gopt.comm"
@@ -24,6 +26,8 @@ COMM = "gopt.comm"
 SPMD = "gopt.spmd"
 """Domain of the rank-independent layout operators that ``specialise`` resolves; never written."""
 MADE_BY = "gopt.pass"
+NO_ATTRIBUTES: dict[str, Any] = {}
+"""The attributes of every node of a file that has none: never changed, and known without parsing the node."""
 
 
 class Node:
@@ -96,6 +100,13 @@ class Node:
             self._attributes = {a.name: attribute_value(a) for a in proto.attribute} if proto is not None else {}
         return self._attributes
 
+    def attribute_bytes(self) -> tuple[bytes, ...]:
+        """The attributes of a node of the file as serialized messages in a fixed order, for comparing."""
+        if self._attributes is NO_ATTRIBUTES or self.encoded is None:
+            return ()
+        proto = NodeProto.FromString(self.encoded)
+        return tuple(sorted(each.SerializeToString(deterministic=True) for each in proto.attribute))
+
     @property
     def reads(self) -> list[str]:
         """Every value the node reads, captured ones included."""
@@ -107,13 +118,28 @@ class Node:
         """What a report calls the node: its name, or its first output."""
         return self.name or next((name for name in self.outputs if name), self.op_type)
 
+    @property
+    def first_output(self) -> str:
+        """Its first output: by it the copies of a node are known."""
+        return self.outputs[0] or next(filter(None, self.outputs))
+
     def is_a(self, *op_types: str) -> bool:
         """Whether this is one of the standard operators named."""
         return self.op_type in op_types and self.domain in ("", "ai.onnx")
 
+    def is_in(self, op_types: Container[str]) -> bool:
+        """The same for operators in a table."""
+        return self.op_type in op_types and self.domain in ("", "ai.onnx")
+
+    def to_bytes(self) -> bytes:
+        """The serialized NodeProto."""
+        if self.encoded is not None:
+            return renamed(self.encoded, self.inputs, self.outputs)
+        data: bytes = self.to_proto().SerializeToString(deterministic=True)
+        return data
+
     def to_proto(self) -> NodeProto:
-        proto = self.proto
-        if proto is None:
+        if self.encoded is None:
             proto = onnx.helper.make_node(self.op_type, self.inputs, self.outputs, name=self.name, domain=self.domain)
             for key in sorted(self.attributes):
                 proto.attribute.append(make_attribute(key, self.attributes[key]))
@@ -121,11 +147,8 @@ class Node:
                 entry = proto.metadata_props.add()
                 entry.key, entry.value = MADE_BY, self.made_by
             return proto
-        if list(proto.input) == self.inputs and list(proto.output) == self.outputs:
-            return proto
-        del proto.input[:], proto.output[:]
-        proto.input.extend(self.inputs)
-        proto.output.extend(self.outputs)
+        proto = NodeProto()
+        proto.ParseFromString(self.to_bytes())
         return proto
 
     def __repr__(self) -> str:
@@ -296,4 +319,9 @@ def value_info(name: str, type: TensorType) -> onnx.ValueInfoProto:
         info = onnx.ValueInfoProto()
         info.name = name
         return info
-    return onnx.helper.make_tensor_value_info(name, dtype_code(type.dtype), type.shape)
+    return onnx.ValueInfoProto(name=name, type=_type_proto(type))
+
+
+@functools.lru_cache(4096)
+def _type_proto(type: TensorType) -> onnx.TypeProto:
+    return onnx.helper.make_tensor_type_proto(dtype_code(type.dtype), type.shape)

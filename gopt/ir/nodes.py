@@ -10,7 +10,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 from gopt import limits
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.external_data import show
-from gopt.ir.graph import MADE_BY, SPMD, Node
+from gopt.ir.graph import MADE_BY, NO_ATTRIBUTES, SPMD, Node
 from gopt.ir.graph_io import declared, refuse_sparse
 from gopt.ir.symbol_table import RESERVED, SymbolTable, text
 from gopt.ir.tensor_proto import check_data, stored_type
@@ -25,10 +25,13 @@ _SIZED = frozenset({"num_outputs", "shape", "axes"})
 
 def read_node(proto: NodeProto, symbols: SymbolTable, own: bool) -> Node:
     """A node of the graph, its outputs defined in ``symbols``; ``own``: it may say which pass of gopt made it."""
-    names = symbols.defined
+    names, op_type, domain = symbols.defined, proto.op_type, proto.domain
+    if type(op_type) is str and type(domain) is str:  # else they are no text, which is refused later
+        op_type, domain = sys.intern(op_type), sys.intern(domain)
     node = Node(
-        _shared(proto.op_type), [names.get(name, name) for name in proto.input], proto.output,
-        domain=_shared(proto.domain), name=proto.name, encoded=proto.SerializeToString(deterministic=True),
+        op_type, [names.get(name, name) for name in proto.input], proto.output,
+        domain=domain, name=proto.name, encoded=proto.SerializeToString(deterministic=True),
+        attributes=None if proto.attribute else NO_ATTRIBUTES,
     )  # fmt: skip
     for name in node.outputs:
         if name:
@@ -44,11 +47,6 @@ def read_node(proto: NodeProto, symbols: SymbolTable, own: bool) -> Node:
     if own:
         node.made_by = next((entry.value for entry in proto.metadata_props if entry.key == MADE_BY), "")
     return node
-
-
-def _shared(word: str) -> str:
-    """The word as one object in all nodes, unless it is no text at all (which is refused later)."""
-    return sys.intern(word) if type(word) is str else word
 
 
 def _check_operator(proto: NodeProto) -> None:

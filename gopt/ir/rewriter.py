@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from gopt.errors import InvariantError
@@ -24,11 +25,19 @@ class GraphRewriter:
         self.reasons: dict[str, str] = {}
         """First output of a source node that some or all ranks lose -> why."""
         self._gone: set[int] = set()
-        self._priority = {id(node): float(place) for place, node in enumerate(graph.nodes)}
         self._added: list[Node] = []
-        self._producers = graph.producers()
+        self._changed = False
         self._made: dict[str, Node] = {}
         """What this pass makes -> the node that does."""
+
+    @cached_property
+    def _priority(self) -> dict[int, float]:
+        """Where each node is due, by id."""
+        return {id(node): float(place) for place, node in enumerate(self.graph.nodes)}
+
+    @cached_property
+    def _producers(self) -> dict[str, Node]:
+        return self.graph.producers()
 
     def add(
         self,
@@ -64,6 +73,7 @@ class GraphRewriter:
         return node
 
     def _add(self, node: Node, outputs: Mapping[str, TensorType]) -> None:
+        self._changed = True
         node.made_by = self.pass_name
         self.graph.types.update(outputs)
         self._added.append(node)
@@ -76,6 +86,7 @@ class GraphRewriter:
         Nodes that are due at one place keep their order; one whose inputs come later stands right behind them.
         """
         self._priority[id(node)] = place
+        self._changed = True
 
     def latest(self, values: Sequence[str]) -> Node | None:
         """The node that completes the last of the values; None when one of them is an input."""
@@ -94,36 +105,43 @@ class GraphRewriter:
 
     def counterpart(self, source: Node) -> Node:
         """This graph's copy of a node of the source graph."""
-        return self._producers[next(name for name in source.outputs if name)]
+        return self._producers[source.first_output]
 
     def remove(self, source: Node, why: str) -> None:
         """Remove this graph's copy of a source node."""
-        self._gone.add(id(self.counterpart(source)))
-        self.annotate(source, why)
+        self._changed = True
+        name = source.first_output
+        self._gone.add(id(self._producers[name]))
+        self.reasons.setdefault(name, why)
 
     def discard(self, output: str) -> None:
         """Remove the node of this graph that makes a value, which an earlier pass added."""
+        self._changed = True
         self._gone.add(id(self._producers[output]))
 
     def annotate(self, source: Node, why: str) -> None:
         """Say why a source node is not on every rank."""
-        self.reasons.setdefault(next(name for name in source.outputs if name), why)
+        self.reasons.setdefault(source.first_output, why)
 
     def lookup(self, source: Node) -> Node | None:
         """This graph's copy of a source node, None when this pass or one before it removed it."""
-        node = self._producers.get(next(name for name in source.outputs if name))
+        node = self._producers.get(source.first_output)
         return None if node is None or id(node) in self._gone else node
 
     def rewire(self, node: Node, old: str, new: str) -> None:
         """Let ``node`` read ``new`` where it read ``old``."""
         node.inputs = [new if name == old else name for name in node.inputs]
+        self._changed = True
 
     def rename_output(self, node: Node, old: str, new: str) -> None:
+        assert old in self._producers or old in self._made  # the table is made before the first name changes
         node.outputs = [new if name == old else name for name in node.outputs]
         self.graph.types[new] = self.graph.types[old]
 
     def finish(self) -> None:
         """Apply the removals and restore a topological order, as near to the old one as dependencies allow."""
+        if not self._changed:
+            return
         nodes = [node for node in self.graph.nodes if id(node) not in self._gone]
         nodes += [node for node in self._added if id(node) not in self._gone]
         self.graph.nodes = topological_sort(nodes, [self._priority[id(node)] for node in nodes])

@@ -15,23 +15,30 @@ def topological_sort(nodes: Sequence[Node], due: Sequence[float]) -> list[Node]:
 
     Nodes on a cycle, or behind one, are missing from it.
     """
-    producer = {name: place for place, node in enumerate(nodes) for name in node.outputs if name}
-    waits = [0] * len(nodes)
-    users: list[list[int]] = [[] for _ in nodes]
-    for place, node in enumerate(nodes):
-        for before in {producer[name] for name in node.reads if name in producer}:
-            waits[place] += 1
-            users[before].append(place)
-    ready = [(due[place], place) for place, count in enumerate(waits) if not count]
-    heapq.heapify(ready)
+    unmade = {name for node in nodes for name in node.outputs if name}
+    waiting: dict[str, list[int]] = {}
+    """Value -> nodes that were due before it was made."""
+    missing: dict[int, int] = {}
+    late: list[tuple[float, int]] = []
+    """Nodes that waited and can run now, as a heap: all are due before the next that is looked at."""
     result: list[Node] = []
-    while ready:
-        _, place = heapq.heappop(ready)
-        result.append(nodes[place])
-        for reader in users[place]:
-            waits[reader] -= 1
-            if not waits[reader]:
-                heapq.heappush(ready, (due[reader], reader))
+    for first in sorted(range(len(nodes)), key=due.__getitem__):
+        wanted = unmade.intersection(nodes[first].reads)
+        if wanted:
+            missing[first] = len(wanted)
+            for name in wanted:
+                waiting.setdefault(name, []).append(first)
+            continue
+        late.append((due[first], first))
+        while late:
+            node = nodes[heapq.heappop(late)[1]]
+            result.append(node)
+            unmade.difference_update(node.outputs)
+            for name in node.outputs if waiting else ():
+                for reader in waiting.pop(name, ()):
+                    missing[reader] -= 1
+                    if not missing[reader]:
+                        heapq.heappush(late, (due[reader], reader))
     return result
 
 

@@ -55,30 +55,29 @@ def nbytes(dtype: str, elements: int) -> int:
 class TensorType:
     """Element type and shape; a dimension that is not a number is its symbol or None; no rank known: shape None.
 
-    ``static``: every dimension is a number; ``elements``: their product, 0 when not static.
+    ``static``: every dimension is a number; ``elements``: their product, 0 when not static; ``nbytes``: what they take.
     """
 
     dtype: str
     shape: tuple[int | str | None, ...] | None
     static: bool = field(init=False, repr=False, compare=False)
     elements: int = field(init=False, repr=False, compare=False)
+    nbytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Asked for in every sweep, so settled once.
         sizes = [size for size in self.shape or () if isinstance(size, int)]
         static = self.shape is not None and len(sizes) == len(self.shape)
         object.__setattr__(self, "static", static)
-        object.__setattr__(self, "elements", math.prod(sizes) if static else 0)
+        elements = math.prod(sizes) if static else 0
+        object.__setattr__(self, "elements", elements)
+        object.__setattr__(self, "nbytes", nbytes(self.dtype, elements))
 
     @property
     def dims(self) -> tuple[int, ...]:
         """The shape, which must be static."""
         assert self.static
         return self.shape  # type: ignore[return-value]
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.dtype, self.elements)
 
     def __str__(self) -> str:
         if self.shape is None:

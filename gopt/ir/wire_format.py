@@ -5,6 +5,8 @@ An empty node has two bytes in the file and over a hundred in memory: some megab
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from contextlib import suppress
 
 from gopt import limits
@@ -30,6 +32,8 @@ _NESTED = {
 _LISTS = {("attribute", 7): 4, ("attribute", 8): 0, ("tensor", 1): 0}
 """Packed lists that become Python's: the bytes of an element, or 0 where it ends with a byte below 128."""
 _CONTINUED = bytes(range(128, 256))
+_NAMES = (b"\x0a", b"\x12")
+"""What stands before an input and an output of a serialized node."""
 
 
 def check_parts(data: bytes) -> None:
@@ -92,12 +96,37 @@ def _check_list(data: bytes, at: int, end: int, step: int) -> None:
 
 def field(number: int, data: bytes) -> bytes:
     """A serialized message as a field of another one; ``number`` is below 16."""
-    size, head = len(data), bytearray([number << 3 | _BYTES])
+    return _head(number, len(data)) + data
+
+
+@functools.lru_cache(1024)
+def _head(number: int, size: int) -> bytes:
+    """What stands before a message of ``size`` bytes."""
+    head = bytearray((number << 3 | _BYTES,))
     while size > 127:
         head.append(size & 127 | 128)
         size >>= 7
     head.append(size)
-    return bytes(head) + data
+    return bytes(head)
+
+
+def renamed(node: bytes, inputs: Iterable[str], outputs: Iterable[str]) -> bytes:
+    """A serialized node with these inputs and outputs, which are its first fields; the very bytes where it has them."""
+    text = "".join(
+        [f"\x0a{chr(len(name))}{name}" for name in inputs] + [f"\x12{chr(len(name))}{name}" for name in outputs]
+    )
+    if text.isascii():  # no length of more than a byte neither
+        head = text.encode()
+    else:
+        names = [field(1, name.encode()) for name in inputs] + [field(2, name.encode()) for name in outputs]
+        head = b"".join(names)
+    if node.startswith(head) and node[len(head) : len(head) + 1] not in _NAMES:
+        return node
+    end = 0
+    while node[end : end + 1] in _NAMES:
+        size, behind = _varint(node, end + 1)
+        end = behind + size
+    return head + node[end:]
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -30,17 +30,14 @@ def hoist_casts(program: SpmdProgram, options: Options) -> PassResult:
     data = program.mesh.data_group
     if (data is None or program.mesh.size(data) == 1) and program.micro_steps == 1:
         return PassResult(note="one rank: the cast stays where it is")
-    reads, users = parameter_users(program.training), program.graph.users()
-    rewriter = GraphRewriter(program.graph, "hoist-casts")
-    copies: list[ShardedState] = []
-    removed = 0
-    for state in program.training.parameters:
-        casts = reads.get(state.tensor, [])
-        if state.tensor in program.training.gradients and low_precision_uses(program.training, casts):
-            copies.append(_hoist(rewriter, users, state, casts, len(copies)))
-            removed += len(casts)
-    if not copies:
+    reads, training = parameter_users(program.training), program.training
+    cast = [(state, reads.get(state.tensor, [])) for state in training.parameters if state.tensor in training.gradients]
+    cast = [(state, casts) for state, casts in cast if low_precision_uses(training, casts)]
+    if not cast:
         return PassResult(note="no parameter is read through casts alone")
+    users, rewriter = program.graph.users(), GraphRewriter(program.graph, "hoist-casts")
+    copies = [_hoist(rewriter, users, state, casts, number) for number, (state, casts) in enumerate(cast)]
+    removed = sum(len(casts) for _, casts in cast)
     rewriter.finish()
     program.set_states([*program.states, *copies])
     return PassResult(removed=rewriter.reasons, facts={"parameters": len(copies), "casts_removed": removed})

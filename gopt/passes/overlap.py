@@ -150,7 +150,7 @@ def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict
     due: dict[int, float] = {}
     free: dict[int, float] = {}
     for place, node in enumerate(nodes):
-        when = max((at.get(name, -0.5) for name in node.reads), default=-0.5)
+        when = max([at.get(name, -0.5) for name in node.reads], default=-0.5)
         if node.domain == COMM and place not in gathers and when > 0:
             due[place] = when
         elif node.made_by and node.domain != COMM and not waits[place]:
@@ -159,7 +159,7 @@ def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict
             due[place] = when = max(when, stop + 0.5)
         else:
             when = place + 0.5
-        at.update((name, when) for name in node.outputs)
+        at.update(dict.fromkeys(node.outputs, when))
     _take_along(nodes, due, free)
     staying = [0, *accumulate(int(place not in due) for place in range(len(nodes)))]
     moved = sum(c.place in due and staying[c.place] > staying[int(due[c.place] + 0.5)] for c in calls)

@@ -30,8 +30,7 @@ AXIS = "tp"
 class Options:
     """``parameters``: what you say of some by name (``up*:column;head*:replicate``: column, row, vocab, expert,
     replicate, or dimN); ``auto``: whether others are found by structure; ``sizes``: how a dimension is shared out:
-    balanced, ceil or floor-last; ``sequence``: between two pairs of products, activations are shared out by tokens
-    (sequence parallelism)."""
+    balanced, ceil or floor-last; ``sequence``: between two pairs of products, activations are shared out by tokens."""
 
     parameters: str = ""
     auto: bool = True

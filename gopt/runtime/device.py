@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
@@ -26,8 +28,8 @@ class CompiledSegment(Protocol):
     overwrites: frozenset[str]
     """Inputs whose memory is written."""
 
-    def run(self, values: Mapping[str, Any]) -> list[Any]:
-        """The outputs; raises RunError."""
+    def run(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The outputs by name; raises RunError."""
 
 
 class Device(Protocol):
@@ -43,6 +45,9 @@ class Device(Protocol):
 
     def to_device(self, array: Any) -> Any:
         """A value for sessions, of an array or of a view."""
+
+    def hold(self, array: Any) -> Any:
+        """The same of an array or a view that stays as long as the value."""
 
     def view(self, value: Any) -> Any:
         """The inverse of ``to_device``."""
@@ -63,8 +68,10 @@ class Device(Protocol):
         session: tuple[tuple[str, ...], Any],
         types: Mapping[str, TensorType],
         views: BufferViews | None,
+        lasting: Mapping[str, Any],
     ) -> CompiledSegment:
-        """A segment whose results lie in ``views`` at every step; None: always in new memory."""
+        """A segment whose results lie in ``views`` at every step; None: always in new memory. ``lasting``: values that
+        are the same in every step."""
 
 
 class HostSegment:
@@ -77,14 +84,14 @@ class HostSegment:
         self.title = f"segment of {len(segment.nodes)}"
         self.inputs, self._session = session
 
-    def run(self, values: Mapping[str, Value]) -> list[Value]:
+    def run(self, values: Mapping[str, Value]) -> dict[str, Value]:
         binding = self._session.io_binding()
         for name in self.inputs:
             binding.bind_ortvalue_input(name, values[name].given)
         for name in self.outputs:
             binding.bind_output(name, "cpu")
         run_bound(self._session, binding)
-        return [Value(given=result) for result in binding.get_outputs()]
+        return {name: Value(given=result) for name, result in zip(self.outputs, binding.get_outputs(), strict=True)}
 
 
 @dataclass(slots=True)
@@ -92,12 +99,10 @@ class _Binding:
     """A binding, and what it is bound to."""
 
     binding: Any
-    views: dict[str, Value]
+    results: dict[str, Value]
     """Results with fixed memory."""
-    bound: dict[str, Value] = field(default_factory=dict)
-    """Inputs whose memory is the same in every step."""
-    results: list[Value] = field(default_factory=list)
-    """All results, when all have fixed memory."""
+    bound: list[Value | None]
+    """Inputs in order: the value that is bound and has the same memory in every step."""
 
 
 class BoundSegment(HostSegment):
@@ -106,42 +111,42 @@ class BoundSegment(HostSegment):
     It alternates between two bindings, for results that have two buffers and for states that come from such ones.
     """
 
-    def __init__(self, segment: Segment, session: tuple[tuple[str, ...], Any], views: BufferViews) -> None:
+    def __init__(
+        self, segment: Segment, session: tuple[tuple[str, ...], Any], views: BufferViews, lasting: Mapping[str, Value]
+    ) -> None:
         super().__init__(segment, session)
+        self._moving = tuple(name for name in self.inputs if name not in lasting)
+        self._lasting = {name: lasting[name] for name in self.inputs if name in lasting}
         self._others = [name for name in self.outputs if name not in views]
         self._bindings = []
         for turn in (0, -1):
-            current = _Binding(
-                self._session.io_binding(), {name: views[name][turn] for name in self.outputs if name in views}
-            )
-            for name, value in current.views.items():
+            results = {name: views[name][turn] for name in self.outputs if name in views}
+            current = _Binding(self._session.io_binding(), results, [None] * len(self._moving))
+            for name, value in self._lasting.items():
+                current.binding.bind_ortvalue_input(name, value.given)
+            for name, value in results.items():
                 current.binding.bind_ortvalue_output(name, value.given)
-            current.results = [] if self._others else [current.views[name] for name in self.outputs]
             self._bindings.append(current)
 
-    def run(self, values: Mapping[str, Value]) -> list[Value]:
+    def run(self, values: Mapping[str, Value]) -> dict[str, Value]:
         self._bindings.reverse()
         current = self._bindings[0]
         binding, bound = current.binding, current.bound
-        for name in self.inputs:
+        for number, name in enumerate(self._moving):
             value = values[name]
-            if bound.get(name) is not value:
+            if bound[number] is not value:
+                bound[number] = value if value.lasting else None
                 if value.lasting or not value.addressed:
                     binding.bind_ortvalue_input(name, value.given)
                 else:
                     bind_memory(binding.bind_input, name, value.array)
-                if value.lasting:
-                    bound[name] = value
-                else:
-                    bound.pop(name, None)
         for name in self._others:
             binding.bind_output(name, "cpu")
         run_bound(self._session, binding)
         if not self._others:
             return current.results
-        results = dict(zip([*current.views, *self._others], binding.get_outputs()))
-        made = current.views | {name: Value(given=results[name]) for name in self._others}
-        return [made[name] for name in self.outputs]
+        made = dict(zip([*current.results, *self._others], binding.get_outputs()))
+        return current.results | {name: Value(given=made[name]) for name in self._others}
 
 
 class Host:
@@ -157,6 +162,9 @@ class Host:
 
     def to_device(self, array: Array) -> Value:
         return Value(array)
+
+    def hold(self, array: Array) -> Value:
+        return Value(np.require(array, requirements="C"), lasting=True)
 
     def view(self, value: Value) -> Array:
         return value.array
@@ -176,8 +184,9 @@ class Host:
         session: tuple[tuple[str, ...], Any],
         types: Mapping[str, TensorType],
         views: BufferViews | None,
-    ) -> HostSegment:  # fmt: skip
-        return HostSegment(segment, session) if views is None else BoundSegment(segment, session, views)
+        lasting: Mapping[str, Any],
+    ) -> HostSegment:
+        return HostSegment(segment, session) if views is None else BoundSegment(segment, session, views, lasting)
 
 
 HOST = Host()

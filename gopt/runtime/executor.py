@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from gopt.errors import RunError
-from gopt.ir.graph import Graph, Node
+from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType, known
+from gopt.runtime.bound_calls import BoundCall, CollectiveCallback, PendingCall
 from gopt.runtime.device import CompiledSegment
 from gopt.runtime.execution_plan import ExecutionPlan, FinalPlan, plan_execution
-from gopt.runtime.memory import aligned, is_aligned, packed_view, same_memory
+from gopt.runtime.memory import aligned, is_aligned
 from gopt.runtime.partition import Call, Segment, last_uses
 from gopt.runtime.planner.memory_planner import plan_memory
 from gopt.runtime.session import Array, SessionCache, array_dtype, session_of
 from gopt.runtime.shared_memory import NOT_SHARED, SharedMemory
-
-
-class CollectiveFuture(Protocol):
-    """Outputs of a call that has been started, such as a Future."""
-
-    def result(self) -> list[Any]: ...
-
-
-CollectiveCallback: TypeAlias = Callable[..., list[Any] | CollectiveFuture]
-"""Makes a collective: number of the call in the file, its node, its inputs -> its outputs, or a future of them.
-
-Programs for training may pass a fourth argument, a ``CallBuffer``: memory that the call may write. For a reduction it
-holds the inputs, for a gather it is where the result is to lie.
-"""
-
 
 TimingCallback: TypeAlias = Callable[[str, float, float], None]
 
@@ -64,31 +49,50 @@ class Executor:
         self._outputs = tuple(graph.outputs)
         self._recent_feeds: dict[str, list[tuple[Any, Any]]] = {}
         """The last two arrays fed for an input, with their values: states mostly come back as one of two arrays."""
-        self._views = {name: self._device.to_device(view) for name, view in self._buffers.views.items()}
-        self._call_buffers = dict(self._buffers.call_buffers)
-        """Number of a call -> memory that it may write, where that is the same in every step."""
-        self._output_views = {name: self._views[name] for name in self._buffers.gathered_views}
-        """What a call makes -> its memory, where that is the same in every step."""
-        for value in self._output_views.values() if self.plans_memory else ():
+        views = {name: self._device.to_device(view) for name, view in self._buffers.views.items()}
+        self._state_views = {name: views[name] for name in self._buffers.states}
+        for value in views.values() if self.plans_memory else ():
             value.lasting = True
         self._last_uses = last_uses(plan.steps, self._outputs)
         self._waits = final.waits
-        self._steps = self._compile(plan, final, cache)
-        self._constants = self._constants_outside(graph)
+        self._steps = self._compile(plan, final, cache, views)
+        constants = self._constants_outside(graph)
+        self._fixed = constants | {name: value for name, value in views.items() if name not in self._state_views}
+        """Values that are the same in every step."""
         self._forwarded = self._forwarded_outputs(plan.replaces)
+        self._next_outputs = [name for name in self._outputs if name in plan.replaces]
+        """Outputs that become states, and those states; ``_shown``: the other outputs."""
+        self._next_states = [plan.replaces[name] for name in self._next_outputs]
+        self._shown = [name for name in self._outputs if name not in plan.replaces]
         self.mark: TimingCallback = no_timing
         """Called after every segment with its name, and when it began and ended."""
 
-    def _compile(self, plan: ExecutionPlan, final: FinalPlan, cache: SessionCache) -> list[Call | CompiledSegment]:
-        """The steps with their sessions and memory."""
-        views, graph = self._result_views(plan, final), final.assignment.graph
-        compiled: list[Call | CompiledSegment] = []
+    def _compile(
+        self, plan: ExecutionPlan, final: FinalPlan, cache: SessionCache, buffered: Mapping[str, Any]
+    ) -> list[BoundCall | CompiledSegment]:
+        """The steps with their sessions and memory; ``buffered``: values in buffers of gathers."""
+        graph = final.assignment.graph
+        views, gathers = self._result_views(plan, final)
+        made = {name for step in plan.steps if isinstance(step, Segment) for name in step.outputs}
+        lasting = {name: turns[0] for name, turns in (views or {}).items() if name in made and len(turns) == 1}
+        lasting |= buffered
+        gathered = {name: buffered[name] for name in self._buffers.gathered_views}
+        gathered |= {
+            name: views[name][0] for step in plan.steps if isinstance(step, Call) and step.index in gathers
+            for name in step.outputs if views is not None
+        }  # fmt: skip
+        # Calls leave results undefined off their root.
+        may_lack = {name for step in plan.steps if isinstance(step, Call) for name in step.outputs}
+        compiled: list[BoundCall | CompiledSegment] = []
         for number, part in enumerate(plan.parts):
             if isinstance(part, Call):
-                compiled.append(part)
+                buffer = gathers.get(part.index, self._buffers.call_buffers.get(part.index))
+                into = {name: gathered[name] for name in part.outputs if name in gathered}
+                donatable = part.index in final.assignment.donatable
+                compiled.append(BoundCall(part, self._device, self._buffers, may_lack, donatable, buffer, into))
             elif isinstance(part, Segment):
                 session = session_of(part, graph, plan.types, cache)
-                compiled.append(self._device.compile_segment(part, session, plan.types, views))
+                compiled.append(self._device.compile_segment(part, session, plan.types, views, lasting))
             else:
                 run = self._device.tuning.compile_run(
                     part, final.aliases[number], graph, plan.types, cache, views or {}
@@ -97,25 +101,26 @@ class Executor:
                 compiled.append(run)
         return compiled
 
-    def _result_views(self, plan: ExecutionPlan, final: FinalPlan) -> Mapping[str, Sequence[Any]] | None:
-        """The memory of results that keep it over steps; None where every step makes new arrays."""
+    def _result_views(
+        self, plan: ExecutionPlan, final: FinalPlan
+    ) -> tuple[Mapping[str, Sequence[Any]] | None, Mapping[int, Array]]:
+        """The memory of results that keep it over steps, None where every step makes new arrays; and the buffers of
+        gathers, by number."""
         if not self.plans_memory:
             sent = self._buffers.send_views
-            return {name: [self._device.to_device(view)] for name, view in sent.items()} if sent else None
+            return {name: [self._device.to_device(view)] for name, view in sent.items()} if sent else None, {}
         written = frozenset[str]().union(*final.aliases.values())
         planned = plan_memory(plan.steps, self._last_uses, plan.types, self._buffers, written, self._outputs)
-        self._call_buffers |= planned.output_buffers
-        gathers = [step for step in plan.steps if isinstance(step, Call) and step.index in planned.output_buffers]
-        self._output_views |= {name: planned.views[name][0] for step in gathers for name in step.outputs}
-        # A result with memory of its own costs nothing while it stays among the values.
-        self._last_uses = [tuple(name for name in names if name not in planned.views) for names in self._last_uses]
-        return planned.views
+        # What has memory of its own costs nothing while it stays among the values, and neither does an input.
+        kept = planned.views.keys() | self._inputs.keys()
+        self._last_uses = [tuple(name for name in names if name not in kept) for names in self._last_uses]
+        return planned.views, planned.output_buffers
 
     def _constants_outside(self, graph: Graph) -> dict[str, Any]:
         """Constants that are in no model: large ones, those that a call reads, and those that are outputs."""
         read = {name for step in self._steps for name in step.inputs} | set(self._outputs)
         names = [name for name in graph.initializers if name in read and name not in graph.inputs]
-        return {name: self._device.to_device(graph.initializers[name].numpy()) for name in names}
+        return {name: self._device.hold(graph.initializers[name].numpy()) for name in names}
 
     def _forwarded_outputs(self, replaces: Mapping[str, str]) -> frozenset[str]:
         """Outputs that no step makes and that become another state: they would alias what was fed, or a constant, and
@@ -126,7 +131,10 @@ class Executor:
 
     def bind_states(self, states: dict[str, Any]) -> None:
         """Move states into their buffers, one by one, so that the first step need not hold two copies of each. Where
-        ranks share a buffer, each writes its own shard: a step may run once all ranks have done so."""
+        ranks share a buffer, each writes its own shard: a step may run once all ranks have done so. Raises RunError
+        where a state does not fit."""
+        for name in self._inputs.keys() & states.keys():
+            _check_fed(name, self._inputs[name], states[name])
         for name in self._inputs.keys() & states.keys() if self.plans_memory else ():
             array = states[name]
             if name in self._buffers.states:
@@ -134,6 +142,19 @@ class Executor:
             elif not is_aligned(array):
                 states[name] = aligned(array.shape, array.dtype)
                 np.copyto(states[name], array)
+
+    def advance(self, states: dict[str, Any], feeds: Mapping[str, Array], call: CollectiveCallback) -> dict[str, Any]:
+        """Run one step on states that stay on the device (``Device.hold``), and put the new ones in their place;
+        returns the other outputs, as views.
+
+        ``states`` may be shared with the programs of other phases. ``call`` and errors as for ``run``.
+        """
+        values = self._start(states, feeds)
+        self._execute(values, call)
+        for name in self._forwarded:
+            values[name] = self._device.hold(self._device.view(values[name]).copy())
+        states.update(zip(self._next_states, map(values.__getitem__, self._next_outputs)))
+        return {name: self._device.view(values[name]) for name in self._shown}
 
     def run(self, feeds: Mapping[str, Array], call: CollectiveCallback) -> dict[str, Array]:
         """Run one step on values for the inputs; returns the graph's outputs.
@@ -143,114 +164,82 @@ class Executor:
         file order; it may return no outputs where they are undefined (Reduce off its root). Raises RunError on feeds
         that do not fit, and when a segment fails.
         """
+        if unknown := sorted(feeds.keys() - self._inputs.keys()):
+            raise RunError(f"the graph has no input {unknown[0]!r}")
+        values = self._start({}, feeds)
+        self._execute(values, call)
+        shown = {name: self._device.view(values[name]) for name in self._outputs}
+        return shown | {name: shown[name].copy() for name in self._forwarded}
+
+    def _execute(self, values: dict[str, Any], call: CollectiveCallback) -> None:
+        """Run all steps on values for the inputs, and add what they make."""
         mark = self.mark
-        values = self._start(feeds)
-        pending: dict[str, _PendingCall] = {}
+        pending: dict[str, PendingCall] = {}
         for step, waits, gone in zip(self._steps, self._waits, self._last_uses, strict=True):
-            for name in waits if pending else ():
-                if name in pending:
-                    pending[name].resolve(values, pending)
-            if isinstance(step, Call):
-                self._call(step, values, pending, call)
+            if pending:
+                _finish(pending, waits, step.overwrites, values)
+            if isinstance(step, BoundCall):
+                results = step.start(values, call)
+                if isinstance(results, list):
+                    values.update(step.store(results))
+                else:
+                    pending.update(dict.fromkeys(step.node.outputs or [f"{step.number}"], PendingCall(step, results)))
             else:
-                unfinished = {id(each): each for each in pending.values()} if pending and step.overwrites else {}
-                for pending_call in unfinished.values():
-                    if not step.overwrites.isdisjoint(pending_call.node.inputs):
-                        pending_call.resolve(values, pending)
                 begin = time.perf_counter()
-                values.update(zip(step.outputs, step.run(values), strict=True))
+                values.update(step.run(values))
                 mark(step.title, begin, time.perf_counter())
             for name in gone:
                 values.pop(name, None)
         while pending:
             next(iter(pending.values())).resolve(values, pending)
-        shown = {name: self._device.view(values[name]) for name in self._outputs}
-        return shown | {name: shown[name].copy() for name in self._forwarded}
 
-    def _start(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
-        unknown = sorted(feeds.keys() - self._inputs.keys())
-        if unknown:
-            raise RunError(f"the graph has no input {unknown[0]!r}")
-        values = self._constants | self._views
-        for name, type in self._inputs.items():
-            if name in feeds:
-                given = feeds[name]
-            elif name in self._initial:
-                given = self._initial[name].numpy()
-            else:
-                raise RunError(f"input {name!r} ({type}) was not fed, and the file stores no value")
-            for before, value in self._recent_feeds.get(name, ()):
-                if before is given:
-                    value.lasting = True
-                    values[name] = value
-                    break
-            else:
-                values[name] = self._convert_feed(name, type, given)
+    def _start(self, states: Mapping[str, Any], feeds: Mapping[str, Array]) -> dict[str, Any]:
+        """Values for all inputs, and those that are the same in every step."""
+        values = {**self._fixed, **states}
+        for name, given in feeds.items():
+            if name in self._inputs:
+                values[name] = self._feed(name, given)
+        if not self._inputs.keys() <= values.keys():
+            for name, type in self._inputs.items():
+                if name not in values and name not in self._initial:
+                    raise RunError(f"input {name!r} ({type}) was not fed, and the file stores no value")
+                if name not in values:
+                    values[name] = self._feed(name, self._initial[name].numpy())
+        for name, own in self._state_views.items():
+            value = values[name]
+            if value.address != own.address:
+                np.copyto(own.array, value.array)
+            values[name] = own
         return values
 
-    def _convert_feed(self, name: str, type: TensorType, given: Any) -> Any:
+    def _feed(self, name: str, given: Any) -> Any:
+        """The value of what is fed for an input."""
+        for before, value in self._recent_feeds.get(name, ()):
+            if before is given:
+                value.lasting = True
+                return value
         shown = given if hasattr(given, "dtype") else np.asarray(given)
-        _check_fed(name, type, shown)
-        if self.plans_memory:
-            # Kernels and bindings use the address. A copy must not be remembered: what was fed may change.
-            shown = np.require(shown, requirements="C")
-        buffer = self._buffers.states.get(name)
-        if buffer is not None and not same_memory(shown, buffer):
-            np.copyto(buffer, shown)
-        value = self._device.to_device(shown) if buffer is None else self._views[name]
-        if self.plans_memory and shown is given:
+        _check_fed(name, self._inputs[name], shown)
+        if not self.plans_memory:
+            return self._device.to_device(shown)
+        # Kernels and bindings use the address. A copy must not be remembered: what was fed may change.
+        shown = np.asarray(shown, order="C")
+        value = self._device.to_device(shown)
+        if shown is given:
             self._recent_feeds[name] = [(given, value), *self._recent_feeds.get(name, [])[:1]]
         return value
 
-    def _call(
-        self, step: Call, values: dict[str, Any], pending: dict[str, _PendingCall], call: CollectiveCallback
-    ) -> None:
-        missing = [name for name in step.inputs if name not in values]
-        if missing:
-            raise RunError(f"{missing[0]!r} is undefined on this rank, and {step.node.op_type} reads it")
-        send_views, view, number = self._buffers.send_views, self._device.view, step.index
-        given = [send_views[name] if name in send_views else view(values[name]) for name in step.inputs]
-        buffer = self._call_buffers.get(number)
-        if buffer is None and number in self._assignment.donatable:
-            buffer = packed_view(given)
-        results = call(number, step.node, given, *([] if buffer is None else [buffer]))
-        pending_call = _PendingCall(step.node, results, self._store_results)
-        if not isinstance(results, list):
-            pending.update(dict.fromkeys(step.node.outputs or [f"{number}"], pending_call))
-        else:
-            pending_call.resolve(values, pending)
 
-    def _store_results(self, names: Sequence[str], shown: Sequence[Any]) -> dict[str, Any]:
-        """The values of a call's results, copied into their buffer where they have one and the call did not use it."""
-        if not names or names[0] not in self._output_views:
-            return {name: self._device.to_device(each) for name, each in zip(names, shown) if name}
-        # A call's outputs lie in one buffer, in this order.
-        if not same_memory(shown[0], self._output_views[names[0]].array):
-            if names[0] not in self._buffers.gathered_views:
-                return {name: self._device.to_device(each) for name, each in zip(names, shown)}
-            for name, each in zip(names, shown):
-                np.copyto(self._buffers.gathered_views[name], each)
-        return {name: self._output_views[name] for name in names}
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingCall:
-    """A call that has been started, or its results."""
-
-    node: Node
-    results: list[Any] | CollectiveFuture
-    store: Callable[[Sequence[str], Sequence[Any]], dict[str, Any]]
-
-    def resolve(self, values: dict[str, Any], pending: dict[str, _PendingCall]) -> None:
-        """Wait for the call and put its outputs among the values."""
-        results = self.results if isinstance(self.results, list) else self.results.result()
-        names = self.node.outputs
-        if results and len(results) != len(names):
-            raise RunError(f"{self.node.op_type} {self.node.label!r} gave {len(results)} values, not {len(names)}")
-        if results:
-            values.update(self.store(names, results))
-        for name in [name for name, pending_call in pending.items() if pending_call is self]:
-            del pending[name]
+def _finish(
+    pending: dict[str, PendingCall], waits: Sequence[str], overwrites: frozenset[str], values: dict[str, Any]
+) -> None:
+    """Wait for the calls under way whose results a step waits for, or whose inputs it overwrites."""
+    for name in waits:
+        if name in pending:
+            pending[name].resolve(values, pending)
+    for each in {id(each): each for each in pending.values()}.values() if overwrites else ():
+        if not overwrites.isdisjoint(each.call.node.inputs):
+            each.resolve(values, pending)
 
 
 def _check_fed(name: str, type: TensorType, array: Array) -> None:

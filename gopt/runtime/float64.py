@@ -16,7 +16,8 @@ from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import dtype_code, known
 from gopt.opaque.expand import expand
-from gopt.runtime.executor import CollectiveCallback, Executor
+from gopt.runtime.bound_calls import CollectiveCallback
+from gopt.runtime.executor import Executor
 from gopt.runtime.fallback_kernels import operators
 from gopt.runtime.partition import Segment
 from gopt.runtime.proto import build_model

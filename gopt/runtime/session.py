@@ -161,10 +161,15 @@ def address_of(array: Array) -> int:
 
 def array_dtype(array: Array) -> str:
     """The manifest's name of an array's element type; raises RunError where ONNX has none."""
+    return _onnx_dtype(array.dtype)
+
+
+@functools.cache
+def _onnx_dtype(dtype: np.dtype[Any]) -> str:
     try:
-        return dtype_name(onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
+        return dtype_name(onnx.helper.np_dtype_to_tensor_dtype(dtype))
     except (ValueError, KeyError):
-        raise RunError(f"ONNX has no tensors of {array.dtype}") from None
+        raise RunError(f"ONNX has no tensors of {dtype}") from None
 
 
 def runtime_value(array: Array) -> Any:

@@ -87,7 +87,7 @@ def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
     end, known = len(nodes), _Kinds(program)
     if parts is None:
-        parts = Shardings(program, strict=False).infer().parts()
+        parts = program.sharded or Shardings(program, strict=False).infer().parts()
     found = []
     for place, node in enumerate(nodes):
         if node.domain != COMM:
@@ -138,10 +138,10 @@ def ready_at(nodes: Sequence[Node]) -> list[int]:
     made: dict[str, int] = {}
     result = []
     for place, node in enumerate(nodes):
-        at = max((made.get(name, -1) for name in node.reads), default=-1)
+        at = max([made.get(name, -1) for name in node.reads], default=-1)
         result.append(at)
         fixed = not node.made_by or node.domain == COMM
-        made.update((name, place if fixed else at) for name in node.outputs)
+        made.update(dict.fromkeys(node.outputs, place if fixed else at))
     return result
 
 
@@ -197,7 +197,7 @@ def _payload(program: SpmdProgram, node: Node, parts: Mapping[str, Sharding]) ->
         dtype = types[node.outputs[0]].dtype
         return nbytes(dtype, total_elements(parse_shapes(node.attributes["shapes"])))
     total = 0.0
-    for name in node.inputs:
+    for name in node.outputs if node.op_type == "AllGather" else node.inputs:
         shared_by = math.prod(map(program.mesh.size, parts[name].sharding_axes)) if name in parts else 1
         total += types[name].nbytes / shared_by if name in types else 0
     return total

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.linearity import is_zero
-from gopt.analysis.operators import draws
+from gopt.analysis.operators import MAY_DRAW, draws
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.types import TensorType
@@ -135,7 +135,7 @@ class Shardings:
             self._call(node)
         elif node.domain == SPMD:
             self._layout(node)
-        elif draws(node):
+        elif node.op_type in MAY_DRAW and draws(node):
             self._node(node, drawn=True)
             self.known.update((name, self._everywhere) for name in node.outputs if name)
         else:
@@ -153,7 +153,7 @@ class Shardings:
     # --- kinds of nodes ---------------------------------------------------------------------------------------------
 
     def _node(self, node: Node, *, drawn: bool = False) -> None:
-        if node.is_a("Shape", "Size") and not node.sharding.by_axis:
+        if node.op_type in ("Shape", "Size") and node.is_a("Shape", "Size") and not node.sharding.by_axis:
             self._shape(node)
             return
         known = self.known

@@ -21,8 +21,8 @@ class Origin:
 
 @dataclass(slots=True)
 class Explanation:
-    """What one axis did to the values of a step. ``reasons``: why parameters are split; ``converted``: the mappings of a
-    value -> what each is called."""
+    """What one axis did to the values of a step. ``reasons``: why parameters are split; ``converted``: a value -> what
+    its mappings make."""
 
     axis: str
     graph: Graph

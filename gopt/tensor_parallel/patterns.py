@@ -52,11 +52,11 @@ def apply(
     """
     found = dict(auto)
     names = [state.tensor for state in training.parameters]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern.glob) for name in names):
-            close = get_close_matches(pattern.glob, names, 1)
+    for each in patterns:
+        if not any(fnmatchcase(name, each.glob) for name in names):
+            close = get_close_matches(each.glob, names, 1)
             hint = f"did you mean {close[0]!r}?" if close else "see the parameters with gopt inspect"
-            raise OptionError(f"tensor-parallel: {pattern.glob}:{pattern.word} fits no parameter", hint)
+            raise OptionError(f"tensor-parallel: {each.glob}:{each.word} fits no parameter", hint)
     for name in names:
         pattern = next((each for each in patterns if fnmatchcase(name, each.glob)), None)
         if pattern is None:

@@ -225,7 +225,7 @@ class _Sweep:
             role = {Replicated: "whole", Shard: "part"}[type(placement)]
             count = self.copies[name]
             self.copies[name] += 1
-            made = f"gopt.{PASS}.{name}.{role}{count or ''}"
+            made = _named(name, f"{role}{count or ''}")
             self._count(before, placement)
             self.build.convert(name, before, placement, made)
             self._note(made, placement)
@@ -239,7 +239,7 @@ class _Sweep:
     def _moved(self, name: str, move: Node) -> str:
         """A whole value by the move of what it was moved from, so that a value is gathered once for all its views."""
         node = clone(move)
-        made = f"gopt.{PASS}.{name}.whole"
+        made = _named(name, "whole")
         node.source, node.made_by, node.encoded, node._attributes = None, PASS, None, dict(move.attributes)
         node.inputs = [self._as(move.inputs[0], REPLICATED), *move.inputs[1:]]
         node.outputs, node.name, node.phase = [made], "", self.build.phase
@@ -284,3 +284,9 @@ class _Sweep:
     def _note(self, name: str, placement: Placement) -> None:
         if name and not isinstance(placement, Replicated):
             self.placements[name] = placement
+
+
+def _named(value: str, role: str) -> str:
+    """What a mapping of a value is called."""
+    root = f"gopt.{PASS}."
+    return f"{root}{value.removeprefix(root)}.{role}"

@@ -17,8 +17,9 @@ from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
+from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.engines.threads import run_ranks
-from gopt.runtime.executor import CollectiveCallback, Executor
+from gopt.runtime.executor import Executor
 from gopt.verification.compare import Values
 
 VERIFIER_CALL = "verify"

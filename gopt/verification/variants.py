@@ -12,7 +12,8 @@ from gopt.analysis.look_through import spans_data_axes
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import FLOATS
-from gopt.runtime.executor import CollectiveCallback, Executor
+from gopt.runtime.bound_calls import CollectiveCallback
+from gopt.runtime.executor import Executor
 from gopt.verification.compare import Values
 from gopt.verification.reference_graphs import PROBE
 

@@ -34,6 +34,12 @@ def test_one_record_is_one_line():
     )
 
 
+@given(st.lists(VALUES.filter(lambda value: isinstance(value, dict)), min_size=1, max_size=4))
+def test_a_table_has_one_line_a_row_whatever_is_in_it(rows):
+    lines = pretty_json({"rows": rows}).split("\n")[2:-3]
+    assert [json.loads(line.removesuffix(",")) for line in lines] == rows
+
+
 def test_what_is_no_number_is_not_written():
     with pytest.raises(ValueError, match="not JSON compliant"):
         pretty_json({"loss": float("nan")})

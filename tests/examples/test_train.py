@@ -65,6 +65,7 @@ def test_the_curves_agree_and_the_loss_falls(example, counts, falls, digits, tmp
     assert all(f"{title}, loss by step" in done.stdout for title in titles)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(missing("mpi4py"), reason="needs pip install 'gopt[mpi]'")
 def test_processes_train_as_threads_do(digits, tmp_path):
     done = run("digits", tmp_path / "mpi", "--engine", "mpi", "--ranks", "2", "--steps", str(STEPS["digits"]))

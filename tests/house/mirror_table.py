@@ -173,7 +173,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     # --- runtime ---
     **_each(
-        "runtime.capacity runtime.device runtime.executor runtime.reference_eval runtime.shared_memory "
+        "runtime.capacity runtime.device runtime.reference_eval runtime.shared_memory "
         "runtime.training.checkpoint runtime.training.job runtime.training.train runtime.training.trace "
         "runtime.training.stop_signal runtime.engines.launch runtime.engines.mpi",
         "a part of a job, which is run", "runtime/test_run.py", "runtime/test_run_messages.py",

@@ -22,6 +22,7 @@ def chunks_of(monkeypatch):
 
     def set_nodes(count):
         monkeypatch.setattr(chunked_inference, "CHUNK_NODES", count)
+        monkeypatch.setattr(chunked_inference, "WHOLE_NODES", count)
         found.clear()
         return found
 
@@ -156,3 +157,53 @@ def test_constants_of_earlier_chunks_are_known_by_value(tmp_path, chunks_of):
     found = chunks_of(1)
     assert load(path).types["flat"].dims == (6,)
     assert None not in found
+
+
+ALIKE = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    step (float[2,3] x) => (float[6] p, float[3,2] q, float[1,6] r, float[4] s, float[6] t)
+    <int64[2] tall = {3, 2}, int64[2] flat = {1, 6}> {
+        six = Constant<value_ints = [6]>()
+        one = Constant<value_ints = [-1]>()
+        a = Reshape(x, six)
+        p = Reshape(x, one)
+        q = Reshape(x, tall)
+        r = Reshape(x, flat)
+        b = Slice(a, zero, four)
+        s = Relu(b)
+        t = Relu(a)
+    }""".replace("flat = {1, 6}>", "flat = {1, 6}, int64[1] zero = {0}, int64[1] four = {4}>")
+
+
+def test_nodes_that_read_other_shapes_are_not_alike(tmp_path, chunks_of):
+    path = tmp_path / "alike.onnx"
+    onnx.save(onnx.parser.parse_model(ALIKE), path)
+    chunks_of(WHOLE)
+    whole = loaded(path)
+    found = chunks_of(1)
+    assert loaded(path) == whole
+    assert found and None not in found
+
+
+def test_onnx_is_asked_once_of_nodes_that_are_alike(tmp_path, chunks_of, monkeypatch):
+    body = "\n".join(f"v{place + 1} = Relu(v{place})" for place in range(50))
+    text = f'<ir_version: 10, opset_import: ["" : 20]> step (float[2,3] v0) => (float[2,3] v50) {{ {body} }}'
+    path = tmp_path / "chain.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    asked, real = [], chunked_inference._Chunks.infer
+    monkeypatch.setattr(
+        chunked_inference._Chunks, "infer", lambda self, nodes, *rest: asked.extend(nodes) or real(self, nodes, *rest)
+    )
+    chunks_of(1)
+    assert {str(kind) for kind in load(path).types.values()} == {"float32[2,3]"}
+    assert [node.outputs for node in asked] == [["v1"], ["v2"], ["v50"]]  # of an input, of a value, an output
+
+
+def test_a_chunk_that_onnx_refuses_further_on_is_still_refused(tmp_path, chunks_of):
+    model = onnx.parser.parse_model(ALIKE)
+    model.graph.node[-1].op_type = "Nope"
+    path = tmp_path / "alike.onnx"
+    onnx.save(model, path)
+    found = chunks_of(1)
+    assert "Nope" in loaded(path)[0]
+    assert found == [None]

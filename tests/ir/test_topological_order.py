@@ -1,5 +1,7 @@
 """Orders in which nodes can run."""
 
+import random
+
 import pytest
 
 from gopt.errors import InputError
@@ -43,3 +45,29 @@ def test_the_value_in_the_way_is_named(edges, refusal):
 
 def test_an_order_that_runs_is_accepted():
     check_order(chain("xa", "ab", "ac"), {"x"})
+
+
+def _in_turn(nodes, due):
+    """The same order, by looking at all nodes for each place."""
+    left, order = [*range(len(nodes))], []
+    while left:
+        unmade = {name for place in left for name in nodes[place].outputs}
+        ready = [place for place in left if unmade.isdisjoint(nodes[place].reads)]
+        if not ready:
+            break
+        order.append(min(ready, key=lambda place: (due[place], place)))
+        left.remove(order[-1])
+    return [nodes[place] for place in order]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_it_is_the_order_of_taking_the_first_due_each_time(seed):
+    pick = random.Random(seed)
+    made = [[f"v{place}", f"w{place}"][: pick.randint(1, 2)] for place in range(pick.randint(1, 12))]
+    known, nodes = ["x"], []
+    for outputs in made:
+        nodes.append(Node("Sum", pick.choices(known, k=pick.randint(0, 3)), outputs))
+        known += outputs
+    pick.shuffle(nodes)
+    due = [pick.choice([0, 1, 2.5, float("inf"), pick.random() * 12]) for _ in nodes]
+    assert topological_sort(nodes, due) == _in_turn(nodes, due)

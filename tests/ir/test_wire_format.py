@@ -1,11 +1,11 @@
 """Parts of a file, counted and written as bytes."""
 
 import pytest
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
 
 from gopt import limits
 from gopt.errors import InputError
-from gopt.ir.wire_format import check_parts, field
+from gopt.ir.wire_format import check_parts, field, renamed
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 20_000])
@@ -13,6 +13,25 @@ def test_a_field_is_what_protobuf_reads(size):
     name = "n" * size
     model = ModelProto.FromString(field(2, name.encode()))  # producer_name
     assert model.producer_name == name
+
+
+LONG = "n" * 300
+
+
+@pytest.mark.parametrize("old", [["a", "", "b"], ["é", LONG], []])
+@pytest.mark.parametrize("new", [["a", "", "b"], ["a", ""], ["a", "", "b", "c"], ["é"], [LONG, "a"], []])
+def test_a_renamed_node_is_what_protobuf_writes(old, new):
+    node = NodeProto(input=old, output=old, name="node", op_type="Sum", doc_string="kept", domain="own")
+    data = node.SerializeToString(deterministic=True)
+    del node.input[:], node.output[:]
+    node.input.extend(new)
+    node.output.extend(["z", *new])
+    assert renamed(data, new, ["z", *new]) == node.SerializeToString(deterministic=True)
+
+
+def test_a_node_that_has_the_names_is_the_same_object():
+    data = NodeProto(input=["a"], output=["b"], op_type="Relu").SerializeToString(deterministic=True)
+    assert renamed(data, ["a"], ["b"]) is data
 
 
 def test_more_parts_than_the_limit_are_refused(monkeypatch):

@@ -22,11 +22,11 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
     mixed = any(mark.mixed for mark in marks)
     even = all(mark.sound for mark in marks)
     joint = Mark(Relation.JOINT, origin=node.outputs[0], mixed=mixed, even=even)
-    if node.is_a(*COMPARE):
+    if node.is_in(COMPARE):
         return replace(joint, kind=Relation.GATE)
     if node.captures or any(mark.kind not in REDUCED for mark in marks):
         return joint
-    if node.is_a(*SAME) and names[0] in context.marks and len(marks) == 1:
+    if node.is_in(SAME) and names[0] in context.marks and len(marks) == 1:
         return replace(first, factor=-first.factor) if node.is_a("Neg") else first
     found: Mark | None = None
     if node.is_a("Add", "Sub", "Sum", "Concat"):

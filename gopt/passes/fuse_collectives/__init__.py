@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.partition import MIB
 from gopt.artifact.report import PassResult
 from gopt.errors import OptionError
-from gopt.ir.graph import COMM
+from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.base import Pass
 from gopt.passes.fuse_collectives.diagnose import Place, neighbours
@@ -42,7 +42,8 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
     combined = combine(program, rewriter)
     rewriter.finish()
     parts = Shardings(program, strict=False).infer().parts()
-    found = [_plan(program, order, options, parts) for order in orders(program)]
+    free = [node for node in program.graph.nodes if node.domain == COMM and not bound_by(program.graph, node, parts)]
+    found = [_plan(program, free, order, options) for order in orders(program)] if free else [()]
     packings = min(found, key=lambda plan: sum(len(packing.buckets) for packing in plan))
     removed = dict(rewriter.reasons)
     rewriter = GraphRewriter(program.graph, NAME)
@@ -65,8 +66,7 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
     )
 
 
-def _plan(program: SpmdProgram, order: Order, options: Options, parts: Container[str]) -> Sequence[Packing]:
-    free = [node for node in program.graph.nodes if node.domain == COMM and not bound_by(program.graph, node, parts)]
+def _plan(program: SpmdProgram, free: Sequence[Node], order: Order, options: Options) -> Sequence[Packing]:
     cap, first = (None if size is None else int(size * MIB) for size in (options.cap_mb, options.first_mb))
     return pack([item(program.graph, node, order, program.weighed) for node in free], cap, first, options.max_tensors)
 

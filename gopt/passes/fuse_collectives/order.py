@@ -58,9 +58,9 @@ def _depths(graph: Graph) -> list[int]:
     behind: dict[str, int] = {}
     result = []
     for node in graph.nodes:
-        depth = max((behind.get(name, 0) for name in node.reads), default=0)
+        depth = max([behind.get(name, 0) for name in node.reads], default=0)
         result.append(depth)
-        behind.update((name, depth + (node.domain == COMM)) for name in node.outputs)
+        behind.update(dict.fromkeys(node.outputs, depth + (node.domain == COMM)))
     return result
 
 
@@ -69,16 +69,17 @@ def _order(graph: Graph, nodes: list[Node]) -> Order:
     ready: dict[str, int] = {}
     keys = []
     for at, node in enumerate(nodes):
-        last = max((ready.get(name, -1) for name in node.reads), default=-1)
+        last = max([ready.get(name, -1) for name in node.reads], default=-1)
         call = node.domain == COMM
         # Behind the node that stands at ``last``, and behind the calls there that came before it.
         keys.append((last if call else at, call, at))
-        ready.update((name, keys[-1][0]) for name in node.outputs)
+        ready.update(dict.fromkeys(node.outputs, keys[-1][0]))
     place = {id(nodes[key[2]]): number for number, key in enumerate(sorted(keys))}
-    users = graph.users()
-    due = {}
+    calls = [node for node in nodes if node.domain == COMM]
+    due = {id(call): (len(nodes), "") for call in calls}
+    sent = {name: id(call) for call in calls for name in call.outputs}
     for node in nodes:
-        if node.domain == COMM:
-            read = [(place[id(reader)], name) for name in node.outputs for reader in users.get(name, ())]
-            due[id(node)] = min(read, default=(len(nodes), ""))
+        for name in node.reads:
+            if name in sent:
+                due[sent[name]] = min(due[sent[name]], (place[id(node)], name))
     return Order(place, due)

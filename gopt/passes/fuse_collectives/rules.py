@@ -15,6 +15,8 @@ from gopt.sharding.placements import FlatShard, Sharding
 
 def combine(program: SpmdProgram, rewriter: GraphRewriter) -> dict[str, int]:
     """Apply both rules; how often each did. Linear in the graph."""
+    if not any(_is(node, "Reduce") or _is(node, "AllReduce") for node in program.graph.nodes):
+        return {"reduce_broadcast": 0, "reduce_slice": 0}
     users = program.graph.users()
     reduces = {name: node for node in program.graph.nodes if _is(node, "Reduce") for name in node.outputs}
     sent = [node for node in program.graph.nodes if _is(node, "Broadcast") and node.inputs]

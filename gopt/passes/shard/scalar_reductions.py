@@ -58,10 +58,10 @@ class ScalarReductions:
 
     def complete(self, partials: Iterable[PartialScalar]) -> dict[str, object]:
         """Write joins and calls; returns figures for the report."""
-        levels = self._levels()
         by_root: dict[str, list[str]] = {}
         for each in partials:
             by_root.setdefault(each.root, []).append(each.value)
+        levels = self._levels() if by_root else {}
         packed: dict[tuple[int, str, str], list[tuple[str, ScalarReduction]]] = {}
         for root, values in by_root.items():
             reduction = self.updates.scalar_reductions[root]
@@ -133,10 +133,11 @@ class ScalarReductions:
         level: dict[str, int] = {}
         result: dict[str, int] = {}
         for node in self.source.nodes:
-            depth = max((level.get(name, 0) for name in node.reads), default=0)
+            depth = max([level[name] for name in node.reads if name in level], default=0)
             for name in node.outputs:
-                level[name] = depth
                 if name in self.updates.scalar_reductions:
                     result[name] = depth
                     level[name] = depth + 1
+                elif depth:
+                    level[name] = depth
         return result

@@ -139,7 +139,7 @@ class _GroupEmitter:
         if node in self.subgraph.reductions:
             self._reduce(place, node)
             return
-        if node.is_a(*LAYOUT) and node.outputs[0] not in self.results:
+        if node.is_in(LAYOUT) and node.outputs[0] not in self.results:
             # Only a full reduction reads it (``update_subgraphs``), and that does not mind the order of elements.
             self.local[node.outputs[0]] = self._operand(node.inputs[0], place, 0)
             return

@@ -116,6 +116,8 @@ class InProcessStore:
         self.barrier.abort()
 
     def gather(self, rank: int, item: Any) -> list[Any]:
+        if len(self._words) == 1:
+            return [item]
         self._words[rank] = item
         self._came[rank] += 1
         mine = self._came[rank]
@@ -209,14 +211,16 @@ class AsyncCollectives:
     def __call__(
         self, index: int, node: Node, inputs: list[Array], buffer: CallBuffer | None = None
     ) -> list[Array] | Future[list[Array]]:
-        def make() -> list[Array]:
-            self.position(index)
-            begin = time.perf_counter()
-            results = self.engine.call(index, node, inputs, buffer)
-            self.mark(f"{node.op_type} {index} over {node.attributes['group']}", begin, time.perf_counter())
-            return results
+        if self.engine.overlaps:
+            return self._pool.submit(self._make, index, node, inputs, buffer)
+        return self._make(index, node, inputs, buffer)
 
-        return self._pool.submit(make) if self.engine.overlaps else make()
+    def _make(self, index: int, node: Node, inputs: list[Array], buffer: CallBuffer | None) -> list[Array]:
+        self.position(index)
+        begin = time.perf_counter()
+        results = self.engine.call(index, node, inputs, buffer)
+        self.mark(f"{node.op_type} {index} over {node.attributes['group']}", begin, time.perf_counter())
+        return results
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

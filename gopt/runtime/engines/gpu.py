@@ -87,14 +87,15 @@ class GpuSegment:
         known_types = {name: types[name] for name in self.outputs if name in types and known(types[name].dtype)}
         self._types = {name: type for name, type in known_types.items() if type.static}
 
-    def run(self, values: Mapping[str, Block]) -> list[Block]:
+    def run(self, values: Mapping[str, Block]) -> dict[str, Block]:
         given = {name: values[name] for name in self.inputs}
         made = {
             name: self._buffers[name] if name in self._buffers else self._gpu.empty(type.dims, numpy_dtype(type.dtype))
             for name, type in self._types.items()
         }
         with self._gpu.guard():
-            return self._gpu.run(self._session, given, made, self.outputs)
+            results = self._gpu.run(self._session, given, made, self.outputs)
+        return dict(zip(self.outputs, results, strict=True))
 
 
 class Gpu:
@@ -183,6 +184,9 @@ class Gpu:
                 self.cuda("cudaMemcpyAsync", made.pointer, array.ctypes.data, array.nbytes, kind, self.compute_stream)
         return made
 
+    def hold(self, shown: Array | Block) -> Block:
+        return self.to_device(shown)
+
     def view(self, value: Block) -> Block:
         return value
 
@@ -221,7 +225,7 @@ class Gpu:
 
     def compile_segment(
         self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType],
-        views: Mapping[str, Sequence[Block]] | None,
+        views: Mapping[str, Sequence[Block]] | None, lasting: Mapping[str, Any],
     ) -> GpuSegment:  # fmt: skip
         return GpuSegment(self, segment, session, {name: each[0] for name, each in (views or {}).items()}, types)
 

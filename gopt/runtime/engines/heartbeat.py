@@ -6,6 +6,7 @@ into memory without a name, which the other ranks of the host reach through ``/p
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import shutil
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,38 +37,44 @@ RUNNING, ENDED, REPORTED, WAITING = 0, 1, 2, 3
 """How it goes: on; the rank has ended well; it has said why it cannot go on; it waits for others, in a call."""
 
 
-@dataclass(slots=True)
 class Heartbeat:
-    """Where a rank says where it is; costs one small write at the beginning and the end of a call."""
+    """Where a rank says where it is; costs one small write to memory at the beginning and the end of a call.
 
-    number: int
-    folder: Path | None
-    step: int = 0
-    call: int = -1
-    others: Callable[[], list[RankStatus]] = field(default=lambda: [])
-    """What all ranks that can be seen said last."""
+    ``number``: the open file that others read, or None where there is no place to say it; ``folder``: the launcher's.
+    """
+
+    def __init__(self, number: int | None, folder: Path | None) -> None:
+        self.folder = folder
+        self.step, self.call = 0, -1
+        self.others: Callable[[], list[RankStatus]] = lambda: []
+        """What all ranks that can be seen said last."""
+        self._process = os.getpid()
+        self._record: Any = bytearray(_RECORD.size)
+        if number is not None:
+            os.pwrite(number, self._record, 0)  # else a full disk would be a signal, on the first write to memory
+            self._record = mmap.mmap(number, _RECORD.size)
+        self.at(0, -1)
 
     @classmethod
-    def open(cls, rank: int, gather: Callable[[Any], list[Any]]) -> Heartbeat | None:
-        """None where there is no place to say it. ``gather``: what every rank of the job gives; all call it."""
+    def open(cls, rank: int, gather: Callable[[Any], list[Any]]) -> Heartbeat:
+        """``gather``: what every rank of the job gives; all call it."""
         folder = os.environ.get(HEARTBEATS)
         if not folder:
             return cls._in_memory(rank, gather)
         home = Path(folder)
-        beat = cls(os.open(home / f"{rank}", os.O_RDWR | os.O_CREAT, 0o600), home, others=lambda: read(home))
-        beat.at(0, -1)
+        beat = cls(os.open(home / f"{rank}", os.O_RDWR | os.O_CREAT, 0o600), home)
+        beat.others = lambda: read(home)
         threading.Thread(target=beat.follow, name="launcher", daemon=True).start()
         return beat
 
     @classmethod
-    def _in_memory(cls, rank: int, gather: Callable[[Any], list[Any]]) -> Heartbeat | None:
+    def _in_memory(cls, rank: int, gather: Callable[[Any], list[Any]]) -> Heartbeat:
         try:
             number = os.memfd_create("gopt-beat")
         except (AttributeError, OSError):  # not on this system; not enough files
             gather(None)
-            return None
+            return cls(None, None)
         beat = cls(number, None)
-        beat.at(0, -1)
         offers = gather((os.getpid(), number, os.uname().nodename))
         near = {
             other: f"/proc/{offer[0]}/fd/{offer[1]}"
@@ -92,7 +99,7 @@ class Heartbeat:
 
     def at(self, step: int, call: int, how: int = RUNNING) -> None:
         self.step, self.call = step, call
-        os.pwrite(self.number, _RECORD.pack(os.getpid(), step, call, how, time.time()), 0)
+        _RECORD.pack_into(self._record, 0, self._process, step, call, how, time.time())
 
     def waits(self, waiting: bool) -> None:
         """Say that the rank begins, or has ended, to wait for others."""

@@ -16,7 +16,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.errors import GoptError, InvariantError, RunError
 from gopt.ir.graph import Node
 from gopt.mesh import Mesh
-from gopt.runtime.executor import CollectiveCallback
+from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.session import Array, array_dtype
 
 DEADLINE = 120.0

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gopt.runtime.device import Device, Host
 from gopt.runtime.engines.base import AsyncCollectives, CollectiveRunner, Engine, raise_on_one_rank
 from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
 from gopt.runtime.executor import Executor, no_timing
+from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import broadcast_states, check_calls, compare_states, share_memory
@@ -65,7 +67,16 @@ class Trainer:
         if self.checkpoints is not None:
             self.checkpoints.check(job.resume)
         self.held = self._start()
-        """State -> its value; once steps run, as the device shows it."""
+        """State -> its value; once steps run, the device's."""
+        self._hyper = [
+            _HyperParameter(each.name, self.schedules[each.name], np.empty(each.type.dims, numpy_dtype(each.dtype)))
+            for each in self.manifest.inputs_of(InputKind.HYPER)
+        ]
+        self._micro_steps = max(times for _, times in self.phases)
+        self._reading = {name for name, graph in self._graphs.items() if not graph.inputs.keys().isdisjoint(self.types)}
+        """Phases that read a batch."""
+        self._samples = max((type.dims[0] if type.dims else 1 for type in self.types.values()), default=1)
+        """Of a batch of one rank."""
         self._next_input = self.manifest.next_inputs(self.record)
         self.programs: dict[str, Executor] = {}
         data = self.mesh.data_group
@@ -158,7 +169,7 @@ class Trainer:
         if self.job.trace is not None and self.engine.rank == 0:
             check_writable(self.job.trace)
         collectives = self._calls(self.engine, self._set_position, trace.call if trace is not None else no_timing)
-        self.held = {name: self.device.view(self.device.to_device(array)) for name, array in self.held.items()}
+        self.held = {name: self.device.hold(array) for name, array in self.held.items()}
         for program in self.programs.values():
             program.mark = trace.segment if trace is not None else no_timing
         try:
@@ -185,22 +196,19 @@ class Trainer:
     def _step(self, collectives: CollectiveRunner, on_step: Callable[[Progress], None]) -> None:
         begin = time.perf_counter()
         self._set_position(-1)
-        hyper = self._hyper()
+        hyper = {each.name: each.at(self.step) for each in self._hyper}
         seen: list[float] = []
-        times = max(times for _, times in self.phases)
+        times = self._micro_steps
         for phase, count in self.phases:
             program = self.programs[phase]
+            reads_batch = phase in self._reading
             for turn in range(count):
-                values = {**self.held, **hyper}
-                inputs = program.graph.inputs
-                if not inputs.keys().isdisjoint(self.types):
-                    values |= self.data.batch(MicroStep(self.step * times + turn, self.part, self.parts))
-                outputs = program.run({name: values[name] for name in inputs if name in values}, collectives)
-                self.held.update(
-                    (self._next_input[name], made) for name, made in outputs.items() if name in self._next_input
-                )
-                if self.manifest.loss in outputs:
-                    seen.append(float(self.device.to_host(outputs[self.manifest.loss])))
+                feeds: Mapping[str, Any] = hyper
+                if reads_batch:
+                    feeds = hyper | self.data.batch(MicroStep(self.step * times + turn, self.part, self.parts))
+                shown = program.advance(self.held, feeds, collectives)
+                if self.manifest.loss in shown:
+                    seen.append(float(self.device.to_host(shown[self.manifest.loss])))
         loss = sum(seen) / len(seen) if seen else math.nan
         if self.job.stop_on_nan and not math.isfinite(loss):
             self.call = -1  # it came of no call
@@ -209,10 +217,10 @@ class Trainer:
         losses, signals = zip(*self.engine.gather((loss, self._stop_signal())), strict=True)
         self.stopped = next(filter(None, signals), 0)
         if self.engine.rank == 0:
-            size = max((type.dims[0] if type.dims else 1 for type in self.types.values()), default=1)
-            on_step(Progress(self.step, losses, time.perf_counter() - begin, size * self.parts * times))
+            samples = self._samples * self.parts * times
+            on_step(Progress(self.step, losses, time.perf_counter() - begin, samples))
         if self.checkpoints is not None and self._due():
-            self.checkpoints.save(self.engine, self.step, self.held, self.device.to_host)
+            self.checkpoints.save(self.engine, self.step, self.held, self.to_host)
 
     def _due(self) -> bool:
         return (
@@ -221,9 +229,23 @@ class Trainer:
             or bool(self.job.every and self.step % self.job.every == 0)
         )
 
-    def _hyper(self) -> dict[str, Any]:
-        made = {}
-        for each in self.manifest.inputs_of(InputKind.HYPER):
-            value = self.schedules[each.name](self.step)
-            made[each.name] = np.full(each.type.dims, value, numpy_dtype(each.dtype))
-        return made
+    def to_host(self, value: Any) -> Array:
+        """A state among ``held``, once steps run, as an array in host memory, complete and current."""
+        return self.device.to_host(self.device.view(value))
+
+
+@dataclass(slots=True)
+class _HyperParameter:
+    """A hyper-parameter, and the array in which it is fed in every step."""
+
+    name: str
+    schedule: Callable[[int], float]
+    array: Array
+    value: float = math.nan
+
+    def at(self, step: int) -> Array:
+        value = self.schedule(step)
+        if value != self.value:
+            np.copyto(self.array, value, casting="unsafe")
+            self.value = value
+        return self.array

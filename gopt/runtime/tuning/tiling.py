@@ -199,8 +199,8 @@ class CompiledRun:
         self.overwrites = frozenset(self._aliases.values())
         """Inputs whose memory is written."""
 
-    def run(self, values: Mapping[str, Value]) -> list[Value]:
-        """Compute tile after tile; returns the results."""
+    def run(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        """Compute tile after tile; returns the results by name."""
         results = dict(self._views)
         for name, row in self._aliases.items():
             results[name] = values[row]
@@ -208,7 +208,7 @@ class CompiledRun:
             views.reverse()
             results[name] = views[0]
         self._kernel.run(values, results)
-        return [results[name] for name in self.outputs]
+        return results
 
 
 def compile_run(

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from gopt.analysis.training import TrainingGraph
-from gopt.runtime.executor import CollectiveCallback
+from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.verification.gradient_check import verdict as said
 from gopt.verification.gradient_check.additivity import Additivity, SampleExchange, sample_exchanges
 from gopt.verification.gradient_check.alternatives import (

@@ -11,7 +11,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.types import LOW_PRECISION
-from gopt.runtime.executor import CollectiveCallback
+from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.float64 import Float64Graph
 from gopt.runtime.session import SessionCache
 from gopt.runtime.widen import NARROW, widened

@@ -175,10 +175,11 @@ def test_a_signal_lets_the_step_end_and_keeps_it(number, job):
     assert train(newest + 2, "--resume") == 0
 
 
-def test_no_interrupt_aborts_the_interpreter():
+@pytest.mark.parametrize("turns", [(0, 3), pytest.param(range(8), marks=pytest.mark.slow)])
+def test_no_interrupt_aborts_the_interpreter(turns):
     """Ranks are left in native code when it ends: three of thirty aborted there."""
     command = [sys.executable, "-m", "gopt.cli", *RUN[:-2], "--steps", "10000000", "--log", "log"]
-    for turn in range(8):
+    for turn in turns:
         Path("log").unlink(missing_ok=True)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         until = time.monotonic() + LONG

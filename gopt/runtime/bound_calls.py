@@ -1,0 +1,119 @@
+"""A rank's calls as the executor makes them, and calls under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from gopt.errors import RunError
+from gopt.runtime.device import Device
+from gopt.runtime.memory import packed_view, same_memory
+from gopt.runtime.partition import Call
+from gopt.runtime.planner.buffers import Buffers
+from gopt.runtime.session import address_of
+from gopt.runtime.shared_memory import CallBuffer
+
+
+class CollectiveFuture(Protocol):
+    """Outputs of a call that has been started, such as a Future."""
+
+    def result(self) -> list[Any]: ...
+
+
+CollectiveCallback: TypeAlias = Callable[..., list[Any] | CollectiveFuture]
+"""Makes a collective: number of the call in the file, its node, its inputs -> its outputs, or a future of them.
+
+Programs for training may pass a fourth argument, a ``CallBuffer``: memory that the call may write. For a reduction it
+holds the inputs, for a gather it is where the result is to lie.
+"""
+
+
+class BoundCall:
+    """A call with the memory of its inputs and results, as far as it is the same in every step.
+
+    ``may_lack``: values that are undefined on some ranks; ``donatable``: the call may overwrite its inputs. ``buffer``:
+    memory that the call may write; ``gathered``: values over that memory, in the order of the outputs.
+    """
+
+    overwrites: frozenset[str] = frozenset()
+
+    def __init__(
+        self, call: Call, device: Device, buffers: Buffers, may_lack: Collection[str], donatable: bool,
+        buffer: CallBuffer | None, gathered: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.node, self.inputs, self.outputs = call.node, call.inputs, call.outputs
+        self.number, self._device, self._donatable, self._buffer = call.index, device, donatable, buffer
+        self._may_lack = tuple(name for name in call.inputs if name in may_lack)
+        self._sent = buffers.send_views
+        fixed = all(name in self._sent for name in call.inputs)
+        self._operands = [self._sent[name] for name in call.inputs] if fixed else None
+        self._gathered = gathered
+        self._must_copy = any(name in buffers.gathered_views for name in gathered)
+        self._first: Any = None
+        """The first of the last results that lie in the buffer, and stay there; ``_lasting``: the values of all."""
+        self._lasting: Mapping[str, Any] = {}
+
+    def start(self, values: Mapping[str, Any], call: CollectiveCallback) -> list[Any] | CollectiveFuture:
+        """Make the call, or start it; returns what it gives. Raises RunError where an input is undefined."""
+        for name in self._may_lack:
+            if name not in values:
+                raise RunError(f"{name!r} is undefined on this rank, and {self.node.op_type} reads it")
+        given = self._operands
+        if given is None:
+            view = self._device.view
+            given = [self._sent[name] if name in self._sent else view(values[name]) for name in self.inputs]
+        buffer = packed_view(given) if self._buffer is None and self._donatable else self._buffer
+        return call(self.number, self.node, given) if buffer is None else call(self.number, self.node, given, buffer)
+
+    def store(self, results: Sequence[Any]) -> Mapping[str, Any]:
+        """Values of what the call gave, by name; none where the outputs are undefined.
+
+        Results that ought to lie in the buffer and do not are copied there. Raises RunError on a wrong number.
+        """
+        names = self.node.outputs
+        if not results:
+            return {}
+        if len(results) != len(names):
+            raise RunError(f"{self.node.op_type} {self.node.label!r} gave {len(results)} values, not {len(names)}")
+        if results[0] is self._first:
+            return self._lasting
+        if self._lies_in_place(results[0]):
+            self._first = results[0]
+            self._lasting = self._gathered or self._new_values(results)
+            for value in self._lasting.values():
+                value.lasting = True
+            return self._lasting
+        if not self._must_copy:
+            return self._new_values(results)
+        for name, result in zip(names, results):
+            if name:
+                np.copyto(self._gathered[name].array, result)
+        return self._gathered
+
+    def _lies_in_place(self, first: Any) -> bool:
+        """Whether results lie in the memory that is theirs in every step: where the first does, all do."""
+        if self._gathered:
+            return same_memory(first, next(iter(self._gathered.values())).array)
+        memory = self._buffer if isinstance(self._buffer, np.ndarray) else getattr(self._buffer, "memory", None)
+        return memory is not None and first.size > 0 and 0 <= address_of(first) - address_of(memory) < memory.nbytes
+
+    def _new_values(self, results: Sequence[Any]) -> dict[str, Any]:
+        to_device = self._device.to_device
+        return {name: to_device(each) for name, each in zip(self.node.outputs, results) if name}
+
+
+@dataclass(slots=True, eq=False)
+class PendingCall:
+    """A call that has been started."""
+
+    call: BoundCall
+    future: CollectiveFuture
+
+    def resolve(self, values: dict[str, Any], pending: dict[str, PendingCall]) -> None:
+        """Wait for the call and put its outputs among the values."""
+        values.update(self.call.store(self.future.result()))
+        for name in [name for name, pending_call in pending.items() if pending_call is self]:
+            del pending[name]

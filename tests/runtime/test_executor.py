@@ -1,0 +1,69 @@
+"""Steps on states that stay on the device: the same bits as steps that are fed everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime_graphs import sgd_feeds, sharded_sgd
+
+from gopt.errors import RunError
+from gopt.ir.graph import Node
+from gopt.runtime.device import Host
+from gopt.runtime.execution_plan import plan_execution
+from gopt.runtime.executor import Executor
+from gopt.runtime.tuning.tuning import tuning_of
+
+REPLACES = {"w.new": "w", "b.new": "b", "p.new": "p", "m.new": "m"}
+CUTS = [0, 8]
+
+
+def call(index: int, node: Node, inputs: list[Any], *_: Any) -> list[Any]:
+    """A group of one."""
+    flat = np.concatenate([each.reshape(-1) for each in inputs])
+    return [flat] if node.op_type == "ReduceScatter" else [flat[:6].reshape(2, 3).copy(), flat[6:].copy()]
+
+
+def program(folder: Any, tuned: bool) -> tuple[Executor, dict[str, Any], np.ndarray]:
+    """A program, its states where ``advance`` takes them, and a batch."""
+    device = Host(tuning_of(tuned))
+    made = Executor(plan_execution(sharded_sgd(folder, 0, CUTS), REPLACES, device), device.sessions())
+    states = dict(sgd_feeds(CUTS)[0])
+    batch = states.pop("x")
+    made.bind_states(states)
+    return made, {name: device.hold(array) for name, array in states.items()}, batch
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_states_advance_as_if_they_were_fed(tuned, tmp_path):
+    made, states, batch = program(tmp_path, tuned)
+    other, fed = program(tmp_path, False)[0], dict(sgd_feeds(CUTS)[0])
+    for _ in range(5):
+        shown = made.advance(states, {"x": batch}, call)
+        due = other.run(fed, call)
+        assert [*shown] == ["loss"] and shown["loss"].tobytes() == due["loss"].tobytes()
+        fed |= {REPLACES[name]: value for name, value in due.items() if name in REPLACES}
+        assert {name: value.array.tobytes() for name, value in states.items()} == {
+            name: fed[name].tobytes() for name in states
+        }
+
+
+def test_a_batch_that_is_written_over_is_read_anew(tmp_path):
+    """One array for all batches, as a loader may have it."""
+    losses = []
+    for reused in (True, False):
+        made, states, batch = program(tmp_path, True)
+        for turn in range(4):
+            batch = batch if reused else batch.copy()
+            batch[:] = turn
+            losses.append(made.advance(states, {"x": batch}, call)["loss"].tobytes())
+    assert losses[:4] == losses[4:] and len(set(losses)) == 4
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    made, states, _ = program(tmp_path, True)
+    with pytest.raises(RunError, match=r"input 'x' .* was not fed, and the file stores no value"):
+        made.advance(states, {}, call)
+    with pytest.raises(RunError, match=r"input 'm' is float32\[8\], but was fed float32\[3\]"):
+        made.bind_states({"m": np.zeros(3, np.float32)})
