@@ -10,7 +10,8 @@ import numpy as np
 
 from gopt.ir.graph import COMM, SPMD, Graph, Node, Tensor
 from gopt.ir.phase import Phase
-from gopt.ir.types import TensorType
+from gopt.ir.types import TensorType, numpy_dtype
+from gopt.opaque.table_body import opset
 from gopt.sharding.placements import Partial, Placement, Replicated, Shard
 
 PASS = "tensor-parallel"
@@ -48,6 +49,25 @@ class Builder:
             self.graph.types[name] = type
             self._shapes[key] = name
         return self._shapes[key]
+
+    def number(self, value: float, dtype: str) -> str:
+        """A constant of one element, one for each value and type."""
+        name = f"gopt.{PASS}.{self.axis}.{dtype}_{value}"
+        if name not in self.graph.initializers:
+            type = TensorType(dtype, ())
+            self.graph.initializers[name] = Tensor(type, array=np.array(value, numpy_dtype(dtype)))
+            self.graph.types[name] = type
+        return name
+
+    def reduction(self, op_type: str, value: str, axes: Sequence[int], output: str, *, keepdims: int = 1) -> str:
+        """Add a reduction over some dimensions, which are an operand or an attribute by the operator set."""
+        type = self.graph.types[value]
+        kept = [1 if dim in axes else size for dim, size in enumerate(type.dims) if keepdims or dim not in axes]
+        made = TensorType(type.dtype, tuple(kept))
+        if opset(self.graph) >= (13 if op_type == "ReduceSum" else 18):
+            inputs = [value, self.ints(axes)] if axes else [value]
+            return self.add(op_type, inputs, output, made, keepdims=keepdims)
+        return self.add(op_type, [value], output, made, axes=list(axes), keepdims=keepdims)
 
     def convert(self, value: str, before: Placement, after: Placement, name: str) -> str:
         """Add the mapping of a value; ``name`` is what the result is called."""

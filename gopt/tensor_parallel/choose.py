@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from gopt.analysis.training import TrainingGraph
@@ -124,8 +124,8 @@ class _Chooser:
     def _strategies(self, node: Node, slot: Slot, shard: Shard) -> list[Strategy]:
         """As ``strategies``; a bias is added behind the sum of a product."""
         described = self._operator(node)
-        if node.is_a("Gemm") and len(node.inputs) > 2:
-            bare = Operator("Gemm", described.attributes, described.operands[:2], described.results, described.constant)
+        if node.is_a("Gemm", "Conv") and len(node.inputs) > 2:
+            bare = replace(described, operands=described.operands[:2])
             sums = [each for each in strategies(bare, slot, shard) if _sums(each)]
             if sums:
                 return sums

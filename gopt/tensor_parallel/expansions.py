@@ -7,12 +7,14 @@ the largest value of all members first. Halves are computed in float32, as runti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
-from gopt.sharding.links import Operator, axes_of
+from gopt.sharding.links import Operator, axes_of, softmax_axes
 from gopt.sharding.placements import Placement, Shard
 from gopt.tensor_parallel.builder import Builder
+from gopt.tensor_parallel.losses import loss, normalised
 
 Expansion = Callable[[Builder, Node, Operator], None]
 
@@ -22,84 +24,132 @@ def expansion(node: Node, operator: Operator, placements: Sequence[Placement]) -
     first = placements[0] if placements else None
     if not isinstance(first, Shard) or node.domain not in ("", "ai.onnx"):
         return None
-    rank = operator.rank(0)
     if node.op_type in ("Softmax", "LogSoftmax"):
-        return softmax if node.attributes.get("axis", -1) % rank == first.dim else None
-    if node.op_type == "Gemm" and len(node.inputs) > 2 and node.inputs[2]:
-        contracted = 0 if node.attributes.get("transA", 0) else 1
-        return biased if first.dim == contracted else None
-    axes = axes_of(operator) if node.op_type in ("ReduceL2", "ReduceMean") else None
-    if axes is not None and first.dim in axes:
-        if node.op_type == "ReduceL2":
-            return norm
-        return mean if len(set(first.sizes)) > 1 else None
-    return None
+        return softmax if first.dim in softmax_axes(operator) else None
+    if node.op_type in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+        return loss if first.dim == 1 else None
+    if node.op_type in _BIASED and operator.has(2):
+        return _BIASED[node.op_type] if first.dim == _contracted(operator) else None
+    axes = axes_of(operator) if node.op_type in _REDUCED else None
+    if axes is None or first.dim not in axes:
+        return None
+    if node.op_type == "ReduceMean" and len(set(first.sizes)) == 1:
+        return None
+    return _REDUCED[node.op_type]
+
+
+def _contracted(operator: Operator) -> int | None:
+    """The dimension of operand 0 over which a product sums; None where groups are summed apart."""
+    if operator.op_type == "Gemm":
+        return 0 if operator.attributes.get("transA", 0) else 1
+    return 1 if operator.attributes.get("group", 1) == 1 else None
 
 
 def softmax(build: Builder, node: Node, operator: Operator) -> None:
     """exp(x - max) / sum(exp(x - max)), or its logarithm."""
-    value, out = node.inputs[0], node.outputs[0]
-    type = build.graph.types[value]
-    axis = node.attributes.get("axis", -1) % len(type.dims)
-    wide = TensorType("float32" if type.dtype in LOW_PRECISION else type.dtype, type.shape)
-    one = TensorType(wide.dtype, (*type.dims[:axis], 1, *type.dims[axis + 1 :]))
+    out, type = node.outputs[0], operator.results[0]
+    assert type is not None
     root = f"gopt.tensor-parallel.{out}"
-    if wide != type:
-        value = build.add("Cast", [value], f"{root}.wide", wide, to=dtype_code(wide.dtype))
-    axes = build.ints([axis])
-    largest = build.add("ReduceMax", [value, axes], f"{root}.max", one, keepdims=1)
-    moved = build.add("Sub", [value, largest], f"{root}.moved", wide)
-    powers = build.add("Exp", [moved], f"{root}.exp", wide)
-    total = build.add("ReduceSum", [powers, axes], f"{root}.sum", one, keepdims=1)
-    last = out if wide == type else f"{root}.result"
-    if node.op_type == "Softmax":
-        build.add("Div", [powers, total], last, wide)
-    else:
-        build.add("Sub", [moved, build.add("Log", [total], f"{root}.log", one)], last, wide)
-    if wide != type:
-        build.add("Cast", [last], out, type, to=dtype_code(type.dtype))
+    value = _wide(build, node.inputs[0], root)
+    logs = node.op_type == "LogSoftmax"
+    made = normalised(build, value, softmax_axes(operator), root, logs=logs, out=_inner(build, out, type, root))
+    _narrow(build, made, out, type)
 
 
 def biased(build: Builder, node: Node, operator: Operator) -> None:
     """The product, and what is added to it behind the sum over members."""
     out = node.outputs[0]
-    type, dtype = build.graph.types[out], build.graph.types[out].dtype
+    type = build.graph.types[out]
     root = f"gopt.tensor-parallel.{out}"
     attributes = {key: value for key, value in node.attributes.items() if key != "beta"}
     product = build.add("Gemm", node.inputs[:2], f"{root}.product", type, **attributes)
     added, beta = node.inputs[2], float(node.attributes.get("beta", 1.0))
     if beta != 1.0:
-        scalar = TensorType("float32", ())
-        factor = build.add("Constant", [], f"{root}.beta32", scalar, value_float=beta)
-        factor = build.add("Cast", [factor], f"{root}.beta", TensorType(dtype, ()), to=dtype_code(dtype))
+        factor = build.number(beta, type.dtype)
         added = build.add("Mul", [added, factor], f"{root}.scaled", build.graph.types[added])
     build.add("Add", [product, added], out, type)
 
 
+def biased_convolution(build: Builder, node: Node, operator: Operator) -> None:
+    """The convolution, and its bias behind the sum over members."""
+    out = node.outputs[0]
+    type = build.graph.types[out]
+    root = f"gopt.tensor-parallel.{out}"
+    product = build.add(node.op_type, node.inputs[:2], f"{root}.product", type, **node.attributes)
+    shape = (type.dims[1], *[1] * (len(type.dims) - 2))
+    bias = build.add("Reshape", [node.inputs[2], build.ints(shape)], f"{root}.bias", TensorType(type.dtype, shape))
+    build.add("Add", [product, bias], out, type)
+
+
 def norm(build: Builder, node: Node, operator: Operator) -> None:
     """The root of the sum of squares."""
-    out = node.outputs[0]
+    root = f"gopt.tensor-parallel.{node.outputs[0]}"
+    value = _wide(build, node.inputs[0], root)
+    squares = build.add("Mul", [value, value], f"{root}.squares", build.graph.types[value])
+    _finish(build, node, operator, "Sqrt", squares)
+
+
+def log_sum(build: Builder, node: Node, operator: Operator) -> None:
+    """The logarithm of the sum."""
+    _finish(build, node, operator, "Log", _wide(build, node.inputs[0], f"gopt.tensor-parallel.{node.outputs[0]}"))
+
+
+def log_sum_exp(build: Builder, node: Node, operator: Operator) -> None:
+    """max + log(sum(exp(x - max)))."""
+    out, axes = node.outputs[0], axes_of(operator) or ()
     type, root = build.graph.types[out], f"gopt.tensor-parallel.{out}"
-    attributes = {key: value for key, value in node.attributes.items() if key != "axes"}
-    axes = axes_of(operator) or ()
-    given = [node.inputs[0], build.ints(axes)] if axes else [node.inputs[0]]
-    squares = build.add("Mul", [node.inputs[0]] * 2, f"{root}.squares", build.graph.types[node.inputs[0]])
-    total = build.add("ReduceSum", [squares, *given[1:]], f"{root}.sum", type, **attributes)
-    build.add("Sqrt", [total], out, type)
+    value = _wide(build, node.inputs[0], root)
+    largest = build.reduction("ReduceMax", value, axes, f"{root}.max")
+    moved = build.add("Sub", [value, largest], f"{root}.moved", build.graph.types[value])
+    powers = build.add("Exp", [moved], f"{root}.exp", build.graph.types[value])
+    kind = build.graph.types[largest]
+    total = build.reduction("ReduceSum", powers, axes, f"{root}.sum")
+    logs = build.add("Log", [total], f"{root}.log", kind)
+    flat = TensorType(kind.dtype, type.shape)
+    if node.attributes.get("keepdims", 1):
+        _narrow(build, build.add("Add", [largest, logs], _inner(build, out, type, root), flat), out, type)
+        return
+    added = build.add("Add", [largest, logs], f"{root}.kept", kind)
+    _narrow(
+        build, build.add("Reshape", [added, build.ints(type.dims)], _inner(build, out, type, root), flat), out, type
+    )
 
 
 def mean(build: Builder, node: Node, operator: Operator) -> None:
     """The sum over the number of elements, where members have unequal parts of them."""
-    out = node.outputs[0]
+    value = _wide(build, node.inputs[0], f"gopt.tensor-parallel.{node.outputs[0]}")
+    count = prod(operator.size(0, axis) for axis in axes_of(operator) or ())
+    _finish(build, node, operator, "Div", value, build.number(count, build.graph.types[value].dtype))
+
+
+def _finish(build: Builder, node: Node, operator: Operator, kind: str, value: str, *more: str) -> None:
+    """The sum over the axes of a reduction, and what is made of it."""
+    out, keep = node.outputs[0], node.attributes.get("keepdims", 1)
     type, root = build.graph.types[out], f"gopt.tensor-parallel.{out}"
-    attributes = {key: value for key, value in node.attributes.items() if key != "axes"}
-    axes = axes_of(operator) or ()
-    count = 1
-    for axis in axes:
-        count *= operator.size(0, axis)
-    given = [node.inputs[0], build.ints(axes)] if axes else [node.inputs[0]]
-    total = build.add("ReduceSum", given, f"{root}.sum", type, **attributes)
-    number = build.add("Constant", [], f"{root}.count32", TensorType("float32", ()), value_float=float(count))
-    if type.dtype != "float32":
-        number = build.add("Cast", [number], f"{root}.count", TensorType(type.dtype, ()), to=dtype_code(type.dtype))
-    build.add("Div", [total, number], out, type)
+    total = build.reduction("ReduceSum", value, axes_of(operator) or (), f"{root}.sum", keepdims=keep)
+    wide = build.graph.types[total]
+    _narrow(build, build.add(kind, [total, *more], _inner(build, out, type, root), wide), out, type)
+
+
+def _wide(build: Builder, value: str, root: str) -> str:
+    """A value in the type in which it is computed."""
+    type = build.graph.types[value]
+    if type.dtype not in LOW_PRECISION:
+        return value
+    return build.add("Cast", [value], f"{root}.wide", TensorType("float32", type.shape), to=dtype_code("float32"))
+
+
+def _inner(build: Builder, out: str, type: TensorType, root: str) -> str:
+    """The name of a result before it is narrowed: its own where it is not."""
+    return f"{root}.result" if type.dtype in LOW_PRECISION else out
+
+
+def _narrow(build: Builder, value: str, out: str, type: TensorType) -> None:
+    if value != out:
+        build.add("Cast", [value], out, type, to=dtype_code(type.dtype))
+
+
+_BIASED: dict[str, Expansion] = {"Gemm": biased, "Conv": biased_convolution, "ConvTranspose": biased_convolution}
+_REDUCED: dict[str, Expansion] = {
+    "ReduceL2": norm, "ReduceMean": mean, "ReduceLogSum": log_sum, "ReduceLogSumExp": log_sum_exp,
+}  # fmt: skip

@@ -83,22 +83,63 @@ class _Local:
             node.inputs[1] = self.build.ints(sizes)
         elif "split" in node.attributes:
             self._attribute(node, "split", sizes)
+        elif "num_outputs" in node.attributes:  # runtimes refuse more pieces than there are elements
+            node.inputs = [node.inputs[0], self.build.ints(sizes)]
+            node._attributes = {key: value for key, value in node.attributes.items() if key != "num_outputs"}
+            node.encoded = None
 
-    def _attribute(self, node: Node, key: str, value: Sequence[int]) -> None:
-        node._attributes = {**node.attributes, key: list(value)}
+    def count(self, node: Node, key: str, place: int, dim: int) -> None:
+        """Name the local number of groups or heads of which a dimension of an operand consists."""
+        if node.attributes.get(key, 1) > 1:
+            whole, local = (types[node.inputs[place]].dims for types in (self.logical, self.graph.types))
+            if len(whole) > dim and whole[dim] != local[dim]:
+                self._attribute(node, key, int(node.attributes[key]) * local[dim] // whole[dim])
+
+    def resize(self, node: Node) -> None:
+        """Name the local lengths, where the node names lengths."""
+        if len(node.inputs) > 3 and node.inputs[3]:
+            dims = self.graph.types[node.outputs[0]].dims
+            axes = node.attributes.get("axes", range(len(dims)))
+            node.inputs[3] = self.build.ints([dims[axis] for axis in axes])
+
+    def squeeze(self, node: Node) -> None:
+        """As a Reshape, where a part of one element, or of none, would be taken for a dimension to drop."""
+        dims = self.graph.types[node.outputs[0]].dims
+        named = "axes" in node.attributes or len(node.inputs) > 1
+        if 0 in dims or (node.op_type == "Squeeze" and not named):
+            node.op_type, node.inputs, node.encoded, node._attributes = "Reshape", [node.inputs[0], ""], None, {}
+            _reshape(self, node)
+
+    def _attribute(self, node: Node, key: str, value: Sequence[int] | int) -> None:
+        node._attributes = {**node.attributes, key: value if isinstance(value, int) else list(value)}
         node.encoded = None
 
 
 def _reshape(local: _Local, node: Node) -> None:
-    if 0 in local.graph.types[node.outputs[0]].dims:
+    if 0 in local.graph.types[node.outputs[0]].dims and local.constants.opset >= 14:
         node._attributes = {**node.attributes, "allowzero": 1}
         node.encoded = None
     local.shaped(node, 1)
+
+
+def _attention(local: _Local, node: Node) -> None:
+    if len(local.logical[node.inputs[0]].dims) == 3:  # else heads are a dimension
+        local.count(node, "q_num_heads", 0, 2)
+        local.count(node, "kv_num_heads", 1, 2)
 
 
 _FIXES: dict[str, Callable[[_Local, Node], None]] = {
     "Reshape": _reshape,
     "Expand": lambda local, node: local.shaped(node, 1),
     "Split": _Local.split,
+    "Squeeze": _Local.squeeze,
+    "Unsqueeze": _Local.squeeze,
+    "Flatten": _Local.squeeze,
+    "Resize": _Local.resize,
+    "Conv": lambda local, node: local.count(node, "group", 0, 1),
+    "ConvTranspose": lambda local, node: local.count(node, "group", 0, 1),
+    "GroupNormalization": lambda local, node: local.count(node, "num_groups", 0, 1),
+    "RotaryEmbedding": lambda local, node: local.count(node, "num_heads", 0, 2),
+    "Attention": _attention,
 }
-"""Operators that name lengths of their results -> how they get those of a member."""
+"""Operators that name lengths, groups or heads -> how they get those of a member."""

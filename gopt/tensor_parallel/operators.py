@@ -9,6 +9,7 @@ import onnx
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
+from gopt.opaque.table_body import opset
 from gopt.sharding.links import Operator
 
 LARGEST = 4096
@@ -20,10 +21,12 @@ class Constants:
     """Values that the graph holds, read once each."""
 
     graph: Graph
+    opset: int = field(init=False)
     _made: dict[str, Node] = field(init=False)
     _read: dict[str, np.ndarray | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.opset = opset(self.graph)
         self._made = {node.outputs[0]: node for node in self.graph.nodes if node.is_a("Constant")}
 
     def get(self, name: str) -> np.ndarray | None:
@@ -58,4 +61,4 @@ def operator(node: Node, graph: Graph, constants: Constants) -> Operator:
     def constant(place: int) -> np.ndarray | None:
         return constants.get(node.inputs[place]) if place < len(node.inputs) and node.inputs[place] else None
 
-    return Operator(node.op_type, node.attributes, typed(node.inputs), typed(node.outputs), constant)
+    return Operator(node.op_type, node.attributes, typed(node.inputs), typed(node.outputs), constant, constants.opset)

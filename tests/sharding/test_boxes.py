@@ -1,35 +1,79 @@
-"""Boxes: what they hold of a tensor, and whether they tile it, by arithmetic alone."""
+"""Boxes: every part of a tensor taken out and put back, over one axis and over several, in runs, uneven and empty."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from gopt.sharding.boxes import all_boxes, box_elements, box_of, in_grid, put, rows_of, take
-from gopt.sharding.placements import Shard, Sharding
+from gopt.sharding.boxes import all_boxes, box_elements, box_of, box_shape, in_grid, put, ranges_of, rows_of, take
+from gopt.sharding.placements import EVERYWHERE, Shard, Sharding
 
-ROWS = Sharding.along("tp", Shard(0, (2, 1, 0)))
-RUNS = Sharding.along("tp", Shard(1, (2, 1), runs=3))
-BOTH = Sharding((("ep", Shard(0, (1, 2))), ("tp", Shard(1, (2, 1), runs=3))))
-SHARDED = [(ROWS, (3, 7)), (RUNS, (3, 9)), (BOTH, (3, 9)), (Sharding.along("tp", Shard(2, (3, 3, 1))), (2, 1, 7))]
+SHARDINGS = [
+    Sharding.along("tp", Shard(0, (20, 0, 13))),
+    Sharding.along("tp", Shard(1, (33, 32))),
+    Sharding.along("tp", Shard(1, (7, 6), runs=5)),
+    Sharding.along("tp", Shard(0, (0, 11), runs=3)),
+    Sharding((("tp", Shard(1, (7, 6), runs=5)), ("ep", Shard(0, (17, 16))))),
+    Sharding((("tp", Shard(0, (1, 32))), ("sp", Shard(1, (65, 0))))),
+]
+WHOLE = np.arange(33 * 65, dtype=np.float32).reshape(33, 65)
 
 
-@pytest.mark.parametrize(("sharding", "shape"), SHARDED, ids=str)
-def test_boxes_of_a_sharding_tile_and_put_undoes_take(sharding, shape):
-    whole = np.arange(np.prod(shape)).reshape(shape)
-    boxes = list(all_boxes(sharding, shape))
-    assert in_grid(boxes, shape)
-    back = np.full(shape, -1)
-    for box in boxes:
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_parts_put_back_are_the_whole(sharding, order):
+    whole = np.array(WHOLE, order=order)
+    made, elements = np.full(WHOLE.shape, -1, np.float32), 0
+    for box in all_boxes(sharding, WHOLE.shape):
         part = take(whole, box)
+        assert part.shape == box_shape(box)
         assert part.size == box_elements(box)
-        for start in (0, part.size // 2):  # whole, then its second half once more
-            put(back, box, part.reshape(-1)[start:], start)
-    assert (back == whole).all()
+        put(made, box, part.reshape(-1), 0)
+        elements += part.size
+    assert (made == WHOLE).all()
+    assert elements == WHOLE.size, "no element is in two boxes"
 
 
-def test_runs_are_several_ranges_of_a_dimension():
-    assert box_of(RUNS, (3, 9), {"tp": 1}) == ((0, 3), (2, 3, 5, 6, 8, 9))
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+def test_a_part_may_come_in_pieces(sharding, piece):
+    made = np.full(WHOLE.shape, -1, np.float32)
+    for box in all_boxes(sharding, WHOLE.shape):
+        flat = take(WHOLE, box).reshape(-1)
+        for start in range(0, flat.size, piece) if piece > 1 else [0]:
+            stop = flat.size if piece == 1 else start + piece
+            put(made, box, flat[start:stop], start)
+    assert (made == WHOLE).all()
+
+
+def test_a_box_is_what_its_rank_has():
+    sharding = SHARDINGS[4]
+    box = box_of(sharding, WHOLE.shape, {"tp": 1, "ep": 0, "dp": 3})
+    assert box == ((0, 17), (7, 13, 20, 26, 33, 39, 46, 52, 59, 65))
+    assert ranges_of(box[1])[:2] == [(7, 13), (20, 26)]
+    assert take(WHOLE, box)[0, :8].tolist() == [7, 8, 9, 10, 11, 12, 20, 21]
+
+
+def test_a_tensor_that_is_whole_has_no_box():
+    assert box_of(EVERYWHERE, WHOLE.shape, {"tp": 1}) is None
+    assert list(all_boxes(EVERYWHERE, WHOLE.shape)) == [None]
+    assert take(WHOLE, None) is WHOLE
+    made = np.zeros_like(WHOLE)
+    put(made, None, WHOLE.reshape(-1)[5:9], 5)
+    assert made.reshape(-1)[4:10].tolist() == [0, 5, 6, 7, 8, 0]
+
+
+def test_a_box_of_nothing():
+    box = box_of(SHARDINGS[0], WHOLE.shape, {"tp": 1})
+    assert box is not None
+    assert (box_shape(box), box_elements(box), take(WHOLE, box).shape) == ((0, 65), 0, (0, 65))
+
+
+@pytest.mark.parametrize("sharding", [*SHARDINGS, EVERYWHERE])
+def test_the_boxes_of_a_sharding_tile(sharding):
+    boxes = set(all_boxes(sharding, WHOLE.shape))
+    assert in_grid(boxes, WHOLE.shape)
+    assert len(boxes) == 1 or not in_grid(set(sorted(boxes)[:-1]), WHOLE.shape) or not box_elements(max(boxes))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+"""What a layout operator becomes on one rank, and what it may ask of the rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gopt.ir.graph import Node
+from gopt.ir.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What a layout operator asks of a rank: its coordinates, the values it has, the types of values."""
+
+    coordinates: Mapping[str, int]
+    present: Set[str]
+    types: Mapping[str, TensorType]
+
+
+@dataclass(slots=True)
+class Lowered:
+    """An operator on one rank. ``nodes`` builds the nodes of the ``variant``; ``alias`` is the operand whose name the
+    result has where nothing needs to be done; ``types`` are the local types of results without nodes."""
+
+    variant: Hashable
+    nodes: Callable[[], Sequence[Node]]
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    alias: str = ""
+
+
+def bounds(name: str, start: int, stop: int) -> dict[str, np.ndarray]:
+    """The constants between which a Slice cuts."""
+    return {f"{name}.{role}": np.array([at], np.int64) for role, at in (("start", start), ("stop", stop))}
+
+
+def make(like: Node, op_type: str, inputs: Sequence[str], output: str, **attributes: object) -> Node:
+    """A node that the pass made which made the layout operator."""
+    return Node(op_type, inputs, [output], attributes=attributes, made_by=like.made_by)

@@ -1,0 +1,168 @@
+"""Layout operators on a member's part of a dimension: the part cut out, and choices along the dimension.
+
+A choice runs on the part. Indices are those of the whole dimension; of those that choose from another member's part
+a gather makes zeros, and a scatter leaves their updates out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gopt.ir.graph import Node
+from gopt.ir.types import numpy_dtype
+from gopt.lower.lowered import Here, Lowered, bounds, make
+from gopt.sharding.layouts import identity
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The dimension of operand 0 that is shared out, and the member's range of it."""
+
+    node: Node
+    here: Here
+    axis: int
+    start: int
+    stop: int
+    length: int
+
+    @classmethod
+    def of(cls, node: Node, here: Here) -> _Part:
+        sizes, member = node.attributes["sizes"], here.coordinates[node.attributes["group"]]
+        start, rank = sum(sizes[:member]), len(here.types[node.inputs[0]].dims)
+        return cls(node, here, int(node.attributes["axis"]) % rank, start, start + sizes[member], sum(sizes))
+
+    def name(self, role: str) -> str:
+        return f"{self.node.outputs[0]}.{role}"
+
+    def dims(self, place: int) -> tuple[int, ...]:
+        return self.here.types[self.node.inputs[place]].dims
+
+    def constants(self, elsewhere: int = 0) -> dict[str, np.ndarray]:
+        """Numbers by which indices of the whole dimension become those of the part; ``elsewhere``: for all others."""
+        dtype = numpy_dtype(self.here.types[self.node.inputs[1]].dtype)
+        values = {
+            "length": self.length, "offset": self.start, "count": self.stop - self.start, "none": 0,
+            "elsewhere": elsewhere,
+        }  # fmt: skip
+        return {self.name(role): np.array(value, dtype) for role, value in values.items()}
+
+    def places(self) -> list[Node]:
+        """Nodes that make ``inside``: which indices choose from the part; and ``safe``: where, ``elsewhere`` if not."""
+        indices = self.node.inputs[1]
+        rows: list[tuple[str, list[str], str]] = [
+            ("Less", [indices, self.name("none")], "negative"),  # counted from the end
+            ("Add", [indices, self.name("length")], "turned"),
+            ("Where", [self.name("negative"), self.name("turned"), indices], "place"),
+            ("Sub", [self.name("place"), self.name("offset")], "own"),
+            ("Less", [self.name("own"), self.name("count")], "below"),
+            ("Less", [self.name("own"), self.name("none")], "before"),
+            ("Not", [self.name("before")], "behind"),
+            ("And", [self.name("below"), self.name("behind")], "inside"),
+            ("Where", [self.name("inside"), self.name("own"), self.name("elsewhere")], "safe"),
+        ]
+        return [make(self.node, kind, inputs, self.name(role)) for kind, inputs, role in rows]
+
+    def seen(self, shape: Sequence[int], like: Sequence[int]) -> tuple[dict[str, np.ndarray], list[Node], str]:
+        """``inside`` in another shape of as many elements, where it has not that one: constants, nodes, name."""
+        if list(shape) == list(like):
+            return {}, [], self.name("inside")
+        constants = {self.name("seen_shape"): np.array(shape, np.int64)}
+        node = make(self.node, "Reshape", [self.name("inside"), self.name("seen_shape")], self.name("seen"))
+        return constants, [node], self.name("seen")
+
+
+def dim_slice(node: Node, here: Here) -> Lowered:
+    """The member's part of a dimension."""
+    part, output = _Part.of(node, here), node.outputs[0]
+    constants = bounds(output, part.start, part.stop) | {f"{output}.axis": np.array([part.axis], np.int64)}
+    return Lowered("part", lambda: [make(node, "Slice", [node.inputs[0], *constants], output)], constants)
+
+
+def member_gather(node: Node, here: Here) -> Lowered:
+    """What the member has of what is chosen, zeros for the rest."""
+    part, (data, indices), output = _Part.of(node, here), node.inputs, node.outputs[0]
+    zero = {part.name("zero"): np.zeros((), numpy_dtype(here.types[data].dtype))}
+    if part.start == part.stop:  # nothing to choose from
+        constants = zero | {part.name("shape"): np.array(here.types[output].dims, np.int64)}
+        return Lowered("none", lambda: [make(node, "Expand", list(constants), output)], constants)
+    elements = node.op_type == "MemberGatherElements"
+    behind = 0 if elements else len(part.dims(0)) - part.axis - 1
+    shape = (*here.types[indices].dims, *[1] * behind)
+    more, seeing, inside = part.seen(shape, part.dims(1))
+
+    def nodes() -> list[Node]:
+        kind = "GatherElements" if elements else "Gather"
+        rows = make(node, kind, [data, part.name("safe")], part.name("rows"), axis=part.axis)
+        chosen = make(node, "Where", [inside, part.name("rows"), part.name("zero")], output)
+        return [*part.places(), rows, *seeing, chosen]
+
+    return Lowered("some", nodes, part.constants() | zero | more)
+
+
+def member_scatter(node: Node, here: Here) -> Lowered:
+    """The member's part with the updates that meet it."""
+    part = _Part.of(node, here)
+    if part.start == part.stop:
+        return Lowered("none", list, alias=node.inputs[0])
+    reduction = node.attributes.get("reduction", "none")
+    return _replaced(part) if reduction == "none" else _reduced(part, reduction)
+
+
+def _reduced(part: _Part, reduction: str) -> Lowered:
+    """Others' updates change nothing: they become the neutral element of the reduction."""
+    node, dtype = part.node, part.here.types[part.node.inputs[0]].dtype
+    neutral = np.array(_NEUTRAL[reduction](dtype), numpy_dtype(dtype))
+    count = part.dims(1)
+    updates = part.dims(2)
+    shape = count if node.op_type == "MemberScatterElements" else (*count[:-1], *[1] * (len(updates) - len(count) + 1))
+    more, seeing, inside = part.seen(shape, count)
+
+    def nodes() -> list[Node]:
+        own = make(node, "Where", [inside, node.inputs[2], part.name("neutral")], part.name("updates"))
+        inputs = [node.inputs[0], part.name("safe"), part.name("updates")]
+        return [*part.places(), *seeing, own, _scatter(part, inputs, node.outputs[0], reduction)]
+
+    return Lowered(reduction, nodes, part.constants() | more | {part.name("neutral"): neutral})
+
+
+def _replaced(part: _Part) -> Lowered:
+    """Others' updates go to a row behind the part, which is cut off again."""
+    node, rank, count = part.node, len(part.dims(0)), part.stop - part.start
+    pads = [0] * (2 * rank)
+    pads[rank + part.axis] = 1
+    cut = bounds(part.name("kept"), 0, count) | {part.name("kept.axis"): np.array([part.axis], np.int64)}
+    constants = part.constants(elsewhere=count) | cut | {part.name("pads"): np.array(pads, np.int64)}
+
+    def nodes() -> list[Node]:
+        longer = make(node, "Pad", [node.inputs[0], part.name("pads")], part.name("longer"))
+        inputs = [part.name("longer"), part.name("safe"), node.inputs[2]]
+        written = _scatter(part, inputs, part.name("written"), "none")
+        return [*part.places(), longer, written, make(node, "Slice", [part.name("written"), *cut], node.outputs[0])]
+
+    return Lowered("none replaced", nodes, constants)
+
+
+def _scatter(part: _Part, inputs: Sequence[str], output: str, reduction: str) -> Node:
+    attributes: dict[str, object] = {} if reduction == "none" else {"reduction": reduction}
+    if part.node.op_type == "MemberScatterElements":
+        attributes["axis"] = part.axis
+    return make(part.node, part.node.op_type.removeprefix("Member"), inputs, output, **attributes)
+
+
+_NEUTRAL: dict[str, Callable[[str], float]] = {
+    "add": lambda dtype: 0,
+    "mul": lambda dtype: 1,
+    "max": lambda dtype: identity("max", dtype),
+    "min": lambda dtype: identity("min", dtype),
+}
+MEMBER_OPERATORS: dict[str, Callable[[Node, Here], Lowered]] = {
+    "DimSlice": dim_slice,
+    "MemberGather": member_gather,
+    "MemberGatherElements": member_gather,
+    "MemberScatterElements": member_scatter,
+    "MemberScatterND": member_scatter,
+}
+"""Operator of ``gopt.spmd`` on a dimension -> what it becomes on a rank."""

@@ -1,0 +1,83 @@
+"""Which dimensions of an operator's operands and results are split together: one rule per operator family.
+
+A *link* is one index of an operator: a dimension of some operands, and of the results or summed away in them. To split
+an operator is to split one link: each member computes its part of the index with the operator itself. Links are read
+in both directions: what operands give, and what a result asks of operands. Types are logical: those of whole values.
+An operator without a rule has no links: members compute it whole.
+"""
+
+from __future__ import annotations
+
+from gopt.analysis.operators import ELEMENTWISE
+from gopt.sharding.links import choices, elements, moves, normalise, products
+from gopt.sharding.links.elements import axes_of, softmax_axes
+from gopt.sharding.links.link import Index, Link, Operator, Rule, Slot, Strategy, beside, linked
+from gopt.sharding.placements import Shard
+from gopt.sharding.rules import FULL_REDUCTIONS
+
+__all__ = ["RULES", "Index", "Link", "Operator", "Slot", "Strategy", "axes_of", "softmax_axes", "strategies"]
+
+OLDEST = 7
+"""The first operator set whose operators broadcast as these rules say."""
+
+
+def strategies(operator: Operator, slot: Slot, shard: Shard) -> list[Strategy]:
+    """The ways to split an operator of which one operand or result is sharded so; none where it has no such link."""
+    rule = RULES.get(operator.op_type)
+    types = (*operator.operands, *operator.results)
+    if rule is None or operator.opset < OLDEST or not all(type is None or type.static for type in types):
+        return []
+    return list(dict.fromkeys(rule(operator, slot, shard)))
+
+
+_NORMS = ["LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"]
+_POOLS = ["MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"]
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, linked(elements.elementwise)),
+    "Dropout": linked(elements.dropout),
+    **dict.fromkeys(["QuantizeLinear", "DequantizeLinear"], linked(elements.quantised)),
+    # --- along one dimension ---
+    **dict.fromkeys(FULL_REDUCTIONS, linked(elements.reduction)),
+    **dict.fromkeys(["ArgMax", "ArgMin"], linked(elements.arg)),
+    **dict.fromkeys(["Softmax", "LogSoftmax", "Hardmax"], linked(elements.softmax)),
+    **dict.fromkeys(["TopK", "LpNormalization"], linked(beside())),
+    **dict.fromkeys(_NORMS, linked(elements.in_front)),
+    "CumSum": linked(elements.running),
+    "OneHot": linked(elements.one_hot),
+    "ReverseSequence": linked(elements.reverse_sequence),
+    "Trilu": linked(elements.triangle),
+    # --- over channels and places ---
+    **dict.fromkeys(_POOLS, linked(normalise.pool)),
+    "BatchNormalization": linked(normalise.batch_normalization),
+    "InstanceNormalization": linked(normalise.instance_normalization),
+    "GroupNormalization": linked(normalise.group_normalization),
+    "MeanVarianceNormalization": linked(normalise.mean_variance),
+    "LRN": linked(normalise.across_channels),
+    **dict.fromkeys(["DepthToSpace", "SpaceToDepth"], linked(normalise.depth_space)),
+    "Resize": linked(normalise.resize),
+    **dict.fromkeys(["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"], linked(normalise.loss)),
+    # --- products ---
+    "MatMul": linked(products.matmul),
+    "Gemm": linked(products.gemm),
+    "Einsum": linked(products.einsum),
+    **dict.fromkeys(["Conv", "ConvTranspose"], linked(products.convolution)),
+    "Attention": linked(products.attention),
+    "RotaryEmbedding": linked(products.rotary),
+    # --- elements moved ---
+    **dict.fromkeys(["Reshape", "Flatten", "Squeeze", "Unsqueeze"], moves.reshape),
+    "Transpose": linked(moves.transpose),
+    "Expand": linked(moves.expand),
+    "Tile": linked(moves.tile),
+    "Slice": linked(moves.sliced),
+    "Pad": linked(moves.padded),
+    "Concat": linked(moves.concat),
+    "Split": linked(moves.split),
+    # --- elements chosen ---
+    "Gather": linked(choices.gather),
+    "GatherElements": linked(choices.gather_elements),
+    "GatherND": linked(choices.gather_nd),
+    "ScatterElements": linked(choices.scatter_elements),
+    "ScatterND": linked(choices.scatter_nd),
+}
+"""Operator of ONNX -> how it is split. To split another family is to add a row."""

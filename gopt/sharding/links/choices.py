@@ -1,0 +1,60 @@
+"""Links of operators in which indices choose along a dimension.
+
+Where that dimension is split, the link is masked: a member runs an operator of ``gopt.spmd`` on its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gopt.sharding.links.link import Link, Operator
+
+
+def gather(operator: Operator) -> Iterator[Link]:
+    """Other dimensions of the data, dimensions of the indices, and the one that indices choose from."""
+    count, axis = operator.rank(1), operator.axis(0)
+    for dim in range(operator.rank(0)):
+        if dim != axis:
+            yield Link((dim, None), (dim if dim < axis else dim + count - 1,))
+    for dim in range(count):
+        yield Link((None, dim), (axis + dim,))
+    yield Link((axis, None), (None,), "sum", masked=True)
+
+
+def gather_elements(operator: Operator) -> Iterator[Link]:
+    """Other dimensions, of data and indices alike; dimensions of indices where data has more is no link."""
+    axis = operator.axis(0)
+    for dim in range(operator.rank(0)):
+        if dim != axis and operator.size(0, dim) == operator.size(1, dim):
+            yield Link((dim, dim), (dim,))
+    yield Link((None, axis), (axis,))
+    yield Link((axis, None), (None,), "sum", masked=True)
+
+
+def gather_nd(operator: Operator) -> Iterator[Link]:
+    """Samples, dimensions of the indices, and those of the data that nothing chooses from."""
+    count, samples = operator.rank(1), operator.attributes.get("batch_dims", 0)
+    chosen = samples + operator.size(1, count - 1)
+    for dim in range(count - 1):
+        yield Link((dim if dim < samples else None, dim), (dim,))
+    for dim in range(chosen, operator.rank(0)):
+        yield Link((dim, None), (count - 1 + dim - chosen,))
+
+
+def scatter_elements(operator: Operator) -> Iterator[Link]:
+    """Other dimensions, all of them cut alike; and the one that indices choose from, where others' updates are left."""
+    axis = operator.axis(0)
+    for dim in range(operator.rank(0)):
+        if dim != axis and operator.size(0, dim) == operator.size(1, dim):
+            yield Link((dim, dim, dim), (dim,))
+    yield Link((axis, None, None), (axis,), masked=True)
+
+
+def scatter_nd(operator: Operator) -> Iterator[Link]:
+    """Dimensions that no index chooses from; and the first, where one index chooses from it alone."""
+    rank, count = operator.rank(0), operator.rank(1)
+    chosen = operator.size(1, count - 1)
+    for dim in range(chosen, rank):
+        yield Link((dim, None, dim - chosen + count - 1), (dim,))
+    if chosen == 1:
+        yield Link((0, None, None), (0,), masked=True)

@@ -1,0 +1,186 @@
+"""Links: the indices of an operator, and the strategies that follow from splitting one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gopt.ir.types import TensorType
+from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A node as rules see it. ``operands``, ``results``: logical types, None where absent; ``constant``: the value of
+    an operand where the graph holds one; ``opset``: the version of the standard operators."""
+
+    op_type: str
+    attributes: Mapping[str, Any]
+    operands: tuple[TensorType | None, ...]
+    results: tuple[TensorType | None, ...]
+    constant: Callable[[int], np.ndarray | None]
+    opset: int = 20
+
+    def has(self, place: int) -> bool:
+        """Whether an operand is there."""
+        return place < len(self.operands) and self.operands[place] is not None
+
+    def dims(self, place: int) -> tuple[int, ...]:
+        """The shape of an operand; () where it is absent."""
+        type = self.operands[place] if place < len(self.operands) else None
+        return type.dims if type is not None else ()
+
+    def made(self, place: int = 0) -> tuple[int, ...]:
+        """The shape of a result; () where it is absent."""
+        type = self.results[place] if place < len(self.results) else None
+        return type.dims if type is not None else ()
+
+    def rank(self, place: int) -> int:
+        """Dimensions of an operand; 0 where it is absent."""
+        return len(self.dims(place))
+
+    def size(self, place: int, dim: int) -> int:
+        """Elements of an operand's dimension."""
+        return self.dims(place)[dim]
+
+    def axis(self, default: int, rank: int | None = None) -> int:
+        """The attribute ``axis``, counted from the front; ``rank``: of what it counts, operand 0 if None."""
+        rank = self.rank(0) if rank is None else rank
+        return int(self.attributes.get("axis", default)) % max(rank, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An operand or a result, by its place."""
+
+    place: int
+    result: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Where a value has an index of an operator: in dimension ``dim``, which is ``runs`` times the index, one behind
+    the other, with ``unit`` elements for each step of it."""
+
+    dim: int
+    unit: int = 1
+    runs: int = 1
+
+
+Where: TypeAlias = int | Index | None
+"""A dimension that is the index; or is made of it; or none, where a value does not have the index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One index of an operator: where each operand and result has it.
+
+    ``reduce``: how members' results become the whole one, where results do not have the index. ``masked``: indices of
+    another operand choose along it, so that a member takes what it has and gives zeros for the rest. ``filled``: every
+    member must have some of it, since runtimes refuse the operator on nothing.
+    """
+
+    operands: tuple[Where, ...]
+    results: tuple[Where, ...]
+    reduce: str = ""
+    masked: bool = False
+    filled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One way to split an operator along an axis: how operands must be placed, and how results are then."""
+
+    operands: tuple[Placement, ...]
+    results: tuple[Placement, ...]
+    masked: bool = False
+
+
+Rule = Callable[[Operator, Slot, Shard], Iterator[Strategy]]
+Links = Callable[[Operator], Iterator[Link]]
+
+
+def linked(links: Links) -> Rule:
+    """The rule of an operator that is split along one of its links."""
+
+    def rule(operator: Operator, slot: Slot, shard: Shard) -> Iterator[Strategy]:
+        for link in links(operator):
+            row = link.results if slot.result else link.operands
+            steps = _steps(row[slot.place] if slot.place < len(row) else None, shard)
+            if steps is None or (link.filled and 0 in shard.sizes) or (link.masked and shard.runs > 1):
+                continue
+            if link.reduce == "mean" and len(set(shard.sizes)) > 1:
+                continue  # a mean of unequal parts' means is not the mean
+            made: Placement = Partial(link.reduce) if link.reduce else REPLICATED
+            yield Strategy(
+                tuple(_placed(steps, where, REPLICATED) for where in link.operands),
+                tuple(_placed(steps, where, made) for where in link.results),
+                link.masked,
+            )
+
+    return rule
+
+
+def _steps(where: Where, shard: Shard) -> Shard | None:
+    """A shard of the index itself, from one of a value that has it; None where it is no whole number of steps."""
+    index = Index(where) if isinstance(where, int) else where
+    if index is None or index.dim != shard.dim or shard.runs % index.runs:
+        return None
+    if any(size % index.unit for size in shard.sizes):
+        return None
+    return Shard(0, tuple(size // index.unit for size in shard.sizes), shard.runs // index.runs)
+
+
+def _placed(steps: Shard, where: Where, other: Placement) -> Placement:
+    index = Index(where) if isinstance(where, int) else where
+    if index is None:
+        return other
+    return Shard(index.dim, tuple(size * index.unit for size in steps.sizes), steps.runs * index.runs)
+
+
+# --- what families share ----------------------------------------------------------------------------------------------
+
+
+def meets(dims: Sequence[int], whole: Sequence[int], dim: int) -> int | None:
+    """The dimension of a value that broadcasts into dimension ``dim`` of ``whole``; None where it is repeated."""
+    own = dim - (len(whole) - len(dims))
+    return own if own >= 0 and dims[own] == whole[dim] else None
+
+
+def first_of(operator: Operator, where: Where) -> tuple[Where, ...]:
+    """The first operand has the index, the others are whole."""
+    return (where, *[None] * (len(operator.operands) - 1))
+
+
+def all_results(operator: Operator, where: Where) -> tuple[Where, ...]:
+    """Every result has the index at the same dimension."""
+    return tuple(None if type is None else where for type in operator.results)
+
+
+def given_of(operator: Operator, *row: Where) -> tuple[Where, ...]:
+    """One entry for each operand that the node names; those that are absent have no index."""
+    return tuple(where if operator.has(place) else None for place, where in enumerate(row[: len(operator.operands)]))
+
+
+def made_of(operator: Operator, *row: Where) -> tuple[Where, ...]:
+    """One entry for each result that the node names; those that are absent have no index."""
+    return tuple(where if type is not None else None for where, type in zip(row, operator.results))
+
+
+def kept(operator: Operator, dims: Sequence[int]) -> Iterator[Link]:
+    """Dimensions of the first operand that all results have at the same place."""
+    for dim in dims:
+        yield Link(first_of(operator, dim), all_results(operator, dim))
+
+
+def beside(default: int = -1) -> Links:
+    """All dimensions but the one along which the operator acts, which the attribute ``axis`` names."""
+
+    def links(operator: Operator) -> Iterator[Link]:
+        axis = operator.axis(default)
+        return kept(operator, [dim for dim in range(operator.rank(0)) if dim != axis])
+
+    return links

@@ -1,0 +1,122 @@
+"""Links of operators that move elements: reshapes, cuts, joins, repetitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from math import prod
+
+import numpy as np
+
+from gopt.sharding.links.link import Index, Link, Operator, Slot, Strategy, first_of, meets
+from gopt.sharding.placements import REPLICATED, Placement, Shard
+
+
+def transpose(operator: Operator) -> Iterator[Link]:
+    """Each dimension, where it goes."""
+    perm = operator.attributes.get("perm") or list(reversed(range(operator.rank(0))))
+    for out, dim in enumerate(perm):
+        yield Link((dim,), (out,))
+
+
+def expand(operator: Operator) -> Iterator[Link]:
+    """Dimensions that are there stay; new ones are made by each member in its own length."""
+    out = operator.made()
+    for dim in range(len(out)):
+        yield Link((meets(operator.dims(0), out, dim), None), (dim,))
+
+
+def tile(operator: Operator) -> Iterator[Link]:
+    """Each dimension; one that is repeated is as many runs in the result."""
+    for dim, (before, after) in enumerate(zip(operator.dims(0), operator.made())):
+        if before and after:
+            yield Link(first_of(operator, dim), (Index(dim, runs=after // before),))
+
+
+def sliced(operator: Operator) -> Iterator[Link]:
+    """Dimensions of which nothing is cut off."""
+    steps = operator.constant(4) if operator.has(4) else np.ones(1, np.int64)
+    if steps is None or (steps < 1).any():
+        return
+    for dim, (old, new) in enumerate(zip(operator.dims(0), operator.made())):
+        if old == new:
+            yield Link(first_of(operator, dim), (dim,))
+
+
+def padded(operator: Operator) -> Iterator[Link]:
+    """Dimensions to which nothing is added in front or behind."""
+    rank = operator.rank(0)
+    pads = operator.attributes.get("pads")
+    if pads is None:
+        value = operator.constant(1) if operator.has(1) else None
+        if value is None:
+            return
+        pads = value.tolist()
+    axes: Sequence[int] = range(rank)
+    if operator.has(3):
+        chosen = operator.constant(3)
+        if chosen is None:
+            return
+        axes = [int(axis) % rank for axis in chosen.reshape(-1)]
+    touched = {axis for place, axis in enumerate(axes) if pads[place] or pads[place + len(axes)]}
+    for dim in range(rank):
+        if dim not in touched:
+            yield Link(first_of(operator, dim), (dim,))
+
+
+def concat(operator: Operator) -> Iterator[Link]:
+    """All dimensions; of pieces that are equal, the one along which they are joined: as many runs of it."""
+    axis, count = operator.axis(0), len(operator.operands)
+    for dim in range(operator.rank(0)):
+        if dim != axis:
+            yield Link((dim,) * count, (dim,))
+    if len({operator.size(place, axis) for place in range(count)}) == 1:
+        yield Link((axis,) * count, (Index(axis, runs=count),))
+
+
+def split(operator: Operator) -> Iterator[Link]:
+    """The inverse of Concat."""
+    axis, count = operator.axis(0), len(operator.results)
+    for dim in range(operator.rank(0)):
+        if dim != axis:
+            yield Link(first_of(operator, dim), (dim,) * count)
+    pieces = {operator.made(place)[axis] for place in range(count) if operator.results[place] is not None}
+    if len(pieces) == 1 and pieces == {operator.size(0, axis) // count} and operator.size(0, axis) % count == 0:
+        yield Link(first_of(operator, Index(axis, runs=count)), (axis,) * count)
+
+
+def reshape(operator: Operator, slot: Slot, shard: Shard) -> Iterator[Strategy]:
+    """Dimensions that are split and joined: Reshape, Flatten, Squeeze, Unsqueeze."""
+    if slot.place:
+        return
+    rest: tuple[Placement, ...] = (REPLICATED,) * (len(operator.operands) - 1)
+    before, after = operator.dims(0), operator.made()
+    if slot.result:
+        before, after = after, before
+    for other in reshaped(shard, before, after):
+        if operator.opset < 14 and 0 in shard.sizes and other.dim != shard.dim:
+            continue  # there a 0 in the shape stands for the operand's length
+        operand, result = (other, shard) if slot.result else (shard, other)
+        yield Strategy((operand, *rest), (result,))
+
+
+def reshaped(shard: Shard, before: Sequence[int], after: Sequence[int]) -> list[Shard]:
+    """The same elements of a tensor in another shape; several where a length of 1 leaves the choice, best first.
+
+    Seen flat, a member has ``sizes`` of each of ``pre`` runs, in units of ``post`` elements; so it has in the new
+    shape, where a dimension begins and ends with those runs.
+    """
+    run, post = sum(shard.sizes), prod(before[shard.dim + 1 :])
+    pre = prod(before[: shard.dim]) * shard.runs
+    if not prod(before):
+        return []
+    found = []
+    for dim, (outer, size) in enumerate(zip(accumulate((1, *after), lambda a, b: a * b), after)):
+        inner = prod(after[dim + 1 :])
+        if pre % outer or size % (pre // outer):
+            continue
+        runs = pre // outer
+        if size // runs * inner != run * post or any(each * post % inner for each in shard.sizes):
+            continue
+        found.append(Shard(dim, tuple(each * post // inner for each in shard.sizes), runs))
+    return sorted(found, key=lambda each: (each.runs, -each.length))

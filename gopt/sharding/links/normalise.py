@@ -1,0 +1,105 @@
+"""Links of normalisations over channels, of pooling and of losses: operands are (samples, channels, places ...)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gopt.sharding.links.link import Index, Link, Operator, all_results, given_of, kept, made_of
+
+
+def pool(operator: Operator) -> Iterator[Link]:
+    """Samples and channels; none where places are asked for, which are counted through all of the operand."""
+    if len(operator.results) > 1 and operator.results[1] is not None:
+        return
+    for dim in range(min(2, operator.rank(0))):
+        yield Link((dim,), (dim,), filled=dim == 1)
+
+
+def batch_normalization(operator: Operator) -> Iterator[Link]:
+    """Channels with all that belongs to them; samples and places only where no statistics are made of them."""
+    if operator.opset < 9 or operator.rank(0) < 2:
+        return
+    training = operator.attributes.get("training_mode", 0) if operator.opset >= 14 else len(operator.results) > 1
+    yield Link((1, 0, 0, 0, 0), made_of(operator, 1, 0, 0, 0, 0))
+    if not training:
+        for dim in range(operator.rank(0)):
+            if dim != 1:
+                yield Link((dim, None, None, None, None), made_of(operator, dim, None, None, None, None))
+
+
+def instance_normalization(operator: Operator) -> Iterator[Link]:
+    """Samples; channels."""
+    yield Link((0, None, None), (0,))
+    yield Link((1, 0, 0), (1,))
+
+
+def group_normalization(operator: Operator) -> Iterator[Link]:
+    """Samples; channels by whole groups. Before operator set 21 scale and offset have one element for each group."""
+    channels, groups = operator.size(0, 1), int(operator.attributes["num_groups"])
+    unit = channels // groups
+    scale = Index(0, unit if operator.opset >= 21 else 1)
+    yield Link((0, None, None), (0,), filled=True)
+    yield Link((Index(1, unit), scale, scale), (Index(1, unit),), filled=True)
+
+
+def mean_variance(operator: Operator) -> Iterator[Link]:
+    """Dimensions that are not normalised over."""
+    rank = operator.rank(0)
+    axes = [axis % rank for axis in operator.attributes.get("axes", (0, 2, 3))]
+    return kept(operator, [dim for dim in range(rank) if dim not in axes])
+
+
+def across_channels(operator: Operator) -> Iterator[Link]:
+    """LRN: samples and places; channels meet their neighbours."""
+    return kept(operator, [dim for dim in range(operator.rank(0)) if dim != 1])
+
+
+def loss(operator: Operator) -> Iterator[Link]:
+    """Samples and places of scores and labels, none of which sees another; the second result has those of scores.
+
+    What is left out is not counted by a mean: with weights or a label to ignore, members' means are not the mean.
+    """
+    scores, reduce = operator.rank(0), operator.attributes.get("reduction", "mean")
+    filled = operator.op_type == "SoftmaxCrossEntropyLoss"
+    weighed = operator.has(2) or "ignore_index" in operator.attributes
+    if reduce == "mean" and weighed:
+        return
+    for dim in range(scores):
+        if dim != 1:
+            label = dim - (dim > 1)
+            results = made_of(operator, label if reduce == "none" else None, dim)
+            made = "" if reduce == "none" else reduce
+            yield Link(given_of(operator, dim, label, None), results, made, filled=filled)
+
+
+def depth_space(operator: Operator) -> Iterator[Link]:
+    """DepthToSpace and SpaceToDepth: samples, rows and columns of blocks, channels of what has fewer."""
+    block, to_space = operator.attributes["blocksize"], operator.op_type == "DepthToSpace"
+    by_channel = to_space and operator.attributes.get("mode", "DCR") == "CRD"
+    many = Index(1, block * block) if by_channel else Index(1, 1, block * block)
+
+    def link(deep: int | Index, wide: int | Index) -> Link:
+        return Link((deep,), (wide,)) if to_space else Link((wide,), (deep,))
+
+    yield link(0, 0)
+    yield link(many, 1)
+    yield link(2, Index(2, block))
+    yield link(3, Index(3, block))
+
+
+def resize(operator: Operator) -> Iterator[Link]:
+    """Dimensions that keep their length, where no region of interest and no ratio ties them to others."""
+    mode = operator.attributes.get("coordinate_transformation_mode", "half_pixel")
+    if mode == "tf_crop_and_resize" or operator.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return
+    before, after, place = operator.dims(0), operator.made(), 1 if operator.opset < 11 else 2
+    axes = [axis % len(before) for axis in operator.attributes.get("axes", range(len(before)))]
+    factors = dict.fromkeys(range(len(before)), 1.0)
+    if operator.has(place) and operator.dims(place) != (0,):
+        scales = operator.constant(place)
+        if scales is None:
+            return
+        factors |= dict(zip(axes, scales.tolist()))
+    for dim, (old, new) in enumerate(zip(before, after)):
+        if old == new and factors[dim] == 1.0:
+            yield Link((dim, *[None] * (len(operator.operands) - 1)), all_results(operator, dim))

@@ -1,0 +1,132 @@
+"""Links of products: matrices, convolutions, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gopt.sharding.links.link import Index, Link, Operator, Where, given_of, made_of, meets
+
+
+def matmul(operator: Operator) -> Iterator[Link]:
+    """Rows, columns, samples; and the contracted index, over which members' products are summed."""
+    a, b, out = operator.dims(0), operator.dims(1), operator.made()
+    rows, columns = len(a) > 1, len(b) > 1
+    # Where samples are broadcast, or an operand is one row, runtimes are wrong about empty operands.
+    filled = not (rows and columns and b[:-2] in (a[:-2], ()))
+    samples = out[: len(out) - rows - columns]
+    for dim in range(len(samples)):
+        yield Link((meets(a[:-2], samples, dim), meets(b[:-2], samples, dim)), (dim,), filled=filled)
+    if rows:
+        yield Link((len(a) - 2, None), (len(samples),), filled=filled)
+    if columns:
+        yield Link((None, len(b) - 1), (len(out) - 1,), filled=filled)
+    yield Link((len(a) - 1, len(b) - 2 if columns else 0), (None,), "sum", filled=filled)
+
+
+def gemm(operator: Operator) -> Iterator[Link]:
+    """As a product; the contracted index only where nothing is added, which each member would add."""
+    row_a, row_b = (1 if operator.attributes.get(name, 0) else 0 for name in ("transA", "transB"))
+    added, out = operator.dims(2), operator.made()
+    yield Link(given_of(operator, row_a, None, meets(added, out, 0)), (0,))
+    yield Link(given_of(operator, None, 1 - row_b, meets(added, out, 1)), (1,))
+    if not operator.has(2):
+        yield Link(given_of(operator, 1 - row_a, row_b, None), (None,), "sum")
+
+
+def einsum(operator: Operator) -> Iterator[Link]:
+    """Each letter of the equation. A letter that stands twice in a term is a diagonal: no links.
+
+    Runtimes end on empty operands: every member has some.
+    """
+    left, arrow, right = str(operator.attributes["equation"]).replace(" ", "").partition("->")
+    terms = left.split(",")
+    letters = dict.fromkeys(left.replace(",", ""))
+    if "." in left or any(len(set(term)) < len(term) for term in terms):
+        return
+    if not arrow:
+        right = "".join(sorted(letter for letter in letters if left.count(letter) == 1))
+    for letter in letters:
+        sizes = [operator.size(place, term.index(letter)) for place, term in enumerate(terms) if letter in term]
+        row = tuple(
+            term.index(letter) if letter in term and operator.size(place, term.index(letter)) == max(sizes) else None
+            for place, term in enumerate(terms)
+        )
+        kept = letter in right
+        yield Link(row, (right.index(letter) if kept else None,), "" if kept else "sum", filled=True)
+
+
+def convolution(operator: Operator) -> Iterator[Link]:
+    """Samples; channels made; channels read, where no bias is added, which each member would add. With groups:
+    channels by whole groups.
+
+    Some runtimes never return from a convolution without channels: every member has some.
+    """
+    groups, transposed = int(operator.attributes.get("group", 1)), operator.op_type == "ConvTranspose"
+    weight, bias = operator.dims(1), operator.has(2)
+    yield Link(given_of(operator, 0, None, None), (0,))
+    if groups > 1:
+        each, inner = weight[0] // groups, weight[1]
+        read, made = (each, inner) if transposed else (inner, each)
+        row = given_of(operator, Index(1, read), Index(0, each), Index(0, made))
+        yield Link(row, (Index(1, made),), filled=True)
+        return
+    made_dim, read_dim = (1, 0) if transposed else (0, 1)
+    yield Link(given_of(operator, None, made_dim, 0), (1,), filled=True)
+    if not bias:
+        yield Link(given_of(operator, 1, read_dim, None), (None,), "sum", filled=True)
+
+
+def attention(operator: Operator) -> Iterator[Link]:
+    """Samples; heads, queries' by the groups that share keys; queries, where no order masks them."""
+    shapes = [operator.dims(place) for place in range(3)]
+    flat = len(shapes[0]) == 3  # heads and their elements stand in one dimension
+    if flat:
+        queries, keys = (int(operator.attributes[f"{name}_num_heads"]) for name in ("q", "kv"))
+        units = [shapes[0][2] // queries, shapes[1][2] // keys, shapes[2][2] // keys]
+    else:
+        queries, keys, units = shapes[0][1], shapes[1][1], [1, 1, 1]
+    at, place = (2, 1) if flat else (1, 2)
+    shared = queries // keys
+    past = operator.size(4, 2) if operator.has(4) else 0
+    scores = (shapes[0][0], queries, shapes[0][place], shapes[1][place] + past)
+    mask = operator.dims(3)
+
+    def masked(dim: int, unit: int = 1) -> Where:
+        own = meets(mask, scores, dim)
+        return None if own is None else Index(own, unit)
+
+    yield Link(given_of(operator, 0, 0, 0, masked(0), 0, 0, 0), made_of(operator, 0, 0, 0, 0), filled=True)
+    if keys > 1:
+        q, k, v = (Index(at, unit * more) for unit, more in zip(units, (shared, 1, 1)))
+        y = Index(at, units[2] * shared)
+        yield Link(
+            given_of(operator, q, k, v, masked(1, shared), 1, 1, None),
+            made_of(operator, y, 1, 1, Index(1, shared)), filled=True,
+        )  # fmt: skip
+    else:  # all queries read the same keys, which stay whole
+        yield Link(
+            given_of(operator, Index(at, units[0]), None, None, masked(1), None, None, None),
+            made_of(operator, Index(at, units[2]), None, None, 1), filled=True,
+        )  # fmt: skip
+    if not operator.attributes.get("is_causal", 0):
+        yield Link(
+            given_of(operator, place, None, None, masked(2), None, None, None),
+            made_of(operator, place, None, None, 2), filled=True,
+        )  # fmt: skip
+
+
+def rotary(operator: Operator) -> Iterator[Link]:
+    """Samples and places, with their angles; heads."""
+    flat, cached = operator.rank(0) == 3, operator.rank(1) == 3
+    place = 1 if flat else 2
+
+    def angles(dim: int) -> tuple[Where, ...]:
+        own = dim if cached else None
+        return given_of(operator, None, own, own, dim)[1:]
+
+    yield Link((0, *angles(0)), (0,))
+    yield Link((place, *angles(1)), (place,))
+    heads = int(operator.attributes.get("num_heads", 0)) if flat else operator.size(0, 1)
+    if heads:
+        at = Index(2, operator.size(0, 2) // heads) if flat else Index(1)
+        yield Link((at, *[None] * (len(operator.operands) - 1)), (at,), filled=flat)

@@ -1,0 +1,339 @@
+"""Uses of every operator that has links: odd sizes, broadcasts, single elements, attributes, operator sets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from split_run import Array, Case
+
+from gopt.analysis.operators import ELEMENTWISE
+
+_GENERATOR = np.random.default_rng(12)
+
+
+def x(*shape: int, dtype: str = "float32") -> Array:
+    """Numbers between 0.1 and 0.9, so that every function of them is defined."""
+    return _GENERATOR.uniform(0.1, 0.9, shape).astype(dtype)
+
+
+def signed(*shape: int, dtype: str = "float32") -> Array:
+    return _GENERATOR.standard_normal(shape).astype(dtype)
+
+
+def whole(*shape: int, top: int = 9, dtype: str = "int64") -> Array:
+    return _GENERATOR.integers(0, top, shape).astype(dtype)
+
+
+def flags(*shape: int) -> Array:
+    return np.asarray(_GENERATOR.uniform(size=shape) > 0.5)
+
+
+def ints(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+def case(*inputs: Array | None, opset: int = 20, results: int = 1, runtime: bool = True, **attributes: Any) -> Case:
+    return Case(inputs, results=results, opset=opset, attributes=attributes, runtime=runtime)
+
+
+# --- element by element -----------------------------------------------------------------------------------------------
+
+NUMERIC = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "Greater", "GreaterOrEqual", "Less",
+           "LessOrEqual", "Equal")  # fmt: skip
+LOGICAL = ("And", "Or", "Xor")
+BITS = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
+
+
+def binary(op_type: str) -> list[Case]:
+    make = flags if op_type in LOGICAL else whole if op_type in (*BITS, "Mod") else x
+    if op_type == "Mod":
+        return [case(whole(3, 5), whole(5) + 1)]
+    found = [
+        case(make(7, 13), make(13)),
+        case(make(3, 1, 5), make(2, 1)),
+        case(make(33), make()),
+        case(make(1), make(1)),
+    ]
+    return found + ([case(make(2, 3), make(3), make(2, 1))] if op_type in ("Max", "Min", "Sum", "Mean") else [])
+
+
+def unary(op_type: str) -> list[Case]:
+    attributes = {"Cast": {"to": 7}, "Shrink": {"lambd": 0.3}, "ThresholdedRelu": {"alpha": 0.4}}.get(op_type, {})
+    make = {"Not": flags, "BitwiseNot": whole}.get(op_type, x)
+    shift = 1.0 if op_type == "Acosh" else 0
+    value = make(7, 1, 13)
+    return [case(value + shift if shift else value, opset=24 if op_type == "Swish" else 20, **attributes)]
+
+
+ELEMENTS: dict[str, list[Case]] = {
+    **{op_type: unary(op_type) for op_type in sorted(ELEMENTWISE)},
+    **{op_type: binary(op_type) for op_type in (*NUMERIC, *LOGICAL, *BITS, "Mod")},
+    "BitShift": [case(whole(3, 5, dtype="uint8"), whole(5, top=3, dtype="uint8"), direction="LEFT")],
+    "CastLike": [case(x(3, 5), whole(2))],
+    "Clip": [case(x(7, 13), x(), None), case(x(7, 13), opset=10, min=0.3)],
+    "PRelu": [case(signed(3, 5, 7), x(5, 1)), case(signed(1, 5), x(5))],
+    "Where": [case(flags(3, 1), x(5), x(2, 3, 1)), case(flags(1), x(3, 5), x(5))],
+    "Dropout": [
+        case(x(7, 5), None, np.array(False), results=2), case(x(7, 5), results=2),
+        case(x(7, 5), np.array(0.0, np.float32), np.array(True), results=2), case(x(7, 5), opset=10, ratio=0.3),
+    ],
+    "QuantizeLinear": [
+        case(x(3, 5), np.array(0.1, np.float32), np.array(3, np.uint8)),
+        case(x(3, 5), x(5), whole(5, dtype="uint8")), case(x(4, 3, 5), x(3), axis=-2),
+    ],
+    "DequantizeLinear": [case(whole(3, 5, dtype="uint8"), x(5), whole(5, dtype="uint8"))],
+}  # fmt: skip
+
+# --- along one dimension ----------------------------------------------------------------------------------------------
+
+
+def reduction(op_type: str) -> list[Case]:
+    old = 12 if op_type == "ReduceSum" else 17
+    found = [
+        case(x(7, 5, 6), ints(1)), case(x(7, 5, 6), ints(-1, 0), keepdims=0), case(x(4, 6), None),
+        case(x(4, 6), opset=old, axes=[-2], keepdims=0), case(x(4, 6), ints(), noop_with_empty_axes=1, keepdims=0),
+        case(x(1, 5), ints(0)), case(x(6), ints(0), keepdims=0),
+    ]  # fmt: skip
+    if op_type in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"):
+        found.append(case(whole(4, 6), ints(1)))
+    return found
+
+
+SOFTMAX = [
+    case(signed(3, 5, 7)), case(signed(3, 5, 7), axis=1), case(signed(3, 5, 7), opset=11),
+    case(signed(3, 5, 7), opset=12, axis=-1), case(signed(3, 5, 7), opset=11, axis=0),
+    case(signed(5), opset=12, axis=0),
+]  # fmt: skip
+NORM = [case(signed(3, 5, 8), x(8)), case(signed(3, 5, 8), x(5, 8), axis=-2), case(signed(6, 1, 8), x(8), axis=1)]
+ALONG: dict[str, list[Case]] = {
+    **{op_type: reduction(op_type) for op_type in (
+        "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd",
+        "ReduceLogSum", "ReduceLogSumExp",
+    )},
+    "ArgMax": [case(x(7, 5), axis=1), case(x(7, 5, 3), keepdims=0), case(x(7, 5, 3), axis=-2, keepdims=0)],
+    "ArgMin": [case(x(7, 5), axis=1, keepdims=0)],
+    "Softmax": SOFTMAX, "LogSoftmax": SOFTMAX, "Hardmax": SOFTMAX,
+    "TopK": [case(x(7, 5), ints(3), results=2), case(x(7, 5, 3), ints(2), results=2, axis=0, largest=0),
+             case(x(7, 5), results=2, opset=9, k=2)],
+    "LpNormalization": [case(x(7, 5)), case(x(7, 5), axis=0, p=1)],
+    "LayerNormalization": [
+        *NORM, case(signed(3, 5, 8), x(8), x(8), results=3), case(signed(3, 5, 8), x(5, 8), x(3, 5, 8)),
+        case(signed(3, 1, 5, 8), x(8), x(1, 1, 8), axis=-1),
+    ],
+    "RMSNormalization": [case(*each.inputs, opset=23, **each.attributes) for each in NORM],
+    "SimplifiedLayerNormalization": [case(*each.inputs, **each.attributes) for each in NORM],
+    "CumSum": [case(x(7, 5), np.array(0)), case(x(7, 5), ints(-1), exclusive=1, reverse=1)],
+    "OneHot": [case(whole(7, 5), ints(9), x(2)), case(whole(7, 5), ints(9), x(2), axis=0),
+               case(whole(7, 5), np.array(9), x(2), axis=-2)],
+    "ReverseSequence": [case(x(4, 6, 3), ints(1, 4, 2, 3, 1, 2)),
+                        case(x(4, 6, 3), ints(1, 4, 2, 6), batch_axis=0, time_axis=1)],
+    "Trilu": [case(x(6, 3, 3)), case(x(4, 6, 3, 5), np.array(1), upper=0)],
+}  # fmt: skip
+
+# --- over channels and places -----------------------------------------------------------------------------------------
+
+POOLED = [case(x(6, 5, 7, 7), kernel_shape=[2, 2], strides=[2, 2])]
+LOSS = [(x(6, 5), whole(6, top=5)), (x(6, 5, 3), whole(6, 3, top=5))]
+
+
+def losses(*, log: bool) -> list[Case]:
+    results, found = 2 if log else 1, []
+    for scores, labels in LOSS:
+        some = np.where(labels == 2, -1, labels)
+        for reduction in ("none", "sum", "mean"):
+            for opset in (12, 20):
+                found.append(case(scores, labels, opset=opset, results=results, reduction=reduction))
+            found.append(case(scores, labels, x(5), results=results, reduction=reduction))
+            found.append(case(scores, some, x(5), results=results, reduction=reduction, ignore_index=-1))
+            found.append(case(scores, some, results=results, reduction=reduction, ignore_index=-1))
+    return [*found, case(x(6, 5), whole(6, top=5), reduction="none")]
+
+
+PLACES: dict[str, list[Case]] = {
+    "MaxPool": [*POOLED, case(x(6, 5, 7, 7), kernel_shape=[2, 2], results=2)],
+    "AveragePool": [*POOLED, case(x(6, 5, 7), kernel_shape=[3], pads=[1, 1], count_include_pad=1)],
+    "LpPool": POOLED,
+    "GlobalAveragePool": [case(x(6, 5, 7, 7))],
+    "GlobalMaxPool": [case(x(6, 5, 7))],
+    "GlobalLpPool": [case(x(6, 5, 7, 7))],
+    "BatchNormalization": [
+        case(x(6, 5, 4), x(5), x(5), x(5), x(5)), case(x(6, 5), x(5), x(5), x(5), x(5), opset=13),
+        case(x(6, 5, 4), x(5), x(5), x(5), x(5), results=3, training_mode=1, opset=15),
+    ],
+    "InstanceNormalization": [case(x(6, 5, 4), x(5), x(5))],
+    "GroupNormalization": [
+        case(x(4, 6, 5), x(6), x(6), opset=21, num_groups=3), case(x(4, 8, 5), x(4), x(4), opset=18, num_groups=4),
+    ],
+    "MeanVarianceNormalization": [case(x(4, 6, 3, 3)), case(x(4, 6, 3), axes=[-1])],
+    "LRN": [case(x(4, 6, 3, 5), size=3)],
+    "DepthToSpace": [case(x(4, 12, 2, 3), blocksize=2), case(x(2, 24, 3, 2), blocksize=2, mode="CRD")],
+    "SpaceToDepth": [case(x(4, 6, 6, 4), blocksize=2)],
+    "Resize": [
+        case(x(4, 6, 3, 5), None, np.array([1, 1, 2, 2], np.float32)),
+        case(x(4, 6, 3, 5), None, None, ints(4, 6, 5, 7), mode="linear"),
+        case(x(4, 6, 3, 5), None, None, ints(6, 7), axes=[2, 3]),
+        case(x(4, 6, 3, 5), np.array([1, 1, 2, 2], np.float32), opset=10),
+        case(x(4, 6, 3, 5), np.array([], np.float32), np.array([1, 1, 1.2, 1], np.float32), opset=13),
+        case(x(2, 2, 4, 4), None, None, ints(2, 2, 8, 7), keep_aspect_ratio_policy="not_larger"),
+    ],
+    "SoftmaxCrossEntropyLoss": losses(log=True), "NegativeLogLikelihoodLoss": losses(log=False),
+}  # fmt: skip
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def attention(*, opset: int, causal: int = 0, keys: int = 2, flat: bool = False, mask: Array | None = None) -> Case:
+    if flat:
+        q, k, v = x(2, 3, 24), x(2, 5, 6 * keys), x(2, 5, 4 * keys)
+        return case(q, k, v, mask, opset=opset, is_causal=causal, q_num_heads=4, kv_num_heads=keys)
+    return case(x(2, 4, 3, 6), x(2, keys, 5, 6), x(2, keys, 5, 4), mask, opset=opset, is_causal=causal)
+
+
+PRODUCTS: dict[str, list[Case]] = {
+    "MatMul": [
+        case(x(6, 3, 4), x(4, 2)),
+        case(x(3, 4), x(6, 4, 2)),
+        case(x(33, 7), x(7, 13)), case(x(2, 1, 3, 4), x(5, 4, 6)), case(x(6, 3, 4), x(6, 4, 2)), case(x(6), x(6, 3)),
+        case(x(2, 3, 6), x(6)), case(x(6), x(6)), case(x(1, 3, 4), x(1, 4, 2)), case(whole(4, 6), whole(6, 3)),
+    ],
+    "Gemm": [
+        case(x(5, 7), x(7, 13)), case(x(7, 5), x(13, 7), transA=1, transB=1, alpha=0.5), case(x(5, 6), x(6, 4), x(4)),
+        case(x(5, 6), x(6, 4), x(5, 1), beta=0.3), case(x(5, 6), x(6, 4), x(5, 4)), case(x(5, 6), x(6, 4), x()),
+        case(x(1, 6), x(6, 4), x(1, 4)), case(x(5, 6), x(6, 4), None),
+    ],
+    "Einsum": [
+        case(x(4, 6), x(6, 3), equation="ij,jk->ik"), case(x(4, 6), x(6, 3), equation="ij, jk"),
+        case(x(2, 3, 4, 5), x(2, 3, 6, 5), equation="bhid,bhjd->bhij"), case(x(4, 6), equation="ij->j"),
+        case(x(4, 6), x(6), x(4), equation="ij,j,i->"), case(x(4, 4), equation="ii->i"),
+        case(x(2, 4, 6), x(2, 6, 3), equation="...ij,...jk->...ik"), case(x(4, 1), x(6, 3), equation="ij,jk->ik"),
+    ],
+    "Conv": [
+        case(x(2, 6, 5, 5), x(4, 6, 3, 3)), case(x(2, 6, 5), x(4, 6, 3), x(4)),
+        case(x(2, 6, 5, 5), x(6, 1, 3, 3), x(6), group=6), case(x(2, 6, 5), x(9, 2, 3), group=3),
+        case(x(3, 4, 5), x(8, 1, 2), group=4),
+    ],
+    "ConvTranspose": [
+        case(x(2, 6, 5, 5), x(6, 4, 3, 3)), case(x(2, 6, 5), x(6, 4, 3), x(4)),
+        case(x(2, 6, 5), x(6, 2, 3), x(6), group=3), case(x(2, 6, 5), x(6, 1, 3), group=6),
+    ],
+    "Attention": [
+        attention(opset=23), attention(opset=23, causal=1, keys=4), attention(opset=23, keys=1),
+        attention(opset=23, flat=True), attention(opset=23, flat=True, keys=1, mask=x(3, 5)),
+        attention(opset=23, mask=x(2, 4, 3, 5)), attention(opset=23, mask=x(4, 3, 5)),
+        attention(opset=23, mask=x(1, 1, 3, 5)),
+        attention(opset=24, keys=4, flat=True, mask=flags(2, 1, 3, 5)),
+        case(x(2, 4, 3, 6), x(2, 2, 5, 6), x(2, 2, 5, 4), x(3, 9), x(2, 2, 4, 6), x(2, 2, 4, 4), opset=23, results=4),
+        case(x(2, 3, 24), x(2, 5, 12), x(2, 5, 8), None, x(2, 2, 4, 6), x(2, 2, 4, 4), opset=23, results=3,
+             q_num_heads=4, kv_num_heads=2, is_causal=1),
+    ],
+    "RotaryEmbedding": [
+        case(x(2, 6, 3, 8), x(9, 4), x(9, 4), whole(2, 3), opset=23),
+        case(x(2, 6, 3, 8), x(2, 3, 4), x(2, 3, 4), opset=23, interleaved=1),
+        case(x(2, 3, 48), x(2, 3, 4), x(2, 3, 4), opset=23, num_heads=6),
+        case(x(2, 3, 32), x(9, 2), x(9, 2), whole(2, 3), opset=23, num_heads=4, rotary_embedding_dim=4),
+    ],
+}  # fmt: skip
+
+# --- elements moved ---------------------------------------------------------------------------------------------------
+
+
+def reshape(before: tuple[int, ...], *shape: int, opset: int = 20, **attributes: Any) -> Case:
+    return case(x(*before), ints(*shape), opset=opset, **attributes)
+
+
+MOVES: dict[str, list[Case]] = {
+    "Reshape": [
+        reshape((4, 6, 5), 4, 30), reshape((4, 30), 4, 6, 5), reshape((2, 3, 24), 2, 3, 4, 6), reshape((24,), 2, 3, 4),
+        reshape((2, 3, 4, 6), 6, 24), reshape((6, 24), 2, 3, -1), reshape((4, 6), 0, -1, opset=13),
+        reshape((4, 6), 4, 1, 6),
+        reshape((1, 6), 6), reshape((6, 4), 3, 8), reshape((12, 2), 2, 12), reshape((33, 65), 65, 33),
+        reshape((4, 6), 24, allowzero=1), reshape((7, 13), 91), reshape((1,), 1, 1), reshape((4, 1, 6), 24, opset=11),
+    ],
+    "Flatten": [
+        case(x(4, 6, 5)), case(x(4, 6, 5), axis=0), case(x(4, 6, 5), axis=-1), case(x(1, 6)),
+        case(x(6, 1, 1), axis=3),
+    ],
+    "Squeeze": [
+        case(x(4, 1, 6), ints(1)), case(x(2, 1, 6)), case(x(1, 6, 1), ints(-1, 0)),
+        case(x(4, 1, 6), opset=11, axes=[1]),
+        case(x(2, 1, 6), opset=11),
+    ],
+    "Unsqueeze": [
+        case(x(4, 6), ints(1)), case(x(4, 6), ints(-1, 0)), case(x(4, 6), opset=11, axes=[0]),
+        case(x(1), ints(0)),
+    ],
+    "Transpose": [case(x(4, 6, 5)), case(x(4, 6, 5), perm=[1, 0, 2]), case(x(2, 7, 13, 1), perm=[0, 2, 1, 3])],
+    "Expand": [
+        case(x(1, 5), ints(4, 5)), case(x(6), ints(4, 1)), case(x(3, 1, 5), ints(2, 3, 4, 1)), case(x(1), ints(1)),
+        case(x(), ints(6)),
+    ],
+    "Tile": [case(x(4, 6), ints(3, 1)), case(x(4, 6), ints(2, 2)), case(x(1, 5), ints(6, 1))],
+    "Slice": [
+        case(x(4, 6, 5), ints(1), ints(4), ints(1)), case(x(4, 6), ints(-6, 0), ints(99, 2), ints(1, 0)),
+        case(x(4, 6), ints(0, 1), ints(4, 6), None, ints(1, 2)), case(x(4, 6), ints(-1), ints(-99), ints(1), ints(-1)),
+        case(x(4, 6), opset=9, starts=[1], ends=[3], axes=[1]),
+    ],
+    "Pad": [
+        case(x(4, 6), ints(0, 1, 0, 2)), case(x(4, 6), ints(1, 0, -1, 0)), case(x(4, 6), ints(1, 1), x(), ints(-1)),
+        case(x(4, 6), opset=10, pads=[0, 1, 0, 1]), case(x(4, 6), ints(0, 2, 0, 1), mode="reflect"),
+    ],
+    "Concat": [
+        case(x(4, 6), x(4, 6), axis=1), case(x(4, 6), x(4, 3), axis=-1), case(x(4, 6), x(4, 6), x(4, 6), axis=0),
+        case(x(4, 6), axis=0), case(x(1, 6), x(1, 6), axis=0),
+    ],
+    "Split": [
+        case(x(4, 6), results=3, num_outputs=3, axis=1), case(x(4, 6), ints(2, 4), results=2, axis=-1),
+        case(x(4, 6), ints(3, 3), results=2, axis=1), case(x(4, 6), results=2, opset=13),
+        case(x(4, 6), results=2, opset=11, split=[3, 3], axis=1), case(x(4, 6), results=2, opset=11),
+        case(x(4, 7), results=3, num_outputs=3, axis=1), case(x(12, 2), results=2, num_outputs=2, axis=0),
+    ],
+}  # fmt: skip
+
+# --- elements chosen --------------------------------------------------------------------------------------------------
+
+
+def places(length: int, *shape: int) -> Array:
+    """Indices, some from the end."""
+    return np.asarray(_GENERATOR.integers(-length, length, shape))
+
+
+def scattered(reduction: str, **attributes: Any) -> Case:
+    """Indices that meet one another, unless the later would win."""
+    at = np.stack([_GENERATOR.permutation(7)[:4] for _ in range(5)], 1) if reduction == "none" else places(7, 4, 5)
+    at = np.where(at % 2, at - 7, at) if reduction == "none" else at
+    return case(x(7, 5), at, x(4, 5), axis=0, reduction=reduction, **attributes)
+
+
+CHOICES: dict[str, list[Case]] = {
+    "Gather": [
+        case(x(7, 5), places(7, 3)), case(x(4, 6, 5), places(6, 2, 3), axis=1), case(x(7, 5), np.array(-2)),
+        case(x(33), places(33, 6), axis=-1), case(x(7, 5), places(7, 4).astype(np.int32)), case(whole(7), places(7, 2)),
+    ],
+    "GatherElements": [
+        case(x(7, 5), places(7, 4, 5)), case(x(7, 5), places(5, 7, 3), axis=1), case(x(7, 6), places(7, 4, 3)),
+    ],
+    "GatherND": [
+        case(x(6, 5), places(5, 4, 2)), case(x(6, 4, 5), places(4, 6, 3, 1), batch_dims=1),
+        case(x(7, 5), places(7, 4, 1)),
+        case(x(4, 6, 5, 2), places(5, 4, 6, 1), batch_dims=2),
+    ],
+    "ScatterElements": [
+        *(scattered(each) for each in ("none", "add", "mul", "max", "min")),
+        case(x(4, 9), np.stack([_GENERATOR.permutation(9)[:3] for _ in range(4)]), x(4, 3), axis=-1),
+        case(x(7, 5), places(7, 4, 3), x(4, 3), reduction="add"), case(x(7), ints(2, 2, 2), x(3)),
+        case(whole(7, 2), places(7, 6, 2), whole(6, 2), reduction="max", opset=18),
+        case(x(7), ints(3, -1), x(2), opset=13),
+    ],
+    "ScatterND": [
+        case(x(7, 5), ints(6, 0, -5)[:, None], x(3, 5)),
+        case(x(7, 6, 4), ints(0, 6, 6)[:, None], x(3, 6, 4), reduction="add"),
+        case(x(7, 6, 4), places(6, 5, 2), x(5, 4), reduction="mul"),
+        case(x(9), places(9, 2, 6, 1), x(2, 6), reduction="min"),
+        case(x(9), ints(4, 4, 4)[:, None], x(3)), case(whole(9), places(9, 6, 1), whole(6), reduction="max"),
+        case(x(7, 5), ints(3, 1)[:, None], x(2, 5), opset=11),
+    ],
+}  # fmt: skip
+
+CASES: dict[str, list[Case]] = {**ELEMENTS, **ALONG, **PLACES, **PRODUCTS, **MOVES, **CHOICES}
+"""Operator of the table -> uses of it."""

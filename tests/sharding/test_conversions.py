@@ -1,0 +1,52 @@
+"""Which mapping brings a value from one placement to another, and what it sends."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from gopt.sharding.conversions import Conversion, Mapping
+from gopt.sharding.placements import PER_MEMBER, REPLICATED, OnMember, Partial, Placement, Shard
+
+ROWS, COLUMNS, SUM = Shard(0, (17, 16)), Shard(1, (33, 32)), Partial("sum")
+TABLE: list[tuple[Placement, Placement, Mapping | None]] = [
+    (SUM, REPLICATED, Mapping.REDUCE),
+    (SUM, ROWS, Mapping.REDUCE_SCATTER),
+    (ROWS, REPLICATED, Mapping.GATHER),
+    (REPLICATED, ROWS, Mapping.SCATTER),
+    (ROWS, COLUMNS, Mapping.TRANSPOSE),
+    (ROWS, Shard(0, (16, 17)), Mapping.TRANSPOSE),
+    (ROWS, ROWS, Mapping.NOTHING),
+    (SUM, SUM, Mapping.NOTHING),
+    (REPLICATED, REPLICATED, Mapping.NOTHING),
+    (REPLICATED, SUM, None),
+    (ROWS, SUM, None),
+    (SUM, Partial("max"), None),
+    (PER_MEMBER, REPLICATED, None),
+    (REPLICATED, OnMember(0), None),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "mapping"), TABLE)
+def test_the_mapping_between_two_placements(before, after, mapping):
+    assert Conversion(before, after).mapping == mapping
+
+
+@pytest.mark.parametrize(("before", "after", "mapping"), TABLE)
+def test_what_a_member_sends(before, after, mapping):
+    """On a ring: (N-1)/N of the bytes, twice for a sum on all members, 1/N of it where parts change places."""
+    shares = {
+        None: inf, Mapping.NOTHING: 0, Mapping.SCATTER: 0, Mapping.REDUCE: 1.5, Mapping.REDUCE_SCATTER: 0.75,
+        Mapping.GATHER: 0.75, Mapping.TRANSPOSE: 0.75 / 4,
+    }  # fmt: skip
+    assert Conversion(before, after).sent(1000, 4) == pytest.approx(shares[mapping] * 1000)
+
+
+def test_every_mapping_has_a_row():
+    assert {mapping for *_, mapping in TABLE} == {*Mapping, None}
+
+
+def test_a_sum_costs_what_its_two_halves_cost():
+    whole = Conversion(SUM, REPLICATED).sent(4096, 8)
+    assert whole == Conversion(SUM, ROWS).sent(4096, 8) + Conversion(ROWS, REPLICATED).sent(4096, 8)

@@ -1,0 +1,131 @@
+"""All members of an axis in one process: each node run for every member, calls by the reference of collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import helper
+
+from gopt.collectives.reference import reduced
+from gopt.collectives.table import COLLECTIVES
+from gopt.ir.graph import COMM, SPMD, Graph, Node, Tensor
+from gopt.ir.types import TensorType, dtype_name
+from gopt.lower.layout_operators import LOWERED, Here
+from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard, Sharding
+from gopt.tensor_parallel.localise import localise
+from gopt.tensor_parallel.propagate import Propagated, propagate
+
+AXIS = "tp"
+Array = np.ndarray
+
+
+def type_of(array: Array) -> TensorType:
+    return TensorType(dtype_name(helper.np_dtype_to_tensor_dtype(array.dtype)), array.shape)
+
+
+def graph_of(nodes: Sequence[Node], values: Mapping[str, Array], opset: int) -> Graph:
+    """A graph in logical types, with all values that are known."""
+    header = helper.make_model(helper.make_graph([], "some", [], []))
+    header.opset_import[0].version = opset
+    return Graph("some", list(nodes), {}, {}, {}, {name: type_of(each) for name, each in values.items()}, header)
+
+
+def run(nodes: Sequence[Node], values: Mapping[str, Array], outputs: Sequence[str], opset: int) -> list[Array]:
+    """What standard nodes make of values."""
+    read = {name for node in nodes for name in node.inputs}
+    known = {name: each for name, each in values.items() if name in read}
+    infos = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
+        for name, each in known.items()
+    ]
+    made = [helper.make_empty_tensor_value_info(name) for name in outputs]
+    graph = helper.make_graph([node.to_proto() for node in nodes], "some", infos, made)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    return [np.asarray(each) for each in session(model.SerializeToString(deterministic=True)).run(None, known)]
+
+
+@cache
+def session(model: bytes) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def swept(node: Node, values: Mapping[str, Array], seeds: Mapping[str, Placement], opset: int = 20) -> Propagated:
+    """One node propagated, from placements of what it reads."""
+    members = next(len(each.sizes) for each in seeds.values() if isinstance(each, Shard))
+    outputs = [name for name in node.outputs if name]
+    known = dict(values) | dict(zip(outputs, run([node], values, outputs, opset)))
+    graph = graph_of([node], known, opset)
+    if node.op_type.startswith("Reduce"):  # axes are constants
+        graph.initializers.update({name: Tensor(type_of(values[name]), array=values[name]) for name in node.inputs[1:]})
+    step: Any = SimpleNamespace(states=[], loss="", metrics=[], gradients={}, batch=[])
+    return propagate(step, graph, AXIS, members, seeds)
+
+
+def simulated(
+    graph: Graph, placements: Mapping[str, Placement], values: Mapping[str, Array], members: int
+) -> dict[str, list[Array]]:
+    """Value -> what each member has of it."""
+    shardings = {name: Sharding.along(AXIS, each) for name, each in placements.items() if isinstance(each, Shard)}
+    locals_ = [graph.copy() for _ in range(members)]
+    for member, each in enumerate(locals_):
+        localise(each, shardings, {AXIS: member})
+    held = {name: taken(each, placements.get(name, REPLICATED), members) for name, each in values.items()}
+    opset = graph.header.opset_import[0].version
+    for place, node in enumerate(graph.nodes):
+        nodes = [each.nodes[place] for each in locals_]
+        if node.domain == COMM:
+            given = [[held[name][member] for name in node.inputs] for member in range(members)]
+            dtype = graph.types[node.outputs[0]].dtype
+            results = COLLECTIVES[node.op_type].execute(nodes[0].attributes, given, dtype)
+            made = [each or [] for each in results]
+        else:
+            made = [
+                _one(local, nodes[member], {name: each[member] for name, each in held.items()}, member, opset)
+                for member, local in enumerate(locals_)
+            ]
+        for at, name in enumerate(node.outputs):
+            if name:
+                held[name] = [each[at] for each in made]
+                for each, local in zip(held[name], locals_):
+                    assert each.shape == local.types[name].dims, f"{name}: {each.shape}, not {local.types[name].dims}"
+    return held
+
+
+def _one(local: Graph, node: Node, held: Mapping[str, Array], member: int, opset: int) -> list[Array]:
+    values = {**{name: each.numpy() for name, each in local.initializers.items()}, **held}
+    nodes: Sequence[Node] = [node]
+    if node.domain == SPMD:
+        lowered = LOWERED[node.op_type](node, Here({AXIS: member}, frozenset(values), local.types))
+        nodes, values = lowered.nodes(), {**values, **lowered.constants}
+        if not nodes:
+            return [values[lowered.alias]]
+    return run(nodes, values, [name for name in node.outputs if name], opset)
+
+
+def taken(whole: Array, placement: Placement, members: int) -> list[Array]:
+    """What members have of a value; terms of a sum are drawn."""
+    if isinstance(placement, Shard):
+        return [
+            np.concatenate([whole.take(range(*part), placement.dim) for part in placement.parts(member)], placement.dim)
+            for member in range(members)
+        ]
+    if isinstance(placement, Partial):
+        generator = np.random.default_rng(0)
+        terms = [generator.integers(-4, 4, whole.shape).astype(whole.dtype) for _ in range(members - 1)]
+        return [*terms, whole - sum(terms)]
+    return [whole] * members
+
+
+def joined(parts: Sequence[Array], placement: Placement) -> Array:
+    """The whole value."""
+    if isinstance(placement, Shard):
+        apart = [np.split(each, placement.runs, placement.dim) for each in parts]
+        return np.concatenate([each[run] for run in range(placement.runs) for each in apart], placement.dim)
+    return reduced(parts, placement.op) if isinstance(placement, Partial) else parts[0]
