@@ -46,15 +46,19 @@ class Pipeline:
                 raise OptionError(f"pass {stage.spec.name} stands twice in the pipeline")
 
     def run(self, program: SpmdProgram) -> list[PassRun]:
-        """Apply every pass to ``step`` in place; the graph is checked after each."""
+        """Apply every pass to a program and its variants in place; the graphs are checked after each."""
         for stage in self.stages:
             name = stage.spec.name
+            others = list(program.others)  # those that the pass itself makes are done
             try:
                 result = stage.spec.apply(program, stage.options)
-                if self.verify_each or stage is self.stages[-1]:
-                    check_graph(program.graph)
-                if self.verify_each:
-                    Shardings(program).infer()
+                for other in others:
+                    stage.spec.apply(other, stage.options)
+                for each in program.variants:
+                    if self.verify_each or stage is self.stages[-1]:
+                        check_graph(each.graph)
+                    if self.verify_each:
+                        Shardings(each).infer()
             except InvariantError as error:
                 before = ", ".join(program.applied) or "none"
                 raise InvariantError(f"pass {name}: {error.message}", f"passes already run: {before}") from error

@@ -114,6 +114,14 @@ class SpmdProgram:
     """What the axes along which the computation is split did to the values of the source."""
     synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)
     """What ranks average in the forward and the backward."""
+    split: dict[str, str] = field(default_factory=dict)
+    """Axis that splits the computation -> the rule by which parts get their sizes."""
+    places: tuple[Mapping[str, int], ...] = ()
+    """Where the ranks of this program stand on the axes that split the computation; (): all ranks are of it."""
+    others: list[SpmdProgram] = field(default_factory=list)
+    """The programs of the other ranks, whose parts have other sizes. Passes do to them what they do to this one."""
+    first: SpmdProgram | None = None
+    """The program whose ``others`` has this one."""
 
     def __post_init__(self) -> None:
         self.source = self.training
@@ -121,6 +129,28 @@ class SpmdProgram:
     def __repr__(self) -> str:
         did = f"{len(self.graph.nodes)} nodes, {len(self.passes)} passes applied"
         return f"<SpmdProgram {self.graph.name} on {self.mesh}: {did}>"
+
+    @property
+    def variants(self) -> tuple[SpmdProgram, ...]:
+        """The programs of all ranks: one for each class of ranks whose parts have equal sizes."""
+        return (self, *self.others)
+
+    def of(self, rank: int) -> SpmdProgram:
+        """The variant that a rank runs."""
+        return self.at(self.mesh.coordinates(rank))
+
+    def at(self, coordinates: Mapping[str, int]) -> SpmdProgram:
+        """The variant that the rank at some coordinates runs."""
+        return next(each for each in self.variants if each._has(coordinates))
+
+    def _has(self, at: Mapping[str, int]) -> bool:
+        return not self.places or any(all(at[axis] == own for axis, own in each.items()) for each in self.places)
+
+    @property
+    def weighed(self) -> Mapping[str, TensorType]:
+        """Types by which passes weigh values that they put together: those of the first variant, so that all variants
+        decide alike."""
+        return (self.first or self).graph.types
 
     @property
     def applied(self) -> list[str]:

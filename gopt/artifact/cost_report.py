@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from gopt.analysis.parameter_uses import low_precision_uses, parameter_users, trained_bytes
 from gopt.artifact.pass_facts import bucket_cap
@@ -29,7 +29,17 @@ class CostReport:
 
 
 def cost_report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
-    """The figures of a step as it stands after its passes, with its calls."""
+    """The figures of a step as it stands after its passes; ``calls`` are those of the program, not of its variants."""
+    found = _report(program, ran, calls)
+    if not program.others:
+        return found
+    others = [_report(other, ran, find_calls(other)).traffic for other in program.others]
+    weights = [len(variant.places) for variant in program.variants]
+    return replace(found, traffic=_mean([found.traffic, *others], weights))
+
+
+def _report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
+    """The figures of the ranks of one variant."""
     times = _times(program)
     cap = bucket_cap(each.record for each in ran)
     counts = [times.get(call.node.outputs[0], 1) for call in calls]
@@ -147,19 +157,23 @@ def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[Ran
     wide = {name for state in training.parameters for name in (state.tensor, state.updated)}
     held = [[s for s in (*common, *rank.states) if s.pieces and s.pieces[0].tensor in low] for rank in ranks]
     wide |= {name for states in held for state in states if not state.copy for name in (state.input, state.output)}
-    found = [
-        node
-        for node in program.graph.nodes
-        if node.is_a("Cast") and node.inputs[0] in wide and types[node.outputs[0]].dtype in LOW_PRECISION
-    ]
-    own = [node.sharding for node in found if node.made_by]
-    at = [program.mesh.coordinates(rank.rank) for rank in ranks]
-    counts = [sum(sharding.covers(coordinates) for sharding in own) for coordinates in at]
+    found = {
+        id(variant): [
+            node
+            for node in variant.graph.nodes
+            if node.is_a("Cast") and node.inputs[0] in wide and types[node.outputs[0]].dtype in LOW_PRECISION
+        ]
+        for variant in program.variants
+    }
+    counts = []
+    for rank in ranks:
+        at, nodes = program.mesh.coordinates(rank.rank), found[id(program.of(rank.rank))]
+        counts.append(sum(node.sharding.covers(at) for node in nodes if node.made_by))
     owned = [len({piece.tensor for s in states if not s.copy for piece in s.pieces}) for states in held]
     return CastCounts(
         per_update=max(counts, default=0),
         owned_tensors=max(owned, default=0),
-        in_forward=sum(not node.made_by for node in found),
+        in_forward=sum(not node.made_by for node in found[id(program)]),
     )
 
 
@@ -169,3 +183,15 @@ def figures(
     """The section ``figures`` of the report, of a verified program."""
     costs = cost_report(program, ran, find_calls(program, program.sharded))
     return Figures(costs.traffic, costs.calls, casts(program, common, ranks), costs.overlap)
+
+
+def _mean(rows: Sequence[Traffic], weights: Sequence[int]) -> Traffic:
+    """The traffic of all variants; ``weights``: how many ranks run each."""
+
+    def mean(values: Iterable[int]) -> int:
+        return round(sum(value * weight for value, weight in zip(values, weights)) / sum(weights))
+
+    sent, bound = mean(each.sent for each in rows), mean(each.bound for each in rows)
+    kinds = dict.fromkeys(kind for each in rows for kind in each.by_kind)
+    by_kind = {kind: mean(each.by_kind.get(kind, 0) for each in rows) for kind in kinds}
+    return Traffic(sent, by_kind, bound, round(sent / bound, 6) if bound else 1.0)

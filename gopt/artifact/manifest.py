@@ -178,6 +178,8 @@ class Manifest:
     loss_reduction: str = field(default="mean", metadata=OPTIONAL)
     synchronised: SynchronisedValues = field(default=SynchronisedValues(), metadata=OPTIONAL)
     mesh: MeshEntry
+    split: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
+    """Axis that splits the computation -> the rule by which parts get their sizes."""
     source: str
     loss: str
     states: tuple[SourceState, ...]

@@ -38,6 +38,7 @@ def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Seq
         loss_reduction=str(program.loss_reduction),
         synchronised=program.synchronised,
         mesh=MeshEntry.of(program.mesh),
+        split=dict(program.split) or None,
         source=SOURCE_FILE,
         loss=training.loss,
         states=tuple(

@@ -230,7 +230,7 @@ class _Checker:
         for size, ends in zip(shape or (), box):
             inside = isinstance(size, int) and ends[-1] <= size
             if len(ends) % 2 or list(ends) != sorted(ends) or not inside:
-                _refuse(self.name, where, f"{list(ends)} are no ranges of a dimension of {size}, in order")
+                _refuse(self.name, where, f"its {len(ends)} ends are no ranges of a dimension of {size}, in order")
         return box_elements(box)
 
     def _typed(self, where: str, dtype: str, shape: Shape | None) -> None:

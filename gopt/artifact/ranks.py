@@ -30,15 +30,15 @@ def write_ranks(
     jobs: int = 1,
 ) -> dict[str, int]:
     """Write one file per rank and phase, ``jobs`` at a time; returns bytes by file. Raises OSError."""
-    writers: dict[str, _RankWriter] = {}
+    writers: dict[int, _RankWriter] = {}
     for rank in ranks:
-        if rank.phase.name not in writers:
-            writers[rank.phase.name] = _RankWriter(program, rank.phase, values, common)
+        if id(rank.phase) not in writers:
+            writers[id(rank.phase)] = _RankWriter(program.of(rank.rank), rank.phase, values, common)
 
     def write(rank: RankGraph) -> tuple[str, int]:
         name = rank_file(rank.rank, rank.phase)
         with create(folder / name) as file:
-            return name, sum(map(file.write, writers[rank.phase.name].model(rank)))
+            return name, sum(map(file.write, writers[id(rank.phase)].model(rank)))
 
     if jobs == 1:
         return dict(map(write, ranks))

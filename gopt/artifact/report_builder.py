@@ -14,7 +14,7 @@ from gopt.artifact.optimizer_report import removed_optimizers
 from gopt.artifact.report import OpRecord, PassRun, VarRecord, rank_ranges
 from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage, Report, SourceEntry
 from gopt.collectives.table import COLLECTIVES
-from gopt.ir.graph import COMM, Node
+from gopt.ir.graph import COMM, Node, origin
 from gopt.ir.types import TensorType
 from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import Block, RankGraph, RankState
@@ -33,7 +33,10 @@ def build_report(
     """What was removed, added and moved; grows with the graph, not with graph times ranks."""
     reasons = {key: (each.record.name, why) for each in ran for key, why in each.result.removed.items()}
     removed_ops, removed_vars = _removed(program, reasons, ranks)
-    optimizers = removed_optimizers(program, ran, [rank.rank for rank in ranks])
+    every = list(phases_by_rank(ranks))
+    optimizers = [
+        row for variant, members in _classes(program, every) for row in removed_optimizers(variant, ran, members)
+    ]
     added_ops, added_vars = _added(program, common, ranks)
     usages = _usages(program, common, ranks)
     couplings = open_couplings(program)
@@ -92,36 +95,34 @@ def _balance(values: Sequence[int]) -> float:
     return round(max(values) * len(values) / total, 6) if total else 1.0
 
 
-def _root(node: Node) -> Node | None:
-    """The node of the source that a node is; None for one that a pass added."""
-    found = None
-    while node.source is not None:
-        found = node = node.source
-    return found
-
-
 def _removed(
     program: SpmdProgram, reasons: Mapping[str, tuple[str, str]], ranks: Sequence[RankGraph]
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     source = program.source.graph
     every = list(phases_by_rank(ranks))
-    coordinates = {rank.rank: program.mesh.coordinates(rank.rank) for rank in ranks}
-    left = {id(root): node for node in program.graph.nodes if (root := _root(node)) is not None}
+    classes = _classes(program, every)
+    left = [_left(variant) for variant, _ in classes]
+    coordinates = {rank: program.mesh.coordinates(rank) for rank in every}
     on_every = rank_ranges(every)
 
     @functools.cache
-    def missing_on(sharding: Sharding) -> str:
-        return rank_ranges([rank for rank in every if not sharding.covers(coordinates[rank])])
+    def missing_on(*places: Sharding | None) -> str:
+        """The ranks that lack something; ``places``: where the ranks of each variant have it, None: nowhere."""
+        gone = [
+            rank for place, (_, ranks) in zip(places, classes) for rank in ranks
+            if place is None or not place.covers(coordinates[rank])
+        ]  # fmt: skip
+        return rank_ranges(sorted(gone))
 
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
     for node in source.nodes:
         if node.origin is not None:
             continue  # part of an opaque operator, which has its own record
-        kept = left.get(id(node))
-        if kept is not None and not kept.sharding.by_axis:
+        kept = [nodes.get(id(node)) for nodes in left]
+        if all(each is not None and not each.sharding.by_axis for each in kept):
             continue
-        where = on_every if kept is None else missing_on(kept.sharding)
+        where = missing_on(*(None if each is None else each.sharding for each in kept))
         if not where:
             continue
         key = next(name for name in node.outputs if name)
@@ -137,7 +138,8 @@ def _removed(
         for name in node.outputs:
             type = source.type_of(name)
             variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, "load", why, on_every))
-    for state in program.states:
+    for held in zip(*(variant.states for variant, _ in classes)):  # alike but for sizes: see check_variants
+        state = held[0]
         if state.sharded and state.input not in source.types:
             why = f"held as runs of {state.input}"
             for part in state.slices:
@@ -145,7 +147,7 @@ def _removed(
                 variables.append(VarRecord(part.tensor, type.dtype, type.shape, type.nbytes, "shard", why, on_every))
         elif state.sharded:
             type = source.types[state.input]
-            if where := missing_on(state.sharding):
+            if where := missing_on(*(each.sharding for each in held)):
                 variables.append(
                     VarRecord(
                         state.input, type.dtype, type.shape, type.nbytes, "shard", "held by its owner", where
@@ -159,12 +161,13 @@ def _added(
 ) -> tuple[list[OpRecord], list[VarRecord]]:
     where: dict[tuple[str, str], dict[int, None]] = {}
     nodes: dict[tuple[str, str], Node] = {}
-    shared = [node for node in program.graph.nodes if not node.sharding.by_axis and node.made_by and _real(node)]
-    every = list(phases_by_rank(ranks))
-    known = set(map(id, shared))
-    for node in shared:
-        key = (node.label, node.op_type)
-        where[key], nodes[key] = dict.fromkeys(every), node
+    known: set[int] = set()
+    for variant, members in _classes(program, list(phases_by_rank(ranks))):
+        for node in variant.graph.nodes:
+            if not node.sharding.by_axis and node.made_by and _real(node):
+                known.add(id(node))
+                where.setdefault((node.label, node.op_type), {}).update(dict.fromkeys(members))
+                nodes.setdefault((node.label, node.op_type), node)
     states: dict[str, dict[int, None]] = {}
     renamed: dict[Block, list[Node]] = {}  # of blocks that all ranks have: what a phase gave other names
     for rank in ranks:
@@ -182,7 +185,7 @@ def _added(
     accumulators = {held.input for held in program.accumulators}
     ops, variables = [], []
     for key, held in where.items():
-        node, places = nodes[key], rank_ranges(list(held))
+        node, places = nodes[key], rank_ranges(sorted(held))
         ops.append(OpRecord(key[0], _full_name(node), node.made_by, _purpose(node), places))
         for name in node.outputs:
             if name and (name not in program.source.graph.types or name.startswith("gopt.")):
@@ -193,14 +196,21 @@ def _added(
     for name, held in states.items():
         type = _common_type(program, name)
         why = "the rank's sum of gradients" if name in accumulators else "the rank's run of a bucket's states"
-        variables.append(VarRecord(name, type.dtype, type.shape, 0, "shard", why, rank_ranges(list(held))))
+        variables.append(VarRecord(name, type.dtype, type.shape, 0, "shard", why, rank_ranges(sorted(held))))
     return ops, variables
 
 
 def _common_type(program: SpmdProgram, name: str) -> TensorType:
-    """The type of a value on every rank; of a bucket ranks have parts of their own lengths."""
+    """The type of a value on every rank; of a bucket, and of what is split, ranks have parts of their own lengths."""
     type, sharding = program.graph.type_of(name), program.sharded.get(name)
-    return type if sharding is None or sharding.flat is None else TensorType(type.dtype, (None,))
+    if sharding is not None and sharding.flat is not None:
+        return TensorType(type.dtype, (None,))
+    for other in program.others:
+        theirs = other.graph.types.get(name, type)
+        if theirs != type:
+            same = zip(type.shape or (), theirs.shape or ())
+            type = TensorType(type.dtype, tuple(one if one == two else None for one, two in same))
+    return type
 
 
 def _real(node: Node) -> bool:
@@ -219,22 +229,34 @@ def _purpose(node: Node) -> str:
 
 def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> list[RankUsage]:
     """What each rank holds, and what it sends in one update: all its micro-steps included."""
-    reducible = _reducible(program)
-    kinds = {state.tensor: state.kind for state in program.source.states}
-    return [
-        RankUsage(parts[0].rank, _rank_bytes(program, kinds, common, parts, reducible), _calls(program, parts))
-        for parts in phases_by_rank(ranks).values()
-    ]
+    by_rank = phases_by_rank(ranks)
+    found: dict[int, RankUsage] = {}
+    for variant, members in _classes(program, list(by_rank)):
+        reducible = _reducible(variant)
+        for rank in members:
+            held = _rank_bytes(variant, common, by_rank[rank], reducible)
+            found[rank] = RankUsage(rank, held, _calls(variant, by_rank[rank]))
+    return [found[rank] for rank in by_rank]
+
+
+def _classes(program: SpmdProgram, ranks: Sequence[int]) -> list[tuple[SpmdProgram, list[int]]]:
+    """The variants of a program, each with those of the ``ranks`` that run it."""
+    if not program.others:
+        return [(program, list(ranks))]
+    of = {rank: program.of(rank) for rank in ranks}
+    return [(variant, [rank for rank in ranks if of[rank] is variant]) for variant in program.variants]
+
+
+def _left(program: SpmdProgram) -> dict[int, Node]:
+    """Nodes of the source that are left, by id -> what they are in the program."""
+    return {id(root): node for node in program.graph.nodes if (root := origin(node)) is not None}
 
 
 def _rank_bytes(
-    program: SpmdProgram,
-    kinds: Mapping[str, StateKind],
-    common: Sequence[RankState],
-    parts: Sequence[RankGraph],
-    reducible: set[str],
+    program: SpmdProgram, common: Sequence[RankState], parts: Sequence[RankGraph], reducible: set[str]
 ) -> RankBytes:
     """Bytes that one rank holds; ``parts`` are its phases."""
+    kinds = {state.tensor: state.kind for state in program.source.states}
     parameters = optimizer_states = 0
     for state in (*common, *parts[0].states):
         kind = kinds[state.pieces[0].tensor] if state.pieces else None

@@ -65,22 +65,21 @@ class StatesFile:
             place = offset + tensor.nbytes
 
 
-def _add(values: StatesFile, program: SpmdProgram, tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Put tensors one after the other: whole, or the parts of them that ranks have, for one rank after another."""
-    sharding = program.parts.get(tensors[0][0]) if tensors else None
-    if sharding is None:
+def _add(values: StatesFile, tensors: Sequence[tuple[str, Tensor]], shardings: Sequence[Sharding | None]) -> None:
+    """Put tensors one after the other: whole, or the parts of them that ranks have, for one rank after another.
+
+    Raises InvariantError where one is whole on every rank, and others are not: ranks could not hold them as one.
+    """
+    split = [each for each in shardings if each is not None]
+    if not split:
         values.add(tensors)
         return
-    boxes = [all_boxes(sharding_of(program, name), tensor.type.dims) for name, tensor in tensors]
+    if len(split) < len(tensors):
+        name = next(name for (name, _), each in zip(tensors, shardings) if each is None)
+        raise InvariantError(f"{name!r} is whole on every rank, and stands in a bucket with parts of others")
+    boxes = [all_boxes(sharding, tensor.type.dims) for sharding, (_, tensor) in zip(split, tensors)]
     for member in zip(*boxes):
         values.add([(stored(name, box), _part(tensor, box)) for (name, tensor), box in zip(tensors, member)])
-
-
-def sharding_of(program: SpmdProgram, name: str) -> Sharding:
-    """How the dimensions of a state are sharded; raises InvariantError where one of a bucket's is not."""
-    if name not in program.parts:
-        raise InvariantError(f"{name!r} is whole on every rank, and stands in a bucket with parts of others")
-    return program.parts[name]
 
 
 def stored(name: str, box: Box | None) -> str:
@@ -92,7 +91,7 @@ def _part(tensor: Tensor, box: Box | None) -> Tensor:
     if box is None:
         return tensor
     type = TensorType(tensor.type.dtype, box_shape(box))
-    return Tensor(type, reader=lambda: np.ascontiguousarray(take(np.asarray(tensor.numpy()), box)))
+    return Tensor(type, reader=lambda: np.ascontiguousarray(take(np.asarray(tensor.read()), box)))
 
 
 def _chunks(tensor: Tensor) -> Iterator[bytes | memoryview]:
@@ -112,7 +111,7 @@ def _chunks(tensor: Tensor) -> Iterator[bytes | memoryview]:
     elif tensor.proto is not None and tensor.proto.HasField("raw_data"):
         yield tensor.proto.raw_data
     else:
-        yield np.ascontiguousarray(tensor.numpy()).tobytes()
+        yield np.ascontiguousarray(tensor.read()).tobytes()
 
 
 def plan_states_file(program: SpmdProgram) -> StatesFile:
@@ -128,15 +127,19 @@ def plan_states_file(program: SpmdProgram) -> StatesFile:
                 f"state {held[0][0]!r} has a value and {missing!r} has none, and ranks hold both as one tensor",
                 "give values to all of them with --state FILE, or to none",
             )
-        _add(values, program, held)
+        _add(values, held, [program.parts.get(name) for name, _ in held])
         placed.update(name for name, _ in held)
     states = {state.tensor for state in program.source.states}
-    constants = {name: tensor for name, tensor in program.training.graph.initializers.items() if name not in states}
+    constants = {
+        name: tensor for variant in program.variants for name, tensor in variant.training.graph.initializers.items()
+        if name not in states
+    }  # fmt: skip
     for name, tensor in (source.initializers | constants).items():
         if name not in placed and (name in states or tensor.nbytes > INLINE):
-            _add(values, program, [(name, tensor)])
+            _add(values, [(name, tensor)], [program.parts.get(name)])
     for parameter, copy in program.copies().items():
         if parameter in source.initializers:
             type = TensorType(copy.dtype, source.types[parameter].shape)
-            values.add([(copy.input, Tensor(type, cast_of=source.initializers[parameter]))])
+            whole = Tensor(type, cast_of=source.initializers[parameter])
+            _add(values, [(copy.input, whole)], [program.parts.get(parameter)])
     return values

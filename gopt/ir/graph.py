@@ -206,7 +206,7 @@ class Tensor:
         if self.array is not None:
             return self.array
         if self.cast_of is not None:
-            return np.asarray(self.cast_of.numpy()).astype(numpy_dtype(self.type.dtype))
+            return np.asarray(self.cast_of.read()).astype(numpy_dtype(self.type.dtype))
         if self.parts:
             return np.concatenate([part.numpy().reshape(-1) for part in self.parts]).reshape(self.type.dims)
         if self.path:
@@ -217,6 +217,10 @@ class Tensor:
             return mapped.view(dtype).reshape(self.type.dims)
         assert self.proto is not None
         return onnx.numpy_helper.to_array(self.proto)
+
+    def read(self) -> np.ndarray:
+        """As ``numpy``, but what a reader gives is not kept: for a value that is written and no more."""
+        return self.reader() if self.array is None and self.reader is not None else self.numpy()
 
     def __repr__(self) -> str:
         return f"<Tensor {self.type}>"
@@ -286,6 +290,14 @@ def clone(node: Node) -> Node:
     )  # fmt: skip
     copy.captures, copy.origin, copy.phase, copy.source = node.captures, node.origin, node.phase, node.source
     return copy
+
+
+def origin(node: Node) -> Node | None:
+    """The node of the source that a node is; None for one that a pass added."""
+    found = None
+    while node.source is not None:
+        found = node = node.source
+    return found
 
 
 def read_type(proto: onnx.TypeProto) -> TensorType:

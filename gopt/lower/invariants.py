@@ -192,23 +192,26 @@ def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], list[tup
 
 def _outputs(program: SpmdProgram) -> int:
     source = program.source.graph
-    for name in (program.training.loss, *program.training.metrics):
-        if program.graph.types.get(name) != source.types.get(name):
-            raise InvariantError(f"output {name!r} changed its type")
-    return 1 + len(program.training.metrics)
+    names = (program.training.loss, *program.training.metrics)
+    for variant in program.variants:
+        for name in names:
+            if variant.graph.types.get(name) != source.types.get(name):
+                raise InvariantError(f"output {name!r} changed its type")
+    return len(names)
 
 
 def _kept(program: SpmdProgram) -> int:
     """Every state of the source is held once."""
-    held: dict[str, int] = {}
-    for sharded in program.states:
-        for part in sharded.slices if not sharded.copy else ():
-            held[part.tensor] = held.get(part.tensor, 0) + part.elements
-    for state in program.training.states:
-        elements = program.training.graph.types[state.tensor].elements
-        if held.get(state.tensor) != elements:
-            raise InvariantError(f"state {state.tensor!r} is held {held.get(state.tensor, 0)} of {elements} elements")
-    return len(held)
+    for variant in program.variants:
+        held: dict[str, int] = {}
+        for sharded in variant.states:
+            for part in sharded.slices if not sharded.copy else ():
+                held[part.tensor] = held.get(part.tensor, 0) + part.elements
+        for state in program.source.states:
+            name, elements = state.tensor, variant.training.graph.types[state.tensor].elements
+            if held.get(name) != elements:
+                raise InvariantError(f"state {name!r} is held {held.get(name, 0)} of {elements} elements")
+    return len(program.source.states)
 
 
 def _scalars(program: SpmdProgram, common: Sequence[RankState]) -> int:

@@ -10,6 +10,7 @@ from gopt.lower.invariants import Check, check_ranks
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.lower.specialise import Specialiser, common_states
+from gopt.lower.variants import check_variants
 from gopt.program import SpmdProgram
 from gopt.sharding.verifier import Shardings
 
@@ -28,10 +29,13 @@ def lower(program: SpmdProgram, ranks: Sequence[int]) -> LoweredProgram:
 
     Raises InvariantError when a rank could go wrong, UnsupportedError where the source itself parts ranks.
     """
-    shardings = Shardings(program).infer()
-    program.sharded = shardings.parts()
-    asked = check_placements(program, shardings)
-    specialisers = [Specialiser(program, phase) for phase in phases(program)]
-    graphs = [specialiser.rank(rank) for rank in ranks for specialiser in specialisers]
+    check_variants(program)
+    asked, specialisers = 0, {}
+    for variant in program.variants:
+        shardings = Shardings(variant).infer()
+        variant.sharded = shardings.parts()
+        asked += check_placements(variant, shardings)
+        specialisers[id(variant)] = [Specialiser(variant, phase) for phase in phases(variant)]
+    graphs = [each.rank(rank) for rank in ranks for each in specialisers[id(program.of(rank))]]
     common = common_states(program)
     return LoweredProgram(graphs, common, check_ranks(program, graphs, common, asked))

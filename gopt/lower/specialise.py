@@ -74,11 +74,11 @@ class Specialiser:
                 made = _run(self.program, at, state) if flat else _whole(self.program, state, at.coordinates)
                 at.out.states.append(made)
                 at.present.add(state.input)
-        for held in self.program.accumulators:
-            if held.present(at.coordinates):
-                type = held.local_type(at.coordinates)
-                at.out.accumulators.append(RankAccumulator(held.input, held.output, type))
-                at.out.types[held.input] = type
+        for summed in self.program.accumulators:
+            if summed.present(at.coordinates):
+                type = summed.local_type(at.coordinates)
+                at.out.accumulators.append(RankAccumulator(summed.input, summed.output, type))
+                at.out.types[summed.input] = type
 
     def _own(self, at: _Rank, node: Node) -> Sequence[Node]:
         """What the rank has of a node that is not the same on all ranks."""

@@ -31,7 +31,7 @@ from gopt.ir.types import TensorType, numpy_dtype
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.sanitize import show
-from gopt.sharding.boxes import Box, box_shape, put, take
+from gopt.sharding.boxes import Box, box_shape, in_grid, put, rows_of
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ def _check_complete(home: Path, manifest: Manifest, mesh: Mesh, values: Mapping[
 
 def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
     """The value of every state of which all pieces are present."""
-    pieces: dict[str, dict[tuple[Box | None, int], Tensor]] = {}
+    pieces: dict[str, dict[Box | None, dict[int, Tensor]]] = {}
     files = read_index(folder, manifest).files if checkpoint else {}
     for rank in manifest.ranks:
         stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, rank)
@@ -132,59 +132,53 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
                 what = f"{show(state.input)} is {tensor.type}, its pieces have another number of elements"
                 raise InputError(f"rank {rank.rank}: {what}")
             for piece in state.pieces:
-                parts = pieces.setdefault(piece.tensor, {})
-                if (piece.box, piece.start) not in parts:
-                    parts[piece.box, piece.start] = tensor.flat_slice(start, start + piece.elements)
+                inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.box, {})
+                if piece.start not in inside:
+                    inside[piece.start] = tensor.flat_slice(start, start + piece.elements)
                 start += piece.elements
     found = {}
     order = {name: index for index, name in enumerate(graph.inputs)}  # every state is an input of the kept source
     for name in sorted(pieces, key=lambda name: order[name]):
         type, parts = graph.types[name], pieces[name]
-        if len(manifest.ranks) < manifest.mesh.ranks and sum(p.type.elements for p in parts.values()) < type.elements:
-            continue
-        boxes = {box for box, _ in parts}
-        if boxes == {None}:
-            tensors = tuple(parts[None, start] for start in sorted(start for _, start in parts))
-            _check_tiles(name, type, [(start, parts[None, start].type) for start in sorted(s for _, s in parts)])
-            found[name] = replace(tensors[0], type=type) if len(tensors) == 1 else Tensor(type, parts=tensors)
-            continue
-        found[name] = _from_boxes(name, type, parts)
+        held = sum(each.type.elements for inside in parts.values() for each in inside.values())
+        if len(manifest.ranks) == manifest.mesh.ranks or held >= type.elements:
+            found[name] = _put_together(name, type, parts)
     return found
 
 
-def _from_boxes(name: str, type: TensorType, parts: Mapping[tuple[Box | None, int], Tensor]) -> Tensor:
-    """A tensor of which dimensions are sharded; its value is put together when it is asked for."""
-    boxes = list(dict.fromkeys(box for box, _ in parts))
-    for box in boxes:
-        inside = type if box is None else TensorType(type.dtype, box_shape(box))
-        starts = sorted(start for other, start in parts if other == box)
-        _check_tiles(name, inside, [(start, parts[box, start].type) for start in starts])
-    covered = np.zeros(type.dims, bool)
-    for box in boxes:
-        part = take(covered, box)
-        if part.any():
-            raise InputError(f"the pieces of {name} do not tile it: ranks hold some elements twice")
-        put(covered, box, np.ones(part.size, bool), 0)
-    if not covered.all():
-        raise InputError(f"the pieces of {name} do not tile it: a rank is missing")
+def _put_together(name: str, type: TensorType, parts: Mapping[Box | None, Mapping[int, Tensor]]) -> Tensor:
+    """A tensor from its pieces, by box and place inside it; raises InputError where they do not tile it."""
+    if not in_grid(parts.keys(), type.dims if type.static else ()):
+        raise InputError(f"the pieces of {name} do not tile it: their boxes leave or repeat elements of {type}")
+    whole = {box: _inside(name, type, box, inside) for box, inside in parts.items()}
+    if None in whole:
+        return whole[None]
+    rows = {rows_of(box, type.dims): tensor for box, tensor in whole.items() if box is not None}
+    if None not in rows:
+        return Tensor(type, parts=tuple(rows[place] for place in sorted(filter(None, rows))))
 
     def read() -> np.ndarray:
         array = np.empty(type.dims, numpy_dtype(type.dtype))
-        for (box, start), tensor in parts.items():
-            put(array, box, tensor.numpy().reshape(-1), start)
+        for box, tensor in whole.items():
+            put(array, box, tensor.numpy().reshape(-1), 0)
         return array
 
     return Tensor(type, reader=read)
 
 
-def _check_tiles(name: str, type: TensorType, parts: list[tuple[int, TensorType]]) -> None:
-    place = 0
-    for start, part in parts:
+def _inside(name: str, type: TensorType, box: Box | None, pieces: Mapping[int, Tensor]) -> Tensor:
+    """What is in a box, from its pieces by their start."""
+    whole, place = type if box is None else TensorType(type.dtype, box_shape(box)), 0
+    for start in sorted(pieces):
+        part = pieces[start].type
         if start != place or part.dtype != type.dtype:
             raise InputError(f"the pieces of {name} do not tile it: {part} at {start}, expected at {place}")
         place += part.elements
-    if place != type.elements:
-        raise InputError(f"the pieces of {name} end at {place} of {type.elements}: a rank is missing")
+    if place != whole.elements:
+        raise InputError(f"the pieces of {name} end at {place} of {whole.elements}: a rank is missing")
+    if len(pieces) == 1:
+        return replace(next(iter(pieces.values())), type=whole)
+    return Tensor(whole, parts=tuple(pieces[start] for start in sorted(pieces)))
 
 
 def _written(folder: Path, rank: RankEntry) -> dict[str, Tensor]:

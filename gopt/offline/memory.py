@@ -11,7 +11,7 @@ from gopt.collectives.layout import ITEM_BYTES
 from gopt.ir.graph import Node
 from gopt.ir.types import nbytes
 from gopt.program import ShardedState, SpmdProgram
-from gopt.sharding.traffic import Carries, CollectiveCall
+from gopt.sharding.traffic import Carries, CollectiveCall, find_calls
 from gopt.sharding.verifier import Shardings
 
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Select"})
@@ -32,9 +32,10 @@ class LivePeaks:
 
 
 def members(program: SpmdProgram) -> list[dict[str, int]]:
-    """The coordinates of one rank for each part of the states: what ranks along other axes hold is the same."""
+    """The coordinates of one rank for each part of the states: what ranks along other axes hold is of the same size."""
     axis, first = program.mesh.shard_axis, program.mesh.coordinates(0)
-    return [first | {axis: member} for member in range(program.mesh.size(axis))] if axis else [first]
+    places = [first | dict(place) for variant in program.variants for place in variant.places[:1]] or [first]
+    return [at | {axis: member} for at in places for member in range(program.mesh.size(axis))] if axis else places
 
 
 def held(program: SpmdProgram) -> dict[str, list[int]]:
@@ -42,16 +43,13 @@ def held(program: SpmdProgram) -> dict[str, list[int]]:
     kinds = {state.tensor: state.kind for state in program.training.states}
     ranks = members(program)
     result = {"parameters": [0] * len(ranks), "optimizer_states": [0] * len(ranks)}
-    for state in program.states:
-        kind = kinds[state.slices[0].tensor]
-        if kind is StateKind.PARAMETER:
-            row = result["parameters"]
-        elif kind in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
-            row = result["optimizer_states"]
-        else:
-            continue
-        for number, coordinates in enumerate(ranks):
-            row[number] += _state_bytes(state, coordinates)
+    for number, coordinates in enumerate(ranks):
+        for state in program.at(coordinates).states:
+            kind = kinds[state.slices[0].tensor]
+            if kind is StateKind.PARAMETER:
+                result["parameters"][number] += _state_bytes(state, coordinates)
+            elif kind in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
+                result["optimizer_states"][number] += _state_bytes(state, coordinates)
     return result
 
 
@@ -61,17 +59,19 @@ def _state_bytes(state: ShardedState, coordinates: Mapping[str, int]) -> int:
     return nbytes(state.dtype, math.prod(shape)) if state.sharding.covers(coordinates) else 0
 
 
-def reduced_gradient_bytes(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> list[int]:
+def reduced_gradient_bytes(program: SpmdProgram) -> list[int]:
     """Bytes of reduced gradients of each of ``members``."""
     local = set(program.training.gradients.values())
-    result = [0] * len(members(program))
-    for call in calls:
-        if call.carries is Carries.GRADIENTS and any(name in local for name in call.node.inputs):
-            cuts = call.node.attributes.get("cuts")
-            item = ITEM_BYTES[program.graph.types[call.node.outputs[0]].dtype]
-            for member in range(len(result)):
-                own = (cuts[member + 1] - cuts[member]) * item if cuts else call.payload * (1 - call.beside)
-                result[member] += round(own)
+    calls = {id(variant): find_calls(variant) for variant in program.variants}
+    result = []
+    for coordinates in members(program):
+        variant, total = program.at(coordinates), 0
+        for call in calls[id(variant)]:
+            if call.carries is Carries.GRADIENTS and any(name in local for name in call.node.inputs):
+                cuts, member = call.node.attributes.get("cuts"), coordinates.get(program.mesh.shard_axis, 0)
+                item = ITEM_BYTES[variant.graph.types[call.node.outputs[0]].dtype]
+                total += round((cuts[member + 1] - cuts[member]) * item if cuts else call.payload * (1 - call.beside))
+        result.append(total)
     return result
 
 

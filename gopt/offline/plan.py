@@ -137,13 +137,14 @@ def estimate_cost(training: TrainingGraph, mesh: Mesh, settings: ShardSettings, 
     rows = held(step)
     totals = [sum(bytes) for bytes in zip(*rows.values())]
     largest = members(step)[totals.index(max(totals))]
+    variant = step.at(largest)
     return Choice(
         settings,
         max(rows["parameters"]),
         max(rows["optimizer_states"]),
-        live(step, calls, largest),
+        live(variant, calls if variant is step else find_calls(variant), largest),
         cost_report(step, ran, calls),
-        balance({**rows, "gradients": reduced_gradient_bytes(step, calls)}),
+        balance({**rows, "gradients": reduced_gradient_bytes(step)}),
         None if topology is None else times(calls, topology),
     )
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gopt.analysis.training import State, TrainingGraph
 from gopt.artifact.report import PassResult
 from gopt.errors import OptionError, UnsupportedError
-from gopt.ir.graph import COMM
+from gopt.ir.graph import COMM, origin
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
 from gopt.sharding.placements import Placement, Shard, Sharding
 from gopt.tensor_parallel.check import check
 from gopt.tensor_parallel.choose import choose
+from gopt.tensor_parallel.classes import classes
 from gopt.tensor_parallel.explain import Explanation
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.patterns import Pattern, apply
-from gopt.tensor_parallel.propagate import propagate
+from gopt.tensor_parallel.propagate import Propagated, propagate
 from gopt.tensor_parallel.sizes import Sizes
 from gopt.tensor_parallel.tokens import Tokens
 
@@ -51,8 +53,9 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
         return PassResult(note=f"ranks along {AXIS} are copies, as the user says")
     if any(node.domain == COMM for node in training.graph.nodes):
         return PassResult(note="the source has calls of its own over it")
+    notes: list[str] = []
     patterns = Pattern.parse(options.parameters)
-    choices = choose(training, members, options.sizes) if options.auto else {}
+    choices = choose(training, members, options.sizes, notes.append) if options.auto else {}
     choices = apply(training, members, options.sizes, patterns, choices)
     if not choices:
         raise UnsupportedError(
@@ -76,18 +79,9 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
         if isinstance(placement, Shard)
     }  # fmt: skip
     program.parts = {name: shardings[name] for name in seeds}
-    coordinates = {AXIS: 0}
-    placed = [place for place in result.placements.values() if isinstance(place, Shard)]
-    if any(len(set(place.sizes)) > 1 for place in placed):
-        raise OptionError(f"--mesh {AXIS}={members}: some dimensions do not come out even")
-    localise(result.graph, shardings, coordinates)
+    program.split = {AXIS: options.sizes.value}
+    _make_variants(program, result, shardings, classes(shardings.values(), {AXIS: members}))
     kept = {id(node.source) for node in result.graph.nodes}
-    program.training = replace(
-        training, graph=result.graph,
-        random=[node for node in result.graph.nodes if any(node.source is each for each in training.random)],
-    )  # fmt: skip
-    program.graph = program.training.graph.copy()
-    program.hold_whole()
     removed = {
         next(filter(None, node.outputs)): "written as operators that are split" for node in training.graph.nodes
         if id(node) not in kept
@@ -97,7 +91,38 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
         "mappings": dict(sorted(result.conversions.items())),
         "computed_whole": result.whole,
     }
-    return PassResult(removed=removed, facts=facts)
+    if program.others:
+        facts["classes"] = [[dict(place) for place in variant.places] for variant in program.variants]
+    return PassResult(removed=removed, facts=facts, note=_joined(notes))
+
+
+def _joined(notes: Sequence[str]) -> str:
+    """Notes in one line, each once."""
+    return "; ".join(f"{text} ({count} times)" if count > 1 else text for text, count in Counter(notes).items())
+
+
+def _make_variants(
+    program: SpmdProgram,
+    result: Propagated,
+    shardings: Mapping[str, Sharding],
+    ranks: Sequence[tuple[dict[str, int], ...]],
+) -> None:
+    """Give every class of ranks the step in its own types, each as a program that later passes work on."""
+    graphs = [result.graph, *(result.graph.copy() for _ in ranks[1:])]
+    source = program.source
+    random = set(map(id, source.random))
+    program.others = [
+        SpmdProgram(source, source.graph, program.mesh, [], micro_steps=program.micro_steps, parts=program.parts,
+                    first=program)
+        for _ in ranks[1:]
+    ]  # fmt: skip
+    for variant, graph, places in zip(program.variants, graphs, ranks):
+        localise(graph, shardings, places[0])
+        drawn = [node for node in graph.nodes if id(origin(node)) in random]
+        variant.training = replace(source, graph=graph, random=drawn)
+        variant.graph = graph.copy()
+        variant.places = places if program.others else ()
+        variant.hold_whole()
 
 
 def _seeds(training: TrainingGraph, chosen: Mapping[str, Placement]) -> dict[str, Placement]:

@@ -6,7 +6,7 @@ in its elements, row-major.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 
@@ -46,6 +46,37 @@ def box_shape(box: Box) -> tuple[int, ...]:
 def box_elements(box: Box) -> int:
     """How many elements a box holds."""
     return prod(box_shape(box))
+
+
+def in_grid(boxes: Collection[Box | None], shape: Sequence[int]) -> bool:
+    """Whether distinct boxes tile a tensor as a grid: each dimension is shared out among the same ranges everywhere.
+
+    Axes shard each a dimension of its own, so that whatever ranks hold is a grid. Linear in the boxes, for a tensor of
+    any size.
+    """
+    sides: list[set[tuple[int, ...]]] = [set() for _ in shape]
+    for box in boxes:
+        for side, ends in zip(sides, box or [(0, size) for size in shape]):
+            side.add(tuple(ends))
+    return len(set(boxes)) == prod(map(len, sides)) and all(map(_shared_out, sides, shape))
+
+
+def _shared_out(side: Iterable[tuple[int, ...]], size: int) -> bool:
+    """Whether ranges of a dimension lie end to end."""
+    place = 0
+    for start, stop in sorted(part for ends in side for part in ranges_of(ends)):
+        if start != place:
+            return False
+        place = stop
+    return place == size
+
+
+def rows_of(box: Box, shape: Sequence[int]) -> tuple[int, int] | None:
+    """The elements of a whole tensor, flattened, that a box is: whole rows of it. None where it is none."""
+    if not box or len(box[0]) != 2 or any(ends != (0, size) for ends, size in zip(box[1:], shape[1:])):
+        return None
+    row = prod(shape[1:])
+    return box[0][0] * row, box[0][1] * row
 
 
 def take(array: np.ndarray, box: Box | None) -> np.ndarray:

@@ -9,7 +9,7 @@ classes of the loss, and tables with more rows than the step reads, are split by
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -33,9 +33,12 @@ class Choice:
     why: str
 
 
-def choose(training: TrainingGraph, members: int, sizes: Sizes) -> dict[str, Choice]:
-    """Parameter -> its placement, for those that are split."""
-    return _Chooser(training, members, sizes).run()
+def choose(
+    training: TrainingGraph, members: int, sizes: Sizes, note: Callable[[str], None] = lambda text: None
+) -> dict[str, Choice]:
+    """Parameter -> its placement, for those that are split; ``note`` is told of products that stay whole because they
+    have fewer heads than there are members."""
+    return _Chooser(training, members, sizes, note).run()
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class _Chooser:
     training: TrainingGraph
     members: int
     sizes: Sizes
+    note: Callable[[str], None]
     found: dict[str, Choice] = field(default_factory=dict)
     parameters: set[str] = field(init=False)
     constants: Constants = field(init=False)
@@ -103,6 +107,9 @@ class _Chooser:
             shard = Shard(dim, part_sizes(length, self.members, self.sizes, unit))
             sums = [each for each in self._strategies(node, Slot(place), shard) if _sums(each)]
             if length // unit < self.members or not sums:
+                if sums and unit > 1 and length // unit > 1:
+                    heads = f"{length // unit} heads of {unit}"
+                    self.note(f"a product over {heads} stays whole: they are fewer than {self.members} members")
                 return
             trace = _Trace(self, node)
             if trace.through(node.inputs[place], shard) and trace.columns:

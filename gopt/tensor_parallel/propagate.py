@@ -124,7 +124,7 @@ class _Sweep:
         self.placements[own] = before
         self._count(before, placement)
         self.build.convert(own, before, placement, name)
-        self.placements.pop(name)
+        self.placements.pop(name, None)
         self._note(name, placement)
 
     def _visit(self, node: Node) -> None:

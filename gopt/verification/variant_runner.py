@@ -38,6 +38,8 @@ class VariantRunner:
     observed: Observations
     seed: int
     noise: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
+    """Gradients that were zero when noise was looked for: they are noise or not once they are no longer zero."""
 
     def run(
         self, variant: Variant, steps: int, start: Values, settings: Values, batches: Callable[[int], Batches],
@@ -71,6 +73,13 @@ class VariantRunner:
         if variant is PLAIN and number == 1:
             found = measure_sensitivity(self.reference, variant, states, settings, batches, step, self.units, self.seed)
             self.noise.update(found.noise(step))
+            self.silent.update(name for name, mean in step.means.items() if not norm(mean))
+
+    def settle(self, found: Sensitivity, step: ReferenceStep) -> None:
+        """Take a gradient that was silent before, and speaks in this step, as noise where it is."""
+        heard = {name for name in self.silent if norm(step.means[name])}
+        self.noise |= heard.intersection(found.noise(step))
+        self.silent -= heard
 
     def _tell(self, variant: Variant, number: int, not_finite: Sequence[str], made: RankResults) -> None:
         """Say that the reference left the numbers: as a doubt where nothing was done to it, else as a note."""
@@ -136,6 +145,8 @@ class _StepComparison:
             runner.units,
             runner.seed + self.number,
         )
+        if self.variant is PLAIN:
+            runner.settle(moved, base)
         statistics = {state.tensor for state in reference.statistics}
         floors = {
             name: min(MULTIPLE * moved.states[name], MOST * apart(base.states[name], self.own[name]))

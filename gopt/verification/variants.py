@@ -36,7 +36,7 @@ class Variant:
             varied = (value.astype(np.float32) * self.scale).astype(value.dtype) if self.scale != 1 else value
         if self.infinite and marked:
             varied = varied.copy()
-            varied.reshape(-1)[0] = np.inf
+            varied.reshape(-1)[:1] = np.inf
         return varied
 
 

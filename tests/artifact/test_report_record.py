@@ -186,7 +186,7 @@ def strategy(schema: dict[str, Any], root: dict[str, Any]) -> st.SearchStrategy[
     if given == "array" and "prefixItems" in schema:
         return st.tuples(*(strategy(each, root) for each in schema["prefixItems"])).map(list)
     if given == "array":
-        return st.lists(strategy(schema["items"], root), max_size=2)
+        return st.lists(strategy(schema["items"], root), min_size=schema.get("minItems", 0), max_size=2)
     if given == "string":
         text = st.text(st.characters(codec="utf-8"), max_size=4)
         return st.from_regex(schema["pattern"], fullmatch=True) if "pattern" in schema else text

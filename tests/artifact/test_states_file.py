@@ -10,13 +10,15 @@ import pytest
 from helpers import source
 from onnx import numpy_helper
 
+import gopt
 from gopt.artifact import states_file
-from gopt.artifact.states_file import ALIGN, StatesFile, plan_states_file
-from gopt.errors import RunError
+from gopt.artifact.states_file import ALIGN, StatesFile, plan_states_file, stored
+from gopt.errors import InvariantError, RunError
 from gopt.ir.graph import Tensor
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.program import SpmdProgram
+from gopt.sharding.boxes import all_boxes, box_elements
 
 
 def tensor(count: int, start: int = 0) -> Tensor:
@@ -75,3 +77,44 @@ def test_every_state_is_stored_once():
     large = {name for name, each in graph.initializers.items() if each.nbytes > states_file.INLINE}
     assert set(values.offset) == (states & set(graph.initializers)) | large
     assert all(offset % ALIGN == 0 for offset in values.offset.values())
+
+
+def test_parts_are_stored_for_each_rank_and_nothing_twice():
+    """A bucket of parts lies in one piece for each member; a narrow copy is stored in the parts of its parameter."""
+    program = gopt.shard(source("gpt_adamw_clip_sched_fp16"), Mesh.parse("shard=2,tp=3"), stage=2).program
+    values = plan_states_file(program)
+    initial = program.source.graph.initializers
+    copies = program.copies()
+    assert copies and program.parts.keys() & copies.keys()
+    for parameter, copy in copies.items():
+        boxes = [None]
+        if parameter in program.parts:
+            boxes = list(all_boxes(program.parts[parameter], initial[parameter].type.dims))
+        assert all(stored(copy.input, box) in values.offset for box in boxes)
+    names = next(names for names in program.layout if names[0] in program.parts)
+    for member in range(3):
+        place = None
+        for name in names:
+            box = program.box(name, {"tp": member})
+            assert box is not None and place in (None, values.offset[stored(name, box)])
+            place = values.offset[stored(name, box)] + box_elements(box) * 4
+    states = sum(initial[state.tensor].nbytes for state in program.source.states if state.tensor in initial)
+    narrow = sum(initial[parameter].type.elements * 2 for parameter in copies)
+    constants = program.training.graph.initializers
+    rest = sum(constants[name].nbytes for name in values.offset if name in constants and name not in program.parts)
+    gaps = ALIGN * len(values.offset)
+    assert states + narrow <= values.size <= states + narrow + rest + gaps
+
+
+def test_a_part_is_not_kept_in_memory(tmp_path):
+    program = gopt.shard(source("mlp_adamw"), Mesh.parse("tp=2"), stage=0).program
+    values = plan_states_file(program)
+    values.write(tmp_path / "states.bin")
+    assert all(tensor.array is None for _, tensor, _ in values._order if tensor.reader is not None)
+
+
+def test_a_bucket_with_parts_and_whole_tensors_is_refused():
+    program = gopt.shard(source("mlp_adamw"), Mesh.parse("tp=2"), stage=0).program
+    program.layout = [("fc1.weight", "step")]
+    with pytest.raises(InvariantError, match="'step' is whole on every rank"):
+        plan_states_file(program)

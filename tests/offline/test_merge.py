@@ -6,20 +6,23 @@ import json
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
 from gopt.cli.main import main
-from helpers import FIXTURES, NAMES
+from helpers import FIXTURES, NAMES, edit_manifest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recipes import Recipe, build
 
 import gopt
+from gopt.artifact.manifest_check import read_manifest
 from gopt.errors import GoptError, InputError, OptionError
 from gopt.mesh import Mesh
 from gopt.offline import merge as module
 from gopt.offline.diff import diff
+from gopt.offline.folder_contents import read_folder
 from gopt.offline.merge import merge, reshard
 from gopt.pipeline import build_pipeline
 from gopt.verification.verify import Verifier
@@ -174,3 +177,70 @@ def test_what_is_given_now_and_has_no_use_is_refused(tmp_path):
     gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), 2).write(tmp_path / "a")
     with pytest.raises(OptionError, match="partition has no use at stage 0"):
         reshard(tmp_path / "a", Mesh.parse("shard=3"), options={"shard": {"stage": 0, "partition": "rows"}})
+
+
+# --- parts of dimensions ----------------------------------------------------------------------------------------------
+
+
+def split_ranks(tmp_path: Path, name: str, mesh: str, **options: Any) -> Path:
+    gopt.shard(gopt.load(FIXTURES / f"{name}.onnx"), Mesh.parse(mesh), **options).write(tmp_path / mesh)
+    return tmp_path / mesh
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "shard=2,tp=3", "dp=2,tp=3"])
+@pytest.mark.parametrize("name", ["gpt_adamw", "emb_adamw", "gpt_adamw_clip_sched_fp16"])
+def test_merge_of_parts_is_the_source(name, mesh, tmp_path):
+    """Of queries, keys and values in one weight as well, of which a rank has part of each."""
+    out = split_ranks(tmp_path, name, mesh, stage=3)
+    boxes = [piece.box for state in read_manifest(out)[0].ranks[0].state for piece in state.pieces]
+    runs = any(len(ends) > 2 for box in boxes for ends in box or ())
+    assert any(boxes) and runs == (name.startswith("gpt") and mesh == "tp=2")  # two heads have no three parts
+    merge(out, tmp_path / "back.onnx")
+    assert values(tmp_path / "back.onnx") == values(FIXTURES / f"{name}.onnx")
+
+
+def test_parts_become_other_parts_and_come_back(tmp_path):
+    before = split_ranks(tmp_path, "gpt_adamw", "shard=2,tp=3")
+    for number, mesh in enumerate(["tp=2", "shard=3", "dp=2,tp=4", "shard=2,tp=3"]):
+        after = tmp_path / str(number)
+        reshard(before, Mesh.parse(mesh)).write(after)
+        before = after
+    assert (before / "states.bin").read_bytes() == (tmp_path / "shard=2,tp=3" / "states.bin").read_bytes()
+    merge(before, tmp_path / "back.onnx")
+    assert values(tmp_path / "back.onnx") == values(FIXTURES / "gpt_adamw.onnx")
+
+
+def first_box(manifest: dict[str, Any], rank: int) -> dict[str, Any]:
+    """The first piece of a rank that is a part of a tensor."""
+    pieces = [piece for state in manifest["ranks"][rank]["state"] for piece in state["pieces"]]
+    return next(piece for piece in pieces if "box" in piece)
+
+
+def moved(box: list[list[int]], by: int) -> list[list[int]]:
+    """The box a little further along the dimension of which it is a part."""
+    return [[end + by for end in ends] if ends[0] else ends for ends in box]
+
+
+@pytest.mark.parametrize("damage", ["overlap", "absent"])
+def test_boxes_that_do_not_tile_are_refused(damage, tmp_path):
+    out = split_ranks(tmp_path, "mlp_adamw", "tp=2")
+
+    def edit(manifest: dict[str, Any]) -> None:
+        piece = first_box(manifest, 1)
+        other = first_box(manifest, 0)
+        assert piece["tensor"] == other["tensor"]
+        piece["box"] = other["box"] if damage == "absent" else moved(piece["box"], -1)
+
+    edit_manifest(out, edit)
+    with pytest.raises(InputError, match="do not tile it"):
+        merge(out, tmp_path / "back.onnx")
+    assert not (tmp_path / "back.onnx").exists()
+
+
+def test_rows_are_copied_from_file_to_file(tmp_path):
+    """Only a tensor of which inner dimensions are parts is put together in memory, and it is not kept there."""
+    held = read_folder(split_ranks(tmp_path, "mlp_adamw", "tp=2")).graph.initializers
+    kinds = {name: (len(tensor.parts), tensor.reader is not None) for name, tensor in held.items()}
+    assert kinds["fc1.weight"] == (2, False) and kinds["fc2.weight"] == (0, True)
+    held["fc2.weight"].read()
+    assert held["fc2.weight"].array is None

@@ -92,3 +92,58 @@ def test_a_step_without_a_pair_is_refused():
 def test_tokens_need_a_dimension():
     with pytest.raises(OptionError, match="no input of the batch has tokens"):
         gopt.shard(source("gpt_adamw"), Mesh.parse("tp=16"), pipeline=pipeline(sequence=True))
+
+
+UNEVEN = ["mlp_adamw", "emb_adamw", "cnn_sgd", "gpt_adamw", "gpt_adamw_clip_sched_fp16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "stage"), spread(UNEVEN, ["dp=2,tp=3", "shard=2,tp=3", "tp=4"], [0, 2, 3], keep=1)
+)
+def test_uneven_parts(name, mesh, stage, tmp_path):
+    gopt.shard(source(name), Mesh.parse(mesh), stage=stage).write(tmp_path / "out")
+    equal(tmp_path / "out")
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_uneven_parts_of_micro_steps(sequence, tmp_path):
+    options = build_pipeline(defaults={"tensor-parallel": {"sequence": sequence}, "shard": {"stage": 3}})
+    gopt.shard(source("mlp_adamw"), Mesh.parse("shard=2,tp=3"), pipeline=options, accumulate=2).write(tmp_path / "out")
+    equal(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("rule", "first"), [("balanced", 0), ("ceil", 0), ("floor-last", 4)])
+def test_each_rule_of_sizes(rule, first, tmp_path):
+    """Its name is in report and manifest; the ranks with the largest parts decide what all must decide alike."""
+    made = gopt.shard(source("mlp_adamw"), Mesh.parse("tp=5"), pipeline=pipeline(sizes=rule))
+    assert made.program.of(first) is made.program and len(made.program.variants) > 1
+    made.write(tmp_path / "out")
+    equal(tmp_path / "out")
+    manifest, report = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("manifest", "report"))
+    assert manifest["split"] == {"tp": rule}
+    assert next(each for each in report["pipeline"] if each["name"] == "tensor-parallel")["options"]["sizes"] == rule
+
+
+@pytest.mark.parametrize("partition", ["whole", "rows", "flat"])
+def test_what_is_replicated_lies_in_the_same_buckets_whatever_the_sizes(partition, tmp_path):
+    """With caps at which the sizes of parts would pack otherwise."""
+    options = {"partition": partition, "bucket-mb": 0.002, "rule": "ceil" if partition == "rows" else "balanced"}
+    passes = build_pipeline(defaults={"shard": options, "fuse-collectives": {"cap-mb": 0.002}})
+    made = gopt.shard(source("gpt_adamw"), Mesh.parse("shard=2,tp=3"), pipeline=passes)
+    assert len({repr(each.layout) for each in made.program.variants}) == 1
+    made.write(tmp_path / "out")
+    equal(tmp_path / "out")
+
+
+def test_figures_are_those_of_each_rank():
+    report = gopt.shard(source("gpt_adamw"), Mesh.parse("dp=2,tp=3")).report()
+    held = [each.nbytes.parameters for each in report.ranks]
+    assert held[0] == held[3] > held[1] == held[2] == held[4] == held[5]
+    sent = [each.bytes_sent for each in report.ranks]
+    assert sent[0] > sent[1] and abs(report.figures.traffic.sent - sum(sent) / len(sent)) <= 4  # rounded call by call
+    assert {each.ranks for each in report.added_ops} == {"0-5"}, "the same nodes, told once for all ranks"
+
+
+def test_fewer_heads_than_members_stay_whole(tmp_path):
+    made = gopt.shard(source("gpt_adamw"), Mesh.parse("tp=3"))
+    assert "2 heads of 8 stays whole: they are fewer than 3 members (2 times)" in made.ran[0].record.note

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gopt.sharding.boxes import all_boxes, box_elements, box_of, box_shape, put, ranges_of, take
+from gopt.sharding.boxes import all_boxes, box_elements, box_of, box_shape, in_grid, put, ranges_of, rows_of, take
 from gopt.sharding.placements import EVERYWHERE, Shard, Sharding
 
 SHARDINGS = [
@@ -67,3 +67,44 @@ def test_a_box_of_nothing():
     box = box_of(SHARDINGS[0], WHOLE.shape, {"tp": 1})
     assert box is not None
     assert (box_shape(box), box_elements(box), take(WHOLE, box).shape) == ((0, 65), 0, (0, 65))
+
+
+@pytest.mark.parametrize("sharding", [*SHARDINGS, EVERYWHERE])
+def test_the_boxes_of_a_sharding_tile(sharding):
+    boxes = set(all_boxes(sharding, WHOLE.shape))
+    assert in_grid(boxes, WHOLE.shape)
+    assert len(boxes) == 1 or not in_grid(set(sorted(boxes)[:-1]), WHOLE.shape) or not box_elements(max(boxes))
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        [((0, 2), (0, 4))],  # a row is missing
+        [((0, 2), (0, 4)), ((1, 3), (0, 4))],  # one is there twice
+        [((0, 3), (0, 2)), ((0, 2), (2, 4))],  # an element is missing, and ranges of both dimensions fit
+        [((0, 2), (0, 2)), ((2, 3), (2, 4))],  # a grid with two holes
+        [None, ((0, 2), (0, 4)), ((2, 3), (0, 4))],
+        [((0, 3), (0, 2, 1, 4))],  # ranges that overlap
+        [],
+    ],
+    ids=str,
+)
+def test_boxes_that_leave_or_repeat_elements(boxes):
+    assert not in_grid(boxes, (3, 4))
+
+
+def test_the_whole_tensor_is_a_grid():
+    assert in_grid([None], (3, 4)) and in_grid([()], ()) and in_grid([None], ())
+
+
+def test_tiling_is_judged_without_the_tensor():
+    rows, count = 1 << 40, 1 << 10
+    step = rows // count
+    boxes = [((at * step, (at + 1) * step), (0, rows)) for at in range(count)]
+    assert in_grid(boxes, (rows, rows)) and not in_grid(boxes[1:], (rows, rows))
+
+
+def test_rows_lie_in_one_piece():
+    assert rows_of(((2, 5), (0, 4)), (9, 4)) == (8, 20)
+    assert rows_of(((2, 5), (0, 3)), (9, 4)) is None
+    assert rows_of(((0, 1, 3, 4), (0, 4)), (9, 4)) is None

@@ -68,7 +68,7 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
 
 def _plan(program: SpmdProgram, free: Sequence[Node], order: Order, options: Options) -> Sequence[Packing]:
     cap, first = (None if size is None else int(size * MIB) for size in (options.cap_mb, options.first_mb))
-    return pack([item(program.graph, node, order) for node in free], cap, first, options.max_tensors)
+    return pack([item(program.graph, node, order, program.weighed) for node in free], cap, first, options.max_tensors)
 
 
 def _check(options: Options) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 from gopt.analysis.partition import choose_cap, packing_bound
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import Graph, Node
+from gopt.ir.types import TensorType
 from gopt.passes.fuse_collectives.order import Order
 from gopt.sharding.placements import Sharding
 
@@ -114,9 +115,11 @@ def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
     return ""
 
 
-def item(graph: Graph, node: Node, order: Order) -> Item:
-    """A call as something to pack; its size is that of the larger side, in bytes."""
-    sides = [sum(graph.type_of(name).nbytes for name in names) for names in (node.inputs, node.outputs)]
+def item(graph: Graph, node: Node, order: Order, weighed: Mapping[str, TensorType]) -> Item:
+    """A call as something to pack; its size is that of the larger side, in bytes of the types ``weighed``."""
+    sides = [
+        sum(weighed.get(name, graph.type_of(name)).nbytes for name in names) for names in (node.inputs, node.outputs)
+    ]
     return Item(node, Key.of(graph, node), max(sides), order.place[id(node)], order.due[id(node)])
 
 

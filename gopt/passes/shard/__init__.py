@@ -59,7 +59,7 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
     reduction = GradientReduction(program, rewriter, groups, wire, options.stage >= Stage.GRADIENTS, weights)
     before_use = options.stage is Stage.PARAMETERS
     gather = ParameterGather(program, rewriter, axis, before_use, options.reshard_after_forward, options.persist)
-    plan = make_plan(training, updates, layout, gather.copies)
+    plan = make_plan(training, updates, layout, gather.copies, program.weighed)
     emitted, reduced = [], ReducedGradients()
     for bucket in plan.buckets:
         owned = gather.owned(bucket.subgraphs[0])

@@ -86,7 +86,7 @@ class ParameterGather:
 
     def gathered_before_use(self, subgraph: UpdateSubgraph) -> bool:
         """Whether a parameter is gathered where it is read, and not behind its update."""
-        return self.sharded and self.rewriter.graph.types[subgraph.parameter.tensor].elements >= self.persist
+        return self.sharded and self.program.weighed[subgraph.parameter.tensor].elements >= self.persist
 
     def owned(self, subgraph: UpdateSubgraph) -> bool:
         """Whether owners alone hold the parameter, or its master, as they hold the other states."""

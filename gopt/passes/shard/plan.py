@@ -11,7 +11,6 @@ from itertools import groupby
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.partition import (
     LEAST_PIECE,
-    Bucket,
     Item,
     Owners,
     Partition,
@@ -135,12 +134,17 @@ class Layout:
         return self.least if self.least is not None else LEAST_PIECE if self.rule is Rule.CEIL else 1
 
 
-def make_plan(training: TrainingGraph, updates: Updates, layout: Layout, copies: Mapping[str, ShardedState]) -> Plan:
-    """Place every parameter of a step."""
-    types = training.graph.types
-    total = sum(types[gradient].nbytes for gradient in set(training.gradients.values()))
-    placer = _Placer(layout, types, updates)
-    items = _items(training, updates, layout, placer, copies)
+def make_plan(
+    training: TrainingGraph,
+    updates: Updates,
+    layout: Layout,
+    copies: Mapping[str, ShardedState],
+    weighed: Mapping[str, TensorType],
+) -> Plan:
+    """Place every parameter of a step. ``weighed``: types by which tensors are put together; cuts follow their own."""
+    total = sum(weighed[gradient].nbytes for gradient in set(training.gradients.values()))
+    placer = _Placer(layout, training.graph.types, weighed, updates)
+    items = _items(training, updates, placer, copies)
     cap = _fitting(items, default_cap(total)) if layout.cap is None else layout.cap
     buckets: list[SplitBucket | WholeBucket | ReplicatedBucket] = []
     for number, bucket in enumerate(plan_buckets(items, cap)):
@@ -150,7 +154,7 @@ def make_plan(training: TrainingGraph, updates: Updates, layout: Layout, copies:
         if mode is Mode.SPLIT:
             buckets.append(_split(name, members, placer, bucket.why))
         elif mode is Mode.WHOLE:
-            buckets.append(_whole(name, bucket, members, placer))
+            buckets.append(_whole(name, members, placer, bucket.why))
         else:
             buckets.append(ReplicatedBucket(name, tuple(members), bucket.why))
     return Plan(tuple(buckets), cap)
@@ -166,9 +170,9 @@ def _fitting(items: Sequence[Item], base: int) -> int:
 
 
 def _items(
-    training: TrainingGraph, updates: Updates, layout: Layout, placer: _Placer, copies: Mapping[str, ShardedState]
+    training: TrainingGraph, updates: Updates, placer: _Placer, copies: Mapping[str, ShardedState]
 ) -> list[Item]:
-    index, types = GraphIndex(training.graph), training.graph.types
+    index, types, layout = GraphIndex(training.graph), placer.weighed, placer.layout
     used = _first_uses(training) if layout.by_use else {}
     items, seen = [], set()
     for subgraph in updates.subgraphs.values():
@@ -213,7 +217,8 @@ class _Placer:
     """Assigns owners of whole tensors and cuts of tensors that are sliced alone; then orders and cuts buckets."""
 
     layout: Layout
-    types: dict[str, TensorType]
+    types: Mapping[str, TensorType]
+    weighed: Mapping[str, TensorType]
     updates: Updates
     owner: dict[str, int] = field(default_factory=dict)
     sliced: dict[str, list[int]] = field(default_factory=dict)
@@ -223,21 +228,22 @@ class _Placer:
         load = [0] * self.layout.ranks
         whole = []
         for name, subgraph in self.updates.subgraphs.items():
-            pieces = self._pieces(name) if subgraph.mode is Mode.SPLIT else []
+            pieces = self._pieces(self.weighed[name], name) if subgraph.mode is Mode.SPLIT else []
             if len(pieces) > 1:
                 first = lightest_window(load, len(pieces))
-                self.sliced[name] = window_cuts(pieces, first, self.layout.ranks)
+                own = self._pieces(self.types[name], name)
+                self.sliced[name] = window_cuts(own, first, self.layout.ranks)
                 for place, piece in enumerate(pieces):
                     load[first + place] += piece
             elif subgraph.mode is Mode.WHOLE or (subgraph.mode is Mode.SPLIT and self.kind(name) is Partition.WHOLE):
                 whole.append(name)
-        sizes = [self.types[name].elements for name in whole]
+        sizes = [self.weighed[name].elements for name in whole]
         self.owner = dict(zip(whole, assign(whole, sizes, load, self.layout.owners)))
 
-    def _pieces(self, name: str) -> list[int]:
+    def _pieces(self, type: TensorType, name: str) -> list[int]:
         if self.layout.rule is not Rule.CEIL or self.layout.of(name) is not Partition.ROWS:
             return []
-        return ceil_pieces(self.types[name].dims, self.layout.ranks, self.layout.least_piece)
+        return ceil_pieces(type.dims, self.layout.ranks, self.layout.least_piece)
 
     def kind(self, name: str) -> Partition:
         """How a tensor that may be cut is cut; under the ``ceil`` rule what is one piece is whole."""
@@ -282,10 +288,10 @@ def _split(name: str, members: list[UpdateSubgraph], placer: _Placer, why: str) 
     return SplitBucket(name, tuple(ordered), tuple(starts), cuts, tuple(groups), members[0].whole_gradient, why)
 
 
-def _whole(name: str, bucket: Bucket, members: list[UpdateSubgraph], placer: _Placer) -> WholeBucket:
-    sizes = {item.name: item.elements for item in bucket.items}
+def _whole(name: str, members: list[UpdateSubgraph], placer: _Placer, why: str) -> WholeBucket:
+    sizes = {each.parameter.tensor: placer.types[each.gradient].elements for each in members}
     ordered = sorted(members, key=lambda subgraph: placer.owner[subgraph.parameter.tensor])
     owners = [placer.owner[subgraph.parameter.tensor] for subgraph in ordered]
     starts = offsets([sizes[subgraph.parameter.tensor] for subgraph in ordered])
     cuts = owner_cuts([sizes[subgraph.parameter.tensor] for subgraph in ordered], owners, placer.layout.ranks)
-    return WholeBucket(name, placer.layout.axis, tuple(ordered), tuple(owners), tuple(starts), tuple(cuts), bucket.why)
+    return WholeBucket(name, placer.layout.axis, tuple(ordered), tuple(owners), tuple(starts), tuple(cuts), why)

@@ -1,0 +1,47 @@
+"""Where programs of ranks with parts of other sizes must agree: states, their order, calls that join the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+from gopt.errors import InvariantError
+from gopt.ir.graph import COMM
+from gopt.lower.specialise import common_states
+from gopt.program import SpmdProgram
+
+
+def check_variants(program: SpmdProgram) -> None:
+    """Raise InvariantError where variants of a program differ in more than the sizes of parts.
+
+    Calls along an axis that splits the computation join ranks of several variants. All of them must be the same calls
+    in one order, whatever their groups: ranks of two variants that wait in two groups for one another wait forever.
+    """
+    mine = dict(_common(program))
+    for other in program.others:
+        theirs = dict(_common(other))
+        for what, items in mine.items():
+            if items != theirs[what]:
+                a, b = next((a, b) for a, b in zip([*items, None], [*theirs[what], None]) if a != b)
+                where = f"ranks at {_where(program)} and at {_where(other)}"
+                raise InvariantError(f"{where} have parts of other sizes, and their {what} differ: {a} and {b}")
+
+
+def _common(program: SpmdProgram) -> Iterator[tuple[str, list[Hashable]]]:
+    """What all variants must have alike, each as a list in order."""
+    yield "states", [(each.input, each.output, *(part.tensor for part in each.slices)) for each in program.states]
+    yield "accumulators", [(each.input, each.output) for each in program.accumulators]
+    yield "buckets", list(program.layout)
+    yield "states that all ranks have", list(common_states(program))
+    split = {axis for sharding in program.parts.values() for axis in sharding.sharding_axes}
+    yield (
+        "calls over groups that have parts",
+        [
+            (node.op_type, str(sorted(node.attributes.items())))
+            for node in program.graph.nodes
+            if node.domain == COMM and split.intersection(program.mesh.live(str(node.attributes["group"])))
+        ],
+    )
+
+
+def _where(program: SpmdProgram) -> str:
+    return " and ".join(",".join(f"{axis}={at}" for axis, at in place.items()) for place in program.places)

@@ -1,0 +1,26 @@
+"""Classes of ranks: those whose parts of all values have equal sizes run one program, and get types of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+
+from gopt.sharding.placements import Shard, Sharding
+
+
+def classes(shardings: Iterable[Sharding], axes: Mapping[str, int]) -> list[tuple[dict[str, int], ...]]:
+    """Places on the ``axes`` (name -> members) that split values, by class; the class with the largest parts first.
+
+    Even sizes make one class. Three members with sizes 22, 21, 21 make two: tp=0, and tp=1 with tp=2.
+    """
+    rules = list(dict.fromkeys(_sizes(sharding) for sharding in shardings))
+    found: dict[tuple[int, ...], list[dict[str, int]]] = {}
+    for place in product(*map(range, axes.values())):
+        at = dict(zip(axes, place))
+        held = tuple(sizes[at[axis]] for rule in rules for axis, sizes in rule)
+        found.setdefault(held, []).append(at)
+    return [tuple(found[held]) for held in sorted(found, key=sum, reverse=True)]
+
+
+def _sizes(sharding: Sharding) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((axis, place.sizes) for axis, place in sharding.by_axis if isinstance(place, Shard))
