@@ -177,7 +177,11 @@ class SpmdProgram:
     def split_along(self, gradient: str) -> tuple[str, ...]:
         """The axes along which members have other parts of a gradient."""
         weights = [name for name, value in self.training.gradients.items() if value == gradient]
-        return self.parts[weights[0]].sharding_axes if weights and weights[0] in self.parts else ()
+        shardings = {self.parts.get(name) for name in weights}
+        sharding = (
+            shardings.pop() if len(shardings) == 1 else None
+        )  # of parameters that are not split alike it is whole
+        return sharding.sharding_axes if sharding is not None else ()
 
     def box(self, tensor: str, coordinates: Mapping[str, int]) -> Box | None:
         """What a rank has of a state of the source where dimensions of it are sharded; None: all of it."""

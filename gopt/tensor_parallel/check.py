@@ -19,6 +19,7 @@ from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated,
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.operators import Constants, operator
 from gopt.tensor_parallel.propagate import MASKED
+from gopt.tensor_parallel.results import result_placements
 
 _UNMASKED = {masked: plain for plain, masked in MASKED.items()}
 
@@ -32,9 +33,7 @@ def check(training: TrainingGraph, graph: Graph, axis: str, states: Mapping[str,
     checker = _Checker(graph, axis, dict(states))
     for node in graph.nodes:
         checker.visit(node)
-    wanted = {state.updated: states.get(state.tensor, REPLICATED) for state in training.states}
-    wanted |= dict.fromkeys((training.loss, *training.metrics), REPLICATED)
-    wanted |= {value: states.get(name, REPLICATED) for name, value in training.gradients.items()}
+    wanted = result_placements(training, states)
     for name, placement in wanted.items():
         found = checker.of(name)
         if found != placement:

@@ -24,6 +24,7 @@ from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.expansions import expansion
 from gopt.tensor_parallel.explain import Origin
 from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.results import result_placements
 from gopt.tensor_parallel.tokens import Tokens
 
 MASKED = {
@@ -92,10 +93,7 @@ class _Sweep:
         self.weights.update(state.tensor for state in self.training.states)
 
     def run(self) -> Propagated:
-        wanted = {state.updated: self.placements.get(state.tensor, REPLICATED) for state in self.training.states}
-        wanted |= dict.fromkeys((self.training.loss, *self.training.metrics), REPLICATED)
-        # By the placement of its parameter alone a gradient is summed over members, or not.
-        wanted |= {value: self.placements.get(name, REPLICATED) for name, value in self.training.gradients.items()}
+        wanted = result_placements(self.training, self.placements)
         for node in list(self.graph.nodes):
             self.build.phase = node.phase
             first = len(self.build.nodes)

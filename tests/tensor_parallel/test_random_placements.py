@@ -6,6 +6,8 @@ import random
 
 import pytest
 from helpers import source
+from steps_gen.make import make
+from steps_gen.plan import draw as draw_plan
 
 import gopt
 from gopt.mesh import Mesh
@@ -46,3 +48,28 @@ def test_drawn_placements(name, seed, tmp_path):
     result = Verifier(tmp_path / "out").run(confirm=False)
     assert result.equal, result.to_json()
     assert result.compared > 0
+
+
+GENERATED = {
+    1313: "two parameters that share a gradient are split differently",
+    1431: "a function of the model takes a norm of its gradient",
+    1333: "a shared gradient and micro-steps",
+}
+"""Seeds of generated steps that were once wrong or refused -> what they have."""
+
+
+@pytest.mark.parametrize("seed", GENERATED)
+def test_generated_steps(seed, tmp_path):
+    made = make(draw_plan(seed))
+    path = tmp_path / "step.onnx"
+    path.write_bytes(made.model.SerializeToString(deterministic=True))
+    step, generator, words = gopt.load(path), random.Random(seed), []
+    for state in step.training.parameters:
+        dims = step.training.graph.types[state.tensor].dims
+        even = [dim for dim, size in enumerate(dims) if size % 2 == 0 and size]
+        split = even and (generator.random() < 0.6 or not words)
+        words.append(f"{state.tensor}:dim{generator.choice(even)}" if split else f"{state.tensor}:replicate")
+    options = {"tensor-parallel": {"parameters": ";".join(words), "auto": False}, "shard": {"stage": 1}}
+    made_ranks = gopt.shard(step, Mesh.parse("tp=2"), accumulate=2, pipeline=build_pipeline(defaults=options))
+    made_ranks.write(tmp_path / "out")
+    assert Verifier(tmp_path / "out").run(confirm=False).equal

@@ -44,12 +44,12 @@ def refold_optimizers(program: SpmdProgram, options: Options) -> PassResult:
 
 def _pieces(program: SpmdProgram) -> dict[int, Pieces]:
     found: dict[int, Pieces] = {}
-    for node in program.training.graph.nodes:
+    for node in program.source.graph.nodes:  # what is split by now is no body any more
         if isinstance(node.origin, Origin):
             pieces = found.setdefault(node.origin.call.number, Pieces(node.origin.call))
             pieces.source.setdefault(node.origin.weight, []).append(node)
-    types = program.training.graph.types
-    for node in program.training.looked_through:
+    types = program.source.graph.types
+    for node in program.source.looked_through:
         wide = node.outputs[0] not in types or types[node.outputs[0]].elements != 1
         if wide and isinstance(node.origin, Origin) and node.origin.call.number in found:
             found[node.origin.call.number].dropped.append(node)
@@ -68,7 +68,7 @@ class _Folder:
         self.graph: Graph = program.graph
         states = {holding.input: holding for holding in program.states}
         users, producers = program.graph.users(), program.graph.producers()
-        self.now = Now(program.training.graph.types, program.graph.outputs, users, producers, states)
+        self.now = Now(program.source.graph.types, program.graph.outputs, users, producers, states)
         self.position = {id(node): place for place, node in enumerate(program.graph.nodes)}
 
     def fold(self, pieces: Pieces) -> dict[str, object]:
