@@ -49,7 +49,7 @@ def probed(graph: Graph, gradients: set[str]) -> Graph:
 
     Local gradients that the rank makes itself, as the source does, are outputs as well.
     """
-    own = {name for node in graph.nodes if not node.made_by and node.domain != COMM for name in node.outputs}
+    own = {name for node in graph.nodes if _local(node) for name in node.outputs}
     shown = {name: graph.types[name] for name in sorted(gradients & own) if name in graph.types}
     graph = replace(graph, outputs={**shown, **graph.outputs})
     users = [
@@ -70,6 +70,12 @@ def probed(graph: Graph, gradients: set[str]) -> Graph:
             types[f"{name}.probed"] = types[name]
             nodes.append(Node(PROBE, [name], [f"{name}.probed"], domain=COMM))
     return replace(graph, nodes=nodes, types=types)
+
+
+def _local(node: Node) -> bool:
+    """Whether a node makes what is local to ranks that see other data: as the source does, or completed along axes
+    that split the computation."""
+    return node.made_by == "tensor-parallel" or (not node.made_by and node.domain != COMM)
 
 
 def subgraph(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iterable[str]) -> Graph:
