@@ -126,7 +126,7 @@ def test_reshard_remembers_what_was_said(tmp_path, capsys):
     capsys.readouterr()
     assert main(["reshard", str(out), "--mesh", "lane=3", "-o", str(tmp_path / "lanes")]) == 2
     assert "no mesh axis is called 'lane'" in capsys.readouterr().err
-    assert main(["reshard", str(out), "--mesh", "tp=3", "-o", str(tmp_path / "copies")]) == 2
+    assert main(["reshard", str(out), "--mesh", "ep=3", "-o", str(tmp_path / "copies")]) == 2
 
 
 def test_axes_of_a_configuration(tmp_path):

@@ -51,8 +51,8 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     training = program.training
     if AXIS in dict(program.mesh.kinds):
         return PassResult(note=f"ranks along {AXIS} are copies, as the user says")
-    if any(node.domain == COMM for node in training.graph.nodes):
-        return PassResult(note="the source has calls of its own over it")
+    if _has_calls(program):
+        return PassResult(note=f"the source has calls of its own along {AXIS}")
     notes: list[str] = []
     patterns = Pattern.parse(options.parameters)
     choices = choose(training, members, options.sizes, notes.append) if options.auto else {}
@@ -135,12 +135,16 @@ def _seeds(training: TrainingGraph, chosen: Mapping[str, Placement]) -> dict[str
     return {state.tensor: chosen[like(state)] for state in training.states if like(state) in chosen}
 
 
+def _has_calls(program: SpmdProgram) -> bool:
+    """Whether the source is the step of one member already: it has calls along the axis."""
+    calls = {str(node.attributes["group"]) for node in program.training.graph.nodes if node.domain == COMM}
+    return any(AXIS in program.mesh.live(group) for group in calls)
+
+
 def needed(program: SpmdProgram) -> str:
     """Why a step cannot do without this pass."""
     mesh = program.mesh
-    calls = {str(node.attributes["group"]) for node in program.training.graph.nodes if node.domain == COMM}
-    copies = dict(mesh.axes).get(AXIS, 1) == 1 or AXIS in dict(mesh.kinds)
-    if copies or any(AXIS in mesh.live(group) for group in calls):
+    if dict(mesh.axes).get(AXIS, 1) == 1 or AXIS in dict(mesh.kinds) or _has_calls(program):
         return ""
     return f"nothing else splits the computation along {AXIS}: its ranks would be copies"
 

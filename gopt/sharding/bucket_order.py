@@ -76,7 +76,8 @@ class _BucketOrder:
         if node.source is not None and node.inputs != node.source.inputs:
             self._check_read(node, node.source)
         if node.domain == COMM:
-            self._call(node)
+            if node.made_by or node.phase is Phase.UPDATE:  # forward and backward of a source may join what they like
+                self._call(node)
         elif isinstance(node.origin, RefoldedCall) and node.domain == SPMD:
             for member in node.origin.members:
                 self._compute(node, list(member.inputs.values()), list(member.outputs.values()), elementwise=True)

@@ -49,8 +49,8 @@ class Propagated:
     origins: dict[str, Origin] = field(default_factory=dict)
     """Value that is not replicated -> the node that placed it."""
     converted: dict[str, list[str]] = field(default_factory=dict)
-    whole: list[str] = field(default_factory=list)
-    """Labels of nodes that all members compute whole although an operand was sharded."""
+    whole: dict[str, int] = field(default_factory=dict)
+    """Label of a node that all members compute whole although an operand was sharded -> bytes of its results."""
 
 
 def propagate(
@@ -152,10 +152,10 @@ class _Sweep:
             self._append(node, [next(each for each in known if isinstance(each, Partial))] * len(node.outputs))
             return
         best = self._cheapest(node, known, self._options(node, described, known))
-        if best is None:
-            if any(isinstance(each, Shard) for each in known):
-                self.out.whole.append(node.label)
-            best = Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
+        best = best or Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
+        sharded = any(isinstance(each, Shard) for each in known)
+        if sharded and all(isinstance(each, Replicated) for each in best.operands):
+            self.out.whole[node.label] = sum(self._bytes(name) for name in node.outputs if name)
         node.inputs = [self._as(name, place) if name else "" for name, place in zip(node.inputs, best.operands)]
         if best.masked:
             self._mask(node, best)

@@ -105,12 +105,15 @@ class AllRanks:
 
 
 def gradient_boxes(manifest: Manifest, gradients: Mapping[str, str]) -> dict[str, list[Box | None]]:
-    """Gradient -> what each rank has of it, for parameters of which dimensions are sharded: as its states say."""
+    """Gradient -> what each rank has of it, for parameters of which dimensions are sharded: as its states say.
+
+    A gradient of parameters that are not split alike is whole on every rank.
+    """
     mesh = manifest.mesh.mesh()
     owners = {state.tensor: state.of or state.tensor for state in manifest.states}
     shapes = {state.tensor: state.shape for state in manifest.states}
     model = [axis for axis, _ in mesh.axes if axis not in mesh.data_axes]
-    found: dict[tuple[str, tuple[int, ...]], Box] = {}
+    boxes: dict[str, dict[tuple[int, ...], Box]] = {}
 
     def place(rank: int) -> tuple[int, ...]:
         return tuple(mesh.coordinates(rank)[axis] for axis in model)
@@ -119,11 +122,17 @@ def gradient_boxes(manifest: Manifest, gradients: Mapping[str, str]) -> dict[str
         for state in entry.state:
             for piece in state.pieces:
                 of = owners[piece.tensor]
-                if piece.box is not None and shapes[of] == shapes[piece.tensor] and of in gradients:
-                    found[gradients[of], place(entry.rank)] = piece.box
-    return {
-        name: [found.get((name, place(entry.rank))) for entry in manifest.ranks] for name in {key[0] for key in found}
-    }
+                if piece.box is not None and shapes[of] == shapes[piece.tensor]:
+                    boxes.setdefault(of, {})[place(entry.rank)] = piece.box
+    weights: dict[str, list[str]] = {}
+    for name, gradient in gradients.items():
+        weights.setdefault(gradient, []).append(name)
+    found: dict[str, list[Box | None]] = {}
+    for gradient, names in weights.items():
+        alike = [boxes.get(name, {}) for name in names]
+        if alike[0] and all(each == alike[0] for each in alike):
+            found[gradient] = [alike[0].get(place(entry.rank)) for entry in manifest.ranks]
+    return found
 
 
 def data_ranks(mesh: Mesh) -> list[int]:

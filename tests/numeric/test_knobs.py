@@ -69,7 +69,11 @@ def walk(folder: Path, knobs: dict[str, Any]) -> None:
     )  # fmt: skip
     path = folder / "step.onnx"
     path.write_bytes(build(recipe).SerializeToString())
-    names = ["hoist-casts"] * knobs["hoist"] + ["shard", "statistics", "fuse-collectives", "overlap", "prune"]
+    names = (
+        ["tensor-parallel"]
+        + ["hoist-casts"] * knobs["hoist"]
+        + ["shard", "statistics", "fuse-collectives", "overlap", "prune"]
+    )
     options = {"stage": knobs["stage"], "bucket-mb": knobs["bucket_mb"], "reduce-dtype": knobs["reduce_dtype"]}
     options |= LAYOUTS[knobs["layout"]]
     pipeline = build_pipeline([(name, options if name == "shard" else {}) for name in names if name in PASSES])
