@@ -176,8 +176,9 @@ class SpmdProgram:
 
     def split_along(self, gradient: str) -> tuple[str, ...]:
         """The axes along which members have other parts of a gradient."""
-        weights = [name for name, value in self.training.gradients.items() if value == gradient]
-        shardings = {self.parts.get(name) for name in weights}
+        if not self.parts:
+            return ()
+        shardings = {self.parts.get(name) for name in self.training.weights_of(gradient)}
         sharding = (
             shardings.pop() if len(shardings) == 1 else None
         )  # of parameters that are not split alike it is whole

@@ -72,6 +72,17 @@ class TrainingGraph:
         found: T = self._found[question]
         return found
 
+    def weights_of(self, gradient: str) -> list[str]:
+        """The parameters that have a value as their gradient."""
+
+        def find() -> dict[str, list[str]]:
+            found: dict[str, list[str]] = {}
+            for name, value in self.gradients.items():
+                found.setdefault(value, []).append(name)
+            return found
+
+        return self.once("weights of gradients", find).get(gradient, [])
+
     @property
     def parameters(self) -> list[State]:
         return [state for state in self.states if state.kind is StateKind.PARAMETER]

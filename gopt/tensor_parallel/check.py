@@ -9,12 +9,12 @@ is joined by are errors before anything is written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Graph, Node
-from gopt.sharding.links import Operator, Slot, strategies
+from gopt.sharding.links import Slot, strategies
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.operators import Constants, operator
@@ -129,9 +129,7 @@ class _Checker:
         described = operator(node, self.graph, self.constants)
         masked = node.domain == SPMD and node.op_type in _UNMASKED
         if masked:
-            described = Operator(
-                _UNMASKED[node.op_type], node.attributes, described.operands, described.results, described.constant
-            )
+            described = replace(described, op_type=_UNMASKED[node.op_type])
         elif node.domain not in ("", "ai.onnx"):
             raise Mismatch(first, "values that are equal on all members")
         options = [

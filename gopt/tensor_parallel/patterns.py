@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from heapq import heapify, heappop, heappush
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
@@ -51,6 +52,7 @@ def apply(
     Raises OptionError for a pattern that fits no parameter, and for one that a parameter cannot be split by.
     """
     found = dict(auto)
+    products = _Products(training)
     names = [state.tensor for state in training.parameters]
     for each in patterns:
         if not any(fnmatchcase(name, each.glob) for name in names):
@@ -64,43 +66,63 @@ def apply(
         if pattern.word == "replicate":
             found.pop(name, None)
         elif name not in auto or auto[name].why != pattern.word:  # what was found knows heads and runs
-            found[name] = Choice(_placement(training, members, rule, name, pattern), f"asked for as {pattern.word}")
+            found[name] = Choice(_placement(products, members, rule, name, pattern), f"asked for as {pattern.word}")
     return found
 
 
-def _placement(training: TrainingGraph, members: int, rule: Sizes, name: str, pattern: Pattern) -> Shard:
-    type = training.graph.types[name]
+def _placement(products: _Products, members: int, rule: Sizes, name: str, pattern: Pattern) -> Shard:
+    type = products.training.graph.types[name]
     exact = _DIM.fullmatch(pattern.word)
     runs = 1
     if exact is not None:
         dim, runs = int(exact[1]), int(exact[2] or 1)
     else:
-        dim = 0 if pattern.word in ("vocab", "expert") or len(type.dims) == 1 else _product(training, name, pattern)
+        dim = 0 if pattern.word in ("vocab", "expert") or len(type.dims) == 1 else products.dimension(name, pattern)
     if dim >= len(type.dims) or runs < 1 or type.dims[dim] % runs:
         raise OptionError(f"tensor-parallel: {pattern.glob}:{pattern.word} does not fit {name!r}, which is {type}")
     return Shard(dim, part_sizes(type.dims[dim] // runs, members, rule), runs)
 
 
-def _product(training: TrainingGraph, name: str, pattern: Pattern) -> int:
-    """The dimension of a weight that is the columns, or the rows, of the first product that reads it."""
-    graph, constants = training.graph, Constants(training.graph)
-    views = {name: {dim: Shard(dim, (size,)) for dim, size in enumerate(graph.types[name].dims)}}
-    for node in (node for node in graph.nodes if node.phase is Phase.FORWARD):
-        place = next((place for place, each in enumerate(node.inputs) if each in views), None)
-        if place is None:
-            continue
-        described = operator(node, graph, constants)
-        moved: dict[int, Shard] = {}
-        for dim, shard in views[node.inputs[place]].items():
-            result = next((each.results[0] for each in bare_strategies(described, Slot(place), shard)), None)
-            if result is not None and node.is_a(*PRODUCTS):
-                if isinstance(result, Partial) == (pattern.word == "row"):
-                    return dim
-            elif isinstance(result, Shard):
-                moved[dim] = result
-        if moved:
-            views[node.outputs[0]] = moved
-    raise OptionError(
-        f"tensor-parallel: {pattern.glob}:{pattern.word} does not fit {name!r}: no product reads it so",
-        "name the dimension: dim0 or dim1",
-    )
+@dataclass(slots=True)
+class _Products:
+    """The forward, indexed once for all parameters."""
+
+    training: TrainingGraph
+    constants: Constants = field(init=False)
+    readers: dict[str, list[int]] = field(init=False)
+    """Value -> the places of its readers."""
+
+    def __post_init__(self) -> None:
+        self.constants = Constants(self.training.graph)
+        self.readers = {}
+        for place, node in enumerate(self.training.graph.nodes):
+            for name in node.inputs if node.phase is Phase.FORWARD else ():
+                self.readers.setdefault(name, []).append(place)
+
+    def dimension(self, name: str, pattern: Pattern) -> int:
+        """The dimension of a weight that is the columns, or the rows, of the first product that reads it or a view of
+        it; raises OptionError where none does."""
+        nodes = self.training.graph.nodes
+        views = {name: {dim: Shard(dim, (size,)) for dim, size in enumerate(self.training.graph.types[name].dims)}}
+        ahead = list(self.readers.get(name, ()))
+        heapify(ahead)
+        while ahead:
+            node = nodes[heappop(ahead)]
+            place = next(place for place, each in enumerate(node.inputs) if each in views)
+            described = operator(node, self.training.graph, self.constants)
+            moved: dict[int, Shard] = {}
+            for dim, shard in views[node.inputs[place]].items():
+                result = next((each.results[0] for each in bare_strategies(described, Slot(place), shard)), None)
+                if result is not None and node.is_a(*PRODUCTS):
+                    if isinstance(result, Partial) == (pattern.word == "row"):
+                        return dim
+                elif isinstance(result, Shard):
+                    moved[dim] = result
+            if moved and node.outputs[0] not in views:
+                views[node.outputs[0]] = moved
+                for reader in self.readers.get(node.outputs[0], ()):
+                    heappush(ahead, reader)
+        raise OptionError(
+            f"tensor-parallel: {pattern.glob}:{pattern.word} does not fit {name!r}: no product reads it so",
+            "name the dimension: dim0 or dim1",
+        )

@@ -77,7 +77,6 @@ class _Sweep:
     constants: Constants = field(init=False)
     out: Propagated = field(init=False)
     converted: dict[tuple[str, Placement], str] = field(default_factory=dict)
-    copies: Counter[str] = field(default_factory=Counter)
     moves: dict[str, Node] = field(default_factory=dict)
     """What a node makes that moves elements alone -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
@@ -221,8 +220,7 @@ class _Sweep:
                 self.converted[key] = self._moved(name, move)
                 return self.converted[key]
             role = {Replicated: "whole", Shard: "part"}[type(placement)]
-            count = self.copies[name]
-            self.copies[name] += 1
+            count = len(self.out.converted.get(name, ()))
             made = _named(name, f"{role}{count or ''}")
             self._count(before, placement)
             self.build.convert(name, before, placement, made)

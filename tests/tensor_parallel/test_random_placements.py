@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from fuzz_placements import placements
 from helpers import source
 from steps_gen.make import make
 from steps_gen.plan import draw as draw_plan
@@ -63,13 +64,9 @@ def test_generated_steps(seed, tmp_path):
     made = make(draw_plan(seed))
     path = tmp_path / "step.onnx"
     path.write_bytes(made.model.SerializeToString(deterministic=True))
-    step, generator, words = gopt.load(path), random.Random(seed), []
-    for state in step.training.parameters:
-        dims = step.training.graph.types[state.tensor].dims
-        even = [dim for dim, size in enumerate(dims) if size % 2 == 0 and size]
-        split = even and (generator.random() < 0.6 or not words)
-        words.append(f"{state.tensor}:dim{generator.choice(even)}" if split else f"{state.tensor}:replicate")
-    options = {"tensor-parallel": {"parameters": ";".join(words), "auto": False}, "shard": {"stage": 1}}
+    step = gopt.load(path)
+    words = placements(step, random.Random(seed))
+    options = {"tensor-parallel": {"parameters": words, "auto": False}, "shard": {"stage": 1}}
     made_ranks = gopt.shard(step, Mesh.parse("tp=2"), accumulate=2, pipeline=build_pipeline(defaults=options))
     made_ranks.write(tmp_path / "out")
     assert Verifier(tmp_path / "out").run(confirm=False).equal
