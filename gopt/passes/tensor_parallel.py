@@ -12,7 +12,7 @@ from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, origin
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import Placement, Shard, Sharding
+from gopt.sharding.placements import PARTS, Placement, Sharding
 from gopt.tensor_parallel.check import check
 from gopt.tensor_parallel.choose import choose
 from gopt.tensor_parallel.classes import classes
@@ -76,7 +76,7 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     )
     shardings = {
         name: Sharding.along(AXIS, placement) for name, placement in result.placements.items()
-        if isinstance(placement, Shard)
+        if isinstance(placement, PARTS)
     }  # fmt: skip
     program.parts = {name: shardings[name] for name in seeds}
     program.split = {AXIS: options.sizes.value}

@@ -8,20 +8,22 @@ is joined by are errors before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.sharding.halo import Halo
 from gopt.sharding.links import Slot, strategies
-from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard
+from gopt.sharding.placements import PARTS, REPLICATED, Partial, Placement, Replicated, Shard, Window
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.operators import Constants, operator
 from gopt.tensor_parallel.propagate import MASKED
 from gopt.tensor_parallel.results import result_placements
+from gopt.tensor_parallel.windows import HALO, counted_as, placed, taken
 
-_UNMASKED = {masked: plain for plain, masked in MASKED.items()}
+_UNMASKED = {masked: plain for plain, masked in MASKED.items()} | {"MemberMaxPool": "MaxPool"}
 
 
 def check(training: TrainingGraph, graph: Graph, axis: str, states: Mapping[str, Placement]) -> dict[str, Placement]:
@@ -47,6 +49,8 @@ class _Checker:
     axis: str
     known: dict[str, Placement]
     constants: Constants = field(init=False)
+    made: dict[str, Node] = field(default_factory=dict)
+    """What calls and operators of ``gopt.spmd`` make -> the node."""
 
     def __post_init__(self) -> None:
         self.constants = Constants(self.graph)
@@ -64,6 +68,8 @@ class _Checker:
                 f"{self.axis}",
                 f"it takes {wrong.expected}",
             ) from None
+        if node.domain in (COMM, SPMD):
+            self.made.update(dict.fromkeys(node.outputs, node))
         for name, placement in zip(node.outputs, results):
             if name and not isinstance(placement, Replicated):
                 self.known[name] = placement
@@ -79,6 +85,8 @@ class _Checker:
             return [self._call(node, operand) for operand in operands][:count]
         if node.domain == SPMD and group == self.axis and node.op_type == "DimSlice":
             return [self._cut(node, operands[0])]
+        if node.domain == SPMD and group == self.axis and node.op_type in HALO:
+            return [self._halo(node, operands)]
         if all(isinstance(each.placement, Replicated) for each in operands) and not self._captures(node):
             return [REPLICATED] * count
         if node.is_a("Shape", "Size"):
@@ -115,6 +123,22 @@ class _Checker:
             raise Mismatch(operand, "a value that is equal on all members, to cut it")
         return Shard(int(node.attributes["axis"]), tuple(node.attributes["sizes"]))
 
+    def _halo(self, node: Node, operands: Sequence[Operand]) -> Placement:
+        """Strips, a window or a sum: of what lies as the node says, and of the strips of that very value."""
+        for operand, wanted in zip(operands, taken(node), strict=True):
+            if operand.placement != wanted:
+                raise Mismatch(operand, f"a value {wanted}")
+        expected = any(Halo.of(node.attributes).strip_sizes) and node.op_type != "HaloStrips"
+        if expected and (len(operands) < 2 or self._strips(operands[1].name) != (node.inputs[0], _record(node))):
+            raise Mismatch(operands[-1], f"the joined strips of {node.inputs[0]!r}")
+        return placed(node)
+
+    def _strips(self, name: str) -> tuple[str, Hashable] | None:
+        """Of which value a value has the joined strips of all members, and which."""
+        call = self.made.get(name)
+        strips = self.made.get(call.inputs[0]) if call is not None and call.op_type == "AllGather" else None
+        return (strips.inputs[0], _record(strips)) if strips is not None and strips.op_type == "HaloStrips" else None
+
     def _terms(self, node: Node, operands: Sequence[Operand]) -> Placement:
         data = operands[:1] if node.is_a("Reshape", "Squeeze", "Unsqueeze", "Expand") else operands
         dtype = self.graph.type_of(node.outputs[0]).dtype
@@ -123,7 +147,7 @@ class _Checker:
     def _split(self, node: Node, operands: Sequence[Operand]) -> Sequence[Placement]:
         """The strategy that operands are placed by."""
         placements = tuple(self.of(name) if name else REPLICATED for name in node.inputs)
-        first = next((each for each in operands if isinstance(each.placement, Shard)), None)
+        first = next((each for each in operands if isinstance(each.placement, PARTS)), None)
         if first is None or self._captures(node):
             raise Mismatch(operands[0], "values that are equal on all members")
         described = operator(node, self.graph, self.constants)
@@ -133,11 +157,13 @@ class _Checker:
         elif node.domain not in ("", "ai.onnx"):
             raise Mismatch(first, "values that are equal on all members")
         options = [
-            each for place, placement in enumerate(placements) if isinstance(placement, Shard)
+            each for place, placement in enumerate(placements) if isinstance(placement, (Shard, Window))
             for each in strategies(described, Slot(place), placement) if each.masked == masked
         ]  # fmt: skip
         for option in options:
             if option.operands == placements:
+                if node.op_type == "MemberMaxPool" and not counted_as(node, option.operands[0]):
+                    raise Mismatch(first, "the window whose places it counts")
                 return option.results
         expected = " or ".join(str(option.operands[node.inputs.index(first.name)]) for option in options[:2])
         wrong = first
@@ -147,3 +173,9 @@ class _Checker:
                     wrong, expected = operand, str(wanted)
                     break
         raise Mismatch(wrong, expected or "a whole value: no rule splits it so")
+
+
+def _record(node: Node) -> Hashable:
+    """What a halo is: sizes, windows, dimension, direction."""
+    at = node.attributes
+    return int(at["axis"]), str(at["kind"]), tuple(at["sizes"]), tuple(at["ranges"])

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
 
-from gopt.ir.graph import Graph, Node
+from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.types import TensorType
-from gopt.sharding.placements import Sharding
+from gopt.sharding.links.windows import pads
+from gopt.sharding.placements import PARTS, Sharding
 from gopt.tensor_parallel.builder import Builder
-from gopt.tensor_parallel.operators import Constants
+from gopt.tensor_parallel.operators import Constants, operator
 
 
 def localise(graph: Graph, shardings: Mapping[str, Sharding], coordinates: Mapping[str, int]) -> None:
@@ -49,7 +50,7 @@ class _Local:
         for node in self.graph.nodes:
             if node.is_a("Shape", "Size") and self._parts(node.inputs[0]):
                 self._shape(node)
-            elif node.domain in ("", "ai.onnx") and node.op_type in _FIXES and self._concerned(node):
+            elif node.domain in ("", "ai.onnx", SPMD) and node.op_type in _FIXES and self._concerned(node):
                 _FIXES[node.op_type](self, node)
 
     def _local(self, name: str) -> TensorType:
@@ -95,6 +96,39 @@ class _Local:
             if len(whole) > dim and whole[dim] != local[dim]:
                 self._attribute(node, key, int(node.attributes[key]) * local[dim] // whole[dim])
 
+    def slide(self, node: Node) -> None:
+        """Pad no dimension of which members have windows: those have what lies beside it. Name the local kernel."""
+        places = len(self.logical[node.inputs[0]].dims) - 2
+        split = self._split_places(node)
+        if not split:
+            return
+        given = dict(node.attributes)
+        found = [self._pads(node, dim) for dim in range(2, places + 2)]
+        found = [(0, 0) if dim in split else each for dim, each in enumerate(found, 2)]
+        given |= {"pads": [before for before, _ in found] + [behind for _, behind in found], "auto_pad": "NOTSET"}
+        if "output_padding" in given:
+            given["output_padding"] = [
+                0 if dim in split else each for dim, each in enumerate(given["output_padding"], 2)
+            ]  # fmt: skip
+        if "kernel_shape" in given and node.is_a("Conv", "ConvTranspose"):
+            given["kernel_shape"] = list(self.graph.types[node.inputs[1]].dims[2:])
+        node._attributes, node.encoded = given, None
+
+    def _split_places(self, node: Node) -> set[int]:
+        known = [self.shardings[name] for name in (node.inputs[0], node.outputs[0]) if name in self.shardings]
+        return {
+            place.dim for each in known for _, place in each.by_axis if isinstance(place, PARTS) and place.dim >= 2
+        }  # fmt: skip
+
+    def _pads(self, node: Node, dim: int) -> tuple[int, int]:
+        described = operator(node, replace(self.graph, types=self.logical), self.constants)
+        strides, dilations = (node.attributes.get(key) for key in ("strides", "dilations"))
+        weights = self.logical[node.inputs[1]].dims if node.is_a("Conv", "ConvTranspose") else ()
+        kernel = weights[dim] if weights else node.attributes["kernel_shape"][dim - 2]
+        extent = (kernel - 1) * (dilations[dim - 2] if dilations else 1) + 1
+        length, made = (self.logical[name].dims[dim] for name in (node.inputs[0], node.outputs[0]))
+        return pads(described, dim, strides[dim - 2] if strides else 1, extent, length, made)
+
     def resize(self, node: Node) -> None:
         """Name the local lengths, where the node names lengths."""
         if len(node.inputs) > 3 and node.inputs[3]:
@@ -122,6 +156,11 @@ def _reshape(local: _Local, node: Node) -> None:
     local.shaped(node, 1)
 
 
+def _convolution(local: _Local, node: Node) -> None:
+    local.count(node, "group", 0, 1)
+    local.slide(node)
+
+
 def _attention(local: _Local, node: Node) -> None:
     if len(local.logical[node.inputs[0]].dims) == 3:  # else heads are a dimension
         local.count(node, "q_num_heads", 0, 2)
@@ -136,8 +175,9 @@ _FIXES: dict[str, Callable[[_Local, Node], None]] = {
     "Unsqueeze": _Local.squeeze,
     "Flatten": _Local.squeeze,
     "Resize": _Local.resize,
-    "Conv": lambda local, node: local.count(node, "group", 0, 1),
-    "ConvTranspose": lambda local, node: local.count(node, "group", 0, 1),
+    "Conv": _convolution,
+    "ConvTranspose": _convolution,
+    **dict.fromkeys(["MaxPool", "AveragePool", "LpPool", "MemberMaxPool"], _Local.slide),
     "GroupNormalization": lambda local, node: local.count(node, "num_groups", 0, 1),
     "RotaryEmbedding": lambda local, node: local.count(node, "num_heads", 0, 2),
     "Attention": _attention,

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, SPMD, Graph, Node, clone
 from gopt.ir.types import nbytes
 from gopt.sharding.conversions import Conversion
+from gopt.sharding.halo import shared_like
 from gopt.sharding.links import Operator, Slot, Strategy, strategies
-from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard
+from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard, Window, WindowTerms
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.expansions import expansion
@@ -26,6 +27,7 @@ from gopt.tensor_parallel.explain import Origin
 from gopt.tensor_parallel.operators import Constants, operator
 from gopt.tensor_parallel.results import result_placements
 from gopt.tensor_parallel.tokens import Tokens
+from gopt.tensor_parallel.windows import placed, pool_member
 
 MASKED = {
     "Gather": "MemberGather", "GatherElements": "MemberGatherElements",
@@ -80,6 +82,8 @@ class _Sweep:
     moves: dict[str, Node] = field(default_factory=dict)
     """What a node makes that moves elements alone -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
+    shared: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    """How the first value with a dimension of some length had it shared out."""
     weights: set[str] = field(default_factory=set)
     """States, and what follows from them alone."""
 
@@ -90,6 +94,8 @@ class _Sweep:
         for node in self.graph.nodes:
             self.readers.update(set(node.reads))
         self.weights.update(state.tensor for state in self.training.states)
+        for name, placement in list(self.placements.items()):
+            self._note(name, placement)
 
     def run(self) -> Propagated:
         wanted = result_placements(self.training, self.placements)
@@ -133,6 +139,9 @@ class _Sweep:
                 f"the body of {node.op_type} {node.label!r} reads {captured!r}, which is sharded along {self.axis}",
                 "keep it whole: give its parameters the placement replicate",
             )
+        if node.domain == SPMD:
+            self._append(node, [placed(node)])
+            return
         if all(isinstance(each, Replicated) for each in known) or node.is_a("Shape", "Size"):
             self._append(node, [REPLICATED] * len(node.outputs))
             return
@@ -159,13 +168,21 @@ class _Sweep:
         if best.masked:
             self._mask(node, best)
         self._append(node, best.results)
+        for name, placement in zip(node.outputs, best.results):
+            if isinstance(placement, WindowTerms):
+                self._settle(name, self._part(placement), [node])
+
+    def _part(self, terms: WindowTerms) -> Shard:
+        """The parts that terms are summed to: those of the first value that had such a dimension."""
+        known = self.shared.get((terms.dim, terms.length))
+        return Shard(terms.dim, known if known is not None else shared_like(terms.sizes, terms.length))
 
     def _options(self, node: Node, described: Operator, known: Sequence[Placement]) -> list[Strategy]:
         if node.domain not in ("", "ai.onnx"):
             return []
         found: dict[Strategy, None] = {}
         for place, placement in enumerate(known):
-            if isinstance(placement, Shard):
+            if isinstance(placement, (Shard, Window)):
                 found.update(dict.fromkeys(strategies(described, Slot(place), placement)))
             elif isinstance(placement, Partial) and self.tokens is not None:
                 shard = self.tokens.shard(self.graph.type_of(node.inputs[place]))
@@ -181,6 +198,8 @@ class _Sweep:
             for name, placement in zip(node.outputs, option.results):
                 if isinstance(placement, Partial):
                     cost += Conversion(placement, REPLICATED).sent(self._bytes(name), self.members)
+                elif isinstance(placement, WindowTerms):
+                    cost += Conversion(placement, self._part(placement)).sent(self._bytes(name), self.members)
             if cost < least:
                 best, least = option, cost
         return best
@@ -216,10 +235,13 @@ class _Sweep:
         key = (name, placement)
         if key not in self.converted:
             move = self.moves.get(name)
+            if isinstance(before, Shard) and isinstance(placement, Window) and move and move.is_a("Transpose"):
+                self.converted[key] = self._turned(name, move, placement)
+                return self.converted[key]
             if isinstance(before, Shard) and isinstance(placement, Replicated) and move is not None:
                 self.converted[key] = self._moved(name, move)
                 return self.converted[key]
-            role = {Replicated: "whole", Shard: "part"}[type(placement)]
+            role = {Replicated: "whole", Shard: "part", Window: "window"}[type(placement)]
             count = len(self.out.converted.get(name, ()))
             made = _named(name, f"{role}{count or ''}")
             self._count(before, placement)
@@ -245,6 +267,16 @@ class _Sweep:
             self.weights.add(made)
         return made
 
+    def _turned(self, name: str, move: Node, window: Window) -> str:
+        """A window of a transposed value, by the window of what was transposed, which others may read as well."""
+        perm = list(move.attributes.get("perm") or reversed(range(len(self.graph.types[name].dims))))
+        given = self._as(move.inputs[0], replace(window, dim=perm[window.dim]))
+        made = _named(name, f"window{len(self.build.nodes)}")
+        type, attributes = self.graph.types[name], dict(move.attributes)
+        self.build.add("Transpose", [given], made, type, **attributes)
+        self._note(made, window)
+        return made
+
     def _count(self, before: Placement, after: Placement) -> None:
         mapping = Conversion(before, after).mapping
         if mapping is None:
@@ -253,6 +285,9 @@ class _Sweep:
 
     def _mask(self, node: Node, strategy: Strategy) -> None:
         """Let a member choose from its own part."""
+        if node.is_a("MaxPool"):
+            pool_member(node, strategy, self.axis, self.graph.types[node.inputs[0]].dims)
+            return
         shard = next(each for each in strategy.operands if isinstance(each, Shard))
         attributes = {key: value for key, value in node.attributes.items() if key in ("axis", "reduction")}
         masked = Node(
@@ -280,6 +315,8 @@ class _Sweep:
     def _note(self, name: str, placement: Placement) -> None:
         if name and not isinstance(placement, Replicated):
             self.placements[name] = placement
+        if isinstance(placement, Shard) and placement.runs == 1:
+            self.shared.setdefault((placement.dim, placement.length), placement.sizes)
 
 
 def _named(value: str, role: str) -> str:

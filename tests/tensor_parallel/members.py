@@ -16,7 +16,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, SPMD, Graph, Node, Tensor
 from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, Here
-from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard, Sharding
+from gopt.sharding.placements import PARTS, REPLICATED, Partial, Placement, Shard, Sharding, Window, WindowTerms
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.propagate import Propagated, propagate
 
@@ -72,7 +72,7 @@ def simulated(
     graph: Graph, placements: Mapping[str, Placement], values: Mapping[str, Array], members: int
 ) -> dict[str, list[Array]]:
     """Value -> what each member has of it."""
-    shardings = {name: Sharding.along(AXIS, each) for name, each in placements.items() if isinstance(each, Shard)}
+    shardings = {name: Sharding.along(AXIS, each) for name, each in placements.items() if isinstance(each, PARTS)}
     locals_ = [graph.copy() for _ in range(members)]
     for member, each in enumerate(locals_):
         localise(each, shardings, {AXIS: member})
@@ -120,7 +120,37 @@ def taken(whole: Array, placement: Placement, members: int) -> list[Array]:
         generator = np.random.default_rng(0)
         terms = [generator.integers(-4, 4, whole.shape).astype(whole.dtype) for _ in range(members - 1)]
         return [*terms, whole - sum(terms)]
+    if isinstance(placement, Window):
+        return [windowed(whole, placement, member) for member in range(members)]
+    if isinstance(placement, WindowTerms):
+        return terms_of(whole, placement, np.random.default_rng(0))
     return [whole] * members
+
+
+def windowed(whole: Array, window: Window, member: int) -> Array:
+    """A member's window, and what its border says beside the dimension."""
+    info = np.finfo if whole.dtype.kind == "f" else np.iinfo
+    fill = info(whole.dtype).min if window.border == "lowest" else 0
+    (low, high), size = window.ranges[member], whole.shape[window.dim]
+    pads = [(max(-low, 0), max(high - size, 0)) if dim == window.dim else (0, 0) for dim in range(whole.ndim)]
+    padded = np.pad(whole, pads, constant_values=fill)
+    return padded.take(range(low + max(-low, 0), high + max(-low, 0)), window.dim)
+
+
+def terms_of(whole: Array, terms: WindowTerms, generator: np.random.Generator) -> list[Array]:
+    """Terms of each place for all that have it in their windows, whatever it is where nobody has."""
+    shape = list(whole.shape)
+    made = []
+    left = np.moveaxis(whole, terms.dim, 0).copy()
+    for member, (low, high) in enumerate(terms.ranges):
+        shape[terms.dim] = high - low
+        mine = np.moveaxis(generator.integers(-4, 4, shape).astype(whole.dtype), terms.dim, 0).copy()
+        for place in range(max(low, 0), min(high, terms.length)):
+            if not any(a <= place < b for a, b in terms.ranges[member + 1 :]):
+                mine[place - low] = left[place]
+            left[place] -= mine[place - low]
+        made.append(np.moveaxis(mine, 0, terms.dim))
+    return made
 
 
 def joined(parts: Sequence[Array], placement: Placement) -> Array:
