@@ -10,7 +10,8 @@ import onnx
 
 from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.types import TensorType
-from gopt.sharding.links.windows import pads
+from gopt.sharding.links import Operator
+from gopt.sharding.links.windows import paddings, pads, slices
 from gopt.sharding.placements import PARTS, Sharding
 from gopt.tensor_parallel.builder import Builder
 from gopt.tensor_parallel.operators import Constants, operator
@@ -114,14 +115,46 @@ class _Local:
             given["kernel_shape"] = list(self.graph.types[node.inputs[1]].dims[2:])
         node._attributes, node.encoded = given, None
 
-    def _split_places(self, node: Node) -> set[int]:
+    def slice(self, node: Node) -> None:
+        """Take all of a window, which begins where the member's part of the result does."""
+        rows = slices(self._described(node))
+        split = self._split_places(node, first=0)
+        if rows is None or not split.intersection(rows):
+            return
+        before, after = (self.graph.types[name].dims for name in (node.inputs[0], node.outputs[0]))
+        starts = [0 if axis in split else start for axis, (start, _) in rows.items()]
+        steps = [step for _, step in rows.values()]
+        ends = [start + after[axis] * step for axis, start, step in zip(rows, starts, steps)]
+        ends = [min(end, before[axis]) for axis, end in zip(rows, ends)]
+        if "starts" in node.attributes:
+            node._attributes, node.encoded = {"starts": starts, "ends": ends, "axes": list(rows)}, None
+        else:
+            node.inputs = [node.inputs[0], *map(self.build.ints, (starts, ends, list(rows), steps))]
+
+    def pad(self, node: Node) -> None:
+        """Add nothing to a window, which has what is added."""
+        added, split = paddings(self._described(node)), self._split_places(node, first=0)
+        if added is None or not any(added[dim] != (0, 0) for dim in split):
+            return
+        added = [(0, 0) if dim in split else each for dim, each in enumerate(added)]
+        pads = [before for before, _ in added] + [behind for _, behind in added]
+        if "pads" in node.attributes:
+            self._attribute(node, "pads", pads)
+        else:
+            node.inputs = [node.inputs[0], self.build.ints(pads), *node.inputs[2:3]]
+
+    def _described(self, node: Node) -> Operator:
+        return operator(node, replace(self.graph, types=self.logical), self.constants)
+
+    def _split_places(self, node: Node, first: int = 2) -> set[int]:
+        """Dimensions, from the ``first`` on, of which members have parts or windows."""
         known = [self.shardings[name] for name in (node.inputs[0], node.outputs[0]) if name in self.shardings]
         return {
-            place.dim for each in known for _, place in each.by_axis if isinstance(place, PARTS) and place.dim >= 2
+            place.dim for each in known for _, place in each.by_axis if isinstance(place, PARTS) and place.dim >= first
         }  # fmt: skip
 
     def _pads(self, node: Node, dim: int) -> tuple[int, int]:
-        described = operator(node, replace(self.graph, types=self.logical), self.constants)
+        described = self._described(node)
         strides, dilations = (node.attributes.get(key) for key in ("strides", "dilations"))
         weights = self.logical[node.inputs[1]].dims if node.is_a("Conv", "ConvTranspose") else ()
         kernel = weights[dim] if weights else node.attributes["kernel_shape"][dim - 2]
@@ -177,6 +210,8 @@ _FIXES: dict[str, Callable[[_Local, Node], None]] = {
     "Resize": _Local.resize,
     "Conv": _convolution,
     "ConvTranspose": _convolution,
+    "Slice": _Local.slice,
+    "Pad": _Local.pad,
     **dict.fromkeys(["MaxPool", "AveragePool", "LpPool", "MemberMaxPool"], _Local.slide),
     "GroupNormalization": lambda local, node: local.count(node, "num_groups", 0, 1),
     "RotaryEmbedding": lambda local, node: local.count(node, "num_heads", 0, 2),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from halo_numbers import terms_of, windowed
 from onnx import helper
 
 from gopt.collectives.reference import reduced
@@ -125,32 +126,6 @@ def taken(whole: Array, placement: Placement, members: int) -> list[Array]:
     if isinstance(placement, WindowTerms):
         return terms_of(whole, placement, np.random.default_rng(0))
     return [whole] * members
-
-
-def windowed(whole: Array, window: Window, member: int) -> Array:
-    """A member's window, and what its border says beside the dimension."""
-    info = np.finfo if whole.dtype.kind == "f" else np.iinfo
-    fill = info(whole.dtype).min if window.border == "lowest" else 0
-    (low, high), size = window.ranges[member], whole.shape[window.dim]
-    pads = [(max(-low, 0), max(high - size, 0)) if dim == window.dim else (0, 0) for dim in range(whole.ndim)]
-    padded = np.pad(whole, pads, constant_values=fill)
-    return padded.take(range(low + max(-low, 0), high + max(-low, 0)), window.dim)
-
-
-def terms_of(whole: Array, terms: WindowTerms, generator: np.random.Generator) -> list[Array]:
-    """Terms of each place for all that have it in their windows, whatever it is where nobody has."""
-    shape = list(whole.shape)
-    made = []
-    left = np.moveaxis(whole, terms.dim, 0).copy()
-    for member, (low, high) in enumerate(terms.ranges):
-        shape[terms.dim] = high - low
-        mine = np.moveaxis(generator.integers(-4, 4, shape).astype(whole.dtype), terms.dim, 0).copy()
-        for place in range(max(low, 0), min(high, terms.length)):
-            if not any(a <= place < b for a, b in terms.ranges[member + 1 :]):
-                mine[place - low] = left[place]
-            left[place] -= mine[place - low]
-        made.append(np.moveaxis(mine, 0, terms.dim))
-    return made
 
 
 def joined(parts: Sequence[Array], placement: Placement) -> Array:

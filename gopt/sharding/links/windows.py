@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from gopt.sharding.halo import shared_like, window
 from gopt.sharding.links.link import Operator, Slot, Strategy
@@ -56,23 +57,30 @@ class Sliding:
         return replace(self, kernel=self.made, made=self.kernel, stride=self.dilation, dilation=self.stride)
 
     def ranges(self, sizes: Sequence[int]) -> Ranges:
-        """The windows for result places that are shared out in ``sizes``."""
+        """The windows for result places that are shared out in ``sizes``; empty for none."""
         found, start = [], 0
         for size in sizes:
-            found.append(self.read(start, start + size))
+            low = start * self.stride - self.pad
+            found.append(self.read(start, start + size) if size else (low, low))
             start += size
         return tuple(found)
+
+    def there(self, shard: Shard) -> tuple[int, ...]:
+        """Which places of the result each member can make of its part alone, where each reads one place."""
+        ends = [-((-stop - self.pad) // self.stride) for _, stop in map(shard.part, range(len(shard.sizes)))]
+        ends = [0, *(min(max(end, 0), self.made) for end in ends[:-1]), self.made]
+        return tuple(stop - start for start, stop in pairwise(ends))
 
     def sizes(self, ranges: Ranges) -> tuple[int, ...] | None:
         """The inverse: which result places have these windows; None where they are no windows of parts."""
         found = []
         for start, stop in ranges:
             steps, rest = divmod(stop - start - self.extent, self.stride)
-            found.append(steps + 1)
-            if rest:
+            found.append(steps + 1 if start < stop else 0)
+            if rest and start < stop:
                 return None
         sizes = tuple(found)
-        return sizes if sum(sizes) == self.made and min(sizes) > 0 and self.ranges(sizes) == ranges else None
+        return sizes if sum(sizes) == self.made and min(sizes) >= 0 and self.ranges(sizes) == ranges else None
 
 
 def sliding(operator: Operator, dim: int) -> Sliding | None:
@@ -227,8 +235,76 @@ def transpose(operator: Operator, slot: Slot, placement: Shard | Window) -> Iter
         yield Strategy((placement,), (replace(placement, dim=perm.index(placement.dim)),))
 
 
+def sliced(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
+    """Slice: each place of the result is one of the operand, on the member that has it."""
+    rows = slices(operator)
+    if rows is not None and placement.dim in rows and not slot.place:
+        start, step = rows[placement.dim]
+        yield from _taken(operator, slot, placement, step, -start)
+
+
+def slices(operator: Operator) -> dict[int, tuple[int, int]] | None:
+    """Dimension -> the first place that a Slice takes and how far the next is; None where that is not known, or where
+    it goes backwards."""
+    given, rank = operator.attributes, operator.rank(0)
+    rows: list[Sequence[int] | None] = []
+    for place, key in enumerate(("starts", "ends", "axes", "steps"), 1):
+        value = operator.constant(place) if operator.has(place) else None
+        if operator.has(place) and value is None:
+            return None
+        rows.append(value.tolist() if value is not None else given.get(key))
+    starts, ends, axes, steps = rows
+    if starts is None or ends is None:
+        return None
+    axes, steps = axes or range(len(starts)), steps or [1] * len(starts)
+    found = {}
+    for axis, start, step in zip(axes, starts, steps):
+        length = operator.size(0, axis % rank)
+        if step < 1:
+            return None
+        found[axis % rank] = (min(max(start + length if start < 0 else start, 0), length), step)
+    return found
+
+
+def padded(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
+    """Pad with zeros: what is added is beside the windows of the first and the last member."""
+    added = paddings(operator)
+    if added is not None and not slot.place:
+        yield from _taken(operator, slot, placement, 1, added[placement.dim][0])
+
+
+def paddings(operator: Operator) -> list[tuple[int, int]] | None:
+    """What a Pad adds to each dimension in front and behind; None where that is not known, or is not zeros."""
+    rank, given = operator.rank(0), operator.attributes
+    known = [operator.constant(place) if operator.has(place) else None for place in range(1, 4)]
+    if any(operator.has(place) and value is None for place, value in enumerate(known, 1)):
+        return None
+    number, chosen = known[1], known[2]
+    if given.get("mode", "constant") != "constant" or given.get("value", 0.0) or (number is not None and number.any()):
+        return None
+    pads = given["pads"] if known[0] is None else known[0].tolist()
+    axes = range(rank) if chosen is None else [int(axis) % rank for axis in chosen.reshape(-1)]
+    found = [(0, 0)] * rank
+    for place, axis in enumerate(axes):
+        found[axis] = (int(pads[place]), int(pads[place + len(axes)]))
+    return found
+
+
+def _taken(operator: Operator, slot: Slot, placement: Shard | Window, step: int, pad: int) -> Iterator[Strategy]:
+    """Places of the result, each of which is one place of the operand, or one beside it."""
+    dim, length, made = placement.dim, operator.size(0, placement.dim), operator.made()[placement.dim]
+    if (isinstance(placement, Shard) and placement.runs > 1) or not made or not length:
+        return
+    slide = Sliding(1, step, 1, pad, 0, length, made)
+    shares = _shares(slide, slot, placement)
+    if isinstance(placement, Shard) and not slot.result:
+        shares = [slide.there(placement), *shares]
+    for sizes in dict.fromkeys(shares):
+        yield Strategy(_first(operator, window(dim, slide.ranges(sizes), length)), (Shard(dim, sizes),))
+
+
 WINDOWED = {
     "Conv": convolution, "ConvTranspose": transposed, "MaxPool": max_pool, "AveragePool": average_pool,
-    "LpPool": norm_pool, "Transpose": transpose,
+    "LpPool": norm_pool, "Transpose": transpose, "Slice": sliced, "Pad": padded,
 }  # fmt: skip
 """Operator -> how it is split along a dimension of places."""
