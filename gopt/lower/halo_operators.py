@@ -104,7 +104,7 @@ def join(node: Node, here: Here) -> Lowered:
     before, behind = halo.border(member)
     size = here.types[node.inputs[0]].dims[made.axis]
     if not before and not behind and len(runs) == 1 and runs[0] == Piece(runs[0].start, runs[0].start + size, 0):
-        return Lowered("own", list, alias=node.inputs[0])
+        return made.joined(node.inputs[:1])  # not an alias: it may be a result of the step
     dtype = here.types[node.inputs[0]].dtype
     value = lowest(dtype) if node.attributes["border"] == "lowest" else np.zeros(1, numpy_dtype(dtype))
     parts = [made.filled(before, "before", value)] if before else []
@@ -166,5 +166,32 @@ def member_pool(node: Node, here: Here) -> Lowered:
     return Lowered("pool", nodes, {name: np.array(value, np.int64) for name, value in constants.items()})
 
 
-HALO_OPERATORS = {"HaloStrips": strips, "HaloJoin": join, "HaloSum": total, "MemberMaxPool": member_pool}
+def window_scatter(node: Node, here: Here) -> Lowered:
+    """Updates added to zeros of the member's window, at places that count through the whole dimension."""
+    given, (data, indices, updates), output = node.attributes, node.inputs, node.outputs[0]
+    member, axis = here.coordinates[given["group"]], int(given["axis"])
+    start, stop = given["ranges"][2 * member : 2 * member + 2]
+    type = here.types[data]
+    shape = [stop - start if dim == axis else size for dim, size in enumerate(type.dims)]
+    constants = {
+        f"{output}.offset": np.array(start, numpy_dtype(here.types[indices].dtype)),
+        f"{output}.shape": np.array(shape, np.int64),
+    }
+
+    def nodes() -> list[Node]:
+        zero = numpy_helper.from_array(np.zeros(1, numpy_dtype(type.dtype)))
+        own, none = f"{output}.own", f"{output}.none"
+        return [
+            make(node, "Sub", [indices, f"{output}.offset"], own),
+            make(node, "ConstantOfShape", [f"{output}.shape"], none, value=zero),
+            make(node, "ScatterElements", [none, own, updates], output, axis=axis, reduction="add"),
+        ]
+
+    return Lowered("window", nodes, constants)
+
+
+HALO_OPERATORS = {
+    "HaloStrips": strips, "HaloJoin": join, "HaloSum": total, "MemberMaxPool": member_pool,
+    "WindowScatter": window_scatter,
+}  # fmt: skip
 """Operator of ``gopt.spmd`` on a window -> what it becomes on a rank."""

@@ -116,7 +116,9 @@ class Halo:
 
     def own(self, member: int, at: Range) -> Piece:
         """Places of what a member holds; where they stand in it."""
-        first = {"exchange": self.parts[member][0], "sum": self.ranges[member][0], "cut": 0}[self.kind]
+        if self.kind == "cut":
+            return Piece(*at, at[0])
+        first, _ = (self.ranges if self.kind == "sum" else self.parts)[member]
         return Piece(*at, at[0] - first)
 
     def strip_pieces(self, member: int) -> list[Piece]:

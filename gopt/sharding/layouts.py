@@ -120,6 +120,6 @@ LAYOUTS: dict[str, Callable[[Layout, Sequence[Operand]], Placement]] = {
     "MemberGatherElements": member_choice,
     "MemberScatterElements": member_choice,
     "MemberScatterND": member_choice,
-    **dict.fromkeys(["HaloStrips", "HaloJoin", "HaloSum", "MemberMaxPool", "MemberRows"], member_choice),
+    **dict.fromkeys(["HaloStrips", "HaloJoin", "HaloSum", "MemberMaxPool", "WindowScatter"], member_choice),
 }
 """Operator of ``gopt.spmd`` -> its rule."""

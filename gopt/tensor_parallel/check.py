@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.linearity import is_zero
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Graph, Node
@@ -19,9 +21,10 @@ from gopt.sharding.links import Slot, strategies
 from gopt.sharding.placements import PARTS, REPLICATED, Partial, Placement, Replicated, Shard, Window
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.pool_gradients import scattered
 from gopt.tensor_parallel.propagate import MASKED
 from gopt.tensor_parallel.results import result_placements
-from gopt.tensor_parallel.windows import HALO, counted_as, placed, taken
+from gopt.tensor_parallel.window_nodes import HALO, counted_as, placed, taken
 
 _UNMASKED = {masked: plain for plain, masked in MASKED.items()} | {"MemberMaxPool": "MaxPool"}
 
@@ -49,11 +52,12 @@ class _Checker:
     axis: str
     known: dict[str, Placement]
     constants: Constants = field(init=False)
+    index: GraphIndex = field(init=False)
     made: dict[str, Node] = field(default_factory=dict)
-    """What calls and operators of ``gopt.spmd`` make -> the node."""
+    """Value -> the node that makes it."""
 
     def __post_init__(self) -> None:
-        self.constants = Constants(self.graph)
+        self.constants, self.index = Constants(self.graph), GraphIndex(self.graph)
 
     def of(self, name: str) -> Placement:
         return self.known.get(name, REPLICATED)
@@ -68,8 +72,7 @@ class _Checker:
                 f"{self.axis}",
                 f"it takes {wrong.expected}",
             ) from None
-        if node.domain in (COMM, SPMD):
-            self.made.update(dict.fromkeys(node.outputs, node))
+        self.made.update(dict.fromkeys(node.outputs, node))
         for name, placement in zip(node.outputs, results):
             if name and not isinstance(placement, Replicated):
                 self.known[name] = placement
@@ -87,6 +90,8 @@ class _Checker:
             return [self._cut(node, operands[0])]
         if node.domain == SPMD and group == self.axis and node.op_type in HALO:
             return [self._halo(node, operands)]
+        if node.domain == SPMD and group == self.axis and node.op_type == "WindowScatter":
+            return [self._scattered(node, operands)]
         if all(isinstance(each.placement, Replicated) for each in operands) and not self._captures(node):
             return [REPLICATED] * count
         if node.is_a("Shape", "Size"):
@@ -132,6 +137,17 @@ class _Checker:
         if expected and (len(operands) < 2 or self._strips(operands[1].name) != (node.inputs[0], _record(node))):
             raise Mismatch(operands[-1], f"the joined strips of {node.inputs[0]!r}")
         return placed(node)
+
+    def _scattered(self, node: Node, operands: Sequence[Operand]) -> Placement:
+        """Terms for the windows in which a pool took what is scattered, into zeros."""
+        plain = Node("ScatterElements", node.inputs, node.outputs, attributes={"axis": 2, "reduction": "add"})
+        pools = {name: made for name, made in self.made.items() if made.op_type == "MemberMaxPool"}
+        found = scattered(plain, self.graph, self.constants, self.made.get, pools, self.known)
+        if not is_zero(self.index, node.inputs[0]):
+            raise Mismatch(operands[0], "zeros")
+        if found is None or found.node(plain, self.axis).attributes != node.attributes:
+            raise Mismatch(operands[1], "places that a pool took of the windows that it names")
+        return found.terms
 
     def _strips(self, name: str) -> tuple[str, Hashable] | None:
         """Of which value a value has the joined strips of all members, and which."""

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.linearity import is_zero
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, SPMD, Graph, Node, clone
@@ -25,9 +27,10 @@ from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.expansions import expansion
 from gopt.tensor_parallel.explain import Origin
 from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.pool_gradients import scattered
 from gopt.tensor_parallel.results import result_placements
 from gopt.tensor_parallel.tokens import Tokens
-from gopt.tensor_parallel.windows import placed, pool_member
+from gopt.tensor_parallel.window_nodes import placed, pool_member
 
 MASKED = {
     "Gather": "MemberGather", "GatherElements": "MemberGatherElements",
@@ -82,6 +85,9 @@ class _Sweep:
     moves: dict[str, Node] = field(default_factory=dict)
     """What a node makes that moves elements alone -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
+    pools: dict[str, Node] = field(default_factory=dict)
+    """Places that members took -> the pool, of which each has a window."""
+    index: GraphIndex = field(init=False)
     shared: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     """How the first value with a dimension of some length had it shared out."""
     weights: set[str] = field(default_factory=set)
@@ -89,7 +95,7 @@ class _Sweep:
 
     def __post_init__(self) -> None:
         self.build = Builder(self.graph, self.axis, self.placements)
-        self.constants = Constants(self.graph)
+        self.constants, self.index = Constants(self.graph), GraphIndex(self.graph)
         self.out = Propagated(self.graph, self.placements)
         for node in self.graph.nodes:
             self.readers.update(set(node.reads))
@@ -156,6 +162,8 @@ class _Sweep:
             for each in inner.nodes:
                 self._visit(each)
             return
+        if self._scattered(node):
+            return
         if self._passes_terms(node, known):
             self._append(node, [next(each for each in known if isinstance(each, Partial))] * len(node.outputs))
             return
@@ -171,6 +179,18 @@ class _Sweep:
         for name, placement in zip(node.outputs, best.results):
             if isinstance(placement, WindowTerms):
                 self._settle(name, self._part(placement), [node])
+
+    def _scattered(self, node: Node) -> bool:
+        """Whether members scatter what they have into the windows that it is of, and sum those."""
+        if not self.pools or not node.is_a("ScatterElements") or not is_zero(self.index, node.inputs[0]):
+            return False
+        found = scattered(node, self.graph, self.constants, self.index.producers.get, self.pools, self.placements)
+        if found is None:
+            return False
+        made, dim = found.node(node, self.axis), found.terms.dim
+        self._append(made, [found.terms])
+        self._settle(node.outputs[0], found.part(self.shared.get((dim, found.terms.length // found.inner))), [made])
+        return True
 
     def _part(self, terms: WindowTerms) -> Shard:
         """The parts that terms are summed to: those of the first value that had such a dimension."""
@@ -287,6 +307,7 @@ class _Sweep:
         """Let a member choose from its own part."""
         if node.is_a("MaxPool"):
             pool_member(node, strategy, self.axis, self.graph.types[node.inputs[0]].dims)
+            self.pools[node.outputs[1]] = node
             return
         shard = next(each for each in strategy.operands if isinstance(each, Shard))
         attributes = {key: value for key, value in node.attributes.items() if key in ("axis", "reduction")}

@@ -296,7 +296,8 @@ MOVES: dict[str, list[Case]] = {
     ],
     "Pad": [
         case(x(4, 6), ints(0, 1, 0, 2)), case(x(4, 6), ints(1, 0, -1, 0)), case(x(4, 6), ints(1, 1), x(), ints(-1)),
-        case(x(4, 6), opset=10, pads=[0, 1, 0, 1]), case(x(13), ints(3, -2)), case(x(6), ints(1, 0), np.array(2, np.float32)), case(x(4, 6), ints(0, 2, 0, 1), mode="reflect"),
+        case(x(4, 6), opset=10, pads=[0, 1, 0, 1]), case(x(13), ints(3, -2)),
+        case(x(6), ints(1, 0), np.array(2, np.float32)), case(x(4, 6), ints(0, 2, 0, 1), mode="reflect"),
     ],
     "Concat": [
         case(x(4, 6), x(4, 6), axis=1), case(x(4, 6), x(4, 3), axis=-1), case(x(4, 6), x(4, 6), x(4, 6), axis=0),

@@ -21,7 +21,7 @@ from gopt.sharding.links import Operator, Strategy
 from gopt.sharding.placements import PARTS, Partial, Placement, Replicated, Shard, Sharding, Window, WindowTerms
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.propagate import MASKED
-from gopt.tensor_parallel.windows import pool_member
+from gopt.tensor_parallel.window_nodes import pool_member
 
 Array = np.ndarray
 AXIS = "tp"

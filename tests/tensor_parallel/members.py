@@ -70,14 +70,16 @@ def swept(node: Node, values: Mapping[str, Array], seeds: Mapping[str, Placement
 
 
 def simulated(
-    graph: Graph, placements: Mapping[str, Placement], values: Mapping[str, Array], members: int
-) -> dict[str, list[Array]]:
-    """Value -> what each member has of it."""
+    graph: Graph, placements: Mapping[str, Placement], values: Mapping[str, Array], members: int,
+    parts: Mapping[str, list[Array]] | None = None,
+) -> dict[str, list[Array]]:  # fmt: skip
+    """Value -> what each member has of it; ``parts``: of values that are not taken apart here."""
     shardings = {name: Sharding.along(AXIS, each) for name, each in placements.items() if isinstance(each, PARTS)}
     locals_ = [graph.copy() for _ in range(members)]
     for member, each in enumerate(locals_):
         localise(each, shardings, {AXIS: member})
     held = {name: taken(each, placements.get(name, REPLICATED), members) for name, each in values.items()}
+    held |= dict(parts or {})
     opset = graph.header.opset_import[0].version
     for place, node in enumerate(graph.nodes):
         nodes = [each.nodes[place] for each in locals_]
