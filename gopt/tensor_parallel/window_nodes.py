@@ -9,9 +9,6 @@ from gopt.sharding.halo import Halo, window
 from gopt.sharding.links import Strategy
 from gopt.sharding.placements import REPLICATED, Placement, Shard, Window, WindowTerms
 
-HALO = frozenset({"HaloStrips", "HaloJoin", "HaloSum"})
-"""Operators of ``gopt.spmd`` of which a halo consists, beside the call that joins strips."""
-
 
 def pool_member(node: Node, strategy: Strategy, axis: str, dims: Sequence[int]) -> None:
     """Let a MaxPool count the places of what it takes through the whole operand, of which a member has a window."""

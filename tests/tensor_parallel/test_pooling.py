@@ -43,7 +43,9 @@ def test_a_batch_split_by_channels_needs_nothing():
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("counted", [0, 1])
-@pytest.mark.parametrize("more", [{"strides": [1, 2]}, {"strides": [2, 1]}, {"dilations": [2, 1], "pads": [2, 0, 2, 0]}])
+@pytest.mark.parametrize(
+    "more", [{"strides": [1, 2]}, {"strides": [2, 1]}, {"dilations": [2, 1], "pads": [2, 0, 2, 0]}]
+)
 def test_means_count_what_is_there(sizes, counted, more):
     given = {"kernel_shape": [3, 2], "pads": [1, 1, 1, 0], "count_include_pad": counted, **more}
     kinds = agree("AveragePool", [numbers(2, 3, 7, 5)], Shard(2, sizes), **given)

@@ -141,7 +141,10 @@ def test_a_pool_counts_through_its_window():
 def test_of_a_whole_operand_each_member_cuts_its_window():
     """The gradient of a weight reads a whole image beside a split gradient."""
     generator = np.random.default_rng(2)
-    values = {"x0": generator.standard_normal((1, 2, 9)).astype("f4"), "x1": generator.standard_normal((3, 2, 7)).astype("f4")}
+    values = {
+        "x0": generator.standard_normal((1, 2, 9)).astype("f4"),
+        "x1": generator.standard_normal((3, 2, 7)).astype("f4"),
+    }
     node = Node("Conv", ["x0", "x1"], ["y0"], attributes={"pads": [1, 1]})
     (whole,) = run([node], values, ["y0"], 20)
     made = swept(node, values, {"x1": Shard(2, (4, 3))})
