@@ -235,9 +235,6 @@ class FlagCount:
         return "the number of members that set a flag"
 
 
-Placement: TypeAlias = (
-    Replicated | PerMember | OnMember | Shard | Window | WindowTerms | FlatShard | Partial | FlagCount
-)
 Part: TypeAlias = Shard | Window | WindowTerms
 """Members have some of a dimension: a part, or a window of it."""
 PARTS = (Shard, Window, WindowTerms)
