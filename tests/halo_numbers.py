@@ -16,7 +16,7 @@ def windowed(whole: Array, window: Window, member: int) -> Array:
     low, high = window.ranges[member]
     fill = 0
     if window.border == "lowest":
-        fill = (np.finfo if whole.dtype.kind == "f" else np.iinfo)(whole.dtype).min
+        fill = -np.inf if whole.dtype.kind == "f" else np.iinfo(whole.dtype).min
     before, behind = max(-low, 0), max(high - whole.shape[window.dim], 0)
     pads = [(before, behind) if dim == window.dim else (0, 0) for dim in range(whole.ndim)]
     padded = np.pad(whole, pads, constant_values=fill)

@@ -19,9 +19,9 @@ from gopt.sharding.halo import Halo, Piece
 
 
 def lowest(dtype: str) -> np.ndarray:
-    """The lowest number of a type, of one element."""
+    """The lowest number of a type, of one element: -infinity where there is one."""
     kind = numpy_dtype(dtype)
-    return np.array([np.finfo(kind).min if kind.kind == "f" else np.iinfo(kind).min], kind)
+    return np.array([float("-inf") if kind.kind == "f" else np.iinfo(kind).min], kind)
 
 
 @dataclass(slots=True)
@@ -136,19 +136,27 @@ def _sum(made: _Made, terms: list[str], name: str) -> str:
 
 def member_pool(node: Node, here: Here) -> Lowered:
     """A pool over a window, and the places of what it took, counted through the whole operand as ONNX does: a member
-    counts through its window, which begins at another place and is shorter."""
+    counts through its window, which begins at another place and is shorter. What is beside the dimension is taken where
+    nothing in the window is higher; of the whole operand the first place of the window is taken then."""
     given = node.attributes
     member, axis = here.coordinates[given["group"]], int(given["axis"])
     start, stop = given["ranges"][2 * member : 2 * member + 2]
     dims = here.types[node.inputs[0]].dims
     inner = prod(dims[axis + 1 :])
     values, places = node.outputs
-    names = {
-        role: f"{places}.{role}" for role in ("own", "count", "step", "offset", "outer", "begin", "beside", "from")
-    }
+    roles = "own count step offset outer begin beside from inner none row ahead there"
+    names = {role: f"{places}.{role}" for role in roles.split()}
     constants = {
         names["count"]: (stop - start) * inner, names["step"]: given["length"] * inner, names["offset"]: start * inner,
     }  # fmt: skip
+
+    if start < 0:
+        constants |= {names["inner"]: inner, names["none"]: 0}
+    first = (
+        make(node, "Mod", [names["from"], names["inner"]], names["row"]),
+        make(node, "Less", [names["from"], names["none"]], names["ahead"]),
+        make(node, "Where", [names["ahead"], names["row"], names["from"]], names["there"]),
+    )
 
     def nodes() -> list[Node]:
         own = {key: value for key, value in given.items() if key not in ("group", "axis", "ranges", "length")}
@@ -159,11 +167,12 @@ def member_pool(node: Node, here: Here) -> Lowered:
             make(node, "Mul", [names["outer"], names["count"]], names["begin"]),
             make(node, "Sub", [names["own"], names["begin"]], names["beside"]),
             make(node, "Add", [names["beside"], names["offset"]], names["from"]),
+            *(first if start < 0 else ()),
             make(node, "Mul", [names["outer"], names["step"]], f"{places}.plane"),
-            make(node, "Add", [f"{places}.plane", names["from"]], places),
+            make(node, "Add", [f"{places}.plane", names["there" if start < 0 else "from"]], places),
         ]
 
-    return Lowered("pool", nodes, {name: np.array(value, np.int64) for name, value in constants.items()})
+    return Lowered(start < 0, nodes, {name: np.array(value, np.int64) for name, value in constants.items()})
 
 
 def window_scatter(node: Node, here: Here) -> Lowered:

@@ -108,7 +108,7 @@ class Window:
     neighbours overlap, and may leave out places that nobody reads.
 
     ``length``: elements of the whole dimension. A place in front of 0 or behind ``length`` holds what ``border`` says:
-    zeros, or lowest: the lowest number of the type. So no member pads the dimension, at the edges neither.
+    zeros, or lowest: what nothing of the type is below. So no member pads the dimension, at the edges neither.
     """
 
     dim: int

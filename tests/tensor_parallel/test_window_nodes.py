@@ -138,6 +138,22 @@ def test_a_pool_counts_through_its_window():
         assert not counted_as(node, other)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_a_pool_of_nothing_but_the_lowest_takes_the_first_place(dtype):
+    """And not the border, which is as low."""
+    lowest = -np.inf if dtype.startswith("float") else -128
+    values = {"x0": np.full((1, 2, 8, 3), lowest, dtype)}
+    values["x0"][0, 1, 5, 1] = 1
+    given = {"kernel_shape": [4, 2], "pads": [3, 1, 3, 0]}
+    node = Node("MaxPool", ["x0"], ["y0", "y1"], attributes=given)
+    whole = run([node], values, ["y0", "y1"], 20)
+    made = swept(node, values, {"x0": Shard(2, (5, 3))})
+    held = simulated(made.graph, {"x0": Shard(2, (5, 3)), **made.placements}, values, 2)
+    assert "MemberMaxPool" in [each.op_type for each in made.graph.nodes]
+    for name, expected in zip(("y0", "y1"), whole):
+        assert (np.concatenate(held[name], 2) == expected).all()
+
+
 def test_of_a_whole_operand_each_member_cuts_its_window():
     """The gradient of a weight reads a whole image beside a split gradient."""
     generator = np.random.default_rng(2)
