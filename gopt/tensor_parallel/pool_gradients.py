@@ -7,12 +7,11 @@ So its updates fall into that window, and are terms of a halo sum: no member nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from gopt.ir.graph import COMM, SPMD, Graph, Node
-from gopt.sharding.halo import shared_like
 from gopt.sharding.links.windows import slices
 from gopt.sharding.placements import Placement, Ranges, Shard, WindowTerms
 from gopt.tensor_parallel.operators import Constants, operator
@@ -37,12 +36,6 @@ class Scattered:
     terms: WindowTerms
     inner: int
     """Elements of the dimension for each place that is split."""
-
-    def part(self, sizes: Sequence[int] | None) -> Shard:
-        """The parts that terms are summed to; ``sizes``: of the places that are split, where they are known."""
-        if sizes is None:
-            sizes = shared_like(self.terms.sizes, self.terms.length // self.inner)
-        return Shard(self.terms.dim, tuple(size * self.inner for size in sizes))
 
     def node(self, node: Node, axis: str) -> Node:
         """The operator that a member runs: into zeros of its window."""

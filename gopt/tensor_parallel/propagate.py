@@ -12,14 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gopt.analysis.graph_walks import GraphIndex
-from gopt.analysis.linearity import is_zero
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import SPMD, Graph, Node, clone
 from gopt.ir.types import nbytes
 from gopt.sharding.conversions import Conversion
-from gopt.sharding.halo import shared_like
 from gopt.sharding.links import Slot, Strategy, strategies
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard, Window, WindowTerms
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
@@ -30,10 +27,9 @@ from gopt.tensor_parallel.explain import Origin
 from gopt.tensor_parallel.mappings import MASKED, described_as, is_mapping
 from gopt.tensor_parallel.operators import Constants, operator
 from gopt.tensor_parallel.other_axes import OtherAxes
-from gopt.tensor_parallel.pool_gradients import scattered
 from gopt.tensor_parallel.results import result_placements
 from gopt.tensor_parallel.tokens import Tokens
-from gopt.tensor_parallel.window_nodes import pool_member
+from gopt.tensor_parallel.window_nodes import Windows
 
 _PASSED = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Add", "Sub", "Sum", "Neg"})
 """Through these, terms go to their one reader before they are summed."""
@@ -86,23 +82,20 @@ class _Sweep:
     moves: dict[str, Node] = field(default_factory=dict)
     """What a node makes that moves elements alone -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
-    pools: dict[str, Node] = field(default_factory=dict)
-    """Places that members took -> the pool, of which each has a window."""
-    index: GraphIndex = field(init=False)
-    shared: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
-    """How the first value with a dimension of some length had it shared out."""
+    windows: Windows = field(init=False)
     weights: set[str] = field(default_factory=set)
     """States, and what follows from them alone."""
 
     def __post_init__(self) -> None:
         self.build = Builder(self.graph, self.axis, self.placements)
-        self.constants, self.index = Constants(self.graph), GraphIndex(self.graph)
+        self.constants = Constants(self.graph)
+        self.windows = Windows(self.graph, self.constants)
         self.out = Propagated(self.graph, self.placements)
         for node in self.graph.nodes:
             self.readers.update(set(node.reads))
         self.weights.update(state.tensor for state in self.training.states)
-        for name, placement in list(self.placements.items()):
-            self._note(name, placement)
+        for placement in self.placements.values():
+            self.windows.note(placement)
 
     def run(self, cut: Mapping[str, Shard]) -> Propagated:
         wanted = result_placements(self.training, self.placements)
@@ -170,24 +163,17 @@ class _Sweep:
         self._append(node, best.results)
         for name, placement in zip(node.outputs, best.results):
             if isinstance(placement, WindowTerms):
-                self._settle(name, self._part(placement), [node])
+                self._settle(name, self.windows.part(placement), [node])
 
     def _scattered(self, node: Node) -> bool:
         """Whether members scatter what they have into the windows that it is of, and sum those."""
-        if not self.pools or not node.is_a("ScatterElements") or not is_zero(self.index, node.inputs[0]):
-            return False
-        found = scattered(node, self.graph, self.constants, self.index.producers.get, self.pools, self.placements)
+        found = self.windows.scattered(node, self.placements)
         if found is None:
             return False
-        made, dim = found.node(node, self.axis), found.terms.dim
+        made, part = found.node(node, self.axis), self.windows.part(found.terms, found.inner)
         self._append(made, [found.terms])
-        self._settle(node.outputs[0], found.part(self.shared.get((dim, found.terms.length // found.inner))), [made])
+        self._settle(node.outputs[0], part, [made])
         return True
-
-    def _part(self, terms: WindowTerms) -> Shard:
-        """The parts that terms are summed to: those of the first value that had such a dimension."""
-        known = self.shared.get((terms.dim, terms.length))
-        return Shard(terms.dim, known if known is not None else shared_like(terms.sizes, terms.length))
 
     def _expand(self, node: Node, known: Sequence[Placement]) -> bool:
         """Place the nodes that are written for one, if there are such, and other axes can split them."""
@@ -259,7 +245,7 @@ class _Sweep:
             if isinstance(placement, Partial):
                 cost += Conversion(placement, REPLICATED).sent(self._bytes(name), self.members)
             elif isinstance(placement, WindowTerms):
-                cost += Conversion(placement, self._part(placement)).sent(self._bytes(name), self.members)
+                cost += Conversion(placement, self.windows.part(placement)).sent(self._bytes(name), self.members)
         return cost
 
     def _cost(self, name: str, before: Placement, after: Placement) -> float:
@@ -347,8 +333,7 @@ class _Sweep:
     def _mask(self, node: Node, strategy: Strategy) -> None:
         """Let a member choose from its own part."""
         if node.is_a("MaxPool"):
-            pool_member(node, strategy, self.axis, self.graph.types[node.inputs[0]].dims)
-            self.pools[node.outputs[1]] = node
+            self.windows.pool(node, strategy, self.axis)
             return
         shard = next(each for each in strategy.operands if isinstance(each, Shard))
         attributes = {key: value for key, value in node.attributes.items() if key in ("axis", "reduction")}
@@ -377,8 +362,7 @@ class _Sweep:
     def _note(self, name: str, placement: Placement) -> None:
         if name and not isinstance(placement, Replicated):
             self.placements[name] = placement
-        if isinstance(placement, Shard) and placement.runs == 1:
-            self.shared.setdefault((placement.dim, placement.length), placement.sizes)
+        self.windows.note(placement)
 
     def _named(self, value: str, role: str) -> str:
         """What a mapping of a value is called."""

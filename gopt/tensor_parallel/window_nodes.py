@@ -2,12 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from gopt.ir.graph import SPMD, Node
-from gopt.sharding.halo import Halo, window
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.linearity import is_zero
+from gopt.ir.graph import SPMD, Graph, Node
+from gopt.sharding.halo import Halo, shared_like, window
 from gopt.sharding.links import Strategy
 from gopt.sharding.placements import REPLICATED, Placement, Shard, Window, WindowTerms
+from gopt.tensor_parallel.operators import Constants
+from gopt.tensor_parallel.pool_gradients import Scattered, scattered
+
+
+@dataclass(slots=True)
+class Windows:
+    """What propagation keeps for windows, while it goes through a graph."""
+
+    graph: Graph
+    constants: Constants
+    index: GraphIndex = field(init=False)
+    pools: dict[str, Node] = field(default_factory=dict)
+    """Places that members took -> the pool, of which each has a window."""
+    shared: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    """How the first value with a dimension of some length had it shared out; it stays so, where there is a choice."""
+
+    def __post_init__(self) -> None:
+        self.index = GraphIndex(self.graph)
+
+    def note(self, placement: Placement) -> None:
+        """A value is placed so."""
+        if isinstance(placement, Shard) and placement.runs == 1:
+            self.shared.setdefault((placement.dim, placement.length), placement.sizes)
+
+    def part(self, terms: WindowTerms, inner: int = 1) -> Shard:
+        """The parts that terms are summed to; ``inner``: elements that stay together."""
+        length = terms.length // inner
+        sizes = self.shared.get((terms.dim, length)) or shared_like(terms.sizes, length)
+        return Shard(terms.dim, tuple(size * inner for size in sizes))
+
+    def pool(self, node: Node, strategy: Strategy, axis: str) -> None:
+        """Let a MaxPool count places through the whole operand."""
+        pool_member(node, strategy, axis, self.graph.types[node.inputs[0]].dims)
+        self.pools[node.outputs[1]] = node
+
+    def scattered(self, node: Node, placements: Mapping[str, Placement]) -> Scattered | None:
+        """How members scatter what they have into zeros of their windows; None where they cannot."""
+        if not self.pools or not node.is_a("ScatterElements") or not is_zero(self.index, node.inputs[0]):
+            return None
+        return scattered(node, self.graph, self.constants, self.index.producers.get, self.pools, placements)
 
 
 def pool_member(node: Node, strategy: Strategy, axis: str, dims: Sequence[int]) -> None:
