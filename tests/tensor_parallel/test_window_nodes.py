@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fuzz_images import judge
 from images import by_places, largest_error
 from members import run, simulated, swept
 
@@ -26,6 +27,11 @@ from gopt.tensor_parallel.window_nodes import counted_as, placed, pool_member, t
 )  # fmt: skip
 def test_a_step_is_the_same(shard):
     assert largest_error(by_places("cnn_sgd", shard)) < 1e-4
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed > 12)) for seed in range(60)])
+def test_drawn_networks(seed):
+    judge(seed)
 
 
 def test_halves_too():

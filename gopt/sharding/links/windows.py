@@ -52,6 +52,15 @@ class Sliding:
         return start >= 0 and stop <= self.length
 
     @property
+    def seeing(self) -> bool:
+        """Whether each result place reads some place that there is."""
+        for start in range(-self.pad, self.made * self.stride - self.pad, self.stride):
+            step = max(-(start // self.dilation), 0)  # the first that is not in front
+            if step >= self.kernel or start + step * self.dilation >= self.length:
+                return False
+        return True
+
+    @property
     def turned(self) -> Sliding:
         """Kernel and result exchanged: the gradient of a weight is made by them."""
         return replace(self, kernel=self.made, made=self.kernel, stride=self.dilation, dilation=self.stride)
@@ -197,12 +206,14 @@ def transposed(operator: Operator, slot: Slot, placement: Shard | Window) -> Ite
 
 
 def max_pool(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
-    """Places of the result; what lies beside the dimension is never the largest. Places of what was taken are counted
-    row by row alone."""
+    """Places of the result; what lies beside the dimension is never the largest, where something else is seen. Places
+    of what was taken are counted row by row alone."""
     dim, type = _placed(slot, placement, operator.rank(0)), operator.operands[0]
     if dim is None or type is None or type.dtype not in _LOWEST or operator.attributes.get("storage_order", 0):
         return
-    yield from _slid(operator, slot, placement, dim, "lowest")
+    slides = [sliding(operator, each) for each in range(2, operator.rank(0))]
+    if all(slide is not None and (slide.inside or slide.seeing) for slide in slides):
+        yield from _slid(operator, slot, placement, dim, "lowest")
 
 
 def average_pool(operator: Operator, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
