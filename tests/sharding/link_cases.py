@@ -188,6 +188,11 @@ PLACES: dict[str, list[Case]] = {
         case(x(4, 6, 3, 5), np.array([1, 1, 2, 2], np.float32), opset=10),
         case(x(4, 6, 3, 5), np.array([], np.float32), np.array([1, 1, 1.2, 1], np.float32), opset=13),
         case(x(2, 2, 4, 4), None, None, ints(2, 2, 8, 7), keep_aspect_ratio_policy="not_larger"),
+        case(x(1, 2, 7, 4), None, None, ints(21, 8), axes=[2, 3], nearest_mode="round_prefer_ceil"),
+        case(x(1, 2, 6), None, np.array([1, 1, 4], np.float32), coordinate_transformation_mode="asymmetric",
+             nearest_mode="floor"),
+        case(x(1, 2, 6), None, np.array([1, 1, 2], np.float32), nearest_mode="floor"),
+        case(x(1, 2, 6), None, np.array([1, 1, 4], np.float32), coordinate_transformation_mode="asymmetric"),
     ],
     "SoftmaxCrossEntropyLoss": losses(log=True), "NegativeLogLikelihoodLoss": losses(log=False),
 }  # fmt: skip
