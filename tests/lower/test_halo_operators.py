@@ -49,6 +49,17 @@ def test_a_window_that_is_the_part_is_a_value_of_its_own():
     assert not made.alias
 
 
+@pytest.mark.parametrize(("dtype", "casts"), [("float32", 0), ("float16", 3), ("bfloat16", 3)])
+def test_terms_of_halves_are_added_in_float32(dtype, casts):
+    fields = {"group": "h", "axis": 0, **Halo((2, 2), ((0, 3), (2, 4)), "sum").attributes}
+    node = Node("HaloSum", ["x", "strips"], ["y"], domain=SPMD, attributes=fields)
+    types = {"x": TensorType(dtype, (2, 3)), "strips": TensorType(dtype, (1, 3))}
+    made = HALO_OPERATORS["HaloSum"](node, Here({"h": 1}, frozenset(), types)).nodes()
+    kinds = [each.op_type for each in made]
+    assert kinds.count("Sum") == 1
+    assert kinds.count("Cast") == casts
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8"])
 def test_nothing_is_lower(dtype):
     value = lowest(dtype)

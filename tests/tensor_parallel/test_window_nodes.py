@@ -14,8 +14,10 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.sharding.halo import Halo
 from gopt.sharding.links import Strategy
-from gopt.sharding.placements import Shard, Window, WindowTerms
-from gopt.tensor_parallel.check import check
+from gopt.sharding.placements import REPLICATED, Partial, Shard, Window, WindowTerms
+from gopt.sharding.rules import Mismatch, Operand
+from gopt.tensor_parallel.check import check, together
+from gopt.tensor_parallel.mappings import beside, is_mapping
 from gopt.tensor_parallel.window_nodes import counted_as, placed, pool_member, taken
 
 
@@ -114,6 +116,33 @@ def test_terms_of_a_transposed_convolution_are_summed():
     step.made.graph.nodes.remove(total)
     with pytest.raises(InvariantError, match="terms of a sum"):
         check(step.training, step.made.graph, "tp", step.seeds)
+
+
+# --- several axes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op_type", ["HaloStrips", "HaloJoin", "HaloSum"])
+def test_windows_along_another_axis_leave_placements_as_they_are(op_type):
+    node = halo(op_type, "sum" if op_type == "HaloSum" else "exchange", border="zeros")
+    assert is_mapping(node, {"h"})
+    assert not is_mapping(node, {"w"})
+    for placement in (REPLICATED, Shard(3, (4, 4)), Window(3, ((0, 5), (3, 8)), 8), Partial("sum")):
+        assert beside(node, Operand("x", placement)) == placement
+    for placement in (Shard(2, (4, 4)), Window(2, ((0, 5), (3, 8)), 8), WindowTerms(2, ((0, 5),), 8), Partial("max")):
+        with pytest.raises(Mismatch):
+            beside(node, Operand("x", placement))
+
+
+def test_terms_are_not_put_beside_the_lowest_number():
+    with pytest.raises(Mismatch):
+        beside(halo("HaloJoin", "exchange", border="lowest"), Operand("x", Partial("sum")))
+
+
+def test_two_axes_do_not_split_one_dimension_by_windows():
+    window = Window(2, ((-1, 5), (3, 9)), 8)
+    assert not together(window, Shard(2, (4, 4)))
+    assert together(window, Shard(3, (4, 4)))
+    assert together(window, replace(window, dim=3))
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
