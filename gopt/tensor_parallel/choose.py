@@ -2,14 +2,15 @@
 
 A product with a weight is a candidate for rows. The index over which it sums is followed back, by the links of the
 operators on the way, until it ends in columns of other weights: through activations, gates, heads of an attention,
-runs of a fused weight. Nothing on the way may be needed whole elsewhere, as the residual stream is by its norms. The
+runs of a fused weight. Nothing on the way may be needed whole elsewhere, as the residual stream is by its norms. Before
+that, experts: a product whose matrices are as many as its batches, if what it makes is summed over them later. The
 classes of the loss, and tables with more rows than the step reads, are split by rows of their table.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -55,6 +56,7 @@ class _Chooser:
     of_weights: set[str] = field(init=False)
     """Parameters, and values that follow from them alone."""
     operators: dict[int, Operator] = field(default_factory=dict)
+    known_free: dict[tuple[str, Shard], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.training.graph
@@ -75,6 +77,9 @@ class _Chooser:
     def run(self) -> dict[str, Choice]:
         forward = [node for node in self.training.graph.nodes if node.phase is Phase.FORWARD]
         for node in forward:
+            if node.is_a("MatMul", "Einsum"):
+                self._experts(node)
+        for node in forward:
             if node.is_a(*PRODUCTS):
                 self._pair(node)
         for node in forward:
@@ -89,6 +94,47 @@ class _Chooser:
         if id(node) not in self.operators:
             self.operators[id(node)] = operator(node, self.training.graph, self.constants)
         return self.operators[id(node)]
+
+    # --- experts ----------------------------------------------------------------------------------------------------
+
+    def _experts(self, node: Node) -> None:
+        """Split the experts of a product, each of which has a matrix and rows of its own, if they are summed later."""
+        for place in (0, 1):
+            weight, other = node.inputs[place], node.inputs[1 - place]
+            if weight not in self.of_weights or other in self.of_weights or not self._static(weight, other):
+                continue
+            for dim, length in enumerate(self.training.graph.types[weight].dims):
+                shard = Shard(dim, part_sizes(length, self.members, self.sizes))
+                each = next(iter(self._strategies(node, Slot(place), shard)), None)
+                if length < self.members or each is None or not all(isinstance(p, Shard) for p in each.operands):
+                    continue
+                out, own = each.results[0], self._weight(weight, shard)
+                rest = self._summed(node.outputs[0], out) if isinstance(out, Shard) else None
+                if own is not None and rest is not None:
+                    self._take(dict.fromkeys([*own, *rest], "expert"))
+                    return
+
+    def _summed(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
+        """The weights that take part on the way from a value to sums over a dimension; None where it is needed whole."""
+        found, seen, ahead = [], {name}, [(name, shard)]
+        while ahead:
+            value, part = ahead.pop()
+            readers = [node for node in self.users.get(value, ()) if not node.is_a("Shape", "Size")]
+            for node in readers:
+                option = next(iter(self._strategies(node, Slot(node.inputs.index(value)), part)), None)
+                if option is None or option.masked:
+                    return None
+                for operand, place in zip(node.inputs, option.operands):
+                    items = self._weight(operand, place) if operand in self.of_weights else []
+                    if items is None:
+                        return None
+                    found += items
+                made = [(out, each) for out, each in zip(node.outputs, option.results) if isinstance(each, Shard)]
+                ahead += [each for each in made if each[0] not in seen]
+                seen.update(out for out, _ in made)
+            if not readers:
+                return None
+        return found
 
     # --- pairs ------------------------------------------------------------------------------------------------------
 
@@ -111,7 +157,7 @@ class _Chooser:
                     heads = f"{length // unit} heads of {unit}"
                     self.note(f"a product over {heads} stays whole: they are fewer than {self.members} members")
                 return
-            trace = _Trace(self, node)
+            trace = _Trace(self, length)
             if trace.through(node.inputs[place], shard) and trace.columns:
                 rows = self._weight(node.inputs[1 - place], sums[0].operands[1 - place])
                 if rows is not None:
@@ -140,6 +186,41 @@ class _Chooser:
                 return [item for part in parts if part for item in part]
         return None
 
+    def free(self, name: str, shard: Shard) -> bool:
+        """Whether a value can stay in parts: all that follows from it, up to products with weights, does with parts."""
+        todo = [(name, shard)]
+        while todo:
+            key = todo[-1]
+            ahead = self._ahead(*key) if key not in self.known_free else []
+            missing = [each for each in ahead or () if each not in self.known_free]
+            if ahead is not None and missing and all(self.known_free.get(each, True) for each in ahead):
+                todo += missing
+                continue
+            if key not in self.known_free:
+                self.known_free[key] = ahead is not None and all(self.known_free[each] for each in ahead)
+            todo.pop()
+        return self.known_free[name, shard]
+
+    def _ahead(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
+        """What readers make of the parts of a value; None where one needs the whole value."""
+        found: list[tuple[str, Shard]] = []
+        for node in self.users.get(name, ()):
+            if node.is_a("Shape", "Size"):
+                continue
+            options = self._strategies(node, Slot(node.inputs.index(name)), shard)
+            if node.is_a(*PRODUCTS) and any(map(_sums, options)) and self._weighed(node):
+                continue
+            option = next((each for each in options if not _sums(each)), None)
+            if option is None and node.is_a(*_LOSSES):
+                continue  # it is written for classes in parts
+            if option is None:
+                return None
+            found += [(out, part) for out, part in zip(node.outputs, option.results) if isinstance(part, Shard)]
+        return found
+
+    def _weighed(self, node: Node) -> bool:
+        return any(name in self.of_weights for name in node.inputs)
+
     def _take(self, wanted: dict[tuple[str, Shard], str]) -> None:
         """Note placements, unless one of the parameters has another already."""
         placements: dict[str, set[Shard]] = {}
@@ -160,7 +241,7 @@ class _Chooser:
         axis = 1 if node.is_a("SoftmaxCrossEntropyLoss") else node.attributes.get("axis", -1) % len(dims)
         if dims[axis] < self.members:
             return
-        trace = _Trace(self, node)
+        trace = _Trace(self, dims[axis])
         shard = Shard(axis, part_sizes(dims[axis], self.members, self.sizes))
         if trace.through(node.inputs[0], shard) and trace.columns:
             self._take(dict.fromkeys(trace.found.items(), "vocab"))
@@ -186,7 +267,8 @@ class _Trace:
     """One dimension followed back from a node to the weights whose columns make it."""
 
     chooser: _Chooser
-    end: Node
+    length: int
+    """Elements of the dimension at the end."""
     found: dict[str, Shard] = field(default_factory=dict)
     columns: int = 0
     unit: int = 1
@@ -220,8 +302,8 @@ class _Trace:
             return []
         node = chooser.producers.get(name)
         if node is None:
-            return None if name in chooser.training.batch else []  # a constant is cut where it is met
-        if not self._free(name, shard):
+            return []  # a constant, or a mask in the batch, is cut where it is met
+        if not chooser.free(name, shard):
             return None
         options = chooser._strategies(node, Slot(node.outputs.index(name), True), shard)
         options = [each for each in options if not each.masked and not _sums(each)]
@@ -240,25 +322,19 @@ class _Trace:
         parts = [name for name, place in zip(node.inputs[:2], strategy.operands) if isinstance(place, Shard)]
         return bool(parts) and all(name in self.chooser.of_weights for name in parts)
 
-    def _free(self, name: str, shard: Shard) -> bool:
-        """Whether all readers of a value can do with parts of it."""
-        for node in self._readers(name):
-            if node is self.end:
-                continue
-            options = self.chooser._strategies(node, Slot(node.inputs.index(name)), shard)
-            weighed = node.is_a(*PRODUCTS) and any(each in self.chooser.of_weights for each in node.inputs)
-            if not any(not _sums(each) or weighed for each in options):
-                return False
-        return True
-
-    def _readers(self, name: str) -> Iterator[Node]:
-        return (node for node in self.chooser.users.get(name, ()) if not node.is_a("Shape", "Size"))
-
     def _note_unit(self, node: Node, shard: Shard) -> None:
-        """A dimension that is split into several: its parts are whole numbers of the inner ones."""
-        before = self.chooser._operator(node).operands[0]
-        if node.is_a("Reshape", "Flatten") and before is not None and before.static and len(before.dims) > 1:
-            self.unit = max(self.unit, before.dims[-1])
+        """Dimensions that are joined into one: its parts are whole numbers of the inner ones."""
+        described = self.chooser._operator(node)
+        before = described.operands[0]
+        if not node.is_a("Reshape", "Flatten") or before is None or not before.static:
+            return
+        made = described.made()
+        outer, length, inner = prod(made[: shard.dim]) * shard.runs, sum(shard.sizes), prod(made[shard.dim + 1 :])
+        for dim, size in enumerate(before.dims):
+            step = prod(before.dims[dim + 1 :])
+            if size > 1 and prod(before.dims[:dim]) == outer and inner < step < length * inner and step % inner == 0:
+                # steps of the first of them, in elements of the dimension at the end
+                self.unit = max(self.unit, step // inner * (self.length // length))
 
 
 def bare_strategies(described: Operator, slot: Slot, shard: Shard) -> list[Strategy]:
