@@ -84,14 +84,28 @@ class Builder:
         if isinstance(before, Replicated) and isinstance(after, Shard):
             return self._in_runs(value, before, after, after, name, "DimSlice", SPMD)
         assert isinstance(before, Shard) and isinstance(after, Shard)
-        if before.runs == after.runs == 1 and before.dim != after.dim:
-            sizes = {
-                "concat_axis": before.dim, "concat_sizes": list(before.sizes),
-                "split_axis": after.dim, "split_sizes": list(after.sizes),
-            }  # fmt: skip
-            return self._call("AllToAll", value, name, **sizes)
+        if before.dim != after.dim:
+            return self._exchanged(value, before, after, name)
         whole = self.convert(value, before, Replicated(), f"{name}.whole")
         return self.convert(whole, Replicated(), after, name)
+
+    def _exchanged(self, value: str, before: Shard, after: Shard, name: str) -> str:
+        """One dimension for another; several runs of one stand in a dimension of their own meanwhile."""
+        type, runs = self.graph.types[value], {each.dim: each for each in (before, after) if each.runs > 1}
+        shape: list[int] = []
+        for dim, length in enumerate(type.dims):
+            shape += [runs[dim].runs, length // runs[dim].runs] if dim in runs else [length]
+        at, to = (each.dim + sum(dim <= each.dim for dim in runs) for each in (before, after))
+        sizes = {
+            "concat_axis": at, "concat_sizes": list(before.sizes), "split_axis": to, "split_sizes": list(after.sizes),
+        }  # fmt: skip
+        if not runs:
+            return self._call("AllToAll", value, name, **sizes)
+        apart = TensorType(type.dtype, tuple(shape))
+        parts = self.add("Reshape", [value, self.ints(shape)], f"{name}.runs", apart)
+        moved = self._call("AllToAll", parts, f"{name}.parts", **sizes)
+        self.placements |= {parts: Shard(at, before.sizes), moved: Shard(to, after.sizes)}
+        return self.add("Reshape", [moved, self.ints(type.dims)], name, type)
 
     def _reduced(self, value: str, before: Partial, after: Placement, name: str) -> str:
         if isinstance(after, Replicated):

@@ -9,21 +9,16 @@ classes of the loss, and tables with more rows than the step reads, are split by
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Node
-from gopt.ir.phase import Phase
-from gopt.sharding.links import Operator, Slot, Strategy, strategies
-from gopt.sharding.placements import Partial, Placement, Shard
-from gopt.tensor_parallel.operators import Constants, operator
+from gopt.sharding.links import Slot, Strategy
+from gopt.sharding.placements import Shard
+from gopt.tensor_parallel.forward import LOSSES, PRODUCTS, Forward, sums
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
-
-PRODUCTS = ("MatMul", "Gemm", "Einsum", "Conv")
-_LOSSES = ("LogSoftmax", "SoftmaxCrossEntropyLoss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,187 +34,87 @@ def choose(
 ) -> dict[str, Choice]:
     """Parameter -> its placement, for those that are split; ``note`` is told of products that stay whole because they
     have fewer heads than there are members."""
-    return _Chooser(training, members, sizes, note).run()
+    return _Chooser(Forward(training), members, sizes, note).run()
 
 
 @dataclass(slots=True)
 class _Chooser:
-    training: TrainingGraph
+    forward: Forward
     members: int
     sizes: Sizes
     note: Callable[[str], None]
     found: dict[str, Choice] = field(default_factory=dict)
-    parameters: set[str] = field(init=False)
-    constants: Constants = field(init=False)
-    producers: dict[str, Node] = field(init=False)
-    users: dict[str, list[Node]] = field(init=False)
-    of_weights: set[str] = field(init=False)
-    """Parameters, and values that follow from them alone."""
-    operators: dict[int, Operator] = field(default_factory=dict)
-    known_free: dict[tuple[str, Shard], bool] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        graph = self.training.graph
-        forward = [node for node in graph.nodes if node.phase is Phase.FORWARD]
-        self.parameters = {state.tensor for state in self.training.parameters}
-        self.constants = Constants(graph)
-        self.producers = {name: node for node in forward for name in node.outputs}
-        users: defaultdict[str, list[Node]] = defaultdict(list)
-        self.of_weights = set(self.parameters)
-        for node in forward:
-            for name in node.reads:
-                users[name].append(node)
-            reads = [name for name in node.reads if name not in graph.initializers or name in self.parameters]
-            if reads and all(name in self.of_weights for name in reads):
-                self.of_weights.update(node.outputs)
-        self.users = dict(users)
 
     def run(self) -> dict[str, Choice]:
-        forward = [node for node in self.training.graph.nodes if node.phase is Phase.FORWARD]
-        for node in forward:
-            if node.is_a("MatMul", "Einsum"):
-                self._experts(node)
-        for node in forward:
-            if node.is_a(*PRODUCTS):
-                self._pair(node)
-        for node in forward:
-            if node.is_a(*_LOSSES):
+        for node in self.forward.nodes:
+            self._experts(node)
+        for node in self.forward.nodes:
+            self._pair(node)
+        for node in self.forward.nodes:
+            if node.is_a(*LOSSES):
                 self._classes(node)
-        for node in forward:
+        for node in self.forward.nodes:
             if node.is_a("Gather"):
                 self._table(node)
         return self.found
 
-    def _operator(self, node: Node) -> Operator:
-        if id(node) not in self.operators:
-            self.operators[id(node)] = operator(node, self.training.graph, self.constants)
-        return self.operators[id(node)]
+    def _dims(self, name: str) -> tuple[int, ...]:
+        """The shape of a value; () where it is not known."""
+        return self.forward.training.graph.types[name].dims if self.forward.static(name) else ()
 
-    # --- experts ----------------------------------------------------------------------------------------------------
+    # --- experts ------------------------------------------------------------------------------------------------------
 
     def _experts(self, node: Node) -> None:
         """Split the experts of a product, each of which has a matrix and rows of its own, if they are summed later."""
-        for place in (0, 1):
-            weight, other = node.inputs[place], node.inputs[1 - place]
-            if weight not in self.of_weights or other in self.of_weights or not self._static(weight, other):
-                continue
-            for dim, length in enumerate(self.training.graph.types[weight].dims):
+        forward = self.forward
+        for weight, _ in forward.weighed(node) if node.is_a("MatMul", "Einsum") else ():
+            for dim, length in enumerate(self._dims(node.inputs[weight])):
                 shard = Shard(dim, part_sizes(length, self.members, self.sizes))
-                each = next(iter(self._strategies(node, Slot(place), shard)), None)
-                if length < self.members or each is None or not all(isinstance(p, Shard) for p in each.operands):
+                way = next(iter(forward.strategies(node, Slot(weight), shard)), None)
+                if length < self.members or way is None or not all(isinstance(each, Shard) for each in way.operands):
                     continue
-                out, own = each.results[0], self._weight(weight, shard)
-                rest = self._summed(node.outputs[0], out) if isinstance(out, Shard) else None
+                own, made = forward.weights(node.inputs[weight], shard), way.results[0]
+                rest = forward.summed(node.outputs[0], made) if isinstance(made, Shard) else None
                 if own is not None and rest is not None:
                     self._take(dict.fromkeys([*own, *rest], "expert"))
                     return
 
-    def _summed(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
-        """The weights that take part on the way from a value to sums over a dimension; None where it is needed whole."""
-        found, seen, ahead = [], {name}, [(name, shard)]
-        while ahead:
-            value, part = ahead.pop()
-            readers = [node for node in self.users.get(value, ()) if not node.is_a("Shape", "Size")]
-            for node in readers:
-                option = next(iter(self._strategies(node, Slot(node.inputs.index(value)), part)), None)
-                if option is None or option.masked:
-                    return None
-                for operand, place in zip(node.inputs, option.operands):
-                    items = self._weight(operand, place) if operand in self.of_weights else []
-                    if items is None:
-                        return None
-                    found += items
-                made = [(out, each) for out, each in zip(node.outputs, option.results) if isinstance(each, Shard)]
-                ahead += [each for each in made if each[0] not in seen]
-                seen.update(out for out, _ in made)
-            if not readers:
-                return None
-        return found
-
-    # --- pairs ------------------------------------------------------------------------------------------------------
+    # --- pairs --------------------------------------------------------------------------------------------------------
 
     def _pair(self, node: Node) -> None:
         """Take a product as the row-parallel end of a pair, if its sum leads back to columns."""
-        for place in (0, 1):
-            weight, other = node.inputs[place], node.inputs[1 - place]
-            if weight not in self.of_weights or other in self.of_weights:
-                continue
-            for dim, length in enumerate(self.training.graph.types[other].dims if self._static(other) else ()):
-                self._row(node, 1 - place, dim, length)
+        for _, other in self.forward.weighed(node):
+            for dim, length in enumerate(self._dims(node.inputs[other])):
+                self._row(node, other, dim, length)
 
     def _row(self, node: Node, place: int, dim: int, length: int) -> None:
-        unit = 1
-        for _ in range(3):
-            shard = Shard(dim, part_sizes(length, self.members, self.sizes, unit))
-            sums = [each for each in self._strategies(node, Slot(place), shard) if _sums(each)]
-            if length // unit < self.members or not sums:
-                if sums and unit > 1 and length // unit > 1:
-                    heads = f"{length // unit} heads of {unit}"
-                    self.note(f"a product over {heads} stays whole: they are fewer than {self.members} members")
+        """Try units that stay together, each larger than the one before: single elements, heads, groups of heads."""
+        unit, before = 1, 0
+        while length // unit >= self.members:
+            wider = self._paired(node, place, dim, length, unit)
+            if wider <= unit:
                 return
-            trace = _Trace(self, length)
-            if trace.through(node.inputs[place], shard) and trace.columns:
-                rows = self._weight(node.inputs[1 - place], sums[0].operands[1 - place])
-                if rows is not None:
-                    self._take({**dict.fromkeys(rows, "row"), **dict.fromkeys(trace.found.items(), "column")})
-                return
-            if trace.unit <= unit:
-                return
-            unit = trace.unit
+            unit, before = wider, unit
+        if before and not self._paired(node, place, dim, length, before, repeated=True):
+            return  # groups are fewer than members: their keys stay whole
+        if before and length // unit > 1:
+            heads = f"{length // unit} heads of {unit}"
+            self.note(f"a product over {heads} stays whole: they are fewer than {self.members} members")
 
-    def _strategies(self, node: Node, slot: Slot, shard: Shard) -> list[Strategy]:
-        """As ``strategies``; a bias is added behind the sum of a product."""
-        return bare_strategies(self._operator(node), slot, shard)
-
-    def _weight(self, name: str, placement: Placement) -> list[tuple[str, Shard]] | None:
-        """The parameters behind a value that follows from weights alone; None where one cannot be split so."""
-        if not isinstance(placement, Shard):
-            return []
-        if name in self.parameters:
-            return [(name, placement)]
-        node = self.producers.get(name)
-        if node is None:
-            return []
-        for each in strategies(self._operator(node), Slot(node.outputs.index(name), True), placement):
-            parts = [self._weight(operand, place) for operand, place in zip(node.inputs, each.operands) if operand]
-            if all(part is not None for part in parts):
-                return [item for part in parts if part for item in part]
-        return None
-
-    def free(self, name: str, shard: Shard) -> bool:
-        """Whether a value can stay in parts: all that follows from it, up to products with weights, does with parts."""
-        todo = [(name, shard)]
-        while todo:
-            key = todo[-1]
-            ahead = self._ahead(*key) if key not in self.known_free else []
-            missing = [each for each in ahead or () if each not in self.known_free]
-            if ahead is not None and missing and all(self.known_free.get(each, True) for each in ahead):
-                todo += missing
-                continue
-            if key not in self.known_free:
-                self.known_free[key] = ahead is not None and all(self.known_free[each] for each in ahead)
-            todo.pop()
-        return self.known_free[name, shard]
-
-    def _ahead(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
-        """What readers make of the parts of a value; None where one needs the whole value."""
-        found: list[tuple[str, Shard]] = []
-        for node in self.users.get(name, ()):
-            if node.is_a("Shape", "Size"):
-                continue
-            options = self._strategies(node, Slot(node.inputs.index(name)), shard)
-            if node.is_a(*PRODUCTS) and any(map(_sums, options)) and self._weighed(node):
-                continue
-            option = next((each for each in options if not _sums(each)), None)
-            if option is None and node.is_a(*_LOSSES):
-                continue  # it is written for classes in parts
-            if option is None:
-                return None
-            found += [(out, part) for out, part in zip(node.outputs, option.results) if isinstance(part, Shard)]
-        return found
-
-    def _weighed(self, node: Node) -> bool:
-        return any(name in self.of_weights for name in node.inputs)
+    def _paired(self, node: Node, place: int, dim: int, length: int, unit: int, *, repeated: bool = False) -> int:
+        """Take a pair in parts that are whole numbers of ``unit``; returns the unit that it needs in place of that one:
+        0 where it was taken, or cannot be. ``repeated``: values that are repeated for several heads may stay whole."""
+        shard = Shard(dim, part_sizes(length, self.members, self.sizes, unit))
+        way = next((each for each in self.forward.strategies(node, Slot(place), shard) if sums(each)), None)
+        if way is None:
+            return 0
+        trace = _Trace(self.forward, length, repeated)
+        if not trace.through(node.inputs[place], shard) or not trace.columns:
+            return trace.unit
+        rows = self.forward.weights(node.inputs[1 - place], way.operands[1 - place])
+        if rows is not None:
+            self._take({**dict.fromkeys(rows, "row"), **dict.fromkeys(trace.found.items(), "column")})
+        return 0
 
     def _take(self, wanted: dict[tuple[str, Shard], str]) -> None:
         """Note placements, unless one of the parameters has another already."""
@@ -235,13 +130,13 @@ class _Chooser:
 
     def _classes(self, node: Node) -> None:
         """Split the classes over which a loss normalises."""
-        if not self._static(node.inputs[0]):
+        dims = self._dims(node.inputs[0])
+        if not dims:
             return
-        dims = self.training.graph.types[node.inputs[0]].dims
         axis = 1 if node.is_a("SoftmaxCrossEntropyLoss") else node.attributes.get("axis", -1) % len(dims)
         if dims[axis] < self.members:
             return
-        trace = _Trace(self, dims[axis])
+        trace = _Trace(self.forward, dims[axis])
         shard = Shard(axis, part_sizes(dims[axis], self.members, self.sizes))
         if trace.through(node.inputs[0], shard) and trace.columns:
             self._take(dict.fromkeys(trace.found.items(), "vocab"))
@@ -249,26 +144,24 @@ class _Chooser:
     def _table(self, node: Node) -> None:
         """Split the rows of a table that has more of them than a step reads."""
         table = node.inputs[0]
-        graph = self.training.graph
-        if table not in self.parameters or table in self.found or not self._static(table, node.inputs[1]):
+        if table not in self.forward.parameters or table in self.found or not self.forward.static(*node.inputs):
             return
-        dims = graph.types[table].dims
+        dims = self._dims(table)
         if node.attributes.get("axis", 0) or len(dims) != 2:
             return
-        if dims[0] > prod(graph.types[node.inputs[1]].dims) and dims[0] >= self.members:
+        if dims[0] > prod(self._dims(node.inputs[1])) and dims[0] >= self.members:
             self._take({(table, Shard(0, part_sizes(dims[0], self.members, self.sizes))): "vocab"})
-
-    def _static(self, *names: str) -> bool:
-        return all(self.training.graph.type_of(name).static for name in names)
 
 
 @dataclass(slots=True)
 class _Trace:
     """One dimension followed back from a node to the weights whose columns make it."""
 
-    chooser: _Chooser
+    forward: Forward
     length: int
     """Elements of the dimension at the end."""
+    repeated: bool = False
+    """Whether a value that is repeated may stay whole: each member takes what its parts read."""
     found: dict[str, Shard] = field(default_factory=dict)
     columns: int = 0
     unit: int = 1
@@ -293,21 +186,23 @@ class _Trace:
 
     def _behind(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
         """What a value is made of, in parts; None where it cannot be had so."""
-        chooser = self.chooser
-        if name in chooser.of_weights:
-            items = chooser._weight(name, shard)
+        forward = self.forward
+        if name in forward.of_weights:
+            items = forward.weights(name, shard)
             if items is None or any(self.found.get(each, part) != part for each, part in items):
                 return None
             self.found.update(items)
             return []
-        node = chooser.producers.get(name)
+        node = forward.producers.get(name)
         if node is None:
             return []  # a constant, or a mask in the batch, is cut where it is met
-        if not chooser.free(name, shard):
+        if not forward.free(name, shard):
             return None
-        options = chooser._strategies(node, Slot(node.outputs.index(name), True), shard)
-        options = [each for each in options if not each.masked and not _sums(each)]
+        options = forward.strategies(node, Slot(node.outputs.index(name), True), shard)
+        options = [each for each in options if not each.masked and not sums(each)]
         if not options:
+            if self.repeated and self._repeats(node):
+                return []
             self._note_unit(node, shard)
             return None
         if node.is_a(*PRODUCTS) and self._column(node, options[0]):
@@ -320,11 +215,16 @@ class _Trace:
     def _column(self, node: Node, strategy: Strategy) -> bool:
         """Whether a product takes its parts from a weight alone."""
         parts = [name for name, place in zip(node.inputs[:2], strategy.operands) if isinstance(place, Shard)]
-        return bool(parts) and all(name in self.chooser.of_weights for name in parts)
+        return bool(parts) and all(name in self.forward.of_weights for name in parts)
+
+    def _repeats(self, node: Node) -> bool:
+        """Whether a node joins a dimension with one along which each element is repeated: keys for several queries."""
+        made = self.forward.producers.get(node.inputs[0])
+        return node.is_a("Reshape") and made is not None and made.is_a("Expand")
 
     def _note_unit(self, node: Node, shard: Shard) -> None:
         """Dimensions that are joined into one: its parts are whole numbers of the inner ones."""
-        described = self.chooser._operator(node)
+        described = self.forward.operator(node)
         before = described.operands[0]
         if not node.is_a("Reshape", "Flatten") or before is None or not before.static:
             return
@@ -335,17 +235,3 @@ class _Trace:
             if size > 1 and prod(before.dims[:dim]) == outer and inner < step < length * inner and step % inner == 0:
                 # steps of the first of them, in elements of the dimension at the end
                 self.unit = max(self.unit, step // inner * (self.length // length))
-
-
-def bare_strategies(described: Operator, slot: Slot, shard: Shard) -> list[Strategy]:
-    """As ``strategies``; the sum of a product that has a bias is one as well: the bias is added behind it."""
-    if described.op_type in ("Gemm", "Conv") and len(described.operands) > 2:
-        bare = replace(described, operands=described.operands[:2])
-        sums = [each for each in strategies(bare, slot, shard) if _sums(each)]
-        if sums:
-            return sums
-    return strategies(described, slot, shard)
-
-
-def _sums(strategy: Strategy) -> bool:
-    return any(isinstance(each, Partial) for each in strategy.results)

@@ -107,16 +107,20 @@ class _Local:
 
     def sliced(self, node: Node) -> None:
         """Name the local places of a run that is taken of a dimension."""
-        dims, local = self.logical[node.inputs[0]].dims, self.graph.types[node.outputs[0]].dims
-        taken = run_taken(self._described(node))
-        starts, ends = ([int(each) for each in self.constants.get(node.inputs[place])] for place in (1, 2))
-        axes = self.constants.get(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else range(len(starts))
-        for place, axis in enumerate(axes):
-            dim = int(axis) % len(dims)
-            if dim in taken and local[dim] != self.logical[node.outputs[0]].dims[dim]:
-                starts[place] = taken[dim] * local[dim]
-                ends[place] = starts[place] + local[dim]
-                node.inputs[1:3] = [self.build.ints(starts), self.build.ints(ends)]
+        described = self._described(node)
+        local, logical = (types[node.outputs[0]].dims for types in (self.graph.types, self.logical))
+        taken = {dim: run for dim, run in run_taken(described).items() if local[dim] != logical[dim]}
+        if not taken:
+            return
+        starts, ends, axes = (described.constant(place) for place in (1, 2, 3))
+        assert starts is not None and ends is not None
+        places = [starts.reshape(-1).tolist(), ends.reshape(-1).tolist()]
+        for place, axis in enumerate(range(len(starts)) if axes is None else axes.reshape(-1).tolist()):
+            dim = axis % len(local)
+            if dim in taken:
+                places[0][place] = taken[dim] * local[dim]
+                places[1][place] = places[0][place] + local[dim]
+        node.inputs[1:3] = [self.build.ints(each) for each in places]
 
     def scattered(self, node: Node) -> None:
         """Name the local places of a run that is written."""

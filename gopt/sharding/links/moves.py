@@ -50,7 +50,8 @@ def run_taken(operator: Operator) -> dict[int, int]:
     """Dimension -> which of its equal runs a Slice takes: of queries, keys and values in one, the keys are run 1."""
     starts, rank = (operator.constant(1) if operator.has(1) else None), operator.rank(0)
     axes = operator.constant(3) if operator.has(3) else np.arange(rank)
-    if starts is None or axes is None or (operator.has(4) and (operator.constant(4) != 1).any()):
+    steps = operator.constant(4) if operator.has(4) else np.ones(1, np.int64)
+    if starts is None or axes is None or steps is None or (steps != 1).any():
         return {}
     found = {}
     for start, axis in zip(starts.reshape(-1).tolist(), axes.reshape(-1).tolist()):
