@@ -30,11 +30,25 @@ class Choice:
 
 
 def choose(
-    training: TrainingGraph, members: int, sizes: Sizes, note: Callable[[str], None] = lambda text: None
+    training: TrainingGraph,
+    members: int,
+    sizes: Sizes,
+    note: Callable[[str], None] = lambda text: None,
+    *,
+    apart: bool = True,
 ) -> dict[str, Choice]:
     """Parameter -> its placement, for those that are split; ``note`` is told of products that stay whole because they
-    have fewer heads than there are members."""
-    return _Chooser(Forward(training), members, sizes, note).run()
+    have fewer heads than there are members. ``apart``: whether experts are shared out, or each of them is split."""
+    chooser = _Chooser(Forward(training), members, sizes, note)
+    if apart:
+        chooser.run_experts(summed=True)
+    return chooser.run()
+
+
+def experts(training: TrainingGraph, members: int, sizes: Sizes) -> dict[str, Choice]:
+    """Parameter -> its placement, for weights of experts: those of a product that shares a dimension with its other
+    operand and does not sum over it."""
+    return _Chooser(Forward(training), members, sizes, lambda text: None).run_experts(summed=False)
 
 
 @dataclass(slots=True)
@@ -46,8 +60,6 @@ class _Chooser:
     found: dict[str, Choice] = field(default_factory=dict)
 
     def run(self) -> dict[str, Choice]:
-        for node in self.forward.nodes:
-            self._experts(node)
         for node in self.forward.nodes:
             self._pair(node)
         for node in self.forward.nodes:
@@ -64,20 +76,28 @@ class _Chooser:
 
     # --- experts ------------------------------------------------------------------------------------------------------
 
-    def _experts(self, node: Node) -> None:
-        """Split the experts of a product, each of which has a matrix and rows of its own, if they are summed later."""
+    def run_experts(self, *, summed: bool) -> dict[str, Choice]:
+        """Split experts; ``summed``: those alone whose results are summed over them later."""
+        for node in self.forward.nodes:
+            for weight, other in self.forward.weighed(node) if node.is_a("MatMul", "Einsum") else ():
+                self._expert(node, weight, other, summed=summed)
+        return self.found
+
+    def _expert(self, node: Node, weight: int, other: int, *, summed: bool) -> None:
+        """Split a weight along a dimension that both operands of a product have, and so has the result."""
         forward = self.forward
-        for weight, _ in forward.weighed(node) if node.is_a("MatMul", "Einsum") else ():
-            for dim, length in enumerate(self._dims(node.inputs[weight])):
-                shard = Shard(dim, part_sizes(length, self.members, self.sizes))
-                way = next(iter(forward.strategies(node, Slot(weight), shard)), None)
-                if length < self.members or way is None or not all(isinstance(each, Shard) for each in way.operands):
-                    continue
-                own, made = forward.weights(node.inputs[weight], shard), way.results[0]
-                rest = forward.summed(node.outputs[0], made) if isinstance(made, Shard) else None
-                if own is not None and rest is not None:
-                    self._take(dict.fromkeys([*own, *rest], "expert"))
-                    return
+        for dim, length in enumerate(self._dims(node.inputs[weight])):
+            shard = Shard(dim, part_sizes(length, self.members, self.sizes))
+            way = next(iter(forward.strategies(node, Slot(weight), shard)), None)
+            if length < self.members or way is None or not isinstance(way.operands[other], Shard):
+                continue
+            own, made = forward.weights(node.inputs[weight], shard), way.results[0]
+            if not isinstance(made, Shard):
+                continue
+            rest = forward.summed(node.outputs[0], made) if summed else []
+            if own is not None and rest is not None:
+                self._take(dict.fromkeys([*own, *rest], "expert"))
+                return
 
     # --- pairs --------------------------------------------------------------------------------------------------------
 

@@ -334,7 +334,8 @@ CHOICES: dict[str, list[Case]] = {
         case(x(9), places(9, 2, 6, 1), x(2, 6), reduction="min"),
         case(x(9), ints(4, 4, 4)[:, None], x(3)), case(whole(9), places(9, 6, 1), whole(6), reduction="max"),
         case(x(7, 5), ints(3, 1)[:, None], x(2, 5), opset=11),
-        case(x(18, 5), ints(*range(6, 12))[:, None], x(6, 5)), case(x(6), ints(3, 4, 5)[:, None], x(3), reduction="add"),
+        case(x(18, 5), ints(*range(6, 12))[:, None], x(6, 5)),
+        case(x(6), ints(3, 4, 5)[:, None], x(3), reduction="add"),
         case(x(12, 2), ints(1, 2, 3)[:, None], x(3, 2)), case(x(6), ints(1, 0)[:, None], x(2)),
     ],
 }  # fmt: skip
