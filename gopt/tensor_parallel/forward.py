@@ -61,6 +61,13 @@ class Forward:
         """Whether the shapes of values are known."""
         return all(self.training.graph.type_of(name).static for name in names)
 
+    def unflattened(self, name: str) -> tuple[int, ...]:
+        """The shape of a value before its dimensions were joined for a product of two; () where it is not known."""
+        types, node = self.training.graph.types, self.producers.get(name)
+        while node is not None and node.is_a("Reshape") and self.static(name) and len(types[name].dims) < 3:
+            name, node = node.inputs[0], self.producers.get(node.inputs[0])
+        return types[name].dims if self.static(name) else ()
+
     def weighed(self, node: Node) -> list[tuple[int, int]]:
         """(place of a weight, place of what it is multiplied with) of a product; none where both are one kind."""
         pairs = ((0, 1), (1, 0)) if node.is_a(*PRODUCTS) and len(node.inputs) > 1 else ()
@@ -93,12 +100,11 @@ class Forward:
         while todo:
             key = todo[-1]
             ahead = self._ahead(*key) if key not in self._free else []
-            missing = [each for each in ahead or () if each not in self._free]
-            if ahead is not None and missing and all(self._free.get(each, True) for each in ahead):
-                todo += missing
+            known = [self._free.get(each) for each in ahead or ()]
+            if ahead is not None and None in known and False not in known:
+                todo += [each for each in ahead if each not in self._free]
                 continue
-            if key not in self._free:
-                self._free[key] = ahead is not None and all(self._free[each] for each in ahead)
+            self._free.setdefault(key, ahead is not None and False not in known)
             todo.pop()
         return self._free[name, shard]
 
