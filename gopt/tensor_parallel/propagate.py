@@ -282,6 +282,8 @@ class _Sweep:
         value, further = move.inputs[0], self.moves.get(move.inputs[0])
         for each in strategies(operator(move, self.graph, self.constants), Slot(0, True), placement):
             known = (value, each.operands[0]) in self.converted
+            if not self._fit(move, each):
+                continue
             if known or (further is not None and self._behind(further, each.operands[0]) is not None):
                 return each.operands[0]
         return None

@@ -52,9 +52,10 @@ class Tokens:
         image; None where they are too few everywhere."""
         found: dict[tuple[int, int], None] = {}
         for node in forward.nodes:
-            for _, other in forward.weighed(node) if node.is_a("MatMul", "Gemm", "Einsum") else ():
+            for weight, other in forward.weighed(node) if node.is_a("MatMul", "Gemm", "Einsum") else ():
                 dims = forward.unflattened(node.inputs[other])
-                if len(dims) == 3 and dims[1] >= members:
+                one = len(forward.unflattened(node.inputs[weight])) == 2  # not a matrix for each expert
+                if one and len(dims) == 3 and dims[1] >= members:
                     found[dims[0], dims[1]] = None
         made = [cls(*each, part_sizes(each[1], members, rule)) for each in found]
         return replace(made[0], more=tuple(made[1:])) if made else None

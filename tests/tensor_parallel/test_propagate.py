@@ -158,3 +158,13 @@ def test_cross_attention_has_its_own_sums():
     count = found(made, least=3 * 6 * 20)
     assert set(count) == {(Phase.FORWARD, "AllReduce"), (Phase.BACKWARD, "AllReduce")}
     assert count[Phase.FORWARD, "AllReduce"] == 5 + 2, "and a lookup in the table each"
+
+
+@pytest.mark.parametrize(("name", "sums", "least"), [("t5_adamw", 5, 3 * 6 * 20), ("vit_mom", 4, 3 * 17 * 24)])
+def test_every_stream_is_shared_out_by_its_tokens(name, sums, least):
+    """Encoder and decoder have other lengths; patches and the token of the class are in no input of the batch."""
+    count = found(split(f"families/{name}", 3, sequence=True), least=least)
+    lookups = 2 if name == "t5_adamw" else 0
+    assert count[Phase.FORWARD, "ReduceScatter"] == sums + lookups and not count[Phase.FORWARD, "AllReduce"]
+    assert not count[Phase.BACKWARD, "AllReduce"]
+    assert count[Phase.BACKWARD, "ReduceScatter"] >= sums
