@@ -12,6 +12,7 @@ from gopt.ir.graph import COMM
 from gopt.mesh import Mesh
 from gopt.sharding.placements import Placement, Shard
 from gopt.tensor_parallel.choose import Choice, choose, experts
+from gopt.tensor_parallel.forward import Forward
 from gopt.tensor_parallel.patterns import Pattern, apply, fed_by
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 from gopt.tensor_parallel.tokens import Tokens
@@ -95,7 +96,8 @@ class _Planner:
 
     def _weights(self, axis: str, members: int) -> AxisSplit:
         request = self.request
-        choices = choose(self.training, members, request.sizes, self.note) if request.auto else {}
+        apart = EXPERT not in self.axes
+        choices = choose(self.training, members, request.sizes, self.note, apart=apart) if request.auto else {}
         choices = self._asked(axis, members, choices)
         if not choices:
             raise UnsupportedError(
@@ -103,15 +105,19 @@ class _Planner:
                 "that needs whole values",
                 f"use the ranks for data: --mesh dp={members} or shard={members}",
             )
-        tokens = (
-            Tokens.of(self.training, members, request.sizes, runs=self._outside(axis)) if request.sequence else None
-        )
+        tokens = self._sequence(axis, members) if request.sequence else None
         if request.sequence and tokens is None:
             raise OptionError(
                 f"tensor-parallel: no input of the batch has tokens to share out over {members * self._outside(axis)} "
                 "ranks"
             )
         return AxisSplit(axis, members, choices, self._states(choices), tokens=tokens)
+
+    def _sequence(self, axis: str, members: int) -> Tokens | None:
+        """The tokens by which activations are shared out: those of all streams, where no other axis shares them out."""
+        outside, sizes = self._outside(axis), self.request.sizes
+        streams = Tokens.streams(Forward(self.training), members, sizes) if outside == 1 else None
+        return streams or Tokens.of(self.training, members, sizes, runs=outside)
 
     def _experts(self, axis: str, members: int) -> AxisSplit:
         found = experts(self.training, members, self.request.sizes) if self.request.auto else {}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
 
-from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.graph import COMM, SPMD, Graph, Node, Tensor
 from gopt.ir.types import TensorType
+from gopt.sharding.links import Operator
+from gopt.sharding.links.choices import run_written
+from gopt.sharding.links.moves import run_taken
 from gopt.sharding.placements import Sharding
-from gopt.tensor_parallel.builder import Builder
-from gopt.tensor_parallel.operators import Constants
+from gopt.tensor_parallel.builder import PASS, Builder
+from gopt.tensor_parallel.operators import Constants, operator
 
 
 def localise(graph: Graph, shardings: Mapping[str, Sharding], coordinates: Mapping[str, int]) -> None:
@@ -113,6 +116,44 @@ class _Local:
             axes = node.attributes.get("axes", range(len(dims)))
             node.inputs[3] = self.build.ints([dims[axis] for axis in axes])
 
+    def sliced(self, node: Node) -> None:
+        """Name the local places of a run that is taken of a dimension."""
+        described = self._described(node)
+        local, logical = (types[node.outputs[0]].dims for types in (self.graph.types, self.logical))
+        taken = {dim: run for dim, run in run_taken(described).items() if local[dim] != logical[dim]}
+        if not taken:
+            return
+        starts, ends, axes = (described.constant(place) for place in (1, 2, 3))
+        assert starts is not None and ends is not None
+        places = [starts.reshape(-1).tolist(), ends.reshape(-1).tolist()]
+        for place, axis in enumerate(range(len(starts)) if axes is None else axes.reshape(-1).tolist()):
+            dim = axis % len(local)
+            if dim in taken:
+                places[0][place] = taken[dim] * local[dim]
+                places[1][place] = places[0][place] + local[dim]
+        node.inputs[1:3] = [self.build.ints(each) for each in places]
+
+    def scattered(self, node: Node) -> None:
+        """Name the local places of a run that is written."""
+        length = self.graph.types[node.inputs[2]].dims[0]
+        if length != self.logical[node.inputs[2]].dims[0]:
+            run = run_written(self._described(node))
+            assert run is not None, "no other link cuts what is written along the dimension that is chosen from"
+            node.inputs[1] = self._places(run * length, length)
+
+    def _places(self, start: int, length: int) -> str:
+        """A constant column of indices, one behind the other; one for each run."""
+        name = f"gopt.{PASS}.local.places_{start}_{length}"
+        if name not in self.graph.initializers:
+            type = TensorType("int64", (length, 1))
+            self.graph.initializers[name] = Tensor(type, array=np.arange(start, start + length).reshape(-1, 1))
+            self.graph.types[name] = type
+        return name
+
+    def _described(self, node: Node) -> Operator:
+        """A node with logical types."""
+        return operator(node, replace(self.graph, types=self.logical), self.constants)
+
     def squeeze(self, node: Node) -> None:
         """As a Reshape, where a part of one element, or of none, would be taken for a dimension to drop."""
         dims = self.graph.types[node.outputs[0]].dims
@@ -150,6 +191,8 @@ _FIXES: dict[str, Callable[[_Local, Node], None]] = {
     "Reshape": _reshape,
     "Expand": lambda local, node: local.shaped(node, 1),
     "Split": _Local.split,
+    "Slice": _Local.sliced,
+    "ScatterND": _Local.scattered,
     "Squeeze": _Local.squeeze,
     "Unsqueeze": _Local.squeeze,
     "Flatten": _Local.squeeze,

@@ -14,7 +14,8 @@ from gopt.errors import OptionError
 from gopt.ir.phase import Phase
 from gopt.sharding.links import Slot
 from gopt.sharding.placements import Partial, Shard
-from gopt.tensor_parallel.choose import PRODUCTS, Choice, bare_strategies
+from gopt.tensor_parallel.choose import Choice
+from gopt.tensor_parallel.forward import PRODUCTS, bare_strategies
 from gopt.tensor_parallel.operators import Constants, operator
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 

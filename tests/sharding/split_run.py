@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from gopt.collectives.reference import reduced
-from gopt.ir.graph import SPMD, Graph, Node
+from gopt.ir.graph import SPMD, Graph, Node, Tensor
 from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, Here
 from gopt.sharding.links import Operator, Strategy
@@ -97,7 +97,11 @@ class Split:
         logical = {name: type_of(each) for name, each in zip(self.outputs, self.whole)}
         logical |= {name: type_of(each) for name, each in self.values.items()}
         node = self.masked(strategy) if strategy.masked else self.node()
-        graph = Graph("part", [node], {}, {}, {}, logical, header)
+        held = {
+            name: Tensor(logical[name], array=each) for name, each in self.values.items()
+            if isinstance(placed[name], Replicated)
+        }  # fmt: skip
+        graph = Graph("part", [node], {}, {}, held, logical, header)
         shardings = {name: Sharding.along(AXIS, each) for name, each in placed.items() if isinstance(each, Shard)}
         localise(graph, shardings, {AXIS: member})
         values = {name: cut(each, placed[name], member) for name, each in self.values.items()}
