@@ -12,6 +12,7 @@ from gopt.ir.graph import COMM
 from gopt.mesh import Mesh
 from gopt.sharding.placements import Placement, Shard
 from gopt.tensor_parallel.choose import Choice, choose, experts
+from gopt.tensor_parallel.forward import Forward
 from gopt.tensor_parallel.patterns import Pattern, apply, fed_by
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 from gopt.tensor_parallel.tokens import Tokens
@@ -30,7 +31,7 @@ class AxisSplit:
     axis: str
     members: int
     choices: dict[str, Choice] = field(default_factory=dict)
-    states: dict[str, Placement] = field(default_factory=dict)
+    states: dict[str, Shard] = field(default_factory=dict)
     fed: dict[str, Shard] = field(default_factory=dict)
     cut: dict[str, Shard] = field(default_factory=dict)
     tokens: Tokens | None = None
@@ -38,7 +39,7 @@ class AxisSplit:
     @property
     def seeds(self) -> dict[str, Placement]:
         """Where propagation begins."""
-        return self.states | self.fed
+        return {**self.states, **self.fed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ class _Planner:
 
     def _weights(self, axis: str, members: int) -> AxisSplit:
         request = self.request
-        choices = choose(self.training, members, request.sizes, self.note) if request.auto else {}
+        apart = EXPERT not in self.axes
+        choices = choose(self.training, members, request.sizes, self.note, apart=apart) if request.auto else {}
         choices = self._asked(axis, members, choices)
         if not choices:
             raise UnsupportedError(
@@ -103,15 +105,19 @@ class _Planner:
                 "that needs whole values",
                 f"use the ranks for data: --mesh dp={members} or shard={members}",
             )
-        tokens = (
-            Tokens.of(self.training, members, request.sizes, runs=self._outside(axis)) if request.sequence else None
-        )
+        tokens = self._sequence(axis, members) if request.sequence else None
         if request.sequence and tokens is None:
             raise OptionError(
                 f"tensor-parallel: no input of the batch has tokens to share out over {members * self._outside(axis)} "
                 "ranks"
             )
         return AxisSplit(axis, members, choices, self._states(choices), tokens=tokens)
+
+    def _sequence(self, axis: str, members: int) -> Tokens | None:
+        """The tokens by which activations are shared out: those of all streams, where no other axis shares them out."""
+        outside, sizes = self._outside(axis), self.request.sizes
+        streams = Tokens.streams(Forward(self.training), members, sizes) if outside == 1 else None
+        return streams or Tokens.of(self.training, members, sizes, runs=outside)
 
     def _experts(self, axis: str, members: int) -> AxisSplit:
         found = experts(self.training, members, self.request.sizes) if self.request.auto else {}
@@ -165,7 +171,7 @@ class _Planner:
         patterns = tuple(each for each in self.request.parameters if each.axis == axis)
         return apply(self.training, members, self.request.sizes, patterns, found)
 
-    def _states(self, choices: Mapping[str, Choice]) -> dict[str, Placement]:
+    def _states(self, choices: Mapping[str, Choice]) -> dict[str, Shard]:
         """Placements of parameters, and of the states that have their shape."""
         types = self.training.graph.types
 
@@ -200,17 +206,24 @@ def _inside(split: AxisSplit, before: Sequence[AxisSplit]) -> AxisSplit:
 
     Raises OptionError where they do not come out even.
     """
-    states = dict(split.states)
+    states, fed = dict(split.states), dict(split.fed)
     for other in before:
         for name in states.keys() & other.states.keys():
-            inner, outer = states[name], other.states[name]
-            if isinstance(inner, Shard) and isinstance(outer, Shard) and not inner.fits(outer):
-                runs, members = outer.runs * len(outer.sizes), split.members
-                states[name] = Shard(inner.dim, (inner.length // (runs * members),) * members, runs)
-                if len(set(outer.sizes)) > 1 or inner.length % (runs * members):
-                    raise OptionError(
-                        f"tensor-parallel: dimension {inner.dim} of {name!r} does not share out evenly over "
-                        f"{len(outer.sizes)} ranks along {other.axis} and {members} along {split.axis}",
-                        "split another dimension along one of them",
-                    )
-    return replace(split, states=states)
+            states[name] = _part_of(name, states[name], other.states[name], split.axis, other.axis)
+        for name in fed.keys() & other.fed.keys():
+            fed[name] = _part_of(name, fed[name], other.fed[name], split.axis, other.axis)
+    return replace(split, states=states, fed=fed)
+
+
+def _part_of(name: str, inner: Shard, outer: Shard, axis: str, other: str) -> Shard:
+    """A shard along ``axis`` whose parts lie inside those along ``other``."""
+    if inner.fits(outer):
+        return inner
+    runs, members = outer.runs * len(outer.sizes), len(inner.sizes)
+    if len(set(outer.sizes)) > 1 or inner.length % (runs * members):
+        raise OptionError(
+            f"tensor-parallel: dimension {inner.dim} of {name!r} does not share out evenly over {len(outer.sizes)} "
+            f"ranks along {other} and {members} along {axis}",
+            "split another dimension along one of them",
+        )
+    return Shard(inner.dim, (inner.length // (runs * members),) * members, runs)

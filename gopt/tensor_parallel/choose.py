@@ -2,27 +2,23 @@
 
 A product with a weight is a candidate for rows. The index over which it sums is followed back, by the links of the
 operators on the way, until it ends in columns of other weights: through activations, gates, heads of an attention,
-runs of a fused weight. Nothing on the way may be needed whole elsewhere, as the residual stream is by its norms. The
+runs of a fused weight. Nothing on the way may be needed whole elsewhere, as the residual stream is by its norms. Before
+that, experts: a product whose matrices are as many as its batches, if what it makes is summed over them later. The
 classes of the loss, and tables with more rows than the step reads, are split by rows of their table.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import prod
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Node
-from gopt.ir.phase import Phase
-from gopt.sharding.links import Operator, Slot, Strategy, strategies
-from gopt.sharding.placements import Partial, Placement, Shard
-from gopt.tensor_parallel.operators import Constants, operator
+from gopt.sharding.links import Slot, Strategy
+from gopt.sharding.placements import Shard
+from gopt.tensor_parallel.forward import LOSSES, PRODUCTS, Forward, sums
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
-
-PRODUCTS = ("MatMul", "Gemm", "Einsum", "Conv")
-_LOSSES = ("LogSoftmax", "SoftmaxCrossEntropyLoss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,137 +30,111 @@ class Choice:
 
 
 def choose(
-    training: TrainingGraph, members: int, sizes: Sizes, note: Callable[[str], None] = lambda text: None
+    training: TrainingGraph,
+    members: int,
+    sizes: Sizes,
+    note: Callable[[str], None] = lambda text: None,
+    *,
+    apart: bool = True,
 ) -> dict[str, Choice]:
     """Parameter -> its placement, for those that are split; ``note`` is told of products that stay whole because they
-    have fewer heads than there are members."""
-    return _Chooser(training, members, sizes, note).run()
+    have fewer heads than there are members. ``apart``: whether experts are shared out, or each of them is split."""
+    chooser = _Chooser(Forward(training), members, sizes, note)
+    if apart:
+        chooser.run_experts(summed=True)
+    return chooser.run()
 
 
 def experts(training: TrainingGraph, members: int, sizes: Sizes) -> dict[str, Choice]:
     """Parameter -> its placement, for weights of experts: those of a product that shares a dimension with its other
     operand and does not sum over it."""
-    return _Chooser(training, members, sizes, lambda text: None).run_experts()
+    return _Chooser(Forward(training), members, sizes, lambda text: None).run_experts(summed=False)
 
 
 @dataclass(slots=True)
 class _Chooser:
-    training: TrainingGraph
+    forward: Forward
     members: int
     sizes: Sizes
     note: Callable[[str], None]
     found: dict[str, Choice] = field(default_factory=dict)
-    parameters: set[str] = field(init=False)
-    constants: Constants = field(init=False)
-    producers: dict[str, Node] = field(init=False)
-    users: dict[str, list[Node]] = field(init=False)
-    of_weights: set[str] = field(init=False)
-    """Parameters, and values that follow from them alone."""
-    operators: dict[int, Operator] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        graph = self.training.graph
-        forward = [node for node in graph.nodes if node.phase is Phase.FORWARD]
-        self.parameters = {state.tensor for state in self.training.parameters}
-        self.constants = Constants(graph)
-        self.producers = {name: node for node in forward for name in node.outputs}
-        users: defaultdict[str, list[Node]] = defaultdict(list)
-        self.of_weights = set(self.parameters)
-        for node in forward:
-            for name in node.reads:
-                users[name].append(node)
-            reads = [name for name in node.reads if name not in graph.initializers or name in self.parameters]
-            if reads and all(name in self.of_weights for name in reads):
-                self.of_weights.update(node.outputs)
-        self.users = dict(users)
 
     def run(self) -> dict[str, Choice]:
-        forward = [node for node in self.training.graph.nodes if node.phase is Phase.FORWARD]
-        for node in forward:
-            if node.is_a(*PRODUCTS):
-                self._pair(node)
-        for node in forward:
-            if node.is_a(*_LOSSES):
+        for node in self.forward.nodes:
+            self._pair(node)
+        for node in self.forward.nodes:
+            if node.is_a(*LOSSES):
                 self._classes(node)
-        for node in forward:
+        for node in self.forward.nodes:
             if node.is_a("Gather"):
                 self._table(node)
         return self.found
 
-    def run_experts(self) -> dict[str, Choice]:
-        for node in self.training.graph.nodes:
-            if node.phase is Phase.FORWARD and node.is_a(*PRODUCTS) and len(node.inputs) > 1:
-                for place in (0, 1):
-                    self._expert(node, place)
+    def _dims(self, name: str) -> tuple[int, ...]:
+        """The shape of a value; () where it is not known."""
+        return self.forward.training.graph.types[name].dims if self.forward.static(name) else ()
+
+    # --- experts ------------------------------------------------------------------------------------------------------
+
+    def run_experts(self, *, summed: bool) -> dict[str, Choice]:
+        """Split experts; ``summed``: those alone whose results are summed over them later."""
+        for node in self.forward.nodes:
+            for weight, other in self.forward.weighed(node) if node.is_a("MatMul", "Einsum") else ():
+                self._expert(node, weight, other, summed=summed)
         return self.found
 
-    def _expert(self, node: Node, place: int) -> None:
-        """Split the weight of a product along a dimension that both operands have, and so has the result."""
-        weight, other = node.inputs[place], node.inputs[1 - place]
-        if weight not in self.of_weights or other in self.of_weights or not self._static(weight):
-            return
-        for dim, length in enumerate(self.training.graph.types[weight].dims):
+    def _expert(self, node: Node, weight: int, other: int, *, summed: bool) -> None:
+        """Split a weight along a dimension that both operands of a product have, and so has the result."""
+        forward = self.forward
+        for dim, length in enumerate(self._dims(node.inputs[weight])):
             shard = Shard(dim, part_sizes(length, self.members, self.sizes))
-            for each in self._strategies(node, Slot(place), shard) if length >= self.members else ():
-                if isinstance(each.operands[1 - place], Shard) and isinstance(each.results[0], Shard):
-                    items = self._weight(weight, shard)
-                    self._take(dict.fromkeys(items or [], "expert"))
-                    return
+            way = next(iter(forward.strategies(node, Slot(weight), shard)), None)
+            if length < self.members or way is None or not isinstance(way.operands[other], Shard):
+                continue
+            own, made = forward.weights(node.inputs[weight], shard), way.results[0]
+            if not isinstance(made, Shard):
+                continue
+            rest = forward.summed(node.outputs[0], made) if summed else []
+            if own is not None and rest is not None:
+                self._take(dict.fromkeys([*own, *rest], "expert"))
+                return
 
-    def _operator(self, node: Node) -> Operator:
-        if id(node) not in self.operators:
-            self.operators[id(node)] = operator(node, self.training.graph, self.constants)
-        return self.operators[id(node)]
-
-    # --- pairs ------------------------------------------------------------------------------------------------------
+    # --- pairs --------------------------------------------------------------------------------------------------------
 
     def _pair(self, node: Node) -> None:
         """Take a product as the row-parallel end of a pair, if its sum leads back to columns."""
-        for place in (0, 1):
-            weight, other = node.inputs[place], node.inputs[1 - place]
-            if weight not in self.of_weights or other in self.of_weights:
-                continue
-            for dim, length in enumerate(self.training.graph.types[other].dims if self._static(other) else ()):
-                self._row(node, 1 - place, dim, length)
+        for _, other in self.forward.weighed(node):
+            for dim, length in enumerate(self._dims(node.inputs[other])):
+                self._row(node, other, dim, length)
 
     def _row(self, node: Node, place: int, dim: int, length: int) -> None:
-        unit = 1
-        for _ in range(3):
-            shard = Shard(dim, part_sizes(length, self.members, self.sizes, unit))
-            sums = [each for each in self._strategies(node, Slot(place), shard) if _sums(each)]
-            if length // unit < self.members or not sums:
-                if sums and unit > 1 and length // unit > 1:
-                    heads = f"{length // unit} heads of {unit}"
-                    self.note(f"a product over {heads} stays whole: they are fewer than {self.members} members")
+        """Try units that stay together, each larger than the one before: single elements, heads, groups of heads."""
+        unit, before = 1, 0
+        while length // unit >= self.members:
+            wider = self._paired(node, place, dim, length, unit)
+            if wider <= unit:
                 return
-            trace = _Trace(self, node)
-            if trace.through(node.inputs[place], shard) and trace.columns:
-                rows = self._weight(node.inputs[1 - place], sums[0].operands[1 - place])
-                if rows is not None:
-                    self._take({**dict.fromkeys(rows, "row"), **dict.fromkeys(trace.found.items(), "column")})
-                return
-            if trace.unit <= unit:
-                return
-            unit = trace.unit
+            unit, before = wider, unit
+        if before and not self._paired(node, place, dim, length, before, repeated=True):
+            return  # groups are fewer than members: their keys stay whole
+        if before and length // unit > 1:
+            heads = f"{length // unit} heads of {unit}"
+            self.note(f"a product over {heads} stays whole: they are fewer than {self.members} members")
 
-    def _strategies(self, node: Node, slot: Slot, shard: Shard) -> list[Strategy]:
-        """As ``strategies``; a bias is added behind the sum of a product."""
-        return bare_strategies(self._operator(node), slot, shard)
-
-    def _weight(self, name: str, placement: Placement) -> list[tuple[str, Shard]] | None:
-        """The parameters behind a value that follows from weights alone; None where one cannot be split so."""
-        if not isinstance(placement, Shard):
-            return []
-        if name in self.parameters:
-            return [(name, placement)]
-        node = self.producers.get(name)
-        if node is None:
-            return []
-        for each in strategies(self._operator(node), Slot(node.outputs.index(name), True), placement):
-            parts = [self._weight(operand, place) for operand, place in zip(node.inputs, each.operands) if operand]
-            if all(part is not None for part in parts):
-                return [item for part in parts if part for item in part]
-        return None
+    def _paired(self, node: Node, place: int, dim: int, length: int, unit: int, *, repeated: bool = False) -> int:
+        """Take a pair in parts that are whole numbers of ``unit``; returns the unit that it needs in place of that one:
+        0 where it was taken, or cannot be. ``repeated``: values that are repeated for several heads may stay whole."""
+        shard = Shard(dim, part_sizes(length, self.members, self.sizes, unit))
+        way = next((each for each in self.forward.strategies(node, Slot(place), shard) if sums(each)), None)
+        if way is None:
+            return 0
+        trace = _Trace(self.forward, length, repeated)
+        if not trace.through(node.inputs[place], shard) or not trace.columns:
+            return trace.unit
+        rows = self.forward.weights(node.inputs[1 - place], way.operands[1 - place])
+        if rows is not None:
+            self._take({**dict.fromkeys(rows, "row"), **dict.fromkeys(trace.found.items(), "column")})
+        return 0
 
     def _take(self, wanted: dict[tuple[str, Shard], str]) -> None:
         """Note placements, unless one of the parameters has another already."""
@@ -180,13 +150,13 @@ class _Chooser:
 
     def _classes(self, node: Node) -> None:
         """Split the classes over which a loss normalises."""
-        if not self._static(node.inputs[0]):
+        dims = self._dims(node.inputs[0])
+        if not dims:
             return
-        dims = self.training.graph.types[node.inputs[0]].dims
         axis = 1 if node.is_a("SoftmaxCrossEntropyLoss") else node.attributes.get("axis", -1) % len(dims)
         if dims[axis] < self.members:
             return
-        trace = _Trace(self, node)
+        trace = _Trace(self.forward, dims[axis])
         shard = Shard(axis, part_sizes(dims[axis], self.members, self.sizes))
         if trace.through(node.inputs[0], shard) and trace.columns:
             self._take(dict.fromkeys(trace.found.items(), "vocab"))
@@ -194,25 +164,24 @@ class _Chooser:
     def _table(self, node: Node) -> None:
         """Split the rows of a table that has more of them than a step reads."""
         table = node.inputs[0]
-        graph = self.training.graph
-        if table not in self.parameters or table in self.found or not self._static(table, node.inputs[1]):
+        if table not in self.forward.parameters or table in self.found or not self.forward.static(*node.inputs):
             return
-        dims = graph.types[table].dims
+        dims = self._dims(table)
         if node.attributes.get("axis", 0) or len(dims) != 2:
             return
-        if dims[0] > prod(graph.types[node.inputs[1]].dims) and dims[0] >= self.members:
+        if dims[0] > prod(self._dims(node.inputs[1])) and dims[0] >= self.members:
             self._take({(table, Shard(0, part_sizes(dims[0], self.members, self.sizes))): "vocab"})
-
-    def _static(self, *names: str) -> bool:
-        return all(self.training.graph.type_of(name).static for name in names)
 
 
 @dataclass(slots=True)
 class _Trace:
     """One dimension followed back from a node to the weights whose columns make it."""
 
-    chooser: _Chooser
-    end: Node
+    forward: Forward
+    length: int
+    """Elements of the dimension at the end."""
+    repeated: bool = False
+    """Whether a value that is repeated may stay whole: each member takes what its parts read."""
     found: dict[str, Shard] = field(default_factory=dict)
     columns: int = 0
     unit: int = 1
@@ -237,21 +206,23 @@ class _Trace:
 
     def _behind(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
         """What a value is made of, in parts; None where it cannot be had so."""
-        chooser = self.chooser
-        if name in chooser.of_weights:
-            items = chooser._weight(name, shard)
+        forward = self.forward
+        if name in forward.of_weights:
+            items = forward.weights(name, shard)
             if items is None or any(self.found.get(each, part) != part for each, part in items):
                 return None
             self.found.update(items)
             return []
-        node = chooser.producers.get(name)
+        node = forward.producers.get(name)
         if node is None:
-            return None if name in chooser.training.batch else []  # a constant is cut where it is met
-        if not self._free(name, shard):
+            return []  # a constant, or a mask in the batch, is cut where it is met
+        if not forward.free(name, shard):
             return None
-        options = chooser._strategies(node, Slot(node.outputs.index(name), True), shard)
-        options = [each for each in options if not each.masked and not _sums(each)]
+        options = forward.strategies(node, Slot(node.outputs.index(name), True), shard)
+        options = [each for each in options if not each.masked and not sums(each)]
         if not options:
+            if self.repeated and self._repeats(node):
+                return []
             self._note_unit(node, shard)
             return None
         if node.is_a(*PRODUCTS) and self._column(node, options[0]):
@@ -264,38 +235,23 @@ class _Trace:
     def _column(self, node: Node, strategy: Strategy) -> bool:
         """Whether a product takes its parts from a weight alone."""
         parts = [name for name, place in zip(node.inputs[:2], strategy.operands) if isinstance(place, Shard)]
-        return bool(parts) and all(name in self.chooser.of_weights for name in parts)
+        return bool(parts) and all(name in self.forward.of_weights for name in parts)
 
-    def _free(self, name: str, shard: Shard) -> bool:
-        """Whether all readers of a value can do with parts of it."""
-        for node in self._readers(name):
-            if node is self.end:
-                continue
-            options = self.chooser._strategies(node, Slot(node.inputs.index(name)), shard)
-            weighed = node.is_a(*PRODUCTS) and any(each in self.chooser.of_weights for each in node.inputs)
-            if not any(not _sums(each) or weighed for each in options):
-                return False
-        return True
-
-    def _readers(self, name: str) -> Iterator[Node]:
-        return (node for node in self.chooser.users.get(name, ()) if not node.is_a("Shape", "Size"))
+    def _repeats(self, node: Node) -> bool:
+        """Whether a node joins a dimension with one along which each element is repeated: keys for several queries."""
+        made = self.forward.producers.get(node.inputs[0])
+        return node.is_a("Reshape") and made is not None and made.is_a("Expand")
 
     def _note_unit(self, node: Node, shard: Shard) -> None:
-        """A dimension that is split into several: its parts are whole numbers of the inner ones."""
-        before = self.chooser._operator(node).operands[0]
-        if node.is_a("Reshape", "Flatten") and before is not None and before.static and len(before.dims) > 1:
-            self.unit = max(self.unit, before.dims[-1])
-
-
-def bare_strategies(described: Operator, slot: Slot, shard: Shard) -> list[Strategy]:
-    """As ``strategies``; the sum of a product that has a bias is one as well: the bias is added behind it."""
-    if described.op_type in ("Gemm", "Conv") and len(described.operands) > 2:
-        bare = replace(described, operands=described.operands[:2])
-        sums = [each for each in strategies(bare, slot, shard) if _sums(each)]
-        if sums:
-            return sums
-    return strategies(described, slot, shard)
-
-
-def _sums(strategy: Strategy) -> bool:
-    return any(isinstance(each, Partial) for each in strategy.results)
+        """Dimensions that are joined into one: its parts are whole numbers of the inner ones."""
+        described = self.forward.operator(node)
+        before = described.operands[0]
+        if not node.is_a("Reshape", "Flatten") or before is None or not before.static:
+            return
+        made = described.made()
+        outer, length, inner = prod(made[: shard.dim]) * shard.runs, sum(shard.sizes), prod(made[shard.dim + 1 :])
+        for dim, size in enumerate(before.dims):
+            step = prod(before.dims[dim + 1 :])
+            if size > 1 and prod(before.dims[:dim]) == outer and inner < step < length * inner and step % inner == 0:
+                # steps of the first of them, in elements of the dimension at the end
+                self.unit = max(self.unit, step // inner * (self.length // length))

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx
 
-from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.graph import COMM, SPMD, Graph, Node, Tensor
 from gopt.ir.types import TensorType
 from gopt.sharding.links import Operator
+from gopt.sharding.links.choices import run_written
+from gopt.sharding.links.moves import run_taken
 from gopt.sharding.links.windows import paddings, pads, slices
-from gopt.sharding.placements import PARTS, Sharding
-from gopt.tensor_parallel.builder import Builder
+from gopt.sharding.placements import PARTS, Shard, Sharding
+from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.operators import Constants, operator
 
 
@@ -132,6 +134,8 @@ class _Local:
         """Take all of a window, which begins where the member's part of the result does."""
         rows = slices(self._described(node))
         split = self._split_places(node, first=0)
+        for _, place in self.shardings[node.inputs[0]].by_axis if node.inputs[0] in self.shardings else ():
+            split -= {place.dim} if isinstance(place, Shard) and place.runs > 1 else set()
         if rows is None or not split.intersection(rows):
             return
         before, after = (self.graph.types[name].dims for name in (node.inputs[0], node.outputs[0]))
@@ -156,9 +160,6 @@ class _Local:
         else:
             node.inputs = [node.inputs[0], self.build.ints(pads), *node.inputs[2:3]]
 
-    def _described(self, node: Node) -> Operator:
-        return operator(node, replace(self.graph, types=self.logical), self.constants)
-
     def _split_places(self, node: Node, first: int = 2) -> set[int]:
         """Dimensions, from the ``first`` on, of which members have parts or windows."""
         known = [self.shardings[name] for name in (node.inputs[0], node.outputs[0]) if name in self.shardings]
@@ -181,6 +182,44 @@ class _Local:
             dims = self.graph.types[node.outputs[0]].dims
             axes = node.attributes.get("axes", range(len(dims)))
             node.inputs[3] = self.build.ints([dims[axis] for axis in axes])
+
+    def sliced(self, node: Node) -> None:
+        """Name the local places of a run that is taken of a dimension."""
+        described = self._described(node)
+        local, logical = (types[node.outputs[0]].dims for types in (self.graph.types, self.logical))
+        taken = {dim: run for dim, run in run_taken(described).items() if local[dim] != logical[dim]}
+        if not taken:
+            return
+        starts, ends, axes = (described.constant(place) for place in (1, 2, 3))
+        assert starts is not None and ends is not None
+        places = [starts.reshape(-1).tolist(), ends.reshape(-1).tolist()]
+        for place, axis in enumerate(range(len(starts)) if axes is None else axes.reshape(-1).tolist()):
+            dim = axis % len(local)
+            if dim in taken:
+                places[0][place] = taken[dim] * local[dim]
+                places[1][place] = places[0][place] + local[dim]
+        node.inputs[1:3] = [self.build.ints(each) for each in places]
+
+    def scattered(self, node: Node) -> None:
+        """Name the local places of a run that is written."""
+        length = self.graph.types[node.inputs[2]].dims[0]
+        if length != self.logical[node.inputs[2]].dims[0]:
+            run = run_written(self._described(node))
+            assert run is not None, "no other link cuts what is written along the dimension that is chosen from"
+            node.inputs[1] = self._places(run * length, length)
+
+    def _places(self, start: int, length: int) -> str:
+        """A constant column of indices, one behind the other; one for each run."""
+        name = f"gopt.{PASS}.local.places_{start}_{length}"
+        if name not in self.graph.initializers:
+            type = TensorType("int64", (length, 1))
+            self.graph.initializers[name] = Tensor(type, array=np.arange(start, start + length).reshape(-1, 1))
+            self.graph.types[name] = type
+        return name
+
+    def _described(self, node: Node) -> Operator:
+        """A node with logical types."""
+        return operator(node, replace(self.graph, types=self.logical), self.constants)
 
     def squeeze(self, node: Node) -> None:
         """As a Reshape, where a part of one element, or of none, would be taken for a dimension to drop."""
@@ -207,6 +246,11 @@ def _convolution(local: _Local, node: Node) -> None:
     local.slide(node)
 
 
+def _slice(local: _Local, node: Node) -> None:
+    local.slice(node)
+    local.sliced(node)
+
+
 def _attention(local: _Local, node: Node) -> None:
     if len(local.logical[node.inputs[0]].dims) == 3:  # else heads are a dimension
         local.count(node, "q_num_heads", 0, 2)
@@ -224,13 +268,14 @@ _FIXES: dict[str, Callable[[_Local, Node], None]] = {
     "Reshape": _reshape,
     "Expand": lambda local, node: local.shaped(node, 1),
     "Split": _Local.split,
+    "Slice": _slice,
+    "ScatterND": _Local.scattered,
     "Squeeze": _Local.squeeze,
     "Unsqueeze": _Local.squeeze,
     "Flatten": _Local.squeeze,
     "Resize": _Local.resize,
     "Conv": _convolution,
     "ConvTranspose": _convolution,
-    "Slice": _Local.slice,
     "Pad": _Local.pad,
     **dict.fromkeys(["MaxPool", "AveragePool", "LpPool"], _Local.slide),
     "GroupNormalization": lambda local, node: local.count(node, "num_groups", 0, 1),

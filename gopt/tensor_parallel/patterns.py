@@ -14,20 +14,21 @@ from gopt.errors import OptionError
 from gopt.ir.phase import Phase
 from gopt.sharding.links import Slot
 from gopt.sharding.placements import Partial, Shard
-from gopt.tensor_parallel.choose import PRODUCTS, Choice, bare_strategies
+from gopt.tensor_parallel.choose import Choice
+from gopt.tensor_parallel.forward import PRODUCTS, bare_strategies
 from gopt.tensor_parallel.operators import Constants, operator
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
 WORDS = ("column", "row", "vocab", "expert", "replicate")
 FED = ("whole",)
 """What may be said of inputs of the batch, beside a dimension."""
-_DIM = re.compile(r"dim(\d+)(?:/(\d+))?")
+_DIM = re.compile(r"dim(\d+)(?:/(\d+))?(?:=(\d+(?:\+\d+)*))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """Values whose name fits ``glob``, and how they are split along an axis: a word, or ``dimN``; ``dimN/R``: in R
-    runs."""
+    runs; ``dimN=24+40``: in parts of these sizes."""
 
     glob: str
     word: str
@@ -46,8 +47,8 @@ class Pattern:
             if not colon or (word not in words and _DIM.fullmatch(word) is None) or (at and not axis):
                 raise OptionError(
                     f"tensor-parallel: cannot read {part!r} as a placement of some values",
-                    f"write PATTERN:WORD, with {', '.join(words)}, or dimN for dimension N (dimN/R in R equal runs); "
-                    "PATTERN:WORD@AXIS along another axis than tp",
+                    f"write PATTERN:WORD, with {', '.join(words)}, or dimN for dimension N (dimN/R in R equal runs, "
+                    "dimN=24+40 in such parts); PATTERN:WORD@AXIS along another axis than tp",
                 )
             found.append(cls(glob, word, axis or "tp"))
         return tuple(found)
@@ -106,14 +107,20 @@ def _by_dimension(
     training: TrainingGraph, members: int, rule: Sizes, name: str, pattern: Pattern, dim: int | None = None
 ) -> Shard:
     """The placement that names a dimension, or ``dim``."""
-    type, runs = training.graph.types[name], 1
+    type, runs, given = training.graph.types[name], 1, ""
     exact = _DIM.fullmatch(pattern.word)
     if exact is not None:
-        dim, runs = int(exact[1]), int(exact[2] or 1)
+        dim, runs, given = int(exact[1]), int(exact[2] or 1), exact[3] or ""
     assert dim is not None
     if not type.static or dim >= len(type.dims) or runs < 1 or type.dims[dim] % runs:
         raise OptionError(f"tensor-parallel: {pattern} does not fit {name!r}, which is {type}")
-    return Shard(dim, part_sizes(type.dims[dim] // runs, members, rule), runs)
+    length = type.dims[dim] // runs
+    sizes = tuple(map(int, given.split("+"))) if given else part_sizes(length, members, rule)
+    if len(sizes) != members or sum(sizes) != length:
+        raise OptionError(
+            f"tensor-parallel: {pattern} does not fit {name!r}, which is {type}: {members} parts make {length} together"
+        )
+    return Shard(dim, sizes, runs)
 
 
 def _placement(products: _Products, members: int, rule: Sizes, name: str, pattern: Pattern) -> Shard:

@@ -21,9 +21,9 @@ from gopt.sharding.links import Slot, Strategy, strategies
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard, Window, WindowTerms
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.builder import PASS, Builder
-from gopt.tensor_parallel.choose import PRODUCTS
 from gopt.tensor_parallel.expansions import expansion
 from gopt.tensor_parallel.explain import Origin
+from gopt.tensor_parallel.forward import PRODUCTS
 from gopt.tensor_parallel.mappings import MASKED, described_as, is_mapping
 from gopt.tensor_parallel.operators import Constants, operator
 from gopt.tensor_parallel.other_axes import OtherAxes
@@ -282,11 +282,9 @@ class _Sweep:
         key = (name, placement)
         if key not in self.converted:
             move = self.moves.get(name)
-            if isinstance(before, Shard) and isinstance(placement, Window) and move and move.is_a("Transpose"):
-                self.converted[key] = self._turned(name, move, placement)
-                return self.converted[key]
-            if isinstance(before, Shard) and isinstance(placement, Replicated) and move is not None:
-                self.converted[key] = self._moved(name, move)
+            behind = self._behind(move, placement) if isinstance(before, Shard) and move is not None else None
+            if move is not None and behind is not None:
+                self.converted[key] = self._moved(name, move, behind, placement)
                 return self.converted[key]
             role = {Replicated: "whole", Shard: "part", Window: "window"}[type(placement)]
             count = len(self.out.converted.get(name, ()))
@@ -301,27 +299,37 @@ class _Sweep:
             self.converted[key] = made
         return self.converted[key]
 
-    def _moved(self, name: str, move: Node) -> str:
-        """A whole value by the move of what it was moved from, so that a value is gathered once for all its views."""
+    def _behind(self, move: Node, placement: Placement) -> Placement | None:
+        """How a move's operand must be placed so that its result is, where it is had so already or is whole."""
+        if isinstance(placement, Replicated):
+            return REPLICATED
+        if isinstance(placement, Window):
+            perm = list(move.attributes.get("perm") or reversed(range(len(self.graph.types[move.outputs[0]].dims))))
+            return replace(placement, dim=perm[placement.dim]) if move.is_a("Transpose") else None
+        assert isinstance(placement, Shard)
+        value, further = move.inputs[0], self.moves.get(move.inputs[0])
+        for each in strategies(operator(move, self.graph, self.constants), Slot(0, True), placement):
+            known = (value, each.operands[0]) in self.converted
+            if not self._fit(move, each):
+                continue
+            if known or (further is not None and self._behind(further, each.operands[0]) is not None):
+                return each.operands[0]
+        return None
+
+    def _moved(self, name: str, move: Node, operand: Placement, placement: Placement) -> str:
+        """A value in another placement by the move of what it was moved from: that is converted once for all views."""
         node = clone(move)
-        made = self._named(name, "whole")
+        others = self.out.converted.setdefault(name, [])
+        made = self._named(name, "whole" if isinstance(placement, Replicated) else f"moved{len(others) or ''}")
+        others.append(made)
         node.source, node.made_by, node.encoded, node._attributes = None, PASS, None, dict(move.attributes)
-        node.inputs = [self._as(move.inputs[0], REPLICATED), *move.inputs[1:]]
+        node.inputs = [self._as(move.inputs[0], operand), *move.inputs[1:]]
         node.outputs, node.name, node.phase = [made], "", self.build.phase
         self.graph.types[made] = self.graph.types[name]
         self.build.nodes.append(node)
+        self._note(made, placement)
         if name in self.weights:
             self.weights.add(made)
-        return made
-
-    def _turned(self, name: str, move: Node, window: Window) -> str:
-        """A window of a transposed value, by the window of what was transposed, which others may read as well."""
-        perm = list(move.attributes.get("perm") or reversed(range(len(self.graph.types[name].dims))))
-        given = self._as(move.inputs[0], replace(window, dim=perm[window.dim]))
-        made = self._named(name, f"window{len(self.build.nodes)}")
-        type, attributes = self.graph.types[name], dict(move.attributes)
-        self.build.add("Transpose", [given], made, type, **attributes)
-        self._note(made, window)
         return made
 
     def _count(self, before: Placement, after: Placement) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gopt.analysis.training import TrainingGraph
-from gopt.ir.types import TensorType
+from gopt.ir.types import FLOATS, TensorType
 from gopt.sharding.placements import Partial, Placement, Shard
+from gopt.tensor_parallel.forward import Forward
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
 
@@ -17,7 +18,7 @@ class Tokens:
     each of ``runs``: the parts that another axis has.
 
     ``fed``: the batch itself is, so that everything is, where nothing else is said. ``heads``: products of two such
-    values are shared out by heads.
+    values are shared out by heads. ``more``: sequences of other lengths, of which a value may be.
     """
 
     samples: int
@@ -27,6 +28,7 @@ class Tokens:
     dim: int = 1
     fed: bool = False
     heads: bool = False
+    more: tuple[Tokens, ...] = ()
 
     @classmethod
     def of(
@@ -34,15 +36,32 @@ class Tokens:
         heads: bool = False,
     ) -> Tokens | None:  # fmt: skip
         """The tokens of the batch: of its first input of two dimensions or more; None where none is, they are too few,
-        or do not share out evenly inside ``runs``."""
+        or do not share out evenly inside ``runs``. What is ``fed`` by tokens surely has them: it has whole numbers and
+        two dimensions, or of three."""
         for name in training.batch:
             type = training.graph.types[name]
-            if type.static and len(type.dims) >= 2 and type.dims[dim] >= members * runs:
+            rank = len(type.dims) if type.static else 0
+            surely = rank == (3 if type.dtype in FLOATS else 2)
+            if rank >= 2 and type.dims[dim] >= members * runs and (surely or not fed):
                 sizes = part_sizes(type.dims[dim] // runs, members, rule)
                 if runs > 1 and (type.dims[dim] % runs or len(set(sizes)) > 1):
                     return None
                 return cls(type.dims[0], type.dims[1], sizes, runs, dim, fed, heads)
         return None
+
+    @classmethod
+    def streams(cls, forward: Forward, members: int, rule: Sizes) -> Tokens | None:
+        """The tokens that products with weights read: of the streams of an encoder and a decoder, or the patches of an
+        image; None where they are too few everywhere."""
+        found: dict[tuple[int, int], None] = {}
+        for node in forward.nodes:
+            for weight, other in forward.weighed(node) if node.is_a("MatMul", "Gemm", "Einsum") else ():
+                dims = forward.unflattened(node.inputs[other])
+                one = len(forward.unflattened(node.inputs[weight])) == 2  # not a matrix for each expert
+                if one and len(dims) == 3 and dims[1] >= members:
+                    found[dims[0], dims[1]] = None
+        made = [cls(*each, part_sizes(each[1], members, rule)) for each in found]
+        return replace(made[0], more=tuple(made[1:])) if made else None
 
     def batch(self, type: TensorType) -> Shard | None:
         """How an input of the batch is shared out; None where it has no such dimension."""
@@ -56,6 +75,9 @@ class Tokens:
 
     def shard(self, type: TensorType) -> Shard | None:
         """How a value is shared out by tokens; None where it has no dimension of them."""
+        return next((shard for each in (self, *self.more) if (shard := each._own(type)) is not None), None)
+
+    def _own(self, type: TensorType) -> Shard | None:
         if not type.static or len(type.dims) < 2 or type.elements <= self.samples * self.length:
             return None
         if type.dims[:2] == (self.samples, self.length) and len(type.dims) > 2:

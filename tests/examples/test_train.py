@@ -30,8 +30,8 @@ def run(example: str, out: Path, *more: str, script: Path = EXAMPLES / "train.py
     return subprocess.run(line, capture_output=True, text=True, timeout=300, encoding="utf-8")
 
 
-def curve(out: Path, ranks: int) -> np.ndarray:
-    return np.array([json.loads(line)["loss"] for line in (out / f"{ranks}.jsonl").read_text().splitlines()])
+def curve(out: Path, layout: int | str) -> np.ndarray:
+    return np.array([json.loads(line)["loss"] for line in (out / f"{layout}.jsonl").read_text().splitlines()])
 
 
 STEPS = {"digits": 20, "gpt": 8}
@@ -44,14 +44,16 @@ def digits(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     return out, run("digits", out, "--steps", str(STEPS["digits"]))
 
 
-@pytest.mark.parametrize(("example", "counts", "falls"), [("digits", (1, 2, 4), 0.5), ("gpt", (1, 4), 0.9)])
+@pytest.mark.parametrize(
+    ("example", "counts", "falls"), [("digits", (1, 2, 4), 0.5), ("gpt", (1, 4, "cp=2,tp=2"), 0.9)]
+)
 def test_the_curves_agree_and_the_loss_falls(example, counts, falls, digits, tmp_path):
     steps = STEPS[example]
     if example == "digits":
         out, done = digits
     else:
-        out, ranks = tmp_path / "out", map(str, counts)
-        done = run(example, out, "--steps", str(steps), "--ranks", *ranks)
+        out, (*ranks, mesh) = tmp_path / "out", map(str, counts)
+        done = run(example, out, "--steps", str(steps), "--ranks", *ranks, "--mesh", mesh)
     assert done.returncode == 0, done.stdout + done.stderr
     first, *others = (curve(out, ranks) for ranks in counts)
     assert len(first) == steps

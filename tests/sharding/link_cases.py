@@ -298,6 +298,8 @@ MOVES: dict[str, list[Case]] = {
         case(x(4, 6, 5), ints(1), ints(4), ints(1)), case(x(4, 6), ints(-6, 0), ints(99, 2), ints(1, 0)),
         case(x(4, 6), ints(0, 1), ints(4, 6), None, ints(1, 2)), case(x(4, 6), ints(-1), ints(-99), ints(1), ints(-1)),
         case(x(4, 6), opset=9, starts=[1], ends=[3], axes=[1]), case(x(33), ints(-31), ints(31), ints(0), ints(3)),
+        case(x(5, 18), ints(6), ints(12), ints(-1)), case(x(12, 7), ints(-3), ints(99), ints(0), ints(1)),
+        case(x(6, 9), ints(2, 3), ints(4, 6)), case(x(18, 2), ints(5), ints(11), ints(0)),
     ],
     "Pad": [
         case(x(4, 6), ints(0, 1, 0, 2)), case(x(4, 6), ints(1, 0, -1, 0)), case(x(4, 6), ints(1, 1), x(), ints(-1)),
@@ -358,6 +360,9 @@ CHOICES: dict[str, list[Case]] = {
         case(x(9), places(9, 2, 6, 1), x(2, 6), reduction="min"),
         case(x(9), ints(4, 4, 4)[:, None], x(3)), case(whole(9), places(9, 6, 1), whole(6), reduction="max"),
         case(x(7, 5), ints(3, 1)[:, None], x(2, 5), opset=11),
+        case(x(18, 5), ints(*range(6, 12))[:, None], x(6, 5)),
+        case(x(6), ints(3, 4, 5)[:, None], x(3), reduction="add"),
+        case(x(12, 2), ints(1, 2, 3)[:, None], x(3, 2)), case(x(6), ints(1, 0)[:, None], x(2)),
     ],
 }  # fmt: skip
 

@@ -468,11 +468,15 @@ EXPECTED: dict[str, list[str]] = {
     ],
     "Slice": [
         "0 - - - > 0; 2 - - - > 2; window1 - - - > 1",
-        "1 - - - > 1; window0 - - - > 0",
+        "0 - - - > 0; 1 - - - > 1; window0 - - - > 0",
         "0 - - - - > 0; window1 - - - - > 1",
         "",
         "0 > 0; window1 > 1",
         "window0 - - - - > 0",
+        "0 - - - > 0; 1 - - - > 1; window1 - - - > 1",
+        "0 - - - - > 0; 1 - - - - > 1; window0 - - - - > 0",
+        "0 - - > 0; 1 - - > 1; window0 - - > 0; window1 - - > 1",
+        "1 - - - > 1; window0 - - - > 0",
     ],
     "Pad": [
         "0 - > 0; window1 - > 1",
@@ -539,5 +543,9 @@ EXPECTED: dict[str, list[str]] = {
         "0 - - > 0 masked",
         "0 - - > 0 masked",
         "0 - - > 0 masked; 1 - 1 > 1",
+        "0 - - > 0 masked; 0 - 0 > 0; 1 - 1 > 1",
+        "0 - - > 0 masked; 0 - 0 > 0",
+        "0 - - > 0 masked; 1 - 1 > 1",
+        "0 - - > 0 masked",
     ],
 }

@@ -29,8 +29,6 @@ REFERENCE = frozenset({"Swish", "HardSwish", "CastLike"})
 """Operators that onnx's reference runs: the runtime has them not, or not for every type."""
 HELD = frozenset({"Resize"})
 """Operators whose operands but the first the graph must hold."""
-NAMED = frozenset({"Slice", "Pad"})
-"""Operators whose operands but the first say what becomes of dimensions, and are written anew for a member."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,10 @@ class Split:
         logical = {name: type_of(each) for name, each in zip(self.outputs, self.whole)}
         logical |= {name: type_of(each) for name, each in self.values.items()}
         node = self.masked(strategy) if strategy.masked else self.node()
-        held = {name: Tensor(logical[name], array=each) for name, each in self.values.items() if self.op_type in NAMED}
-        held.pop("x0", None)
+        held = {
+            name: Tensor(logical[name], array=each) for name, each in self.values.items()
+            if isinstance(placed[name], Replicated)
+        }  # fmt: skip
         graph = Graph("part", [node], {}, {}, held, logical, header)
         shardings = {name: Sharding.along(AXIS, each) for name, each in placed.items() if isinstance(each, PARTS)}
         localise(graph, shardings, {AXIS: member})

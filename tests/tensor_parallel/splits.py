@@ -9,6 +9,7 @@ from helpers import source
 from gopt.analysis.training import TrainingGraph
 from gopt.sharding.placements import Placement
 from gopt.tensor_parallel.choose import choose
+from gopt.tensor_parallel.forward import Forward
 from gopt.tensor_parallel.propagate import Propagated, propagate
 from gopt.tensor_parallel.sizes import Sizes
 from gopt.tensor_parallel.tokens import Tokens
@@ -34,6 +35,6 @@ def seeds(training: TrainingGraph, members: int) -> dict[str, Placement]:
 
 def split(name: str, members: int = 2, *, sequence: bool = False) -> Split:
     training = source(name).training
-    tokens = Tokens.of(training, members, Sizes.BALANCED) if sequence else None
+    tokens = Tokens.streams(Forward(training), members, Sizes.BALANCED) if sequence else None
     states = seeds(training, members)
     return Split(training, states, propagate(training, training.graph.copy(), "tp", members, states, tokens))

@@ -56,7 +56,7 @@ def test_reduce_scatter_to_region(shard):
     assert all((mine == other).all() for mine, other in zip(made, wanted, strict=True))
 
 
-@pytest.mark.parametrize("before", SHARDS[:5], ids=str)
+@pytest.mark.parametrize("before", SHARDS[:7], ids=str)
 @pytest.mark.parametrize("after", SHARDS, ids=str)
 def test_transpose(before, after):
     if len(before.sizes) == len(after.sizes) and before != after:
@@ -89,6 +89,13 @@ def test_one_dimension_for_another_is_one_call():
     build.convert("x", SHARDS[0], SHARDS[3], "y")
     assert [node.op_type for node in build.nodes] == ["AllToAll"]
     assert build.nodes[0].domain == COMM
+
+
+def test_runs_of_one_dimension_for_runs_of_another_are_one_call():
+    graph = graph_of([], {"x": WHOLE}, 20)
+    build = Builder(graph, "tp")
+    build.convert("x", SHARDS[6], SHARDS[4], "y")
+    assert [node.op_type for node in build.nodes] == ["Reshape", "AllToAll", "Reshape"]
 
 
 def test_constants_are_made_once():

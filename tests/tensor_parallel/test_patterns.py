@@ -63,3 +63,12 @@ def test_what_is_found_knows_heads():
 def test_what_cannot_be_is_refused(text, message):
     with pytest.raises(OptionError, match=message):
         applied(text)
+
+
+def test_sizes_that_are_given():
+    found = applied("blocks.0.up.weight:dim0=24+40;*.qkv.weight:dim0/3=6+10", auto=False)
+    assert found["blocks.0.up.weight"].placement == Shard(0, (24, 40))
+    assert found["blocks.1.qkv.weight"].placement == Shard(0, (6, 10), 3)
+    for wrong in ("up*:dim0=24+41", "up*:dim0=64", "up*:dim0=20+20+24"):
+        with pytest.raises(OptionError, match="2 parts make 64 together"):
+            applied(f"blocks.0.{wrong}", auto=False)

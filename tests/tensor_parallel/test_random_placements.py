@@ -16,6 +16,7 @@ from gopt.pipeline import build_pipeline
 from gopt.verification.verify import Verifier
 
 STEPS = ("gpt_adamw", "cnn_mom_fp16", "emb_adamw", "mlp_mom_clip_sched", "mlp_lamb", "mlp_adamw_accum", "mlp_muon")
+FAMILIES = ("families/llama_adamw_clip", "families/moe_adamw", "families/t5_adamw", "families/vit_mom")
 
 
 def draw(name: str, seed: int, members: int) -> str:
@@ -35,14 +36,14 @@ def draw(name: str, seed: int, members: int) -> str:
     return ";".join(words)
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", [*STEPS, *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)])
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed > 1)) for seed in range(8)])
 def test_drawn_placements(name, seed, tmp_path):
     options = {
         "tensor-parallel": {"parameters": draw(name, seed, 2), "auto": False, "sequence": bool(seed % 2)},
         "shard": {"stage": seed % 4},
     }
-    if name not in ("gpt_adamw", "emb_adamw"):
+    if name not in ("gpt_adamw", "emb_adamw", *FAMILIES):
         options["tensor-parallel"]["sequence"] = False
     mesh = Mesh.parse("tp=2" if seed % 3 else "shard=2,tp=2")
     gopt.shard(source(name), mesh, pipeline=build_pipeline(defaults=options)).write(tmp_path / "out")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gopt.sharding.links.link import Link, Operator
+import numpy as np
+
+from gopt.sharding.links.link import Index, Link, Operator
 
 
 def gather(operator: Operator) -> Iterator[Link]:
@@ -51,10 +53,27 @@ def scatter_elements(operator: Operator) -> Iterator[Link]:
 
 
 def scatter_nd(operator: Operator) -> Iterator[Link]:
-    """Dimensions that no index chooses from; and the first, where one index chooses from it alone."""
+    """Dimensions that no index chooses from; and the first, where one index chooses from it alone: masked, or by runs
+    where one of several equal runs is written whole."""
     rank, count = operator.rank(0), operator.rank(1)
     chosen = operator.size(1, count - 1)
     for dim in range(chosen, rank):
         yield Link((dim, None, dim - chosen + count - 1), (dim,))
     if chosen == 1:
         yield Link((0, None, None), (0,), masked=True)
+    if run_written(operator) is not None:
+        length = operator.size(1, 0)
+        row = Index(0, runs=operator.size(0, 0) // length)
+        yield Link((row, None, 0), (row,))
+
+
+def run_written(operator: Operator) -> int | None:
+    """Which of the equal runs of its first dimension a ScatterND writes, in order: the gradient of a Slice. None where
+    it writes other places, or all."""
+    if operator.rank(1) != 2 or operator.size(1, 1) != 1:
+        return None
+    at, length = operator.constant(1), operator.size(0, 0)
+    if at is None or not at.size or at.size == length or length % at.size or int(at[0, 0]) % at.size:
+        return None
+    first = int(at[0, 0])
+    return first // at.size if (at[:, 0] == np.arange(first, first + at.size)).all() and first >= 0 else None

@@ -34,13 +34,33 @@ def tile(operator: Operator) -> Iterator[Link]:
 
 
 def sliced(operator: Operator) -> Iterator[Link]:
-    """Dimensions of which nothing is cut off."""
+    """Dimensions of which nothing is cut off; and one of which one of several equal runs is taken."""
     steps = operator.constant(4) if operator.has(4) else np.ones(1, np.int64)
     if steps is None or (steps < 1).any():
         return
+    taken = run_taken(operator)
     for dim, (old, new) in enumerate(zip(operator.dims(0), operator.made())):
         if old == new:
             yield Link(first_of(operator, dim), (dim,))
+        elif dim in taken:
+            yield Link(first_of(operator, Index(dim, runs=old // new)), (dim,))
+
+
+def run_taken(operator: Operator) -> dict[int, int]:
+    """Dimension -> which of its equal runs a Slice takes: of queries, keys and values in one, the keys are run 1."""
+    starts, rank = (operator.constant(1) if operator.has(1) else None), operator.rank(0)
+    axes = operator.constant(3) if operator.has(3) else np.arange(rank)
+    steps = operator.constant(4) if operator.has(4) else np.ones(1, np.int64)
+    if starts is None or axes is None or steps is None or (steps != 1).any():
+        return {}
+    found = {}
+    for start, axis in zip(starts.reshape(-1).tolist(), axes.reshape(-1).tolist()):
+        dim = axis % rank
+        old, new = operator.size(0, dim), operator.made()[dim]
+        first = max(start + old, 0) if start < 0 else start
+        if 0 < new < old and old % new == 0 and first % new == 0:
+            found[dim] = first // new
+    return found
 
 
 def padded(operator: Operator) -> Iterator[Link]:

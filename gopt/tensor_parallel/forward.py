@@ -1,0 +1,166 @@
+"""The forward of a step as the search for splits sees it: who makes a value, who reads it, what can be had in parts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph import Node
+from gopt.ir.phase import Phase
+from gopt.sharding.links import Operator, Slot, Strategy, strategies
+from gopt.sharding.placements import Partial, Placement, Shard
+from gopt.tensor_parallel.operators import Constants, operator
+
+PRODUCTS = ("MatMul", "Gemm", "Einsum", "Conv")
+LOSSES = ("LogSoftmax", "SoftmaxCrossEntropyLoss")
+
+
+@dataclass(slots=True)
+class Forward:
+    """The nodes of the forward, indexed once."""
+
+    training: TrainingGraph
+    nodes: list[Node] = field(init=False)
+    parameters: set[str] = field(init=False)
+    producers: dict[str, Node] = field(init=False)
+    users: dict[str, list[Node]] = field(init=False)
+    of_weights: set[str] = field(init=False)
+    """Parameters, and values that follow from them alone."""
+    _constants: Constants = field(init=False)
+    _operators: dict[int, Operator] = field(default_factory=dict)
+    _free: dict[tuple[str, Shard], bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        graph = self.training.graph
+        self.nodes = [node for node in graph.nodes if node.phase is Phase.FORWARD]
+        self.parameters = {state.tensor for state in self.training.parameters}
+        self._constants = Constants(graph)
+        self.producers = {name: node for node in self.nodes for name in node.outputs}
+        users: defaultdict[str, list[Node]] = defaultdict(list)
+        self.of_weights = set(self.parameters)
+        for node in self.nodes:
+            for name in node.reads if not node.is_a("Shape", "Size") else ():
+                users[name].append(node)
+            reads = [name for name in node.reads if name not in graph.initializers or name in self.parameters]
+            if reads and all(name in self.of_weights for name in reads):
+                self.of_weights.update(node.outputs)
+        self.users = dict(users)
+
+    def operator(self, node: Node) -> Operator:
+        """A node as rules see it."""
+        if id(node) not in self._operators:
+            self._operators[id(node)] = operator(node, self.training.graph, self._constants)
+        return self._operators[id(node)]
+
+    def strategies(self, node: Node, slot: Slot, shard: Shard) -> list[Strategy]:
+        """The ways to split a node; a bias is added behind the sum of a product."""
+        return bare_strategies(self.operator(node), slot, shard)
+
+    def static(self, *names: str) -> bool:
+        """Whether the shapes of values are known."""
+        return all(self.training.graph.type_of(name).static for name in names)
+
+    def unflattened(self, name: str) -> tuple[int, ...]:
+        """The shape of a value before its dimensions were joined for a product of two; () where it is not known."""
+        types, node = self.training.graph.types, self.producers.get(name)
+        while node is not None and node.is_a("Reshape") and self.static(name) and len(types[name].dims) < 3:
+            name, node = node.inputs[0], self.producers.get(node.inputs[0])
+        return types[name].dims if self.static(name) else ()
+
+    def weighed(self, node: Node) -> list[tuple[int, int]]:
+        """(place of a weight, place of what it is multiplied with) of a product; none where both are one kind."""
+        pairs = ((0, 1), (1, 0)) if node.is_a(*PRODUCTS) and len(node.inputs) > 1 else ()
+        return [
+            (weight, other) for weight, other in pairs
+            if node.inputs[weight] in self.of_weights and node.inputs[other] not in self.of_weights
+        ]  # fmt: skip
+
+    def weights(self, name: str, placement: Placement) -> list[tuple[str, Shard]] | None:
+        """The parameters behind a value that follows from weights alone; None where one cannot be split so."""
+        if not isinstance(placement, Shard):
+            return []
+        if name in self.parameters:
+            return [(name, placement)]
+        node = self.producers.get(name)
+        if node is None:
+            return []
+        for each in strategies(self.operator(node), Slot(node.outputs.index(name), True), placement):
+            parts = [self.weights(operand, place) for operand, place in zip(node.inputs, each.operands) if operand]
+            if all(part is not None for part in parts):
+                return [item for part in parts if part for item in part]
+        return None
+
+    # --- what follows from parts of a value ---------------------------------------------------------------------------
+
+    def free(self, name: str, shard: Shard) -> bool:
+        """Whether a value can stay in parts: all that follows from it does with parts, up to sums over them in products
+        with weights. The residual stream cannot: norms need it whole, by one operator or by several."""
+        todo = [(name, shard)]
+        while todo:
+            key = todo[-1]
+            ahead = self._ahead(*key) if key not in self._free else []
+            known = [self._free.get(each) for each in ahead or ()]
+            if ahead is not None and None in known and False not in known:
+                todo += [each for each in ahead if each not in self._free]
+                continue
+            self._free.setdefault(key, ahead is not None and False not in known)
+            todo.pop()
+        return self._free[name, shard]
+
+    def _ahead(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
+        """What readers make of the parts of a value; None where one needs the whole value."""
+        found: list[tuple[str, Shard]] = []
+        for node in self.users.get(name, ()):
+            options = self.strategies(node, Slot(node.inputs.index(name)), shard)
+            if any(map(sums, options)) and self.weighed(node):
+                continue
+            option = next((each for each in options if not sums(each)), None)
+            if option is None and node.is_a(*LOSSES):
+                continue  # it is written for classes in parts
+            if option is None:
+                return None
+            found += _sharded(node, option)
+        return found
+
+    def summed(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
+        """The weights that take part on the way from a value to sums over a dimension; None where it is needed whole,
+        or ends otherwise."""
+        found, seen, ahead = [], {name}, [(name, shard)]
+        while ahead:
+            value, part = ahead.pop()
+            readers = self.users.get(value, ())
+            for node in readers:
+                option = next(iter(self.strategies(node, Slot(node.inputs.index(value)), part)), None)
+                if option is None or option.masked:
+                    return None
+                for operand, place in zip(node.inputs, option.operands):
+                    items = self.weights(operand, place) if operand in self.of_weights else []
+                    if items is None:
+                        return None
+                    found += items
+                made = [each for each in _sharded(node, option) if each[0] not in seen]
+                ahead += made
+                seen.update(out for out, _ in made)
+            if not readers:
+                return None
+        return found
+
+
+def bare_strategies(described: Operator, slot: Slot, shard: Shard) -> list[Strategy]:
+    """As ``strategies``; the sum of a product that has a bias is one as well: the bias is added behind it."""
+    if described.op_type in ("Gemm", "Conv") and len(described.operands) > 2:
+        bare = replace(described, operands=described.operands[:2])
+        found = [each for each in strategies(bare, slot, shard) if sums(each)]
+        if found:
+            return found
+    return strategies(described, slot, shard)
+
+
+def sums(strategy: Strategy) -> bool:
+    """Whether members have terms of a result."""
+    return any(isinstance(each, Partial) for each in strategy.results)
+
+
+def _sharded(node: Node, strategy: Strategy) -> list[tuple[str, Shard]]:
+    return [(name, each) for name, each in zip(node.outputs, strategy.results) if isinstance(each, Shard)]
