@@ -15,7 +15,14 @@ from gopt.sharding.links import Operator, axes_of, softmax_axes
 from gopt.sharding.placements import Placement, Shard
 from gopt.tensor_parallel.builder import Builder
 from gopt.tensor_parallel.losses import loss, normalised
-from gopt.tensor_parallel.pooling import batch_normalization, global_pool, is_training, mean_pool, padded_mean
+from gopt.tensor_parallel.pooling import (
+    batch_normalization,
+    global_pool,
+    group_normalization,
+    is_training,
+    mean_pool,
+    padded_mean,
+)
 
 Expansion = Callable[[Builder, Node, Operator], None]
 
@@ -48,6 +55,8 @@ def _places(operator: Operator, shard: Shard) -> Expansion | None:
     kind, places = operator.op_type, shard.dim >= 2
     if kind in ("GlobalAveragePool", "GlobalMaxPool") and places:
         return global_pool
+    if kind in ("GroupNormalization", "InstanceNormalization") and places:
+        return group_normalization
     if kind == "BatchNormalization" and shard.dim != 1 and is_training(operator):
         return batch_normalization
     return mean_pool if kind == "AveragePool" and places and padded_mean(operator, shard.dim) else None

@@ -73,6 +73,54 @@ def _running(build: Builder, node: Node, made: str, place: int, root: str) -> No
     build.add("Cast", [added], out, type, to=dtype_code(type.dtype))
 
 
+def group_normalization(build: Builder, node: Node, operator: Operator) -> None:
+    """(x - mean) / sqrt(variance + epsilon) * scale + offset, with statistics of all places of the channels of a group;
+    of each channel alone where the operator is InstanceNormalization."""
+    out = node.outputs[0]
+    root, type = f"gopt.tensor-parallel.{out}", build.graph.types[out]
+    value = _cast(build, node.inputs[0], "float32" if type.dtype in LOW_PRECISION else type.dtype, f"{root}.wide")
+    wide, (samples, channels, *places) = build.graph.types[value], type.dims
+    groups = int(node.attributes.get("num_groups", channels))
+    shape = (samples, channels, *[1] * len(places))
+
+    def mean(of: str, role: str) -> str:
+        """A statistic of each group, for each of its channels."""
+        made = build.reduction("ReduceMean", of, range(2, len(type.dims)), f"{root}.{role}.places")
+        if groups == channels:
+            return made
+        apart = (samples, groups, channels // groups)
+        made = build.add("Reshape", [made, build.ints(apart)], f"{root}.{role}.apart", TensorType(wide.dtype, apart))
+        made = build.reduction("ReduceMean", made, [2], f"{root}.{role}.group")
+        made = build.add("Expand", [made, build.ints(apart)], f"{root}.{role}.all", TensorType(wide.dtype, apart))
+        return build.add("Reshape", [made, build.ints(shape)], f"{root}.{role}", TensorType(wide.dtype, shape))
+
+    def of_channel(name: str, role: str) -> str:
+        """Scale or offset, which before operator set 21 has one element for each group."""
+        made, kind = _cast(build, name, wide.dtype, f"{root}.{role}.wide"), wide.dtype
+        count = build.graph.types[name].dims[0]
+        if count != channels:
+            apart = (count, channels // count)
+            made = build.add(
+                "Reshape", [made, build.ints((count, 1))], f"{root}.{role}.one", TensorType(kind, (count, 1))
+            )
+            made = build.add("Expand", [made, build.ints(apart)], f"{root}.{role}.all", TensorType(kind, apart))
+        row = (channels, *[1] * len(places))
+        return build.add("Reshape", [made, build.ints(row)], f"{root}.{role}", TensorType(kind, row))
+
+    moved = build.add("Sub", [value, mean(value, "mean")], f"{root}.moved", wide)
+    variance = mean(build.add("Mul", [moved, moved], f"{root}.squares", wide), "variance")
+    row = TensorType(wide.dtype, shape)
+    epsilon = build.number(float(node.attributes.get("epsilon", 1e-5)), wide.dtype)
+    added = build.add("Add", [variance, epsilon], f"{root}.added", row)
+    normal = build.add("Div", [moved, build.add("Sqrt", [added], f"{root}.deviation", row)], f"{root}.normal", wide)
+    scaled = build.add("Mul", [normal, of_channel(node.inputs[1], "scale")], f"{root}.scaled", wide)
+    narrow = wide.dtype != type.dtype
+    name = f"{root}.result" if narrow else out
+    build.add("Add", [scaled, of_channel(node.inputs[2], "offset")], name, wide)
+    if narrow:
+        build.add("Cast", [name], out, type, to=dtype_code(type.dtype))
+
+
 def _cast(build: Builder, value: str, dtype: str, name: str) -> str:
     type = build.graph.types[value]
     if type.dtype == dtype:

@@ -62,3 +62,21 @@ def test_the_bias_of_a_transposed_convolution_by_places_is_added_once(sizes):
     inputs = [numbers(2, 3, 7, 4), numbers(3, 2, 3, 2), numbers(2)]
     kinds = agree("ConvTranspose", inputs, Shard(2, sizes), strides=[2, 1], pads=[1, 0, 0, 0], tolerance=1e-4)
     assert "HaloSum" in kinds
+
+
+@pytest.mark.parametrize("sizes", SIZES[:2])
+@pytest.mark.parametrize("opset", [18, 21])
+def test_a_group_has_statistics_of_all_its_places(sizes, opset):
+    rows = [np.abs(numbers(6 if opset == 21 else 3)) + 0.5 for _ in range(2)]
+    given = {"num_groups": 3, "epsilon": 1e-2}
+    kinds = agree("GroupNormalization", [numbers(2, 6, 7, 3), *rows], Shard(2, sizes), opset, 1, 1e-4, **given)
+    assert kinds.isdisjoint({"GroupNormalization", "AllGather"})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_instance_has_statistics_of_all_its_places(dtype):
+    rows = [(np.abs(numbers(4)) + 0.5).astype(dtype) for _ in range(2)]
+    value = numbers(2, 4, 7, 3, dtype=dtype)
+    tolerance = 1e-4 if dtype == "float32" else 1e-2
+    kinds = agree("InstanceNormalization", [value, *rows], Shard(3, (2, 1)), 20, 1, tolerance)
+    assert kinds.isdisjoint({"InstanceNormalization", "AllGather"})

@@ -7,11 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fuzz_images import judge
+from helpers import source
 from images import by_places, largest_error
 from members import run, simulated, swept
 
+import gopt
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
+from gopt.mesh import Mesh
+from gopt.pipeline import build_pipeline
 from gopt.sharding.halo import Halo
 from gopt.sharding.links import Strategy
 from gopt.sharding.placements import REPLICATED, Partial, Shard, Window, WindowTerms
@@ -19,6 +23,7 @@ from gopt.sharding.rules import Mismatch, Operand
 from gopt.tensor_parallel.check import check, together
 from gopt.tensor_parallel.mappings import beside, is_mapping
 from gopt.tensor_parallel.window_nodes import counted_as, placed, pool_member, taken
+from gopt.verification.verify import Verifier
 
 
 @pytest.mark.parametrize(
@@ -31,9 +36,17 @@ def test_a_step_is_the_same(shard):
     assert largest_error(by_places("cnn_sgd", shard)) < 1e-4
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed > 12)) for seed in range(60)])
+@pytest.mark.parametrize("seed", range(24))
 def test_drawn_networks(seed):
     judge(seed)
+
+
+@pytest.mark.parametrize(("mesh", "stage"), [("h=2,w=2", 0), ("shard=2,h=2", 3)])
+def test_ranks_train_as_the_source_does(mesh, stage, tmp_path):
+    """Written, fed with their parts of the images, and run."""
+    options = build_pipeline(defaults={"shard": {"stage": stage}})
+    gopt.shard(source("cnn_sgd"), Mesh.parse(mesh), pipeline=options).write(tmp_path / "out")
+    assert Verifier(tmp_path / "out").run(confirm=False).equal
 
 
 def test_halves_too():
