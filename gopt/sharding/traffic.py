@@ -170,7 +170,8 @@ class _Kinds:
 
     def of(self, node: Node) -> Carries:
         if node.op_type in GATHERS:
-            return Carries.PARAMETERS
+            own = all(name in self.statistics for name in node.outputs)
+            return Carries.OTHER if own else Carries.PARAMETERS
         if any(name in self.gradients for name in node.inputs):
             return Carries.GRADIENTS
         return Carries.OTHER if all(map(self._small, node.outputs)) else Carries.GRADIENTS

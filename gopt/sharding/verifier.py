@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.linearity import is_zero
 from gopt.analysis.operators import MAY_DRAW, draws
+from gopt.analysis.training import StateKind
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.types import TensorType
@@ -282,12 +283,18 @@ class Shardings:
         own = self.axes[axis] in self.program.mesh.data_axes
         call = Conversion(node.op_type, node.attributes, len(group) == 1, own)
         try:
+            if inside and node.op_type == "Broadcast":
+                new = self._new_statistics()
+                return [convert(replace(call, statistic=to in new), each) for each, to in zip(operands, node.outputs)]
             if inside:
                 return [convert(call, operand) for operand in operands]
             moved = [any(self._differs(each.name, other) for other in group) for each in operands]
             return [beside(call, operand, each) for operand, each in zip(operands, moved)]
         except Mismatch as wrong:
             raise self._offence(node, axis, wrong) from None
+
+    def _new_statistics(self) -> set[str]:
+        return {state.updated for state in self.program.training.states if state.kind is StateKind.STATISTIC}
 
     def _mixed(self, node: Node, name: str, one: Placements, other: Placements) -> Placements:
         """What a call makes of operands that do not lie alike along axes beside its own."""
