@@ -110,6 +110,8 @@ class SpmdProgram:
     """The step as it was read; ``training`` is what one member of it computes, once the computation is split."""
     parts: dict[str, Sharding] = field(default_factory=dict)
     """State of the source -> its sharding, where dimensions of it are."""
+    fed: dict[str, Sharding] = field(default_factory=dict)
+    """Input of the batch -> its sharding, where ranks are fed parts of it."""
     explanations: list[Explains] = field(default_factory=list)
     """What the axes along which the computation is split did to the values of the source."""
     synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)
@@ -192,6 +194,12 @@ class SpmdProgram:
         if sharding is None:
             return None
         return box_of(sharding, self.source.graph.types[tensor].dims, coordinates)
+
+    def fed_boxes(self, coordinates: Mapping[str, int]) -> dict[str, Box]:
+        """What a rank is fed of inputs of the batch that ranks are fed parts of."""
+        types = self.source.graph.types
+        boxes = {name: box_of(sharding, types[name].dims, coordinates) for name, sharding in self.fed.items()}
+        return {name: box for name, box in boxes.items() if box is not None}
 
     def set_states(self, states: list[ShardedState]) -> None:
         """Take ``states`` as what the ranks hold, and let the graph's inputs and outputs follow."""

@@ -30,6 +30,7 @@ class RankPrograms:
     sums: tuple[LocalAccumulator, ...]
     values: Values
     """Stored values by input name; what is large is mapped, not read."""
+    record: RankEntry
 
     def type_of(self, input: str) -> TensorType:
         """The type of a state as the rank's files have it."""
@@ -77,7 +78,7 @@ def read_rank(
     check_rank(manifest, record, graphs, folder)
     fed = {phase: feed_graph(graph, random_inputs, types) for phase, graph in graphs.items()}
     programs = {phase: Executor(probed(graph, probe), cache) for phase, graph in fed.items()}
-    return RankPrograms(programs, states, record.accumulators, stored)
+    return RankPrograms(programs, states, record.accumulators, stored, record)
 
 
 def joined(
