@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
-from gopt.analysis.operators import heavy
+from gopt.analysis.operators import REDUCTIONS, heavy
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.program import SpmdProgram
+
+
+_REDUCTIONS = frozenset(REDUCTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,10 @@ class Order:
 
 
 def orders(program: SpmdProgram, packable: Collection[Node]) -> list[Order]:
-    """Orders to choose from: the file's; one in which parallel chains of calls advance side by side; and one in which
-    a call that only finishes what another began (the mean over ``dp`` of a gradient that is a sum over ``tp``) stands
-    behind the backward, level by level. ``packable``: the calls that may be joined to others.
+    """Orders to choose from, the first where they are equally good: one in which a call that only finishes what another
+    began (the mean over ``dp`` of a gradient that is a sum over ``tp``) stands behind the backward, level by level, if
+    there are such calls; the file's; and one in which parallel chains of calls advance side by side. ``packable``: the
+    calls that may be joined to others.
 
     In all the update comes last, so that a gradient's reader does not stand before the next gradient.
     """
@@ -49,7 +53,7 @@ def orders(program: SpmdProgram, packable: Collection[Node]) -> list[Order]:
     for place, at in enumerate(by_level):
         begins.setdefault((at in late, levels[at]), place)
     floors = [begins[at in late, levels[at]] if levels[at] else 0 for at in by_level]
-    return [*found, _order(program.graph, [nodes[at] for at in by_level], floors)]
+    return [_order(program.graph, [nodes[at] for at in by_level], floors), *found]
 
 
 def _update(program: SpmdProgram) -> set[int]:
@@ -80,14 +84,16 @@ def _depths(graph: Graph) -> list[int]:
 
 
 def _unawaited(graph: Graph, late: Container[int]) -> set[int]:
-    """Places of nodes of forward and backward for which no heavy operator of these waits."""
+    """Places of nodes of forward and backward for which neither a heavy operator nor a reduction of these waits: what
+    is done to a gradient once the source made it."""
     awaited: set[str] = set()
     found = set()
     for at in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[at]
         if at in late:
             continue
-        if heavy(node) or not awaited.isdisjoint(node.outputs):
+        makes = heavy(node) or (node.phase is not None and node.is_in(_REDUCTIONS))
+        if makes or not awaited.isdisjoint(node.outputs):
             awaited.update(node.reads)
         else:
             found.add(at)
