@@ -10,7 +10,6 @@ from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.program import SpmdProgram
 
-
 _REDUCTIONS = frozenset(REDUCTIONS)
 
 
