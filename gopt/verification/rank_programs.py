@@ -76,8 +76,9 @@ def read_rank(
         stored.update({name: t.numpy() for name, t in graph.initializers.items() if name in graph.inputs})
         graphs[phase] = graph
     check_rank(manifest, record, graphs, folder)
+    data = manifest.mesh.mesh().data_axes
     fed = {phase: feed_graph(graph, random_inputs, types) for phase, graph in graphs.items()}
-    programs = {phase: Executor(probed(graph, probe), cache) for phase, graph in fed.items()}
+    programs = {phase: Executor(probed(graph, probe, data), cache) for phase, graph in fed.items()}
     return RankPrograms(programs, states, record.accumulators, stored, record)
 
 
