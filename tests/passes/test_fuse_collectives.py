@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from call_graphs import Calls, calls, run, same
 from helpers import FIXTURES, source
@@ -269,6 +270,47 @@ def locals_of(b: Calls, step: SpmdProgram, groups, cuts: tuple[int, ...]) -> Non
     step.graph.outputs = {"shown": step.graph.types["shown"]}
 
 
+def chained(b: Calls, x: str, *steps: tuple[str, str]) -> str:
+    """One call behind the other, each of a group and a reduction."""
+    for group, reduce in steps:
+        x = b.call("AllReduce", x, group=group, reduce=reduce)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("steps", "left"),
+    [
+        ((("tp", "sum"), ("cp", "sum")), ["cp+tp"]),
+        ((("tp", "sum"), ("dp", "sum"), ("cp", "sum")), ["dp+tp", "cp"]),
+        ((("tp", "sum"), ("cp", "mean")), ["tp", "cp"]),
+        ((("tp", "sum"), ("tp", "sum")), ["tp", "tp"]),
+    ],
+)  # fmt: skip
+def test_a_sum_over_one_axis_and_then_another_is_one_over_both(steps, left):
+    b = Calls()
+    b.op("Neg", chained(b, b.op("Neg", b.input((4,))), *steps))
+    for node in b.nodes:
+        node.made_by = "plant" if node.domain == COMM else ""
+    step = b.step(mesh=Mesh((("dp", 2), ("cp", 2), ("tp", 2))))
+    before = run(step)
+    facts = dict(fuse_collectives(step, Options()).facts)
+    assert [node.attributes["group"] for node in calls(step)] == left
+    assert facts.get("reduce_reduce", 0) == len(steps) - len(left)
+    for one, other in zip(before, run(step), strict=True):
+        assert all(np.allclose(value, other[name], rtol=1e-5) for name, value in one.items())
+
+
+def test_a_sum_that_is_read_before_it_goes_on_stays():
+    b = Calls()
+    first = b.call("AllReduce", b.op("Neg", b.input((4,))), group="tp", reduce="sum")
+    b.op("Neg", first)
+    b.op("Neg", b.call("AllReduce", first, group="cp", reduce="sum"))
+    for node in b.nodes:
+        node.made_by = "plant" if node.domain == COMM else ""
+    step, _ = fused(b.step(mesh=Mesh((("cp", 2), ("tp", 2)))))
+    assert [node.attributes["group"] for node in calls(step)] == ["tp", "cp"]
+
+
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("classes", [1, 2])
 def test_an_all_reduce_of_which_ranks_read_their_part_is_a_reduce_scatter(together, classes):
@@ -371,6 +413,7 @@ def test_gradients_of_a_step_travel_together(name, ranks, tmp_path):
             ["shard 12", "tp 14", "shard 4", "shard 11", "shard 1", "shard 14", "tp 13"],
         ),
         ("mlp_adamw_fp16_scaler", "dp=2,tp=2", 0, ["dp 4", "tp 3"]),
+        ("gpt_adamw", "dp=2,cp=2,tp=2", 0, ["cp 14", "cp+tp 14", "dp 28"]),
     ],
 )  # fmt: skip
 def test_reductions_of_a_split_step_take_a_call_for_each_group_level_and_type(name, mesh, stage, expected):
