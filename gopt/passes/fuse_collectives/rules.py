@@ -73,7 +73,8 @@ def _all_reduce(rewriter: GraphRewriter, reduce: Node, broadcast: Node) -> None:
 def _join_groups(program: SpmdProgram, rewriter: GraphRewriter, users: dict[str, list[Node]]) -> set[int]:
     """Let one call over both groups stand for two sums of gopt's of which the second alone reads the first; the ids of
     the calls that it took. Of three in a row, two are joined."""
-    graph, taken = program.graph, set()
+    graph = program.graph
+    taken: set[int] = set()
     made = {node.outputs[0]: node for node in graph.nodes if _own_sum(node)}
     for below in list(made.values()):
         above = made.get(below.inputs[0])
