@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.linearity import is_zero
 from gopt.analysis.operators import MAY_DRAW, draws
-from gopt.analysis.training import StateKind
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.types import TensorType
@@ -290,7 +289,7 @@ class Shardings:
         call = Conversion(node.op_type, node.attributes, len(group) == 1, own)
         try:
             if inside and node.op_type == "Broadcast":
-                new = self._new_statistics()
+                new = self.program.training.new_statistics
                 return [convert(replace(call, statistic=to in new), each) for each, to in zip(operands, node.outputs)]
             if inside:
                 return [convert(call, operand) for operand in operands]
@@ -298,9 +297,6 @@ class Shardings:
             return [beside(call, operand, each) for operand, each in zip(operands, moved)]
         except Mismatch as wrong:
             raise self._offence(node, axis, wrong) from None
-
-    def _new_statistics(self) -> set[str]:
-        return {state.updated for state in self.program.training.states if state.kind is StateKind.STATISTIC}
 
     def _mixed(self, node: Node, name: str, one: Placements, other: Placements) -> Placements:
         """What a call makes of operands that do not lie alike along axes beside its own."""
