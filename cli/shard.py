@@ -61,8 +61,9 @@ from .terminal import print_json, print_text
 )
 @click.option(
     "--statistics",
-    type=click.Choice(["mean", "local", "sync"]),
-    help="BatchNorm statistics: averaged over ranks, left apart, or taken over all ranks' samples.  [default: mean]",
+    type=click.Choice(["mean", "root", "local", "sync"]),
+    help="BatchNorm statistics: averaged over ranks, those of the first rank, left apart, or taken over all ranks' "
+    "samples.  [default: mean]",
 )
 @click.option(
     "-O",

@@ -116,6 +116,10 @@ class SpmdProgram:
     """What the axes along which the computation is split did to the values of the source."""
     synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)
     """What ranks average in the forward and the backward."""
+    warnings: list[str] = field(default_factory=list)
+    """What passes warn of, beside their notes: options that the step contradicts."""
+    statistics_of_root: bool = False
+    """New running statistics are those of the first of the ranks that see different data, and not their mean."""
     split: dict[str, str] = field(default_factory=dict)
     """Axis that splits the computation -> the rule by which parts get their sizes."""
     places: tuple[Mapping[str, int], ...] = ()

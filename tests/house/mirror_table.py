@@ -124,7 +124,6 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("passes", "the table of passes", "passes/test_passes_base.py"),
     **_each("passes.hoist_casts", _GOLDEN, "golden/hoist-casts", "passes/test_passes_shard.py"),
     **_each("passes.prune", _GOLDEN, "golden/prune"),
-    **_each("passes.statistics", _GOLDEN, "golden/statistics", "numeric/test_synchronised.py"),
     **_each(
         "passes.refold_optimizers passes.refold_optimizers.match", _GOLDEN, "golden/refold-optimizers",
         "opaque/test_shard_opaque.py",
