@@ -87,6 +87,9 @@ from .terminal import print_json, print_text
 @click.option("--print-dir", metavar="DIR", help="Where --print-after writes; else to stderr.")
 @click.option("--verify-each", is_flag=True, help="Check the graph after every pass, not only at the end.")
 @click.option("--explain", metavar="VALUE", help="Say where the placement of a value came from, and write nothing.")
+@click.option(
+    "--annotate", is_flag=True, help="Say in source.onnx, as sharding specs of ONNX IR 11, which rank holds what part."
+)
 @click.option("--dry-run", is_flag=True, help="Do everything but write.")
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -146,7 +149,9 @@ def command(model: str, **given: Any) -> None:
         sharded.choice = choice
         advance("checking and writing")
         report = (
-            sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"], jobs=given["jobs"])
+            sharded.report()
+            if given["dry_run"]
+            else sharded.write(output, force=given["force"], jobs=given["jobs"], annotate=given["annotate"])
         )
     if given["as_json"]:
         print_json(report.to_json())

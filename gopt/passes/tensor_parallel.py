@@ -21,6 +21,7 @@ from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.patterns import Pattern, apply
 from gopt.tensor_parallel.propagate import Propagated, propagate
 from gopt.tensor_parallel.sizes import Sizes
+from gopt.tensor_parallel.specs import with_specs
 from gopt.tensor_parallel.tokens import Tokens
 
 AXIS = "tp"
@@ -30,12 +31,15 @@ AXIS = "tp"
 class Options:
     """``parameters``: what you say of some by name (``up*:column;head*:replicate``: column, row, vocab, expert,
     replicate, or dimN); ``auto``: whether others are found by structure; ``sizes``: how a dimension is shared out:
-    balanced, ceil or floor-last; ``sequence``: between two pairs of products, activations are shared out by tokens."""
+    balanced, ceil or floor-last; ``sequence``: between two pairs of products, activations are shared out by tokens;
+    ``configuration``: the device configuration of the file whose sharding specs count; none: no one; '': the one that
+    fits the mesh."""
 
     parameters: str = ""
     auto: bool = True
     sizes: Sizes = Sizes.BALANCED
     sequence: bool = False
+    configuration: str = ""
 
 
 def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
@@ -57,6 +61,10 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     patterns = Pattern.parse(options.parameters)
     choices = choose(training, members, options.sizes, notes.append) if options.auto else {}
     choices = apply(training, members, options.sizes, patterns, choices)
+    choices = with_specs(
+        training, program.mesh, AXIS, options.sizes, choices,
+        patterns=patterns, configuration=options.configuration, note=notes.append,
+    )  # fmt: skip
     if not choices:
         raise UnsupportedError(
             f"no parameter can be split along {AXIS}: no two products follow one another with nothing between them "
