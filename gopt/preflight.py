@@ -12,21 +12,16 @@ from gopt.errors import InputError, OptionError, RunError, UnsupportedError
 from gopt.ir.external_data import show
 from gopt.ir.graph import COMM
 from gopt.ir.types import known
-from gopt.mesh import Mesh, Sees
+from gopt.mesh import Mesh
 from gopt.passes import PASSES
 from gopt.program import SpmdProgram
+from gopt.tensor_parallel.axes import ORDER
 
 
 def check_mesh(mesh: Mesh) -> None:
     """Raise UnsupportedError on an axis that gopt does not shard along."""
-    for name, size in mesh.axes:
-        if size > 1 and name == "pp":
-            raise UnsupportedError("mesh axis 'pp' is not supported: gopt does not cut a step into pipeline stages")
-        if size > 1 and mesh.sees(name) is Sees.PART:
-            raise UnsupportedError(
-                f"mesh axis {name!r} is not supported: gopt does not cut samples into parts",
-                f"let its ranks see samples of their own: --mesh dp={size} or shard={size}",
-            )
+    if dict(mesh.axes).get("pp", 1) > 1:
+        raise UnsupportedError("mesh axis 'pp' is not supported: gopt does not cut a step into pipeline stages")
 
 
 def check_axes(mesh: Mesh, training: TrainingGraph) -> None:
@@ -46,7 +41,7 @@ def check_axes(mesh: Mesh, training: TrainingGraph) -> None:
         )
     groups = {str(node.attributes["group"]) for node in training.graph.nodes if node.domain == COMM}
     called = {axis for group in groups for axis in mesh.live(group)}
-    if live and not {*mesh.data_axes, *called, *dict(mesh.kinds), "tp"}.intersection(live):
+    if live and not {*mesh.data_axes, *called, *dict(mesh.kinds), *ORDER}.intersection(live):
         raise OptionError(
             f"the mesh {mesh} shards, splits and replicates nothing: every rank would be a plain copy of the source",
             f"did you mean --mesh shard={mesh.ranks}, or dp={mesh.ranks}?",

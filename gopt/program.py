@@ -110,6 +110,8 @@ class SpmdProgram:
     """The step as it was read; ``training`` is what one member of it computes, once the computation is split."""
     parts: dict[str, Sharding] = field(default_factory=dict)
     """State of the source -> its sharding, where dimensions of it are."""
+    fed: dict[str, Sharding] = field(default_factory=dict)
+    """Input of the batch -> its sharding, where ranks are fed parts of it."""
     explanations: list[Explains] = field(default_factory=list)
     """What the axes along which the computation is split did to the values of the source."""
     synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)

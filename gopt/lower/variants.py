@@ -32,7 +32,7 @@ def _common(program: SpmdProgram) -> Iterator[tuple[str, list[Hashable]]]:
     yield "accumulators", [(each.input, each.output) for each in program.accumulators]
     yield "buckets", list(program.layout)
     yield "states that all ranks have", list(common_states(program))
-    split = {axis for sharding in program.parts.values() for axis in sharding.sharding_axes}
+    split = set(program.split)
     yield (
         "calls over groups that have parts",
         [

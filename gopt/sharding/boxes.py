@@ -18,12 +18,20 @@ Box = tuple[tuple[int, ...], ...]
 
 
 def box_of(sharding: Sharding, shape: Sequence[int], coordinates: Mapping[str, int]) -> Box | None:
-    """What a rank has of a tensor; None where that is all of it. At most one axis shards a dimension."""
-    ranges: list[tuple[int, ...]] = [(0, size) for size in shape]
+    """What a rank has of a tensor; None where that is all of it."""
+    box: list[tuple[int, ...]] = [(0, size) for size in shape]
     sharded = [(axis, place) for axis, place in sharding.by_axis if isinstance(place, Shard)]
     for axis, place in sharded:
-        ranges[place.dim] = tuple(end for part in place.parts(coordinates[axis]) for end in part)
-    return tuple(ranges) if sharded else None
+        box[place.dim] = _both(box[place.dim], place.parts(coordinates[axis]), shape[place.dim])
+    return tuple(box) if sharded else None
+
+
+def _both(dimension: tuple[int, ...], parts: Sequence[tuple[int, int]], size: int) -> tuple[int, ...]:
+    """The ranges of a dimension that lie in its parts as well."""
+    if dimension == (0, size):
+        return tuple(end for part in parts for end in part)
+    both = ((max(start, first), min(stop, last)) for start, stop in ranges_of(dimension) for first, last in parts)
+    return tuple(end for start, stop in both if start < stop for end in (start, stop))
 
 
 def all_boxes(sharding: Sharding, shape: Sequence[int]) -> Iterator[Box | None]:
@@ -51,8 +59,8 @@ def box_elements(box: Box) -> int:
 def in_grid(boxes: Collection[Box | None], shape: Sequence[int]) -> bool:
     """Whether distinct boxes tile a tensor as a grid: each dimension is shared out among the same ranges everywhere.
 
-    Axes shard each a dimension of its own, so that whatever ranks hold is a grid. Linear in the boxes, for a tensor of
-    any size.
+    Along each dimension ranks hold one of a few parts, so that whatever they hold is a grid. Linear in the boxes, for
+    a tensor of any size.
     """
     sides: list[set[tuple[int, ...]]] = [set() for _ in shape]
     for box in boxes:

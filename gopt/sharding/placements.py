@@ -82,6 +82,17 @@ class Shard:
         run = sum(self.sizes)
         return tuple((run * number + start, run * number + stop) for number in range(self.runs))
 
+    def fits(self, other: Shard) -> bool:
+        """Whether two axes can shard one value so: other dimensions, or each part of one is whole runs of the other.
+
+        Of one dimension, parts are then equal, and a member of both axes has the elements that both parts have.
+        """
+        if self.dim != other.dim:
+            return True
+        outer, inner = sorted((self, other), key=lambda each: each.runs)
+        even = len({*self.sizes}) == len({*other.sizes}) == 1 and self.length == other.length
+        return even and inner.runs % (outer.runs * len(outer.sizes)) == 0
+
     def __str__(self) -> str:
         each = f" of each of {self.runs} runs" if self.runs > 1 else ""
         return f"sharded along dimension {self.dim} in {list(self.sizes)}{each}"
@@ -178,7 +189,7 @@ class Sharding:
     """Placements by mesh axis: of a state, what ranks hold of it; of a node, which ranks run it and on what.
 
     Along an axis that is not listed it is replicated. At most one placement is a FlatShard: a bucket is one list of
-    elements.
+    elements. Shards of one dimension fit each other.
     """
 
     by_axis: tuple[tuple[str, Placement], ...] = ()
@@ -217,8 +228,9 @@ class Sharding:
         for axis, place in self.by_axis:
             if isinstance(place, FlatShard):
                 shape = (place.length(coordinates[axis]),)
-            elif isinstance(place, Shard):
-                shape = (*shape[: place.dim], place.local(coordinates[axis]), *shape[place.dim + 1 :])
+            elif isinstance(place, Shard) and place.length:
+                local = shape[place.dim] * place.local(coordinates[axis]) // place.length
+                shape = (*shape[: place.dim], local, *shape[place.dim + 1 :])
         return shape
 
     def __str__(self) -> str:

@@ -94,6 +94,12 @@ class Shardings:
         axes = apart.sharding_axes
         return tuple(PER_MEMBER if axis in axes else place for axis, place in zip(self.axes, placed))
 
+    def _batch(self, name: str) -> Placements:
+        """How an input of the batch is: each rank's own, also along the axes that are fed parts of it."""
+        fed = self.program.fed.get(name)
+        axes = fed.sharding_axes if fed is not None else ()
+        return tuple(PER_MEMBER if axis in axes else own for axis, own in zip(self.axes, self._own))
+
     def accumulator(self, held: Accumulator) -> Placements:
         """How an accumulator must be: each rank's own sums, or shards of sums over the group that shards."""
         if held.reduced:
@@ -106,7 +112,7 @@ class Shardings:
         if not self.axes:
             return self
         program = self.program
-        self.known.update(dict.fromkeys(program.training.batch, self._own))
+        self.known.update((name, self._batch(name)) for name in program.training.batch)
         for state in program.states:
             self._note(state.input, self._own if state.input in program.loop_carried else self.state(state))
         for held in program.accumulators:

@@ -29,6 +29,11 @@ class Builder:
     phase: Phase | None = None
     _shapes: dict[tuple[int, ...], str] = field(default_factory=dict)
 
+    @property
+    def root(self) -> str:
+        """How the names of what it makes begin."""
+        return f"gopt.{PASS}." if self.axis in ("tp", "local") else f"gopt.{PASS}.{self.axis}."
+
     def add(
         self, op_type: str, inputs: Sequence[str], output: str, type: TensorType, *, domain: str = "", **attributes: Any
     ) -> str:

@@ -8,8 +8,9 @@ is joined by are errors before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InvariantError
@@ -17,23 +18,31 @@ from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.sharding.links import Slot, strategies
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
-from gopt.tensor_parallel.operators import Constants, operator
-from gopt.tensor_parallel.propagate import MASKED
+from gopt.tensor_parallel.mappings import beside, described_as, is_mapping
+from gopt.tensor_parallel.operators import Constants
 from gopt.tensor_parallel.results import result_placements
 
-_UNMASKED = {masked: plain for plain, masked in MASKED.items()}
 
-
-def check(training: TrainingGraph, graph: Graph, axis: str, states: Mapping[str, Placement]) -> dict[str, Placement]:
+def check(
+    training: TrainingGraph, graph: Graph, axis: str, seeds: Mapping[str, Placement], axes: Collection[str] = ()
+) -> MutableMapping[str, Placement]:
     """The placement of every value that is not replicated along ``axis``; raises InvariantError for the first node that
     breaks a rule, and for a result that is placed otherwise than the state it replaces.
 
-    ``graph``: with logical types; ``states``: placements of the states that are sharded.
+    ``graph``: with logical types; ``seeds``: placements of the states and batch inputs that are sharded; ``axes``: all
+    that split the computation.
     """
-    checker = _Checker(graph, axis, dict(states))
+    checker = Checker(graph, axis, frozenset(axes), dict(seeds))
     for node in graph.nodes:
-        checker.visit(node)
-    wanted = result_placements(training, states)
+        try:
+            checker.visit(node)
+        except Mismatch as wrong:
+            raise InvariantError(
+                f"{node.op_type} {node.label!r} reads {wrong.operand.name!r}, which is {wrong.operand.placement} along "
+                f"{axis}",
+                f"it takes {wrong.expected}",
+            ) from None
+    wanted = result_placements(training, seeds)
     for name, placement in wanted.items():
         found = checker.of(name)
         if found != placement:
@@ -41,11 +50,27 @@ def check(training: TrainingGraph, graph: Graph, axis: str, states: Mapping[str,
     return checker.known
 
 
+def check_together(placements: Mapping[str, Mapping[str, Placement]]) -> None:
+    """Raise InvariantError for a value of which two axes shard one dimension so that parts do not fit each other.
+
+    ``placements``: by axis, then by value.
+    """
+    for (axis, one), (other, two) in combinations(placements.items(), 2):
+        for name in one.keys() & two.keys():
+            a, b = one[name], two[name]
+            if isinstance(a, Shard) and isinstance(b, Shard) and not a.fits(b):
+                raise InvariantError(f"{name!r} is {a} along {axis}, and {b} along {other}", "such parts do not fit")
+
+
 @dataclass(slots=True)
-class _Checker:
+class Checker:
+    """The placements along one axis of what the nodes of a graph make, node by node. ``axes``: all that split the
+    computation; ``known``: placements of values that are not replicated."""
+
     graph: Graph
     axis: str
-    known: dict[str, Placement]
+    axes: frozenset[str]
+    known: MutableMapping[str, Placement]
     constants: Constants = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,16 +80,8 @@ class _Checker:
         return self.known.get(name, REPLICATED)
 
     def visit(self, node: Node) -> None:
-        """Give a node's results their placements."""
-        try:
-            results = self._results(node)
-        except Mismatch as wrong:
-            raise InvariantError(
-                f"{node.op_type} {node.label!r} reads {wrong.operand.name!r}, which is {wrong.operand.placement} along "
-                f"{self.axis}",
-                f"it takes {wrong.expected}",
-            ) from None
-        for name, placement in zip(node.outputs, results):
+        """Give a node's results their placements; raises Mismatch."""
+        for name, placement in zip(node.outputs, self._results(node)):
             if name and not isinstance(placement, Replicated):
                 self.known[name] = placement
 
@@ -79,6 +96,8 @@ class _Checker:
             return [self._call(node, operand) for operand in operands][:count]
         if node.domain == SPMD and group == self.axis and node.op_type == "DimSlice":
             return [self._cut(node, operands[0])]
+        if is_mapping(node, self.axes):
+            return [beside(node, operands[0])]
         if all(isinstance(each.placement, Replicated) for each in operands) and not self._captures(node):
             return [REPLICATED] * count
         if node.is_a("Shape", "Size"):
@@ -126,11 +145,9 @@ class _Checker:
         first = next((each for each in operands if isinstance(each.placement, Shard)), None)
         if first is None or self._captures(node):
             raise Mismatch(operands[0], "values that are equal on all members")
-        described = operator(node, self.graph, self.constants)
-        masked = node.domain == SPMD and node.op_type in _UNMASKED
-        if masked:
-            described = replace(described, op_type=_UNMASKED[node.op_type])
-        elif node.domain not in ("", "ai.onnx"):
+        described = described_as(node, self.graph, self.constants)
+        masked = node.domain == SPMD and node.attributes.get("group") == self.axis
+        if described is None:
             raise Mismatch(first, "values that are equal on all members")
         options = [
             each for place, placement in enumerate(placements) if isinstance(placement, Shard)

@@ -41,6 +41,12 @@ def choose(
     return _Chooser(training, members, sizes, note).run()
 
 
+def experts(training: TrainingGraph, members: int, sizes: Sizes) -> dict[str, Choice]:
+    """Parameter -> its placement, for weights of experts: those of a product that shares a dimension with its other
+    operand and does not sum over it."""
+    return _Chooser(training, members, sizes, lambda text: None).run_experts()
+
+
 @dataclass(slots=True)
 class _Chooser:
     training: TrainingGraph
@@ -84,6 +90,26 @@ class _Chooser:
             if node.is_a("Gather"):
                 self._table(node)
         return self.found
+
+    def run_experts(self) -> dict[str, Choice]:
+        for node in self.training.graph.nodes:
+            if node.phase is Phase.FORWARD and node.is_a(*PRODUCTS) and len(node.inputs) > 1:
+                for place in (0, 1):
+                    self._expert(node, place)
+        return self.found
+
+    def _expert(self, node: Node, place: int) -> None:
+        """Split the weight of a product along a dimension that both operands have, and so has the result."""
+        weight, other = node.inputs[place], node.inputs[1 - place]
+        if weight not in self.of_weights or other in self.of_weights or not self._static(weight):
+            return
+        for dim, length in enumerate(self.training.graph.types[weight].dims):
+            shard = Shard(dim, part_sizes(length, self.members, self.sizes))
+            for each in self._strategies(node, Slot(place), shard) if length >= self.members else ():
+                if isinstance(each.operands[1 - place], Shard) and isinstance(each.results[0], Shard):
+                    items = self._weight(weight, shard)
+                    self._take(dict.fromkeys(items or [], "expert"))
+                    return
 
     def _operator(self, node: Node) -> Operator:
         if id(node) not in self.operators:

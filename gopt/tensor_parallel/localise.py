@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from gopt.ir.graph import Graph, Node
+from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.types import TensorType
 from gopt.sharding.placements import Sharding
 from gopt.tensor_parallel.builder import Builder
@@ -49,6 +49,8 @@ class _Local:
         for node in self.graph.nodes:
             if node.is_a("Shape", "Size") and self._parts(node.inputs[0]):
                 self._shape(node)
+            elif node.domain in (COMM, SPMD):
+                self._mapping(node)
             elif node.domain in ("", "ai.onnx") and node.op_type in _FIXES and self._concerned(node):
                 _FIXES[node.op_type](self, node)
 
@@ -70,6 +72,15 @@ class _Local:
             value = value[slice(node.attributes.get("start"), node.attributes.get("end"))]
         made = Node("Constant", [], node.outputs, attributes={"value": onnx.numpy_helper.from_array(value)})
         node.op_type, node.inputs, node.encoded, node._attributes = "Constant", [], None, made.attributes
+
+    def _mapping(self, node: Node) -> None:
+        """Name the local lengths of a dimension that another axis shards as well."""
+        for sizes, dim, value in _LENGTHS.get(node.op_type, ()):
+            if sizes in node.attributes and node.attributes.get(dim) is not None:
+                name, at = (node.inputs if value == "X" else node.outputs)[0], int(node.attributes[dim])
+                whole, local = self.logical[name].dims[at], self.graph.types[name].dims[at]
+                if local != whole:
+                    self._attribute(node, sizes, [size * local // whole for size in node.attributes[sizes]])
 
     def shaped(self, node: Node, place: int) -> None:
         """Name the local shape of the result."""
@@ -128,6 +139,13 @@ def _attention(local: _Local, node: Node) -> None:
         local.count(node, "kv_num_heads", 1, 2)
 
 
+_LENGTHS = {
+    "AllGather": [("sizes", "axis", "Y")],
+    "ReduceScatter": [("sizes", "axis", "X")],
+    "DimSlice": [("sizes", "axis", "X")],
+    "AllToAll": [("concat_sizes", "concat_axis", "Y"), ("split_sizes", "split_axis", "X")],
+}
+"""Mapping -> its lists of lengths, their dimension, and the value that has all of it along the mapping's axis."""
 _FIXES: dict[str, Callable[[_Local, Node], None]] = {
     "Reshape": _reshape,
     "Expand": lambda local, node: local.shaped(node, 1),

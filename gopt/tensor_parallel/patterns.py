@@ -1,9 +1,9 @@
-"""What a user says of parameters by name: ``*.qkv.weight:column;head*:replicate;table:dim0``."""
+"""What a user says of parameters and inputs by name: ``*.qkv.weight:column;head*:replicate;up*:expert@ep``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -19,28 +19,37 @@ from gopt.tensor_parallel.operators import Constants, operator
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
 WORDS = ("column", "row", "vocab", "expert", "replicate")
+FED = ("whole",)
+"""What may be said of inputs of the batch, beside a dimension."""
 _DIM = re.compile(r"dim(\d+)(?:/(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Parameters whose name fits ``glob``, and how they are split: a word, or ``dimN``; ``dimN/R``: in R runs."""
+    """Values whose name fits ``glob``, and how they are split along an axis: a word, or ``dimN``; ``dimN/R``: in R
+    runs."""
 
     glob: str
     word: str
+    axis: str = "tp"
+
+    def __str__(self) -> str:
+        return f"{self.glob}:{self.word}" + (f"@{self.axis}" if self.axis != "tp" else "")
 
     @classmethod
-    def parse(cls, text: str) -> tuple[Pattern, ...]:
-        """``up*:column;down*:row``; raises OptionError on anything else."""
+    def parse(cls, text: str, words: Sequence[str] = WORDS) -> tuple[Pattern, ...]:
+        """``up*:column;down*:row@tp``; raises OptionError on anything else."""
         found = []
         for part in filter(None, (part.strip() for part in text.split(";"))):
-            glob, colon, word = part.rpartition(":")
-            if not colon or (word not in WORDS and _DIM.fullmatch(word) is None):
+            glob, colon, said = part.rpartition(":")
+            word, at, axis = said.partition("@")
+            if not colon or (word not in words and _DIM.fullmatch(word) is None) or (at and not axis):
                 raise OptionError(
-                    f"tensor-parallel: cannot read {part!r} as a placement of some parameters",
-                    f"write PATTERN:WORD, with {', '.join(WORDS)}, or dimN for dimension N (dimN/R in R equal runs)",
+                    f"tensor-parallel: cannot read {part!r} as a placement of some values",
+                    f"write PATTERN:WORD, with {', '.join(words)}, or dimN for dimension N (dimN/R in R equal runs); "
+                    "PATTERN:WORD@AXIS along another axis than tp",
                 )
-            found.append(cls(glob, word))
+            found.append(cls(glob, word, axis or "tp"))
         return tuple(found)
 
 
@@ -53,16 +62,7 @@ def apply(
     """
     found = dict(auto)
     products = _Products(training)
-    names = [state.tensor for state in training.parameters]
-    for each in patterns:
-        if not any(fnmatchcase(name, each.glob) for name in names):
-            close = get_close_matches(each.glob, names, 1)
-            hint = f"did you mean {close[0]!r}?" if close else "see the parameters with gopt inspect"
-            raise OptionError(f"tensor-parallel: {each.glob}:{each.word} fits no parameter", hint)
-    for name in names:
-        pattern = next((each for each in patterns if fnmatchcase(name, each.glob)), None)
-        if pattern is None:
-            continue
+    for name, pattern in _matches([state.tensor for state in training.parameters], patterns, "parameter"):
         if pattern.word == "replicate":
             found.pop(name, None)
         elif name not in auto or auto[name].why != pattern.word:  # what was found knows heads and runs
@@ -70,17 +70,59 @@ def apply(
     return found
 
 
-def _placement(products: _Products, members: int, rule: Sizes, name: str, pattern: Pattern) -> Shard:
-    type = products.training.graph.types[name]
+def fed_by(
+    training: TrainingGraph,
+    axis: str,
+    members: int,
+    rule: Sizes,
+    patterns: tuple[Pattern, ...],
+    auto: Mapping[str, Shard],
+) -> dict[str, Shard]:
+    """How inputs of the batch are shared out along an axis, with what the user says in place of what was found.
+
+    Raises OptionError as ``apply`` does.
+    """
+    found = dict(auto)
+    for name, pattern in _matches(training.batch, tuple(each for each in patterns if each.axis == axis), "batch input"):
+        if pattern.word == "whole":
+            found.pop(name, None)
+        else:
+            found[name] = _by_dimension(training, members, rule, name, pattern)
+    return found
+
+
+def _matches(names: Sequence[str], patterns: tuple[Pattern, ...], what: str) -> list[tuple[str, Pattern]]:
+    """Names with the first pattern that fits; raises OptionError for a pattern that fits none."""
+    for each in patterns:
+        if not any(fnmatchcase(name, each.glob) for name in names):
+            close = get_close_matches(each.glob, names, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"see each {what} with gopt inspect"
+            raise OptionError(f"tensor-parallel: {each} fits no {what}", hint)
+    first = {name: next((each for each in patterns if fnmatchcase(name, each.glob)), None) for name in names}
+    return [(name, each) for name, each in first.items() if each is not None]
+
+
+def _by_dimension(
+    training: TrainingGraph, members: int, rule: Sizes, name: str, pattern: Pattern, dim: int | None = None
+) -> Shard:
+    """The placement that names a dimension, or ``dim``."""
+    type, runs = training.graph.types[name], 1
     exact = _DIM.fullmatch(pattern.word)
-    runs = 1
     if exact is not None:
         dim, runs = int(exact[1]), int(exact[2] or 1)
-    else:
-        dim = 0 if pattern.word in ("vocab", "expert") or len(type.dims) == 1 else products.dimension(name, pattern)
-    if dim >= len(type.dims) or runs < 1 or type.dims[dim] % runs:
-        raise OptionError(f"tensor-parallel: {pattern.glob}:{pattern.word} does not fit {name!r}, which is {type}")
+    assert dim is not None
+    if not type.static or dim >= len(type.dims) or runs < 1 or type.dims[dim] % runs:
+        raise OptionError(f"tensor-parallel: {pattern} does not fit {name!r}, which is {type}")
     return Shard(dim, part_sizes(type.dims[dim] // runs, members, rule), runs)
+
+
+def _placement(products: _Products, members: int, rule: Sizes, name: str, pattern: Pattern) -> Shard:
+    type = products.training.graph.types[name]
+    dim = None
+    if pattern.word in WORDS:
+        first = pattern.word in ("vocab", "expert") or len(type.dims) == 1
+        dim = 0 if first else products.dimension(name, pattern)
+    return _by_dimension(products.training, members, rule, name, pattern, dim)
 
 
 @dataclass(slots=True)
@@ -123,6 +165,6 @@ class _Products:
                 for reader in self.readers.get(node.outputs[0], ()):
                     heappush(ahead, reader)
         raise OptionError(
-            f"tensor-parallel: {pattern.glob}:{pattern.word} does not fit {name!r}: no product reads it so",
+            f"tensor-parallel: {pattern} does not fit {name!r}: no product reads it so",
             "name the dimension: dim0 or dim1",
         )

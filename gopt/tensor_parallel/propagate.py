@@ -14,24 +14,21 @@ from dataclasses import dataclass, field
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import COMM, SPMD, Graph, Node, clone
+from gopt.ir.graph import SPMD, Graph, Node, clone
 from gopt.ir.types import nbytes
 from gopt.sharding.conversions import Conversion
-from gopt.sharding.links import Operator, Slot, Strategy, strategies
+from gopt.sharding.links import Slot, Strategy, strategies
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.expansions import expansion
 from gopt.tensor_parallel.explain import Origin
+from gopt.tensor_parallel.mappings import MASKED, described_as, is_mapping
 from gopt.tensor_parallel.operators import Constants, operator
+from gopt.tensor_parallel.other_axes import OtherAxes
 from gopt.tensor_parallel.results import result_placements
 from gopt.tensor_parallel.tokens import Tokens
 
-MASKED = {
-    "Gather": "MemberGather", "GatherElements": "MemberGatherElements",
-    "ScatterElements": "MemberScatterElements", "ScatterND": "MemberScatterND",
-}  # fmt: skip
-"""Operators that choose along a sharded dimension -> what a member runs instead."""
 _PASSED = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Add", "Sub", "Sum", "Neg"})
 """Through these, terms go to their one reader before they are summed."""
 _MOVES = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
@@ -55,14 +52,16 @@ class Propagated:
 
 def propagate(
     training: TrainingGraph, graph: Graph, axis: str, members: int, seeds: Mapping[str, Placement],
-    tokens: Tokens | None = None,
+    tokens: Tokens | None = None, others: OtherAxes | None = None, cut: Mapping[str, Shard] | None = None,
 ) -> Propagated:  # fmt: skip
-    """Split a step along an axis, from the placements of its states. ``graph``: with logical types, changed in place.
+    """Split a step along an axis, from the placements of its states and batch inputs. ``graph``: with logical types,
+    changed in place; ``others``: the axes along which it is split already.
 
     With ``tokens``, terms may be scattered over them in place of being summed on all members (sequence parallelism).
-    Raises UnsupportedError where a new state cannot be brought to the placement of the old one.
+    ``cut``: batch inputs that members have whole and read a part of. Raises UnsupportedError where a new state cannot
+    be brought to the placement of the old one.
     """
-    return _Sweep(training, graph, axis, members, dict(seeds), tokens).run()
+    return _Sweep(training, graph, axis, members, dict(seeds), tokens, others or OtherAxes(graph)).run(cut or {})
 
 
 @dataclass(slots=True)
@@ -73,6 +72,7 @@ class _Sweep:
     members: int
     placements: dict[str, Placement]
     tokens: Tokens | None
+    others: OtherAxes
     build: Builder = field(init=False)
     constants: Constants = field(init=False)
     out: Propagated = field(init=False)
@@ -91,17 +91,21 @@ class _Sweep:
             self.readers.update(set(node.reads))
         self.weights.update(state.tensor for state in self.training.states)
 
-    def run(self) -> Propagated:
+    def run(self, cut: Mapping[str, Shard]) -> Propagated:
         wanted = result_placements(self.training, self.placements)
+        parts = {name: self._as(name, shard) for name, shard in cut.items()}
+        self.others.follow(self.build.nodes)
         for node in list(self.graph.nodes):
             self.build.phase = node.phase
             first = len(self.build.nodes)
             made = clone(node)
-            made.source = node.source or node
+            made.source = node.source or (None if node.made_by == PASS else node)
+            made.inputs = [parts.get(name, name) for name in made.inputs]
             self._visit(made)
             for name in node.outputs:
                 if name in wanted:
                     self._settle(name, wanted[name], self.build.nodes[first:])
+            self.others.follow(self.build.nodes[first:])
         self.graph.nodes = self.build.nodes
         return self.out
 
@@ -114,7 +118,7 @@ class _Sweep:
             return
         if Conversion(before, placement).mapping is None:
             raise UnsupportedError(f"{name!r} is {before} along {self.axis}, and must be {placement}")
-        own = f"gopt.{PASS}.{name}.own"
+        own = self._named(name, "own")
         self.graph.types[own] = self.graph.types[name]
         for node in nodes:
             node.outputs = [own if each == name else each for each in node.outputs]
@@ -136,21 +140,12 @@ class _Sweep:
         if all(isinstance(each, Replicated) for each in known) or node.is_a("Shape", "Size"):
             self._append(node, [REPLICATED] * len(node.outputs))
             return
-        described = operator(node, self.graph, self.constants)
-        expand = expansion(node, described, known) if node.domain != COMM else None
-        if expand is not None:
-            inner = Builder(self.graph, self.axis, {}, phase=node.phase)
-            inner._shapes = self.build._shapes
-            expand(inner, node, described)
-            for each in inner.nodes:
-                self.readers.update(set(each.reads))
-            for each in inner.nodes:
-                self._visit(each)
+        if self._expand(node, known):
             return
         if self._passes_terms(node, known):
             self._append(node, [next(each for each in known if isinstance(each, Partial))] * len(node.outputs))
             return
-        best = self._cheapest(node, known, self._options(node, described, known))
+        best = self._cheapest(node, known, self._options(node, known))
         best = best or Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
         sharded = any(isinstance(each, Shard) for each in known)
         if sharded and all(isinstance(each, Replicated) for each in best.operands):
@@ -160,19 +155,55 @@ class _Sweep:
             self._mask(node, best)
         self._append(node, best.results)
 
-    def _options(self, node: Node, described: Operator, known: Sequence[Placement]) -> list[Strategy]:
-        if node.domain not in ("", "ai.onnx"):
+    def _expand(self, node: Node, known: Sequence[Placement]) -> bool:
+        """Place the nodes that are written for one, if there are such, and other axes can split them."""
+        described = operator(node, self.graph, self.constants)
+        expand = expansion(node, described, known)
+        if expand is None:
+            return False
+        inner = Builder(self.graph, self.axis, {}, phase=node.phase)
+        inner._shapes = self.build._shapes
+        expand(inner, node, described)
+        if not self.others.allow(inner.nodes):
+            return False
+        for each in inner.nodes:
+            self.readers.update(set(each.reads))
+        for each in inner.nodes:
+            self._visit(each)
+        return True
+
+    def _options(self, node: Node, known: Sequence[Placement]) -> list[Strategy]:
+        """What the links of the operator give for the placements that operands have, or may have."""
+        if is_mapping(node, self.others.axes):
+            return [
+                each for each in (Strategy((known[0],), (known[0],)), Strategy((REPLICATED,), (REPLICATED,)))
+                if not isinstance(each.operands[0], Partial) and self._fit(node, each)
+            ]  # fmt: skip
+        described = described_as(node, self.graph, self.constants)
+        if described is None:
             return []
         found: dict[Strategy, None] = {}
         for place, placement in enumerate(known):
-            if isinstance(placement, Shard):
-                found.update(dict.fromkeys(strategies(described, Slot(place), placement)))
-            elif isinstance(placement, Partial) and self.tokens is not None:
-                shard = self.tokens.shard(self.graph.type_of(node.inputs[place]))
-                if shard is not None and placement.op in ("sum", "mean"):
-                    found.update(dict.fromkeys(strategies(described, Slot(place), shard)))
+            for shard in self._shards(node.inputs[place], placement):
+                for each in strategies(described, Slot(place), shard):
+                    if not (each.masked and node.domain == SPMD) and self._fit(node, each):
+                        found[each] = None
         whole = Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
         return [*found, whole]
+
+    def _shards(self, name: str, placement: Placement) -> list[Shard]:
+        """How an operand may be sharded: as it is, and by tokens where that completes terms or the batch is so."""
+        found = [placement] if isinstance(placement, Shard) else []
+        if self.tokens is None:
+            return found
+        summed = isinstance(placement, Partial) and placement.op in ("sum", "mean")
+        if summed or (self.tokens.fed and isinstance(placement, Shard)):
+            found += self.tokens.shards(self.graph.type_of(name), self.others.of(name))
+        return found
+
+    def _fit(self, node: Node, strategy: Strategy) -> bool:
+        """Whether the parts of all values of a node fit those of other axes."""
+        return self.others.fit(zip((*node.inputs, *node.outputs), (*strategy.operands, *strategy.results)))
 
     def _cheapest(self, node: Node, known: Sequence[Placement], options: Sequence[Strategy]) -> Strategy | None:
         best, least = None, float("inf")
@@ -195,6 +226,9 @@ class _Sweep:
 
     def _passes_terms(self, node: Node, known: Sequence[Placement]) -> bool:
         """Whether a node hands terms on: all its operands are terms, of which it is the one reader."""
+        if is_mapping(node, self.others.axes):
+            sole = isinstance(known[0], Partial) and self.readers[node.inputs[0]] == 1
+            return sole and self.others.adds(node, known[0])
         if not node.is_a(*_PASSED):
             return False
         data = list(zip(node.inputs, known))[: 1 if node.op_type in ("Reshape", "Squeeze", "Unsqueeze") else None]
@@ -221,7 +255,7 @@ class _Sweep:
                 return self.converted[key]
             role = {Replicated: "whole", Shard: "part"}[type(placement)]
             count = len(self.out.converted.get(name, ()))
-            made = _named(name, f"{role}{count or ''}")
+            made = self._named(name, f"{role}{count or ''}")
             self._count(before, placement)
             self.build.convert(name, before, placement, made)
             self._note(made, placement)
@@ -235,7 +269,7 @@ class _Sweep:
     def _moved(self, name: str, move: Node) -> str:
         """A whole value by the move of what it was moved from, so that a value is gathered once for all its views."""
         node = clone(move)
-        made = _named(name, "whole")
+        made = self._named(name, "whole")
         node.source, node.made_by, node.encoded, node._attributes = None, PASS, None, dict(move.attributes)
         node.inputs = [self._as(move.inputs[0], REPLICATED), *move.inputs[1:]]
         node.outputs, node.name, node.phase = [made], "", self.build.phase
@@ -281,8 +315,6 @@ class _Sweep:
         if name and not isinstance(placement, Replicated):
             self.placements[name] = placement
 
-
-def _named(value: str, role: str) -> str:
-    """What a mapping of a value is called."""
-    root = f"gopt.{PASS}."
-    return f"{root}{value.removeprefix(root)}.{role}"
+    def _named(self, value: str, role: str) -> str:
+        """What a mapping of a value is called."""
+        return f"{self.build.root}{value.removeprefix(f'gopt.{PASS}.')}.{role}"

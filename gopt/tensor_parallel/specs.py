@@ -47,7 +47,7 @@ def with_specs(
         return found
     reader = _Reader(training, mesh, axis, rule, chosen)
     for name, placement in reader.placements().items():
-        if any(fnmatchcase(name, each.glob) for each in patterns):
+        if any(each.axis == axis and fnmatchcase(name, each.glob) for each in patterns):
             continue
         if isinstance(placement, Shard):
             found[name] = Choice(placement, WHY)

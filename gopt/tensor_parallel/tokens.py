@@ -1,39 +1,85 @@
-"""Where the tokens of a batch stand in a value: the dimension that sequence parallelism shares out."""
+"""Where the samples and tokens of a batch stand in a value, and how they are shared out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.types import TensorType
-from gopt.sharding.placements import Shard
+from gopt.sharding.placements import Placement, Shard
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A batch of ``samples`` sequences of ``length`` tokens, shared out in ``sizes``."""
+    """A batch of ``samples`` sequences of ``length`` tokens, of which dimension ``dim`` is shared out in ``sizes``, in
+    each of ``runs``: the parts that another axis has.
+
+    ``fed``: the batch itself is, so that everything is, where nothing else is said. ``heads``: products of two such
+    values are shared out by heads.
+    """
 
     samples: int
     length: int
     sizes: tuple[int, ...]
+    runs: int = 1
+    dim: int = 1
+    fed: bool = False
+    heads: bool = False
 
     @classmethod
-    def of(cls, training: TrainingGraph, members: int, rule: Sizes) -> Tokens | None:
-        """The tokens of the batch: of its first input of two dimensions or more; None where none is, or they are too
-        few."""
+    def of(
+        cls, training: TrainingGraph, members: int, rule: Sizes, *, runs: int = 1, dim: int = 1, fed: bool = False,
+        heads: bool = False,
+    ) -> Tokens | None:  # fmt: skip
+        """The tokens of the batch: of its first input of two dimensions or more; None where none is, they are too few,
+        or do not share out evenly inside ``runs``."""
         for name in training.batch:
             type = training.graph.types[name]
-            if type.static and len(type.dims) >= 2 and type.dims[1] >= members:
-                return cls(type.dims[0], type.dims[1], part_sizes(type.dims[1], members, rule))
+            if type.static and len(type.dims) >= 2 and type.dims[dim] >= members * runs:
+                sizes = part_sizes(type.dims[dim] // runs, members, rule)
+                if runs > 1 and (type.dims[dim] % runs or len(set(sizes)) > 1):
+                    return None
+                return cls(type.dims[0], type.dims[1], sizes, runs, dim, fed, heads)
         return None
+
+    def batch(self, type: TensorType) -> Shard | None:
+        """How an input of the batch is shared out; None where it has no such dimension."""
+        if not type.static or len(type.dims) <= self.dim or type.dims[: self.dim + 1] != self._shape:
+            return None
+        return Shard(self.dim, self.sizes, self.runs)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return (self.samples, self.length)[: self.dim + 1]
 
     def shard(self, type: TensorType) -> Shard | None:
         """How a value is shared out by tokens; None where it has no dimension of them."""
         if not type.static or len(type.dims) < 2 or type.elements <= self.samples * self.length:
             return None
         if type.dims[:2] == (self.samples, self.length) and len(type.dims) > 2:
-            return Shard(1, self.sizes)
+            return Shard(self.dim, self.sizes, self.runs)
         if type.dims[0] == self.samples * self.length:
-            return Shard(0, self.sizes, self.samples)
+            if self.dim == 0:
+                return Shard(0, tuple(size * self.length for size in self.sizes), self.runs)
+            return Shard(0, self.sizes, self.samples * self.runs)
         return None
+
+    def shards(self, type: TensorType, others: Sequence[Placement]) -> list[Shard]:
+        """How a value may be shared out that needs a placement: by tokens; by heads in front of two last dimensions.
+
+        ``others``: its placements along other axes, whose parts are shared out further.
+        """
+        shard = self.shard(type)
+        found = [shard] if shard is not None else []
+        if not self.heads or not type.static or len(type.dims) < 3:
+            return found
+        members = len(self.sizes)
+        for dim, size in enumerate(type.dims[:-2]):
+            runs = self.samples if dim == 0 and len(type.dims) == 3 else 1
+            inside = [each.runs * len(each.sizes) for each in others if isinstance(each, Shard) and each.dim == dim]
+            runs = max([runs, *inside])
+            if (dim or runs > 1) and size >= runs * members and size % (runs * members) == 0:
+                found.append(Shard(dim, (size // runs // members,) * members, runs))
+        return found

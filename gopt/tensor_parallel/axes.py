@@ -1,0 +1,212 @@
+"""What each axis of the mesh splits: weights, the batch that ranks are fed, or samples for experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from gopt.analysis.training import State, TrainingGraph
+from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.graph import COMM
+from gopt.mesh import Mesh
+from gopt.sharding.placements import Placement, Shard
+from gopt.tensor_parallel.choose import Choice, choose, experts
+from gopt.tensor_parallel.patterns import Pattern, apply, fed_by
+from gopt.tensor_parallel.sizes import Sizes, part_sizes
+from gopt.tensor_parallel.specs import with_specs
+from gopt.tensor_parallel.tokens import Tokens
+
+TENSOR, EXPERT = "tp", "ep"
+TOKENS, SPACE = ("cp", "sp"), ("h", "w")
+ORDER = (TENSOR, EXPERT, *TOKENS, *SPACE)
+"""The axes that split a computation, in the order in which they do."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisSplit:
+    """What one axis splits. ``choices``: of parameters; ``states``: placements of those that are split; ``fed``: of
+    inputs of the batch of which ranks are fed parts; ``cut``: of those that ranks are fed whole and read a part of."""
+
+    axis: str
+    members: int
+    choices: dict[str, Choice] = field(default_factory=dict)
+    states: dict[str, Placement] = field(default_factory=dict)
+    fed: dict[str, Shard] = field(default_factory=dict)
+    cut: dict[str, Shard] = field(default_factory=dict)
+    tokens: Tokens | None = None
+
+    @property
+    def seeds(self) -> dict[str, Placement]:
+        """Where propagation begins."""
+        return self.states | self.fed
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asks for: see the options of the pass ``tensor-parallel``."""
+
+    parameters: tuple[Pattern, ...] = ()
+    inputs: tuple[Pattern, ...] = ()
+    auto: bool = True
+    sizes: Sizes = Sizes.BALANCED
+    sequence: bool = False
+    configuration: str = ""
+
+
+def splitting_axes(mesh: Mesh, training: TrainingGraph) -> list[str]:
+    """The axes of a mesh that split the computation of a step: not those whose ranks the user says are copies, nor
+    those along which the source has calls of its own."""
+    groups = {str(node.attributes["group"]) for node in training.graph.nodes if node.domain == COMM}
+    called = {axis for group in groups for axis in mesh.live(group)}
+    members = dict(mesh.axes)
+    return [axis for axis in ORDER if members.get(axis, 1) > 1 and axis not in dict(mesh.kinds) and axis not in called]
+
+
+def split_axes(training: TrainingGraph, mesh: Mesh, request: Request, note: Callable[[str], None]) -> list[AxisSplit]:
+    """What the axes of a mesh split, in the order in which they do; ``note`` is told of what stays whole.
+
+    Raises OptionError for a pattern that fits nothing, UnsupportedError for an axis along which nothing can be split.
+    """
+    axes = splitting_axes(mesh, training)
+    for pattern in (*request.parameters, *request.inputs):
+        if pattern.axis not in axes:
+            raise OptionError(f"tensor-parallel: {pattern} is of an axis that the mesh {mesh} does not have")
+    planner = _Planner(training, mesh, axes, request, note)
+    found = [planner.split(axis) for axis in axes]
+    _check_together(found)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    training: TrainingGraph
+    mesh: Mesh
+    axes: list[str]
+    request: Request
+    note: Callable[[str], None]
+
+    def split(self, axis: str) -> AxisSplit:
+        members = dict(self.mesh.axes)[axis]
+        if axis == TENSOR:
+            return self._weights(axis, members)
+        if axis == EXPERT:
+            return self._experts(axis, members)
+        return self._batch(axis, members)
+
+    def _weights(self, axis: str, members: int) -> AxisSplit:
+        request = self.request
+        choices = choose(self.training, members, request.sizes, self.note) if request.auto else {}
+        choices = with_specs(
+            self.training, self.mesh, axis, request.sizes, self._asked(axis, members, choices),
+            patterns=request.parameters, configuration=request.configuration, note=self.note,
+        )  # fmt: skip
+        if not choices:
+            raise UnsupportedError(
+                f"no parameter can be split along {axis}: no two products follow one another with nothing between them "
+                "that needs whole values",
+                f"use the ranks for data: --mesh dp={members} or shard={members}",
+            )
+        tokens = (
+            Tokens.of(self.training, members, request.sizes, runs=self._outside(axis)) if request.sequence else None
+        )
+        if request.sequence and tokens is None:
+            raise OptionError(
+                f"tensor-parallel: no input of the batch has tokens to share out over {members * self._outside(axis)} "
+                "ranks"
+            )
+        return AxisSplit(axis, members, choices, self._states(choices), tokens=tokens)
+
+    def _experts(self, axis: str, members: int) -> AxisSplit:
+        found = experts(self.training, members, self.request.sizes) if self.request.auto else {}
+        choices = self._asked(axis, members, found)
+        if not choices:
+            raise UnsupportedError(
+                f"no weights of experts are found to split along {axis}: no product has a dimension that it shares "
+                "with a weight and does not sum over",
+                "name them: -O tensor-parallel.parameters='*.experts.*:expert@ep'",
+            )
+        for dim in (0, 1):
+            tokens = Tokens.of(self.training, members, self.request.sizes, dim=dim, fed=True)
+            if tokens is not None:
+                break
+        return AxisSplit(
+            axis, members, choices, self._states(choices), cut=self._fed(axis, tokens) if tokens else {}, tokens=tokens
+        )
+
+    def _batch(self, axis: str, members: int) -> AxisSplit:
+        request, tokens = self.request, None
+        if axis in TOKENS:
+            outside = self._outside(axis)
+            tokens = Tokens.of(
+                self.training, members, request.sizes, runs=outside, fed=True, heads=axis == "sp"
+            )  # fmt: skip
+            fed = self._fed(axis, tokens) if tokens else {}
+        else:
+            fed = images(self.training, axis, members, request.sizes)
+        fed = fed_by(self.training, axis, members, request.sizes, request.inputs, fed)
+        if not fed:
+            what = "tokens" if axis in TOKENS else "rows or columns of an image"
+            raise UnsupportedError(
+                f"no input of the batch has {what} to share out over the {members} ranks along {axis}",
+                f"name one and its dimension: -O tensor-parallel.inputs='NAME:dim1@{axis}'",
+            )
+        choices = self._asked(axis, members, {})
+        return AxisSplit(axis, members, choices, self._states(choices), fed, tokens=tokens)
+
+    def _outside(self, axis: str) -> int:
+        """In how many parts axes share the tokens out whose parts this one shares out further."""
+        sizes = dict(self.mesh.axes)
+        ahead = [each for each in self.axes if each in TOKENS]
+        ahead.sort(key=list(sizes).index)
+        return prod(sizes[each] for each in (ahead[: ahead.index(axis)] if axis in ahead else ahead))
+
+    def _fed(self, axis: str, tokens: Tokens) -> dict[str, Shard]:
+        shards = {name: tokens.batch(self.training.graph.types[name]) for name in self.training.batch}
+        return {name: shard for name, shard in shards.items() if shard is not None}
+
+    def _asked(self, axis: str, members: int, found: Mapping[str, Choice]) -> dict[str, Choice]:
+        patterns = tuple(each for each in self.request.parameters if each.axis == axis)
+        return apply(self.training, members, self.request.sizes, patterns, found)
+
+    def _states(self, choices: Mapping[str, Choice]) -> dict[str, Placement]:
+        """Placements of parameters, and of the states that have their shape."""
+        types = self.training.graph.types
+
+        def like(state: State) -> str:
+            of = state.of
+            return of if of is not None and types[of].shape == types[state.tensor].shape else state.tensor
+
+        return {
+            state.tensor: choices[like(state)].placement for state in self.training.states if like(state) in choices
+        }
+
+
+def images(training: TrainingGraph, axis: str, members: int, rule: Sizes) -> dict[str, Shard]:
+    """Inputs of the batch that have the height and width of an image, shared out along one of them: h, or w.
+
+    The image is the first input of samples, channels and places; others have its last dimensions.
+    """
+    batch = [(name, training.graph.types[name]) for name in training.batch if training.graph.types[name].static]
+    behind = next((type.dims[2:] for _, type in batch if len(type.dims) > 2), ())
+    back = 1 if axis == "w" else 2
+    if len(behind) < back or behind[-back] < members:
+        return {}
+    sizes = part_sizes(behind[-back], members, rule)
+    return {
+        name: Shard(len(type.dims) - back, sizes) for name, type in batch
+        if len(type.dims) > len(behind) and type.dims[-len(behind) :] == behind
+    }  # fmt: skip
+
+
+def _check_together(splits: list[AxisSplit]) -> None:
+    """Raise OptionError for a parameter of which two axes split one dimension in parts that do not fit."""
+    for place, split in enumerate(splits):
+        for other in splits[:place]:
+            for name in split.seeds.keys() & other.seeds.keys():
+                one, two = split.seeds[name], other.seeds[name]
+                if isinstance(one, Shard) and isinstance(two, Shard) and not one.fits(two):
+                    raise OptionError(
+                        f"tensor-parallel: {name!r} is {two} along {other.axis}, and {one} along {split.axis}: such "
+                        "parts do not fit each other"
+                    )

@@ -1,0 +1,51 @@
+"""What one axis sees of the mappings of others: moves and sums of whole values, which leave its own placements.
+
+Types are logical, so that a mapping along another axis makes a value of the same type from the same elements. Along
+this axis the value is placed behind it as it was in front of it, as long as the parts of both axes fit each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.sharding.links import Operator
+from gopt.sharding.placements import Partial, Placement
+from gopt.sharding.rules import Mismatch, Operand
+from gopt.tensor_parallel.operators import Constants, operator
+
+MASKED = {
+    "Gather": "MemberGather", "GatherElements": "MemberGatherElements",
+    "ScatterElements": "MemberScatterElements", "ScatterND": "MemberScatterND",
+}  # fmt: skip
+"""Operators that choose along a sharded dimension -> what a member runs instead."""
+_UNMASKED = {masked: plain for plain, masked in MASKED.items()}
+_MOVES = ("AllGather", "AllToAll", "DimSlice")
+_SUMS = ("sum", "mean")
+
+
+def is_mapping(node: Node, axes: Collection[str]) -> bool:
+    """Whether a node is a mapping along one of the axes that split the computation."""
+    known = node.op_type in (*_MOVES, "AllReduce", "ReduceScatter")
+    return known and node.domain in (COMM, SPMD) and node.attributes.get("group") in axes and len(node.inputs) == 1
+
+
+def beside(node: Node, operand: Operand) -> Placement:
+    """The placement along this axis of what a mapping along another makes; raises Mismatch for terms of another kind
+    than those that it completes."""
+    placement = operand.placement
+    if isinstance(placement, Partial) and node.op_type not in _MOVES:
+        op = str(node.attributes.get("reduce", "sum"))
+        if op != placement.op and not (op in _SUMS and placement.op in _SUMS):
+            raise Mismatch(operand, f"terms of a {op}, or a value without terms")
+    return placement
+
+
+def described_as(node: Node, graph: Graph, constants: Constants) -> Operator | None:
+    """A node as the rules of links see it; None where it is none of the standard ones, and stands for none."""
+    if node.domain in ("", "ai.onnx"):
+        return operator(node, graph, constants)
+    if node.domain == SPMD and node.op_type in _UNMASKED:
+        return replace(operator(node, graph, constants), op_type=_UNMASKED[node.op_type])
+    return None

@@ -1,0 +1,51 @@
+"""A step split along one axis after the other, and checked along all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph import Graph
+from gopt.sharding.placements import Placement, Shard, Sharding
+from gopt.tensor_parallel.axes import AxisSplit
+from gopt.tensor_parallel.check import Checker, check, check_together
+from gopt.tensor_parallel.other_axes import OtherAxes
+from gopt.tensor_parallel.propagate import Propagated, propagate
+
+
+@dataclass(frozen=True, slots=True)
+class SplitStep:
+    """A step in logical types with the mappings of all axes as nodes. ``shardings``: of values of which dimensions are
+    sharded; ``along``: what propagation did, axis by axis."""
+
+    graph: Graph
+    shardings: dict[str, Sharding]
+    along: list[Propagated]
+
+
+def split_step(training: TrainingGraph, splits: Sequence[AxisSplit]) -> SplitStep:
+    """Split a step; the result holds against the rules along every axis.
+
+    Raises UnsupportedError where two axes do not go together, InvariantError where the result breaks a rule.
+    """
+    graph = training.graph.copy()
+    axes = frozenset(split.axis for split in splits)
+    checkers: list[Checker] = []
+    along = []
+    for split in splits:
+        others = OtherAxes(graph, tuple(checkers))
+        made = propagate(training, graph, split.axis, split.members, split.seeds, split.tokens, others, split.cut)
+        along.append(replace(made, graph=replace(graph, types=dict(graph.types))))
+        checkers.append(Checker(graph, split.axis, axes, check(training, graph, split.axis, split.seeds, axes)))
+    placements: dict[str, Mapping[str, Placement]] = {}
+    for place, (split, checker) in enumerate(zip(splits, checkers), 1):
+        done = place == len(splits)  # else nodes were put in since for the axes behind it
+        placements[split.axis] = checker.known if done else check(training, graph, split.axis, split.seeds, axes)
+    check_together(placements)
+    shards: dict[str, list[tuple[str, Placement]]] = {}
+    for axis, placed in placements.items():
+        for name, placement in placed.items():
+            if isinstance(placement, Shard):
+                shards.setdefault(name, []).append((axis, placement))
+    return SplitStep(graph, {name: Sharding(tuple(each)) for name, each in shards.items()}, along)
