@@ -68,7 +68,7 @@ def command(
     """
     from gopt import api
     from gopt.offline.plan import choices, rank_choices
-    from gopt.offline.topology import Topology, parse_bytes
+    from gopt.topology import Topology, parse_bytes
 
     from .render import progress
     from .render_plan import render_plan

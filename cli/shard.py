@@ -10,7 +10,7 @@ import click
 from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 
-from .auto import auto_options, check_auto, choose
+from .auto import auto_options, check_auto, choose, split_link
 from .options import (
     axis_option,
     axis_table,
@@ -118,6 +118,7 @@ def command(model: str, **given: Any) -> None:
     axes = axis_table(given["axis"], config)
     mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
     check_mesh(mesh)
+    given["split_link"] = split_link(given, mesh)
     pipeline = _pipeline(given, config)
     accumulate = given["accumulate"] or config.get("accumulate", 1)
     wanted = parse_ranks(given["only_ranks"])
@@ -172,6 +173,7 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
         "bucket_mb": ("shard", "bucket-mb"),
         "statistics": ("statistics", "statistics"),
         "loss_reduction": ("shard", "loss-reduction"),
+        "split_link": ("tensor-parallel", "link"),
     }
     for flag, (owner, option) in flags.items():
         if given[flag] is not None:

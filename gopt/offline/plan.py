@@ -16,11 +16,12 @@ from gopt.documents.records import from_document, to_document
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
 from gopt.offline.memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
-from gopt.offline.topology import CommTimes, Topology, times
+from gopt.offline.times import CommTimes, times
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_mesh
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import find_calls
+from gopt.topology import Topology
 
 MIB = 1 << 20
 STAGES = (0, 1, 2, 3)

@@ -29,7 +29,8 @@ class Options:
     shared out (``mask:dim2@cp``, or whole); ``auto``: whether others are found by structure; ``sizes``: how a dimension
     is shared out: balanced, ceil or floor-last; ``sequence``: along tp, between two pairs of products, activations are
     shared out by tokens; ``configuration``: the device configuration of the file whose sharding specs count; none: no
-    one; '': the one that fits the mesh."""
+    one; '': the one that fits the mesh; ``link``: the links between ranks, as gopt plan takes them: conflicts are
+    settled by time on them; '': by bytes."""
 
     parameters: str = ""
     inputs: str = ""
@@ -37,6 +38,7 @@ class Options:
     sizes: Sizes = Sizes.BALANCED
     sequence: bool = False
     configuration: str = ""
+    link: str = ""
 
 
 def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
@@ -53,7 +55,7 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     notes: list[str] = []
     request = Request(
         Pattern.parse(options.parameters), Pattern.parse(options.inputs, FED), options.auto, options.sizes,
-        options.sequence, options.configuration,
+        options.sequence, options.configuration, options.link,
     )  # fmt: skip
     splits = split_axes(training, mesh, request, notes.append)
     made = split_step(training, splits)

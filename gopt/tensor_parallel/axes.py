@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from gopt.analysis.training import State, TrainingGraph
@@ -12,6 +12,7 @@ from gopt.ir.graph import COMM
 from gopt.mesh import Mesh
 from gopt.sharding.placements import Placement, Shard
 from gopt.tensor_parallel.choose import Choice, choose, experts
+from gopt.tensor_parallel.cost import Cost
 from gopt.tensor_parallel.patterns import Pattern, apply, fed_by
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 from gopt.tensor_parallel.specs import with_specs
@@ -35,6 +36,7 @@ class AxisSplit:
     fed: dict[str, Shard] = field(default_factory=dict)
     cut: dict[str, Shard] = field(default_factory=dict)
     tokens: Tokens | None = None
+    cost: Cost | None = None
 
     @property
     def seeds(self) -> dict[str, Placement]:
@@ -52,6 +54,7 @@ class Request:
     sizes: Sizes = Sizes.BALANCED
     sequence: bool = False
     configuration: str = ""
+    link: str = ""
 
 
 def splitting_axes(mesh: Mesh, training: TrainingGraph) -> list[str]:
@@ -73,7 +76,7 @@ def split_axes(training: TrainingGraph, mesh: Mesh, request: Request, note: Call
         if pattern.axis not in axes:
             raise OptionError(f"tensor-parallel: {pattern} is of an axis that the mesh {mesh} does not have")
     planner = _Planner(training, mesh, axes, request, note)
-    found = [planner.split(axis) for axis in axes]
+    found = [replace(planner.split(axis), cost=Cost.parse(request.link, mesh, axis)) for axis in axes]
     _check_together(found)
     return found
 

@@ -35,7 +35,9 @@ def split_step(training: TrainingGraph, splits: Sequence[AxisSplit]) -> SplitSte
     along = []
     for split in splits:
         others = OtherAxes(graph, tuple(checkers))
-        made = propagate(training, graph, split.axis, split.members, split.seeds, split.tokens, others, split.cut)
+        made = propagate(
+            training, graph, split.axis, split.members, split.seeds, split.tokens, others, split.cut, split.cost
+        )
         along.append(replace(made, graph=replace(graph, types=dict(graph.types))))
         checkers.append(Checker(graph, split.axis, axes, check(training, graph, split.axis, split.seeds, axes)))
     placements: dict[str, Mapping[str, Placement]] = {}

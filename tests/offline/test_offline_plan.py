@@ -11,7 +11,8 @@ from helpers import source
 from gopt.errors import OptionError, UnsupportedError
 from gopt.mesh import Mesh
 from gopt.offline.plan import Choice, ShardSettings, best, bucket_choices, choices, estimate_cost, rank_choices
-from gopt.offline.topology import CommTimes, Topology
+from gopt.offline.times import CommTimes
+from gopt.topology import Topology
 
 
 @functools.cache
