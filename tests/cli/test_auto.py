@@ -19,12 +19,13 @@ MODEL = str(FIXTURES / "gpt_adamw.onnx")
 def test_auto_takes_the_first_and_says_why(options, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     plan = [each for each in options if each not in ("--statistics", "local")]
-    assert main(["plan", MODEL, "--ranks", "4", *plan, "--json"]) == 0
+    assert main(["plan", MODEL, "--mesh", "shard=4", *plan, "--json"]) == 0
     first = json.loads(capsys.readouterr().out)["choices"][0]
     assert main(["shard", MODEL, "--ranks", "4", "--auto", *options, "-o", "out"]) == 0
     assert f"chosen of 10: stage {first['stage']}, {first['partition']}" in capsys.readouterr().out
     report = json.loads(Path("out/report.json").read_text())
     jsonschema.validate(report, json.loads((ROOT / "gopt/schemas/report.schema.json").read_text()))
+    assert (first.pop("mesh"), first.pop("batches")) == ("shard=4", 4)
     assert {key: report["choice"][key] for key in first} == first
     assert report["choice"]["weighed"] == 10
     shard = next(each for each in report["pipeline"] if each["name"] == "shard")
