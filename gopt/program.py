@@ -213,6 +213,12 @@ class SpmdProgram:
             return None
         return box_of(sharding, self.source.graph.types[tensor].dims, coordinates)
 
+    def fed_boxes(self, coordinates: Mapping[str, int]) -> dict[str, Box]:
+        """What a rank is fed of inputs of the batch that ranks are fed parts of."""
+        types = self.source.graph.types
+        boxes = {name: box_of(sharding, types[name].dims, coordinates) for name, sharding in self.fed.items()}
+        return {name: box for name, box in boxes.items() if box is not None}
+
     def set_states(self, states: list[ShardedState]) -> None:
         """Take ``states`` as what the ranks hold, and let the graph's inputs and outputs follow."""
         source, types = self.training.graph, self.graph.types

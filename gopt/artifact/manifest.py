@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind
 from gopt.artifact.json_writer import pretty_json
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh, Sees
-from gopt.sharding.boxes import Box
+from gopt.sharding.boxes import Box, take
 
 FORMAT = "gopt-manifest/1"
 MANIFEST_FILE = "manifest.json"
@@ -144,6 +146,14 @@ class LocalAccumulator:
 
 
 @dataclass(frozen=True, slots=True)
+class FedInput:
+    """An input of the batch of which a rank is fed a part: the ``box`` of what ranks with these samples share."""
+
+    input: str
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
 class CommonEntry:
     """What all ranks have alike."""
 
@@ -161,6 +171,12 @@ class RankEntry:
     files: Mapping[str, str]
     state: tuple[LocalState, ...]
     accumulators: tuple[LocalAccumulator, ...] = field(default=(), metadata=OPTIONAL)
+    fed: tuple[FedInput, ...] = field(default=(), metadata=OPTIONAL)
+
+    def feeds(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What the rank is fed of a whole batch."""
+        parts = {each.input: each.box for each in self.fed}
+        return {name: take(value, parts.get(name)) for name, value in batch.items()}
 
     @property
     def inputs(self) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gopt.artifact.manifest import (
     CommonEntry,
+    FedInput,
     InputEntry,
     InputKind,
     LocalAccumulator,
@@ -50,7 +51,7 @@ def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Seq
             outputs=tuple(OutputEntry(name, types[name].dtype, types[name].shape) for name in outputs),
             state=tuple(map(_local_state, common)),
         ),
-        ranks=tuple(map(_rank_entry, by_rank.values())),
+        ranks=tuple(_rank_entry(program, parts) for parts in by_rank.values()),
     )
 
 
@@ -62,12 +63,14 @@ def phases_by_rank(ranks: Sequence[RankGraph]) -> dict[int, list[RankGraph]]:
     return found
 
 
-def _rank_entry(parts: Sequence[RankGraph]) -> RankEntry:
+def _rank_entry(program: SpmdProgram, parts: Sequence[RankGraph]) -> RankEntry:
     files = {part.phase.name: rank_file(part.rank, part.phase) for part in parts}
     accumulators = tuple(
         LocalAccumulator(each.input, each.output, each.type.dtype, each.type.dims) for each in parts[0].accumulators
     )
-    return RankEntry(parts[0].rank, "trainer", files, tuple(map(_local_state, parts[0].states)), accumulators)
+    rank = parts[0].rank
+    fed = tuple(FedInput(name, box) for name, box in program.fed_boxes(program.mesh.coordinates(rank)).items())
+    return RankEntry(rank, "trainer", files, tuple(map(_local_state, parts[0].states)), accumulators, fed)
 
 
 def _local_state(state: RankState) -> LocalState:

@@ -14,7 +14,9 @@ from typing import NoReturn
 from gopt import documents, limits
 from gopt.artifact.manifest import (
     MANIFEST_FILE,
+    FedInput,
     InputEntry,
+    InputKind,
     LocalState,
     Manifest,
     OutputEntry,
@@ -26,10 +28,10 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import from_document
 from gopt.errors import GoptError, InputError, OptionError
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.ir.types import known
+from gopt.ir.types import TensorType, known
 from gopt.mesh import Mesh
 from gopt.sanitize import show
-from gopt.sharding.boxes import Box, box_elements
+from gopt.sharding.boxes import Box, box_elements, box_shape
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
@@ -87,8 +89,10 @@ def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph],
     for each in rank.accumulators:
         if inputs.get(each.input) != each.type or each.output not in outputs:
             _refuse(name, where, f"its files and the manifest disagree on {show(each.input)}")
+    parts = {each.input: box_shape(each.box) for each in rank.fed}
     for index, entry in enumerate(manifest.common.inputs):
-        if inputs.get(entry.name, entry.type) != entry.type:
+        type = TensorType(entry.dtype, parts.get(entry.name, entry.shape))
+        if inputs.get(entry.name, type) != type:
             _refuse(name, f"common.inputs[{index}]", f"{where} has {show(entry.name)} of another type")
     listed = {*rank.inputs, *(state.input for state in manifest.common.state)}
     listed |= {entry.name for entry in manifest.common.inputs}
@@ -204,9 +208,18 @@ class _Checker:
             self._pieces(f"{where}.state", rank.state)
             for number, each in enumerate(rank.accumulators):
                 self._typed(f"{where}.accumulators[{number}]", each.dtype, each.shape)
+            self._fed(f"{where}.fed", rank.fed)
             own = self._once(f"{where}.state", rank.inputs)
             if own & common:
                 _refuse(self.name, f"{where}.state", f"{show(min(own & common))} is one of common.state")
+
+    def _fed(self, where: str, fed: Sequence[FedInput]) -> None:
+        batch = {each.name: each.shape for each in self.manifest.inputs_of(InputKind.BATCH)}
+        self._once(where, [each.input for each in fed])
+        for number, each in enumerate(fed):
+            if each.input not in batch:
+                _refuse(self.name, f"{where}[{number}].input", f"{show(each.input)} is no input of the batch")
+            self._box(f"{where}[{number}].box", each.input, batch[each.input], each.box)
 
     def _pieces(self, where: str, states: Sequence[LocalState]) -> None:
         for number, state in enumerate(states):
@@ -216,15 +229,16 @@ class _Checker:
                     _refuse(self.name, key, f"{show(piece.tensor)} is not a state of the source")
                 elements = self.elements[piece.tensor]
                 if piece.box is not None:
-                    elements = self._box(f"{where}[{number}].pieces[{index}].box", piece.tensor, piece.box)
+                    elements = self._box(
+                        f"{where}[{number}].pieces[{index}].box", piece.tensor, self.shapes[piece.tensor], piece.box
+                    )  # fmt: skip
                 if piece.stop < piece.start or elements is None or piece.stop > elements:
                     key = f"{where}[{number}].pieces[{index}]"
                     what = f"[{piece.start}, {piece.stop}) is not a range of its elements"
                     _refuse(self.name, key, f"{what}: {show(piece.tensor)} has {elements}")
 
-    def _box(self, where: str, tensor: str, box: Box) -> int:
+    def _box(self, where: str, tensor: str, shape: Shape | None, box: Box) -> int:
         """The elements of a box; raises InputError where it is none of the tensor."""
-        shape = self.shapes[tensor]
         if shape is None or len(box) != len(shape):
             _refuse(self.name, where, f"{len(box)} dimensions, {show(tensor)} has {len(shape or ())}")
         for size, ends in zip(shape or (), box):

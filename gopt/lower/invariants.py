@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -171,16 +172,19 @@ def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
 
 
 def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], list[tuple[int, int]]]) -> None:
-    """Boxes are those of the sharding, and the pieces of each tile it."""
+    """Boxes are those of the sharding, and the pieces of each tile it; of one without elements there may be none."""
     types = program.source.graph.types
+    known: defaultdict[str, set[Box | None]] = defaultdict(set)
+    for tensor, box in boxed:
+        known[tensor].add(box)
     for tensor, sharding in program.parts.items():
         wanted = set(all_boxes(sharding, types[tensor].dims))
-        found = {box for name, box in boxed if name == tensor}
+        found = known[tensor] | {box for box in wanted if box is not None and not box_elements(box)}
         if found != wanted or sum(box_elements(box) for box in wanted if box) != types[tensor].elements:
             raise InvariantError(f"the ranks' parts of {tensor!r} are not those of its sharding, {sharding}")
         for box in wanted:
             place = 0
-            for start, stop in sorted(set(boxed[tensor, box])):
+            for start, stop in sorted(set(boxed.get((tensor, box), ()))):
                 if start != place:
                     raise InvariantError(
                         f"pieces of {tensor!r} leave or repeat elements at {min(start, place)} of {box}"

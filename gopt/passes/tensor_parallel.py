@@ -86,7 +86,7 @@ def _facts(program: SpmdProgram, splits: Sequence[AxisSplit], made: Sequence[Pro
     for split, result in zip(splits, made):
         along = "" if split.axis == "tp" else f" along {split.axis}"
         for name, choice in split.choices.items():
-            said = f"{choice.why}: {choice.placement}{along}"
+            said = f"{choice.why}: {split.states[name]}{along}"
             parameters[name] = f"{parameters[name]}; {said}" if name in parameters else said
         mappings.update({f"{kind}{along}": count for kind, count in result.conversions.items()})
         whole |= result.whole

@@ -56,6 +56,12 @@ class Conversion:
             return Mapping.SCATTER
         return None
 
+    @property
+    def _across(self) -> bool:
+        """Whether a shard goes to another dimension; along its own it is gathered and cut."""
+        before, after = self.before, self.after
+        return isinstance(before, Shard) and isinstance(after, Shard) and before.dim != after.dim
+
     def sent(self, nbytes: int, members: int) -> float:
         """Bytes that a member sends on a ring, of a whole value of ``nbytes``; infinite where there is no mapping."""
         part = (members - 1) / members * nbytes
@@ -68,5 +74,5 @@ class Conversion:
             Mapping.REDUCE: 2 * part,
             Mapping.REDUCE_SCATTER: part,
             Mapping.GATHER: part,
-            Mapping.TRANSPOSE: part / members,
+            Mapping.TRANSPOSE: part / members if self._across else part,
         }[mapping]

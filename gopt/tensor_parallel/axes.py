@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -76,8 +76,9 @@ def split_axes(training: TrainingGraph, mesh: Mesh, request: Request, note: Call
         if pattern.axis not in axes:
             raise OptionError(f"tensor-parallel: {pattern} is of an axis that the mesh {mesh} does not have")
     planner = _Planner(training, mesh, axes, request, note)
-    found = [replace(planner.split(axis), cost=Cost.parse(request.link, mesh, axis)) for axis in axes]
-    _check_together(found)
+    found: list[AxisSplit] = []
+    for axis in axes:
+        found.append(replace(_inside(planner.split(axis), found), cost=Cost.parse(request.link, mesh, axis)))
     return found
 
 
@@ -202,14 +203,22 @@ def images(training: TrainingGraph, axis: str, members: int, rule: Sizes) -> dic
     }  # fmt: skip
 
 
-def _check_together(splits: list[AxisSplit]) -> None:
-    """Raise OptionError for a parameter of which two axes split one dimension in parts that do not fit."""
-    for place, split in enumerate(splits):
-        for other in splits[:place]:
-            for name in split.seeds.keys() & other.seeds.keys():
-                one, two = split.seeds[name], other.seeds[name]
-                if isinstance(one, Shard) and isinstance(two, Shard) and not one.fits(two):
+def _inside(split: AxisSplit, before: Sequence[AxisSplit]) -> AxisSplit:
+    """A split whose parts of a dimension lie inside those of the axes that split it before.
+
+    Raises OptionError where they do not come out even.
+    """
+    states = dict(split.states)
+    for other in before:
+        for name in states.keys() & other.states.keys():
+            inner, outer = states[name], other.states[name]
+            if isinstance(inner, Shard) and isinstance(outer, Shard) and not inner.fits(outer):
+                runs, members = outer.runs * len(outer.sizes), split.members
+                states[name] = Shard(inner.dim, (inner.length // (runs * members),) * members, runs)
+                if len(set(outer.sizes)) > 1 or inner.length % (runs * members):
                     raise OptionError(
-                        f"tensor-parallel: {name!r} is {two} along {other.axis}, and {one} along {split.axis}: such "
-                        "parts do not fit each other"
+                        f"tensor-parallel: dimension {inner.dim} of {name!r} does not share out evenly over "
+                        f"{len(outer.sizes)} ranks along {other.axis} and {members} along {split.axis}",
+                        "split another dimension along one of them",
                     )
+    return replace(split, states=states)

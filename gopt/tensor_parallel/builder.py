@@ -89,14 +89,29 @@ class Builder:
         if isinstance(before, Replicated) and isinstance(after, Shard):
             return self._in_runs(value, before, after, after, name, "DimSlice", SPMD)
         assert isinstance(before, Shard) and isinstance(after, Shard)
-        if before.runs == after.runs == 1 and before.dim != after.dim:
-            sizes = {
-                "concat_axis": before.dim, "concat_sizes": list(before.sizes),
-                "split_axis": after.dim, "split_sizes": list(after.sizes),
-            }  # fmt: skip
-            return self._call("AllToAll", value, name, **sizes)
+        if before.dim != after.dim:
+            return self._exchange(value, before, after, name)
         whole = self.convert(value, before, Replicated(), f"{name}.whole")
         return self.convert(whole, Replicated(), after, name)
+
+    def _exchange(self, value: str, before: Shard, after: Shard, name: str) -> str:
+        """A value from one dimension to another; several runs stand in dimensions of their own meanwhile."""
+        type = self.graph.types[value]
+        apart = [part for dim, size in enumerate(type.dims) for part in _runs_apart(dim, size, before, after)]
+        old, new = (each.dim + (each.runs > 1) for each in (before, after))
+        old += before.dim > after.dim and after.runs > 1
+        new += after.dim > before.dim and before.runs > 1
+        sizes = {
+            "concat_axis": old, "concat_sizes": list(before.sizes),
+            "split_axis": new, "split_sizes": list(after.sizes),
+        }  # fmt: skip
+        if before.runs == after.runs == 1:
+            return self._call("AllToAll", value, name, **sizes)
+        parts = self.add("Reshape", [value, self.ints(apart)], f"{name}.runs", TensorType(type.dtype, tuple(apart)))
+        self.placements[parts] = Shard(old, before.sizes)
+        moved = self._call("AllToAll", parts, f"{name}.parts", **sizes)
+        self.placements[moved] = Shard(new, after.sizes)
+        return self.add("Reshape", [moved, self.ints(type.dims)], name, type)
 
     def _reduced(self, value: str, before: Partial, after: Placement, name: str) -> str:
         if isinstance(after, Replicated):
@@ -126,3 +141,9 @@ class Builder:
                 self.placements[f"{name}.{role}"] = inside if isinstance(placement, Shard) else placement
         moved = self.add(op_type, [parts], f"{name}.parts", apart, domain=domain, **fields)
         return self.add("Reshape", [moved, self.ints(type.dims)], name, type)
+
+
+def _runs_apart(dim: int, size: int, *shards: Shard) -> tuple[int, ...]:
+    """A dimension with the runs of a shard in front of it."""
+    runs = next((each.runs for each in shards if each.dim == dim), 1)
+    return (runs, size // runs) if runs > 1 else (size,)

@@ -21,6 +21,7 @@ from gopt.sharding.links import Slot, Strategy, strategies
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.builder import PASS, Builder
+from gopt.tensor_parallel.choose import PRODUCTS
 from gopt.tensor_parallel.cost import Cost, Packed
 from gopt.tensor_parallel.expansions import expansion
 from gopt.tensor_parallel.explain import Origin
@@ -154,8 +155,7 @@ class _Sweep:
         if self._passes_terms(node, known):
             self._append(node, [next(each for each in known if isinstance(each, Partial))] * len(node.outputs))
             return
-        best = self._cheapest(node, known, self._options(node, known))
-        best = best or Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
+        best = self._cheapest(node, known)
         sharded = any(isinstance(each, Shard) for each in known)
         if sharded and all(isinstance(each, Replicated) for each in best.operands):
             self.out.whole[node.label] = sum(self._bytes(name) for name in node.outputs if name)
@@ -181,49 +181,56 @@ class _Sweep:
             self._visit(each)
         return True
 
-    def _options(self, node: Node, known: Sequence[Placement]) -> list[Strategy]:
-        """What the links of the operator give for the placements that operands have, or may have."""
-        if is_mapping(node, self.others.axes):
-            return [
-                each for each in (Strategy((known[0],), (known[0],)), Strategy((REPLICATED,), (REPLICATED,)))
-                if not isinstance(each.operands[0], Partial) and self._fit(node, each)
-            ]  # fmt: skip
-        described = described_as(node, self.graph, self.constants)
-        if described is None:
-            return []
-        found: dict[Strategy, None] = {}
-        for place, placement in enumerate(known):
-            for shard in self._shards(node.inputs[place], placement):
-                for each in strategies(described, Slot(place), shard):
-                    if not (each.masked and node.domain == SPMD) and self._fit(node, each):
-                        found[each] = None
+    def _cheapest(self, node: Node, known: Sequence[Placement]) -> Strategy:
+        """What the links of the operator give for the placements that operands have; and that they may have, where
+        nothing comes for free. A product is split whatever that sends: its work is what members share out."""
         whole = Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
-        return [*found, whole]
+        options = self._options(node, [(place, each) for place, each in enumerate(known) if isinstance(each, Shard)])
+        best, least = self._least(node, known, options)
+        if least > 0 and self.tokens is not None:
+            may = [
+                (place, each) for place, (name, placement) in enumerate(zip(node.inputs, known))
+                for each in self.tokens.shards(self.graph.type_of(name), placement, self.others.of(name))
+            ]  # fmt: skip
+            best, least = self._least(node, known, [*options, *self._options(node, may)])
+        if best is not None and (node.is_a(*PRODUCTS) or least <= self._weigh(node, known, whole)):
+            return best
+        return whole
 
-    def _shards(self, name: str, placement: Placement) -> list[Shard]:
-        """How an operand may be sharded: as it is, and by tokens where that completes terms or the batch is so."""
-        found = [placement] if isinstance(placement, Shard) else []
-        if self.tokens is None:
-            return found
-        summed = isinstance(placement, Partial) and placement.op in ("sum", "mean")
-        if summed or (self.tokens.fed and isinstance(placement, Shard)):
-            found += self.tokens.shards(self.graph.type_of(name), self.others.of(name))
-        return found
+    def _options(self, node: Node, shards: Sequence[tuple[int, Shard]]) -> list[Strategy]:
+        """The strategies by which some operand is sharded so, of those that go together with other axes."""
+        found: dict[Strategy, None] = {}
+        if is_mapping(node, self.others.axes):
+            found = dict.fromkeys(Strategy((shard,), (shard,)) for _, shard in shards)
+        else:
+            described = described_as(node, self.graph, self.constants)
+            if described is not None:
+                for place, shard in shards:
+                    found.update(dict.fromkeys(strategies(described, Slot(place), shard)))
+        return [each for each in found if not (each.masked and node.domain == SPMD) and self._fit(node, each)]
 
     def _fit(self, node: Node, strategy: Strategy) -> bool:
         """Whether the parts of all values of a node fit those of other axes."""
         return self.others.fit(zip((*node.inputs, *node.outputs), (*strategy.operands, *strategy.results)))
 
-    def _cheapest(self, node: Node, known: Sequence[Placement], options: Sequence[Strategy]) -> Strategy | None:
+    def _least(
+        self, node: Node, known: Sequence[Placement], options: Sequence[Strategy]
+    ) -> tuple[Strategy | None, float]:  # fmt: skip
+        """The option that costs least, and how much; the first of those that cost as much."""
         best, least = None, float("inf")
         for option in options:
-            cost = sum(self._cost(name, a, b) for name, a, b in zip(node.inputs, known, option.operands) if name)
-            for name, placement in zip(node.outputs, option.results):
-                if isinstance(placement, Partial):
-                    cost += self._priced(name, placement, REPLICATED)
+            cost = self._weigh(node, known, option)
             if cost < least:
                 best, least = option, cost
-        return best
+        return best, least
+
+    def _weigh(self, node: Node, known: Sequence[Placement], option: Strategy) -> float:
+        """What a strategy costs: to place operands, and to complete terms of results."""
+        cost = sum(self._cost(name, a, b) for name, a, b in zip(node.inputs, known, option.operands) if name)
+        for name, placement in zip(node.outputs, option.results):
+            if isinstance(placement, Partial):
+                cost += self._priced(name, placement, REPLICATED)
+        return cost
 
     def _cost(self, name: str, before: Placement, after: Placement) -> float:
         cost = self._priced(name, before, after)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.types import TensorType
-from gopt.sharding.placements import Placement, Shard
+from gopt.sharding.placements import Partial, Placement, Shard
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
 
@@ -66,14 +66,32 @@ class Tokens:
             return Shard(0, self.sizes, self.samples * self.runs)
         return None
 
-    def shards(self, type: TensorType, others: Sequence[Placement]) -> list[Shard]:
-        """How a value may be shared out that needs a placement: by tokens; by heads in front of two last dimensions.
+    def shards(self, type: TensorType, before: Placement, others: Sequence[Placement]) -> list[Shard]:
+        """How a value that is placed so, and would be gathered or summed, may be shared out instead.
 
-        ``others``: its placements along other axes, whose parts are shared out further.
+        Terms: by tokens, which are any dimension of their length where the batch itself is shared out. A shard: by
+        tokens, or by heads in front of two last dimensions. ``others``: placements along other axes, whose parts are
+        shared out further.
         """
+        if isinstance(before, Partial) and before.op in ("sum", "mean"):
+            return self._by_tokens(type)
+        if not self.fed or not isinstance(before, Shard):
+            return []
         shard = self.shard(type)
-        found = [shard] if shard is not None else []
-        if not self.heads or not type.static or len(type.dims) < 3:
+        return [*([shard] if shard is not None else ()), *(self._by_heads(type, others) if self.heads else ())]
+
+    def _by_tokens(self, type: TensorType) -> list[Shard]:
+        shard = self.shard(type)
+        if shard is not None:
+            return [shard]
+        if not self.fed or not type.static:
+            return []
+        length = self._shape[-1]
+        return [Shard(dim, self.sizes, self.runs) for dim, size in enumerate(type.dims) if size == length]
+
+    def _by_heads(self, type: TensorType, others: Sequence[Placement]) -> list[Shard]:
+        found: list[Shard] = []
+        if not type.static or len(type.dims) < 3:
             return found
         members = len(self.sizes)
         for dim, size in enumerate(type.dims[:-2]):

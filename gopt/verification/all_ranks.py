@@ -63,7 +63,10 @@ class AllRanks:
         for phase, times in self.phases.items():
             programs = [rank.programs[phase] for rank in self.ranks]
             for turn in range(times):
-                given = [{**held[r], **settings, **batches[turn][self.which[r]]} for r in range(len(self.ranks))]
+                given = [
+                    {**held[r], **settings, **rank.record.feeds(batches[turn][self.which[r]])}
+                    for r, rank in enumerate(self.ranks)
+                ]
                 feeds = [
                     {name: value for name, value in values.items() if name in program.graph.inputs}
                     for program, values in zip(programs, given)

@@ -30,6 +30,7 @@ class RankPrograms:
     sums: tuple[LocalAccumulator, ...]
     values: Values
     """Stored values by input name; what is large is mapped, not read."""
+    record: RankEntry
 
     def type_of(self, input: str) -> TensorType:
         """The type of a state as the rank's files have it."""
@@ -75,9 +76,10 @@ def read_rank(
         stored.update({name: t.numpy() for name, t in graph.initializers.items() if name in graph.inputs})
         graphs[phase] = graph
     check_rank(manifest, record, graphs, folder)
+    data = manifest.mesh.mesh().data_axes
     fed = {phase: feed_graph(graph, random_inputs, types) for phase, graph in graphs.items()}
-    programs = {phase: Executor(probed(graph, probe), cache) for phase, graph in fed.items()}
-    return RankPrograms(programs, states, record.accumulators, stored)
+    programs = {phase: Executor(probed(graph, probe, data), cache) for phase, graph in fed.items()}
+    return RankPrograms(programs, states, record.accumulators, stored, record)
 
 
 def joined(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -44,12 +44,13 @@ PROBE = "Probe"
 """A call that a rank answers itself: where ``verify`` can reach a local gradient that no real call takes."""
 
 
-def probed(graph: Graph, gradients: set[str]) -> Graph:
+def probed(graph: Graph, gradients: set[str], data: Collection[str]) -> Graph:
     """A rank's graph with a probe in front of every node of a pass that reads a local gradient and is no call.
 
+    ``data``: the axes along which ranks see other samples.
     Local gradients that the rank makes itself, as the source does, are outputs as well.
     """
-    own = {name for node in graph.nodes if _local(node) for name in node.outputs}
+    own = {name for node in graph.nodes if _local(node, data) for name in node.outputs}
     shown = {name: graph.types[name] for name in sorted(gradients & own) if name in graph.types}
     graph = replace(graph, outputs={**shown, **graph.outputs})
     users = [
@@ -72,10 +73,12 @@ def probed(graph: Graph, gradients: set[str]) -> Graph:
     return replace(graph, nodes=nodes, types=types)
 
 
-def _local(node: Node) -> bool:
+def _local(node: Node, data: Collection[str]) -> bool:
     """Whether a node makes what is local to ranks that see other data: as the source does, or completed along axes
-    that split the computation."""
-    return node.made_by == "tensor-parallel" or (not node.made_by and node.domain != COMM)
+    that split the computation, in a call of its own or a packed one."""
+    if node.domain != COMM:
+        return node.made_by in ("", "tensor-parallel")
+    return bool(node.made_by) and not set(str(node.attributes["group"]).split("+")).intersection(data)
 
 
 def subgraph(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iterable[str]) -> Graph:

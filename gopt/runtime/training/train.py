@@ -205,7 +205,8 @@ class Trainer:
             for turn in range(count):
                 feeds: Mapping[str, Any] = hyper
                 if reads_batch:
-                    feeds = hyper | self.data.batch(MicroStep(self.step * times + turn, self.part, self.parts))
+                    batch = self.data.batch(MicroStep(self.step * times + turn, self.part, self.parts))
+                    feeds = hyper | self.record.feeds(batch)
                 shown = program.advance(self.held, feeds, collectives)
                 if self.manifest.loss in shown:
                     seen.append(float(self.device.to_host(shown[self.manifest.loss])))
