@@ -81,6 +81,9 @@ def _remarks(split: SpmdProgram) -> Iterator[str]:
         yield record.note
     whole = record.facts.get("computed_whole")
     if whole:
-        yield f"every rank along {'+'.join(split.split)} computes {len(whole)} nodes whole"
+        nodes = "1 node" if len(whole) == 1 else f"{len(whole)} nodes"
+        yield f"every rank along {'+'.join(split.split)} computes {nodes} whole"
     if not split.mesh.shard_axis and split.mesh.ranks > 1:
-        yield "no ranks share states: stages 1 to 3 are stage 0"
+        data = split.mesh.data_ranks
+        hint = f" (they share them along shard: shard={data} in place of other axes)" if data > 1 else ""
+        yield f"no ranks share states{hint}: stages 1 to 3 are stage 0"

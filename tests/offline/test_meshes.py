@@ -53,3 +53,5 @@ def test_remarks_say_what_figures_do_not():
     found = weigh(lambda mesh: source("gpt_adamw").training, meshes_of(4)[2:], caps=[None])
     assert found.remarks["tp=4"].startswith("a product over 2 heads of 8 stays whole")
     assert found.remarks["tp=4"].endswith("no ranks share states: stages 1 to 3 are stage 0")
+    found = weigh(lambda mesh: source("gpt_adamw").training, [Mesh.parse("dp=2,tp=2")], caps=[None])
+    assert "shard=2 in place of other axes" in found.remarks["dp=2,tp=2"]
