@@ -32,7 +32,7 @@ class AxisSplit:
     axis: str
     members: int
     choices: dict[str, Choice] = field(default_factory=dict)
-    states: dict[str, Placement] = field(default_factory=dict)
+    states: dict[str, Shard] = field(default_factory=dict)
     fed: dict[str, Shard] = field(default_factory=dict)
     cut: dict[str, Shard] = field(default_factory=dict)
     tokens: Tokens | None = None
@@ -41,7 +41,7 @@ class AxisSplit:
     @property
     def seeds(self) -> dict[str, Placement]:
         """Where propagation begins."""
-        return self.states | self.fed
+        return {**self.states, **self.fed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class _Planner:
         patterns = tuple(each for each in self.request.parameters if each.axis == axis)
         return apply(self.training, members, self.request.sizes, patterns, found)
 
-    def _states(self, choices: Mapping[str, Choice]) -> dict[str, Placement]:
+    def _states(self, choices: Mapping[str, Choice]) -> dict[str, Shard]:
         """Placements of parameters, and of the states that have their shape."""
         types = self.training.graph.types
 
@@ -208,17 +208,24 @@ def _inside(split: AxisSplit, before: Sequence[AxisSplit]) -> AxisSplit:
 
     Raises OptionError where they do not come out even.
     """
-    states = dict(split.states)
+    states, fed = dict(split.states), dict(split.fed)
     for other in before:
         for name in states.keys() & other.states.keys():
-            inner, outer = states[name], other.states[name]
-            if isinstance(inner, Shard) and isinstance(outer, Shard) and not inner.fits(outer):
-                runs, members = outer.runs * len(outer.sizes), split.members
-                states[name] = Shard(inner.dim, (inner.length // (runs * members),) * members, runs)
-                if len(set(outer.sizes)) > 1 or inner.length % (runs * members):
-                    raise OptionError(
-                        f"tensor-parallel: dimension {inner.dim} of {name!r} does not share out evenly over "
-                        f"{len(outer.sizes)} ranks along {other.axis} and {members} along {split.axis}",
-                        "split another dimension along one of them",
-                    )
-    return replace(split, states=states)
+            states[name] = _part_of(name, states[name], other.states[name], split.axis, other.axis)
+        for name in fed.keys() & other.fed.keys():
+            fed[name] = _part_of(name, fed[name], other.fed[name], split.axis, other.axis)
+    return replace(split, states=states, fed=fed)
+
+
+def _part_of(name: str, inner: Shard, outer: Shard, axis: str, other: str) -> Shard:
+    """A shard along ``axis`` whose parts lie inside those along ``other``."""
+    if inner.fits(outer):
+        return inner
+    runs, members = outer.runs * len(outer.sizes), len(inner.sizes)
+    if len(set(outer.sizes)) > 1 or inner.length % (runs * members):
+        raise OptionError(
+            f"tensor-parallel: dimension {inner.dim} of {name!r} does not share out evenly over {len(outer.sizes)} "
+            f"ranks along {other} and {members} along {axis}",
+            "split another dimension along one of them",
+        )
+    return Shard(inner.dim, (inner.length // (runs * members),) * members, runs)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.training import TrainingGraph
-from gopt.ir.types import TensorType
+from gopt.ir.types import FLOATS, TensorType
 from gopt.sharding.placements import Partial, Placement, Shard
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
@@ -34,10 +34,13 @@ class Tokens:
         heads: bool = False,
     ) -> Tokens | None:  # fmt: skip
         """The tokens of the batch: of its first input of two dimensions or more; None where none is, they are too few,
-        or do not share out evenly inside ``runs``."""
+        or do not share out evenly inside ``runs``. What is ``fed`` by tokens surely has them: it has whole numbers and
+        two dimensions, or of three."""
         for name in training.batch:
             type = training.graph.types[name]
-            if type.static and len(type.dims) >= 2 and type.dims[dim] >= members * runs:
+            rank = len(type.dims) if type.static else 0
+            surely = rank == (3 if type.dtype in FLOATS else 2)
+            if rank >= 2 and type.dims[dim] >= members * runs and (surely or not fed):
                 sizes = part_sizes(type.dims[dim] // runs, members, rule)
                 if runs > 1 and (type.dims[dim] % runs or len(set(sizes)) > 1):
                     return None

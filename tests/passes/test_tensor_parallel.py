@@ -147,3 +147,36 @@ def test_figures_are_those_of_each_rank():
 def test_fewer_heads_than_members_stay_whole(tmp_path):
     made = gopt.shard(source("gpt_adamw"), Mesh.parse("tp=3"))
     assert "2 heads of 8 stays whole: they are fewer than 3 members (2 times)" in made.ran[0].record.note
+
+
+AXES = ["cp=2", "sp=2", "cp=3", "cp=2,tp=2", "sp=2,tp=2", "cp=2,sp=2", "dp=2,cp=2", "shard=2,cp=2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"), spread(["gpt_adamw", "emb_adamw", "gpt_adamw_clip_sched_fp16"], AXES, keep=1)
+)
+def test_tokens_along_axes_of_their_own(name, mesh, tmp_path):
+    gopt.shard(source(name), Mesh.parse(mesh), stage=2).write(tmp_path / "out")
+    equal(tmp_path / "out")
+
+
+def test_tokens_along_two_axes_by_sequence(tmp_path):
+    gopt.shard(source("gpt_adamw"), Mesh.parse("cp=2,tp=2"), pipeline=pipeline(sequence=True)).write(tmp_path / "out")
+    equal(tmp_path / "out")
+
+
+def test_samples_along_an_axis_of_any_name_and_micro_steps(tmp_path):
+    options = {"tensor-parallel": {"inputs": "x:dim0@cp;y:dim0@cp"}}
+    passes = build_pipeline(defaults=options)
+    gopt.shard(source("mlp_adamw"), Mesh.parse("cp=2"), pipeline=passes, accumulate=2).write(tmp_path / "out")
+    equal(tmp_path / "out")
+
+
+def test_the_manifest_says_what_a_rank_is_fed(tmp_path):
+    gopt.shard(source("gpt_adamw"), Mesh.parse("cp=3,tp=2")).write(tmp_path / "out")
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    fed = [{each["input"]: each["box"] for each in rank["fed"]} for rank in manifest["ranks"]]
+    assert [each["x"] for each in fed[::2]] == [[[0, 4], [0, 3]], [[0, 4], [3, 6]], [[0, 4], [6, 8]]]
+    assert fed[0] == fed[1], "ranks along tp are fed alike"
+    assert manifest["common"]["inputs"][0]["shape"] == [4, 8], "of the whole batch"
+    assert manifest["split"] == {"tp": "balanced", "cp": "balanced"}

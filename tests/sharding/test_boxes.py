@@ -108,3 +108,12 @@ def test_rows_lie_in_one_piece():
     assert rows_of(((2, 5), (0, 4)), (9, 4)) == (8, 20)
     assert rows_of(((2, 5), (0, 3)), (9, 4)) is None
     assert rows_of(((0, 1, 3, 4), (0, 4)), (9, 4)) is None
+
+
+def test_boxes_of_two_axes_of_one_dimension():
+    sharding = Sharding((("tp", Shard(0, (4, 4))), ("ep", Shard(0, (2, 2), runs=2))))
+    boxes = [box_of(sharding, (8, 3), {"tp": tp, "ep": ep}) for tp in (0, 1) for ep in (0, 1)]
+    assert boxes == [((start, start + 2), (0, 3)) for start in (0, 2, 4, 6)]
+    assert in_grid(boxes, (8, 3)) and set(boxes) == set(all_boxes(sharding, (8, 3)))
+    runs = Sharding((("tp", Shard(0, (2, 2), runs=2)), ("ep", Shard(0, (1, 1), runs=4))))
+    assert box_of(runs, (8, 3), {"tp": 1, "ep": 0})[0] == (2, 3, 6, 7)

@@ -44,3 +44,13 @@ def test_parts_of_a_bucket_are_flat_and_add_up():
     sharding = Sharding.along("shard", SPAN)
     lengths = [sharding.local_shape((8,), {"shard": member})[0] for member in range(3)]
     assert lengths == [2, 0, 6] and sum(lengths) == SPAN.stop - SPAN.start
+
+
+def test_two_axes_of_one_dimension():
+    """Each part of one axis is whole runs of the other: a member of both has what both have."""
+    outer, inner = Shard(0, (4, 4)), Shard(0, (2, 2), runs=2)
+    assert outer.fits(inner) and inner.fits(outer)
+    assert not outer.fits(Shard(0, (4, 4))) and not outer.fits(Shard(0, (3, 1), runs=2))
+    assert outer.fits(Shard(1, (1, 6)))
+    sharding = Sharding((("shard", outer), ("tp", inner)))
+    assert sharding.local_shape((8, 3), {"shard": 0, "tp": 1}) == (2, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from helpers import source
 
 from gopt.ir.types import TensorType
-from gopt.sharding.placements import Shard
+from gopt.sharding.placements import Partial, Shard
 from gopt.tensor_parallel.sizes import Sizes
 from gopt.tensor_parallel.tokens import Tokens
 
@@ -24,3 +24,29 @@ def test_a_value_has_them_in_a_dimension_or_in_its_rows():
     assert tokens.shard(TensorType("float32", (32,))) is None
     assert tokens.shard(TensorType("float32", (32, 1))) is None  # not worth two calls
     assert tokens.shard(TensorType("float32", None)) is None
+
+
+def test_samples_in_place_of_tokens():
+    tokens = Tokens(4, 8, (2, 2), dim=0, fed=True)
+    assert tokens.batch(TensorType("int64", (4, 8))) == Shard(0, (2, 2))
+    assert tokens.shard(TensorType("float32", (4, 8, 16))) == Shard(0, (2, 2))
+    assert tokens.shard(TensorType("float32", (32, 16))) == Shard(0, (16, 16))
+    assert tokens.batch(TensorType("int64", (8, 8))) is None
+
+
+def test_terms_may_be_scattered_over_any_dimension_of_that_length_where_the_batch_is_fed_so():
+    type = TensorType("float32", (3, 4, 2, 8, 5))
+    assert Tokens(4, 8, (5, 3), fed=True).shards(type, Partial("sum"), ()) == [Shard(3, (5, 3))]
+    assert Tokens(4, 8, (5, 3)).shards(type, Partial("sum"), ()) == []
+    assert Tokens(4, 8, (5, 3), fed=True).shards(type, Partial("max"), ()) == []
+    assert Tokens(4, 8, (5, 3), fed=True).shards(type, Shard(0, (2, 1)), ()) == []
+
+
+def test_heads_inside_the_parts_of_other_axes():
+    tokens = Tokens(4, 8, (4, 4), fed=True, heads=True)
+    by_tokens = Shard(2, (4, 4))
+    assert tokens.shards(TensorType("float32", (4, 6, 8, 16)), by_tokens, ()) == [Shard(1, (3, 3))]
+    inside = tokens.shards(TensorType("float32", (4, 12, 8, 16)), by_tokens, (Shard(1, (4, 4, 4)),))
+    assert inside == [Shard(1, (2, 2), runs=3)]
+    assert tokens.shards(TensorType("float32", (24, 8, 16)), by_tokens, ()) == [Shard(0, (3, 3), runs=4)]
+    assert tokens.shards(TensorType("float32", (4, 3, 8, 16)), by_tokens, ()) == [], "three heads for two members"

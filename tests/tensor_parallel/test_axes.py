@@ -1,0 +1,83 @@
+"""What each axis of a mesh splits."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import source
+
+from gopt.errors import OptionError, UnsupportedError
+from gopt.mesh import Mesh, Sees
+from gopt.sharding.placements import Shard
+from gopt.tensor_parallel.axes import AxisSplit, Request, split_axes, splitting_axes
+from gopt.tensor_parallel.patterns import FED, Pattern
+
+
+def asked(name: str, mesh: str, parameters: str = "", inputs: str = "", **options) -> dict[str, AxisSplit]:
+    request = Request(Pattern.parse(parameters), Pattern.parse(inputs, FED), **options)
+    return {each.axis: each for each in split_axes(source(name).training, Mesh.parse(mesh), request, print)}
+
+
+def test_axes_come_in_one_order_whatever_that_of_the_mesh():
+    training = source("gpt_adamw").training
+    assert splitting_axes(Mesh.parse("cp=2,dp=2,tp=2,h=1"), training) == ["tp", "cp"]
+    copies = Mesh.parse("tp=2,cp=2", {"tp": Sees.REPLICA})
+    assert splitting_axes(copies, training) == ["cp"], "the user says that ranks along tp are copies"
+
+
+def test_tokens_of_all_inputs_that_have_them():
+    split = asked("gpt_adamw", "cp=3")["cp"]
+    assert split.fed == {"x": Shard(1, (3, 3, 2)), "y": Shard(1, (3, 3, 2))}
+    assert not split.states and not split.choices
+
+
+def test_tokens_of_an_axis_lie_inside_those_of_the_axes_in_front():
+    found = asked("gpt_adamw", "sp=2,cp=2,tp=2", sequence=True)
+    assert found["sp"].fed["x"] == Shard(1, (4, 4))
+    assert found["cp"].fed["x"] == Shard(1, (2, 2), runs=2)
+    assert found["tp"].tokens.sizes == (1, 1) and found["tp"].tokens.runs == 4
+
+
+def test_what_the_user_says_of_inputs():
+    assert asked("gpt_adamw", "cp=2", inputs="y:whole@cp")["cp"].fed == {"x": Shard(1, (4, 4))}
+    assert asked("mlp_sgd", "cp=2", inputs="x:dim0@cp")["cp"].fed == {"x": Shard(0, (4, 4))}
+
+
+def test_a_dimension_that_two_axes_split():
+    found = asked("mlp_sgd", "tp=2,cp=2", "fc1.weight:dim0;fc1.weight:dim0@cp", "x:dim0@cp")
+    assert found["tp"].states["fc1.weight"] == Shard(0, (32, 32))
+    assert found["cp"].states["fc1.weight"] == Shard(0, (16, 16), runs=2)
+
+
+def test_a_dimension_that_does_not_share_out_over_two_axes():
+    with pytest.raises(
+        OptionError, match=r"dimension 0 of 'fc1.weight' does not share out evenly over 3 ranks along tp"
+    ):
+        asked("mlp_sgd", "tp=3,cp=2", "fc1.weight:dim0;fc1.weight:dim0@cp", "x:dim0@cp")
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "error", "words"),
+    [
+        ("mlp_sgd", "cp=2", UnsupportedError, "has tokens to share out over the 2 ranks along cp"),
+        ("gpt_adamw", "cp=16", UnsupportedError, "has tokens to share out over the 16 ranks along cp"),
+        ("gpt_adamw", "cp=3,sp=2", UnsupportedError, "has tokens to share out over the 2 ranks along sp"),
+        ("mlp_sgd", "w=2", UnsupportedError, "has rows or columns of an image"),
+        ("gpt_adamw", "ep=2", UnsupportedError, "no weights of experts are found"),
+    ],
+)
+def test_nothing_to_split(name, mesh, error, words):
+    with pytest.raises(error, match=words):
+        asked(name, mesh)
+
+
+@pytest.mark.parametrize(("parameters", "inputs"), [("fc1.weight:column@cp", ""), ("", "x:dim0@w")])
+def test_a_pattern_of_an_axis_that_is_not_there(parameters, inputs):
+    with pytest.raises(OptionError, match="is of an axis that the mesh tp=2 does not have"):
+        asked("mlp_sgd", "tp=2", parameters, inputs)
+
+
+def test_images_have_height_and_width():
+    found = asked("cnn_sgd", "h=2,w=2")
+    x = source("cnn_sgd").training.graph.types["x"].dims
+    assert found["h"].fed == {"x": Shard(2, (x[2] // 2,) * 2)}
+    assert found["w"].fed == {"x": Shard(3, (x[3] // 2,) * 2)}
