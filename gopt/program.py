@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -179,6 +180,25 @@ class SpmdProgram:
             )
             for s in self.training.states
         ])  # fmt: skip
+
+    def fork(self) -> SpmdProgram:
+        """The program as it stands, once more with its variants, for passes that are tried on it.
+
+        It shares what no pass changes, and has graphs and lists of its own.
+        """
+        made = self._alone()
+        made.others = [each._alone() for each in self.others]
+        for other in made.others:
+            other.first = made
+        return made
+
+    def _alone(self) -> SpmdProgram:
+        made = copy(self)
+        made.graph = self.graph.twin()
+        made.states, made.layout, made.passes = list(self.states), list(self.layout), list(self.passes)
+        made.accumulators, made.explanations = list(self.accumulators), list(self.explanations)
+        made.loop_carried, made.sharded = dict(self.loop_carried), dict(self.sharded)
+        return made
 
     def split_along(self, gradient: str) -> tuple[str, ...]:
         """The axes along which members have other parts of a gradient."""

@@ -30,7 +30,9 @@ class Options:
     shared out (``mask:dim2@cp``, or whole); ``gradients``: over which axes the gradients of some parameters are shared
     (``*.norm.weight:tp+cp``, or none), held against what the step computes; ``auto``: whether others are found by
     structure; ``sizes``: how a dimension is shared out: balanced, ceil or floor-last; ``sequence``: along tp, between
-    two pairs of products, activations are shared out by tokens."""
+    two pairs of products, activations are shared out by tokens; ``configuration``: the device configuration of the file
+    whose sharding specs count; none: no one; '': the one that fits the mesh; ``link``: the links between ranks, as gopt
+    plan takes them: conflicts are settled by time on them; '': by bytes."""
 
     parameters: str = ""
     inputs: str = ""
@@ -38,6 +40,8 @@ class Options:
     auto: bool = True
     sizes: Sizes = Sizes.BALANCED
     sequence: bool = False
+    configuration: str = ""
+    link: str = ""
 
 
 def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
@@ -54,7 +58,7 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     notes: list[str] = []
     request = Request(
         Pattern.parse(options.parameters), Pattern.parse(options.inputs, FED), options.auto, options.sizes,
-        options.sequence,
+        options.sequence, options.configuration, options.link,
     )  # fmt: skip
     splits = split_axes(training, mesh, request, notes.append)
     axes = [split.axis for split in splits]

@@ -36,7 +36,9 @@ def split_step(training: TrainingGraph, splits: Sequence[AxisSplit], marks: Mark
     along = []
     for split in splits:
         others = OtherAxes(graph, tuple(checkers))
-        made = propagate(training, graph, split.axis, split.members, split.seeds, split.tokens, others, split.cut)
+        made = propagate(
+            training, graph, split.axis, split.members, split.seeds, split.tokens, others, split.cut, split.cost
+        )
         if marks is not None and (count := marks.settle(graph, split.axis, made.placements)):
             made.conversions["mean as marked"] = count
         along.append(replace(made, graph=replace(graph, types=dict(graph.types))))

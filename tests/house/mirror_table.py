@@ -57,7 +57,7 @@ _SHOWN = "a table: what it shows is tested with its command"
 _RECORDS = "records without behaviour"
 
 TESTED_ELSEWHERE: dict[str, Elsewhere] = {
-    **_each("sharding.traffic", "bytes of calls", "offline/test_topology.py", "passes/test_overlap.py"),
+    **_each("sharding.traffic", "bytes of calls", "offline/test_times.py", "passes/test_overlap.py"),
     **_each("lower.rank_graph", _RECORDS, "lower/test_specialise.py"),
     **_each(
         "lower.lowering", "the order in which ranks are made and checked", "lower/test_invariants.py",
