@@ -24,7 +24,11 @@ SETTLED = ("stage", "partition", "bucket_mb", "pipeline", "config")
 def auto_options(function: F) -> F:
     """``--auto``, ``--memory``, ``--link``."""
     for option in (
-        click.option("--link", metavar="LINKS", help="For --auto: the links between ranks, as gopt plan takes them."),
+        click.option(
+            "--link",
+            metavar="LINKS",
+            help="The links between ranks, as gopt plan takes them: for --auto, and for what tensor parallelism sends.",
+        ),
         click.option("--memory", metavar="SIZE", help="For --auto: what a rank may hold, e.g. 80GB."),
         click.option("--auto", is_flag=True, help="Take the best choice of gopt plan; the report says which and why."),
     ):
@@ -38,9 +42,23 @@ def check_auto(given: dict[str, Any]) -> None:
         if given[name] is not None:
             flag = f"--{name.replace('_', '-')}"
             raise OptionError(f"--auto chooses what {flag} says", f"leave out {flag}, or --auto")
-    for name in () if given["auto"] else ("memory", "link"):
-        if given[name] is not None:
-            raise OptionError(f"--{name} does nothing without --auto", "add --auto, or ask gopt plan")
+    if given["memory"] is not None and not given["auto"]:
+        raise OptionError("--memory does nothing without --auto", "add --auto, or ask gopt plan")
+
+
+def split_link(given: dict[str, Any], mesh: Mesh) -> str | None:
+    """``--link`` where an axis of the mesh splits the computation, for its pass; raises OptionError where the option
+    does nothing."""
+    copies = dict(mesh.kinds)
+    if any(size > 1 and name not in mesh.data_axes and name not in copies for name, size in mesh.axes):
+        link: str | None = given["link"]
+        return link
+    if given["link"] is not None and not given["auto"]:
+        raise OptionError(
+            f"--link does nothing without --auto: no axis of the mesh {mesh} splits the computation",
+            "add --auto, or ask gopt plan",
+        )
+    return None
 
 
 def choose(
@@ -49,7 +67,7 @@ def choose(
     """The knobs of the best choice, and what the report says of it."""
     from gopt.api import on_mesh
     from gopt.offline.plan import best, choices
-    from gopt.offline.topology import Topology, parse_bytes
+    from gopt.topology import Topology, parse_bytes
 
     limit = None if given["memory"] is None else parse_bytes(given["memory"])
     topology = None if given["link"] is None else Topology.parse(given["link"], mesh)

@@ -22,8 +22,8 @@ from .options import (
 
 @click.command("plan")
 @click.argument("model", type=click.Path())
-@click.option("--ranks", type=int, metavar="N", help="Ranks that share the states.")
-@click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
+@click.option("--ranks", type=int, metavar="N", help="Ranks: of each mesh shard=N/t,tp=t all is weighed, t up to 8.")
+@click.option("--mesh", metavar="AXES", help="Only this grid of ranks, e.g. dp=2,shard=4.")
 @click.option("--memory", metavar="SIZE", help="Memory of a rank, e.g. 80GB: what fits comes first.")
 @click.option("--link", metavar="LINKS", help="The links between ranks, as RATE:LATENCY, e.g. 200GB/s:5us; see above.")
 @click.option(
@@ -56,6 +56,9 @@ def command(
 ) -> None:
     """Weigh every stage, partition and bucket size: memory, traffic, calls, balance, overlap. Writes nothing.
 
+    With --ranks alone, also how many ranks compute a batch together (tensor parallelism). Then rows compare what calls
+    add for each batch: a step of shard=4,tp=2 sees half as many as one of shard=8.
+
     Choices that fit in --memory come first, then those whose calls add the least time on --link; each row says why it
     stands where it does. A link is one for all ranks, one per mesh axis (a group over several goes at the slowest), or
     one for the ranks inside a node and another for the rest.
@@ -67,8 +70,9 @@ def command(
       gopt plan step.onnx --ranks 64 --link 8x200GB/s:5us,25GB/s:10us
     """
     from gopt import api
-    from gopt.offline.plan import choices, rank_choices
-    from gopt.offline.topology import Topology, parse_bytes
+    from gopt.offline.meshes import meshes_of, weigh
+    from gopt.offline.plan import rank_choices
+    from gopt.topology import Topology, parse_bytes
 
     from .render import progress
     from .render_plan import render_plan
@@ -76,17 +80,28 @@ def command(
     table = read_config(config)
     axes = axis_table(axis, table)
     grid = build_mesh(ranks, mesh, table, axes)
+    alone = mesh is not None or (ranks is None and "mesh" in table)
     limit = None if memory is None else parse_bytes(memory)
-    topology = None if link is None else Topology.parse(link, grid)
+    if link is not None and alone:
+        Topology.parse(link, grid)
     caps = None if bucket_mb is None else [bucket_mb]
     with gc_paused(), progress() as advance:
         advance("reading")
         roles = role_map(loss, params, states, batch, table, shared)
         source = api.load(model, roles=roles, group_types=group_types(group_type), axes=axes)
-        found = list(choices(api.on_mesh(source, grid), grid, caps=caps, topology=topology, advance=advance))
-    ranked = rank_choices(found, limit)
+        weighed = weigh(
+            lambda each: api.on_mesh(source, each),
+            [grid] if alone else meshes_of(grid.ranks, link),
+            caps=caps,
+            link=link,
+            advance=advance,
+        )
+    ranked = rank_choices(weighed.found, limit)
     if as_json:
-        rows = [each.to_json() for each in ranked]
-        click.echo(json.dumps({"mesh": str(grid), "memory": limit, "link": link, "choices": rows}, indent=1))
+        rows = [{"mesh": str(each.choice.mesh), "batches": each.choice.batches, **each.to_json()} for each in ranked]
+        head = {"mesh": str(grid)} if alone else {"ranks": grid.ranks}
+        click.echo(
+            json.dumps({**head, "memory": limit, "link": link, "remarks": weighed.remarks, "choices": rows}, indent=1)
+        )
     else:
-        render_plan(str(grid), limit, ranked)
+        render_plan(str(grid) if alone else "", limit, ranked, weighed.remarks)

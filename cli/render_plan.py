@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from gopt.artifact.report import format_bytes
@@ -20,7 +21,11 @@ NARROW = 130
 _HEAD = ("stage", "partition", "bucket")
 _BYTES = ("parameters", "states", "live", "total")
 _FIGURES = ("× minimum", "calls", "balance", "overlapped")
+_MESHES = ("sent/batch", "calls", "balance", "overlapped")
+"""The figures of rows of several meshes: their steps see other numbers of batches, and have no minimum in common."""
 _WIDE_ONLY = frozenset({"parameters", "states", "live", "balance"})
+_WIDEST_ONLY = frozenset({"partition", "bucket", "overlapped"})
+"""Beside meshes, these have no place in a narrow table."""
 _LEGEND = {
     "live": "most that a rank holds at once beside parameters and states: gradients, activations, gathered parameters",
     "× minimum": "bytes sent over the fewest possible",
@@ -28,36 +33,76 @@ _LEGEND = {
     "balance": "largest over mean rank",
     "overlapped": "share of the bytes sent that overlaps with computation",
     "time": "what calls add to a step; overlapped bytes do not count, latency always does",
+    "shard, tp": "ranks that see samples of their own and share states, by ranks that compute a batch together",
+    "sent/batch": "bytes that a rank sends in a step, over the batches of the step",
+    "time/batch": "what calls add to a step, over its batches; overlapped bytes do not count, latency always does",
 }
 
 
-def render_plan(mesh: str, memory: int | None, rows: Sequence[RankedChoice]) -> None:
-    """What ``gopt plan`` shows: choices, best first, each with the reason for its place."""
+def render_plan(
+    mesh: str, memory: int | None, rows: Sequence[RankedChoice], remarks: Mapping[str, str] | None = None
+) -> None:
+    """What ``gopt plan`` shows: choices, best first, each with the reason for its place.
+
+    ``mesh``: the one that all rows are of; '': there are several, and of each the best row of every stage is shown.
+    ``remarks``: by mesh.
+    """
     out = console()
     if not out.is_terminal and "COLUMNS" not in os.environ:
         out = Clean(file=out.file, highlight=False, markup=False, width=WIDTH)
     wide = out.width >= NARROW
-    shown = few(rows)
-    columns = [*_HEAD, *_BYTES, *_FIGURES]
-    columns = columns if wide else [name for name in columns if name not in _WIDE_ONLY]
-    columns += ["time"] if any(row.choice.times is not None for row in rows) else []
+    shown = few(rows) if mesh else _best_of_each(rows)
+    columns = _columns(mesh, wide, timed=any(row.choice.times is not None for row in rows))
     lines = [_line(row.choice, columns) for row in shown]
     title = f"Choices for {mesh}, best first; sizes are those of the rank that holds most"
-    if wide:
+    if not mesh:
+        title = f"Meshes of {rows[0].choice.mesh.ranks} ranks and stages, best first; sizes of the rank that holds most"
+    left = ("partition",) if "stage" not in columns[:1] else ("stage", "partition")
+    right = [place for place, name in enumerate(columns) if name not in left]
+    if wide and mesh:
         lines = [[*line, row.why] for line, row in zip(lines, shown)]
-        out.print(table(title, [*columns, "why"], lines, range(2, len(columns))))
+        out.print(table(title, [*columns, "why"], lines, right))
     else:
         lines = [[str(number), *line] for number, line in enumerate(lines, 1)]
-        out.print(table(title, ["", *columns], lines, (0, *range(3, len(columns) + 1))))
-        for number, row in enumerate(shown, 1):
-            out.print(f"{number:2} {row.why}")
+        out.print(table(title, ["", *columns], lines, (0, *(place + 1 for place in right))))
+        for numbers, why in _reasons(shown) if not mesh else enumerate((row.why for row in shown), 1):
+            out.print(f"{numbers:2} {why}")
     if len(rows) > len(lines):
         out.print(f"… and {len(rows) - len(lines)} more in --json")
-    out.print("; ".join(f"{name}: {text}" for name, text in _LEGEND.items() if name in columns))
+    out.print("; ".join(f"{name}: {text}" for name, text in _LEGEND.items() if name.split(", ")[-1] in columns))
+    for each, text in (remarks or {}).items():
+        out.print(f"{each}: {text}")
     if rows and rows[0].fits:
-        out.print(f"best: {_described(rows[0].choice.settings)} ({rows[0].why}); gopt shard --auto takes it")
+        first = rows[0].choice
+        grid, named = ("", "") if mesh else (f"{first.mesh}, ", f" --mesh {first.mesh}")
+        out.print(f"best: {grid}{_described(first.settings)} ({rows[0].why}); gopt shard{named} --auto takes it")
     elif memory is not None:
         out.print(f"nothing fits in {format_bytes(memory)}: more ranks, or a smaller batch")
+
+
+def _reasons(rows: Sequence[RankedChoice]) -> Iterator[tuple[str, str]]:
+    """Numbers of neighbouring rows that have one reason, and the reason."""
+    last = 0
+    for why, group in groupby(row.why for row in rows):
+        first, last = last + 1, last + len(list(group))
+        yield (f"{first:2}" if first == last else f"{first}-{last}"), why
+
+
+def _columns(mesh: str, wide: bool, timed: bool) -> list[str]:
+    if mesh:
+        columns = [*_HEAD, *_BYTES, *_FIGURES, *(["time"] if timed else [])]
+    else:
+        columns = ["shard", "tp", *_HEAD, *_BYTES, *_MESHES, *(["time/batch"] if timed else [])]
+    dropped = _WIDE_ONLY if mesh else _WIDE_ONLY | _WIDEST_ONLY
+    return columns if wide else [name for name in columns if name not in dropped]
+
+
+def _best_of_each(rows: Sequence[RankedChoice]) -> list[RankedChoice]:
+    """The first row of every stage of every mesh."""
+    found: dict[tuple[str, int], RankedChoice] = {}
+    for row in rows:
+        found.setdefault((str(row.choice.mesh), row.choice.settings.stage), row)
+    return list(found.values())
 
 
 def _described(settings: ShardSettings) -> str:
@@ -65,8 +110,11 @@ def _described(settings: ShardSettings) -> str:
 
 
 def _line(choice: Choice, columns: Sequence[str]) -> list[str]:
-    settings, costs = choice.settings, choice.costs
+    settings, costs, axes = choice.settings, choice.costs, dict(choice.mesh.axes)
     cells = {
+        "shard": str(axes.get("shard", 1)),
+        "tp": str(axes.get("tp", 1)),
+        "sent/batch": format_bytes(round(choice.sent)),
         "stage": str(settings.stage),
         "partition": settings.partition,
         "bucket": "default" if settings.bucket_mb is None else f"{settings.bucket_mb:g} MiB",
@@ -81,4 +129,5 @@ def _line(choice: Choice, columns: Sequence[str]) -> list[str]:
     }
     if choice.times is not None:
         cells["time"] = f"{choice.times.exposed * 1e3:.3f} ms"
+        cells["time/batch"] = f"{choice.times.exposed / choice.batches * 1e3:.3f} ms"
     return [cells.get(name, "") for name in columns]

@@ -63,7 +63,14 @@ from .terminal import print_error, print_json_text, print_note
 @click.option("--log", metavar="FILE", help="Append a line of JSON per step: losses, seconds, samples per second.")
 @click.option("--trace", metavar="FILE", help="Write what every rank did when, in Chrome's trace format.")
 @click.option("--stop-on-nan", is_flag=True, help="End the run, with exit code 5, at a loss that is NaN or infinite.")
-@click.option("--sync-init", is_flag=True, help="Take replicated initial states from the first rank.")
+@click.option(
+    "--sync-init",
+    is_flag=False,
+    flag_value="all",
+    metavar="[AXES]",
+    help="Take start values that ranks hold in common from the first rank of their group: along all axes, or those "
+    "named, such as dp or dp+tp.",
+)
 @click.option(
     "--no-tuning",
     is_flag=True,

@@ -10,7 +10,7 @@ import click
 from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 
-from .auto import auto_options, check_auto, choose
+from .auto import auto_options, check_auto, choose, split_link
 from .options import (
     axis_option,
     axis_table,
@@ -61,8 +61,9 @@ from .terminal import print_json, print_text
 )
 @click.option(
     "--statistics",
-    type=click.Choice(["mean", "local", "sync"]),
-    help="BatchNorm statistics: averaged over ranks, left apart, or taken over all ranks' samples.  [default: mean]",
+    type=click.Choice(["mean", "root", "local", "sync"]),
+    help="BatchNorm statistics: averaged over ranks, those of the first rank, left apart, or taken over all ranks' "
+    "samples.  [default: mean]",
 )
 @click.option(
     "-O",
@@ -87,6 +88,9 @@ from .terminal import print_json, print_text
 @click.option("--print-dir", metavar="DIR", help="Where --print-after writes; else to stderr.")
 @click.option("--verify-each", is_flag=True, help="Check the graph after every pass, not only at the end.")
 @click.option("--explain", metavar="VALUE", help="Say where the placement of a value came from, and write nothing.")
+@click.option(
+    "--annotate", is_flag=True, help="Say in source.onnx, as sharding specs of ONNX IR 11, which rank holds what part."
+)
 @click.option("--dry-run", is_flag=True, help="Do everything but write.")
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -102,6 +106,7 @@ def command(model: str, **given: Any) -> None:
       gopt shard step.onnx --mesh dp=2,shard=4 --stage 3 --accumulate 4
       gopt shard step.onnx --ranks 4 --partition whole -O shard.style=broadcast
       gopt shard step.onnx --mesh dp=2,tp=4 -O tensor-parallel.sequence=true
+      gopt shard step.onnx --mesh dp=2,tp=4 --link 4x200GB/s:5us,25GB/s:10us --annotate
       gopt shard step.onnx --mesh tp=2 --explain view_41
       gopt shard step.onnx --ranks 64 --auto --memory 80GB --link 200GB/s:5us
     """
@@ -115,6 +120,7 @@ def command(model: str, **given: Any) -> None:
     axes = axis_table(given["axis"], config)
     mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
     check_mesh(mesh)
+    given["split_link"] = split_link(given, mesh)
     pipeline = _pipeline(given, config)
     accumulate = given["accumulate"] or config.get("accumulate", 1)
     wanted = parse_ranks(given["only_ranks"])
@@ -146,7 +152,9 @@ def command(model: str, **given: Any) -> None:
         sharded.choice = choice
         advance("checking and writing")
         report = (
-            sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"], jobs=given["jobs"])
+            sharded.report()
+            if given["dry_run"]
+            else sharded.write(output, force=given["force"], jobs=given["jobs"], annotate=given["annotate"])
         )
     if given["as_json"]:
         print_json(report.to_json())
@@ -167,6 +175,7 @@ def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:
         "bucket_mb": ("shard", "bucket-mb"),
         "statistics": ("statistics", "statistics"),
         "loss_reduction": ("shard", "loss-reduction"),
+        "split_link": ("tensor-parallel", "link"),
     }
     for flag, (owner, option) in flags.items():
         if given[flag] is not None:

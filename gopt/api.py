@@ -156,8 +156,13 @@ class Sharded:
         return build_manifest(self.program, self.common, self.ranks)
 
     @gc_paused()
-    def write(self, folder: str | os.PathLike[str], *, force: bool = False, jobs: int = 1) -> Report:
-        """Write the output folder, whole or not at all, ``jobs`` rank files at a time; returns the report."""
+    def write(
+        self, folder: str | os.PathLike[str], *, force: bool = False, jobs: int = 1, annotate: bool = False
+    ) -> Report:
+        """Write the output folder, whole or not at all, ``jobs`` rank files at a time; returns the report.
+
+        ``annotate``: the kept source says in sharding specs of ONNX IR 11 which rank holds what part.
+        """
         from gopt.artifact import ranks, serialize, states_file
         from gopt.artifact.output_folder import output_folder
 
@@ -166,7 +171,7 @@ class Sharded:
         with output_folder(Path(folder), force=force) as staged:
             stored.write(staged / states_file.STATES_FILE)
             ranks.write_ranks(staged, self.program, stored, self.common, self.ranks, jobs)
-            source = serialize.source_model(self.program, stored, roles_text(self.program.source))
+            source = serialize.source_model(self.program, stored, roles_text(self.program.source), annotate=annotate)
             write_new(staged / serialize.SOURCE_FILE, source)
             with create(staged / REPORT_FILE) as file:
                 file.writelines(piece.encode() for piece in report.pieces())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -116,6 +117,10 @@ class SpmdProgram:
     """What the axes along which the computation is split did to the values of the source."""
     synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)
     """What ranks average in the forward and the backward."""
+    warnings: list[str] = field(default_factory=list)
+    """What passes warn of, beside their notes: options that the step contradicts."""
+    statistics_of_root: bool = False
+    """New running statistics are those of the first of the ranks that see different data, and not their mean."""
     split: dict[str, str] = field(default_factory=dict)
     """Axis that splits the computation -> the rule by which parts get their sizes."""
     places: tuple[Mapping[str, int], ...] = ()
@@ -175,6 +180,25 @@ class SpmdProgram:
             )
             for s in self.training.states
         ])  # fmt: skip
+
+    def fork(self) -> SpmdProgram:
+        """The program as it stands, once more with its variants, for passes that are tried on it.
+
+        It shares what no pass changes, and has graphs and lists of its own.
+        """
+        made = self._alone()
+        made.others = [each._alone() for each in self.others]
+        for other in made.others:
+            other.first = made
+        return made
+
+    def _alone(self) -> SpmdProgram:
+        made = copy(self)
+        made.graph = self.graph.twin()
+        made.states, made.layout, made.passes = list(self.states), list(self.layout), list(self.passes)
+        made.accumulators, made.explanations = list(self.accumulators), list(self.explanations)
+        made.loop_carried, made.sharded = dict(self.loop_carried), dict(self.sharded)
+        return made
 
     def split_along(self, gradient: str) -> tuple[str, ...]:
         """The axes along which members have other parts of a gradient."""

@@ -3,7 +3,7 @@ others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -81,9 +81,12 @@ def planted_pass(plant: Plant, name: str = "plant") -> PassInstance:
     return PassInstance(Pass(name, Options, apply), Options())
 
 
-def planted_pipeline(plant: Plant, stage: int, **options: object) -> Pipeline:
-    """The default pipeline, ``shard`` with these options, and a pass behind it that plants an error."""
-    default = build_pipeline(defaults={"shard": {"stage": stage, **options}})
+def planted_pipeline(
+    plant: Plant, stage: int, *, split: Mapping[str, object] | None = None, **options: object
+) -> Pipeline:
+    """The default pipeline, ``shard`` with these options and ``tensor-parallel`` with those of ``split``, and a pass
+    behind it that plants an error."""
+    default = build_pipeline(defaults={"shard": {"stage": stage, **options}, "tensor-parallel": dict(split or {})})
     return Pipeline((*default.stages, planted_pass(plant)))
 
 

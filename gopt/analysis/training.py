@@ -87,6 +87,11 @@ class TrainingGraph:
     def parameters(self) -> list[State]:
         return [state for state in self.states if state.kind is StateKind.PARAMETER]
 
+    @property
+    def new_statistics(self) -> set[str]:
+        """What replaces the running statistics."""
+        return {state.updated for state in self.states if state.kind is StateKind.STATISTIC}
+
     def state_of(self) -> dict[str, State]:
         """States by input name."""
         return {state.tensor: state for state in self.states}

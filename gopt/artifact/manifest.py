@@ -192,6 +192,8 @@ class Manifest:
     accumulate: int = field(default=1, metadata=OPTIONAL)
     phases: tuple[PhaseEntry, ...] | None = field(default=None, metadata=OPTIONAL)
     loss_reduction: str = field(default="mean", metadata=OPTIONAL)
+    statistics: str = field(default="mean", metadata=OPTIONAL)
+    """``root``: new running statistics are those of the first of the ranks that see different data."""
     synchronised: SynchronisedValues = field(default=SynchronisedValues(), metadata=OPTIONAL)
     mesh: MeshEntry
     split: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)

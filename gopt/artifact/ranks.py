@@ -12,6 +12,7 @@ from onnx import TensorProto, ValueInfoProto
 from gopt.artifact.serialize import external_tensor, named_tensor
 from gopt.artifact.states_file import StatesFile, stored
 from gopt.disk.files import create
+from gopt.ir.device_specs import drop_configurations, without_specs
 from gopt.ir.graph import COMM, Tensor, value_info
 from gopt.ir.types import nbytes
 from gopt.ir.wire_format import field
@@ -61,6 +62,8 @@ class _RankWriter:
         header = onnx.ModelProto()
         header.CopyFrom(graph.header)
         header.ClearField("graph")
+        self._described = bool(header.configuration)  # specs are of the whole step; a rank's file is of one device
+        drop_configurations(header)
         if not any(opset.domain == COMM for opset in header.opset_import):
             header.opset_import.append(onnx.helper.make_opsetid(COMM, 1))
         self._header = header
@@ -113,7 +116,9 @@ class _RankWriter:
     def _block(self, block: Block) -> bytes:
         data = self._blocks.get(block)
         if data is None:
-            data = self._blocks[block] = b"".join(field(1, node.to_bytes()) for node in block.nodes)
+            encoded: Iterator[bytes] = (node.to_bytes() for node in block.nodes)
+            encoded = map(without_specs, encoded) if self._described else encoded
+            data = self._blocks[block] = b"".join(field(1, each) for each in encoded)
         return data
 
     def model(self, rank: RankGraph) -> list[bytes]:

@@ -44,7 +44,7 @@ def build_report(
         source=source,
         mesh=MeshEntry.of(program.mesh),
         pipeline=tuple(each.record for each in ran),
-        notes=(*program.source.notes, *_notes(program), *notes(couplings)),
+        notes=(*program.source.notes, *program.warnings, *_notes(program), *notes(couplings)),
         couplings=tuple(couplings),
         removed_ops=(*optimizers, *removed_ops),
         removed_vars=tuple(removed_vars),

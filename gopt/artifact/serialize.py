@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto
 
 from gopt.analysis.reshapes import MOVED
+from gopt.artifact.annotations import annotated
 from gopt.artifact.states_file import STATES_FILE, StatesFile
 from gopt.ir.graph import Graph, Tensor, value_info
 from gopt.ir.symbol_table import RESERVED
@@ -43,8 +44,11 @@ def named_tensor(name: str, tensor: Tensor) -> TensorProto:
     return proto
 
 
-def source_model(program: SpmdProgram, values: StatesFile, roles: str) -> bytes:
-    """The source graph without state values: what merge, reshard and verify start from. Roles travel as metadata."""
+def source_model(program: SpmdProgram, values: StatesFile, roles: str, *, annotate: bool = False) -> bytes:
+    """The source graph without state values: what merge, reshard and verify start from. Roles travel as metadata.
+
+    ``annotate``: with sharding specs of the states that ranks hold parts of.
+    """
     source: Graph = program.source.graph
     states = {state.tensor for state in program.source.states}
     inputs = {**source.inputs, **{name: source.types[name] for name in sorted(states) if name not in source.inputs}}
@@ -54,11 +58,17 @@ def source_model(program: SpmdProgram, values: StatesFile, roles: str) -> bytes:
     kept = {name: tensor for name, tensor in source.initializers.items() if name not in states | own}
     whole = replace(source, inputs=inputs, initializers=kept)
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
-    return model_bytes(whole, values.offset, STATES_FILE, metadata)
+    return model_bytes(whole, values.offset, STATES_FILE, metadata, program if annotate else None)
 
 
-def model_bytes(graph: Graph, offsets: Mapping[str, int], location: str, metadata: Mapping[str, str]) -> bytes:
-    """A graph as a model file; initializers that have an offset lie there in the file ``location``, all else inside."""
+def model_bytes(
+    graph: Graph, offsets: Mapping[str, int], location: str, metadata: Mapping[str, str],
+    layout: SpmdProgram | None = None,
+) -> bytes:  # fmt: skip
+    """A graph as a model file; initializers that have an offset lie there in the file ``location``, all else inside.
+
+    ``layout``: the program whose layout sharding specs describe; None: the file has those of the graph alone.
+    """
     body = onnx.GraphProto(name=graph.name)
     body.input.extend(value_info(name, type) for name, type in graph.inputs.items())
     body.output.extend(value_info(name, type) for name, type in graph.outputs.items())
@@ -68,12 +78,15 @@ def model_bytes(graph: Graph, offsets: Mapping[str, int], location: str, metadat
             named_tensor(name, tensor) if at is None else external_tensor(name, tensor.type, at, location)
         )
     nodes, functions = source_nodes(graph)
+    header = graph.header
+    if layout is not None:
+        header, nodes = annotated(graph, nodes, layout)
     for node in nodes:
         if node.domain not in ("", "ai.onnx"):
             known = [name for name in node.outputs if graph.type_of(name).static]
             body.value_info.extend(value_info(name, graph.types[name]) for name in known)
     model = onnx.ModelProto()
-    model.CopyFrom(graph.header)
+    model.CopyFrom(header)
     prepare(model, functions)
     for key, value in metadata.items():
         entry = model.metadata_props.add()

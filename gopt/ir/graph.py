@@ -272,13 +272,15 @@ class Graph:
 
     def copy(self) -> Graph:
         """A graph whose nodes may be edited without touching this one; each knows its ``source`` here."""
-        nodes = []
-        for node in self.nodes:
-            made = clone(node)
-            made.source = node
-            nodes.append(made)
+        made = self.twin()
+        for own, node in zip(made.nodes, self.nodes):
+            own.source = node
+        return made
+
+    def twin(self) -> Graph:
+        """A graph whose nodes may be edited without touching this one; they have the ``source`` that they have here."""
         return Graph(
-            self.name, nodes, dict(self.inputs), dict(self.outputs),
+            self.name, list(map(clone, self.nodes)), dict(self.inputs), dict(self.outputs),
             dict(self.initializers), dict(self.types), self.header, dict(self.metadata), self.file_nodes,
         )  # fmt: skip
 

@@ -107,8 +107,8 @@ class _Blame:
         wrong = {
             axis: one for axis, one, other in zip(self.shardings.axes, found, wanted) if not _fits((one,), (other,))
         }
-        data = self.program.mesh.data_axes
-        apart = [axis for axis, one in wrong.items() if axis not in data and isinstance(one, (PerMember, Shard))]
+        ours = (*self.program.mesh.data_axes, *self.program.split)
+        apart = [axis for axis, one in wrong.items() if axis not in ours and isinstance(one, (PerMember, Shard))]
         if apart:
             value, reader = self._source(output, apart)
             of = next((name for name, each in self.program.training.gradients.items() if each == value), "")

@@ -14,7 +14,7 @@ from gopt.artifact.output_paths import resolve_output
 from gopt.artifact.states_file import INLINE, StatesFile
 from gopt.disk.files import make_folders, reason
 from gopt.disk.signals import raise_on_signals
-from gopt.errors import RunError
+from gopt.errors import OptionError, RunError
 from gopt.mesh import Mesh
 from gopt.offline.folder_contents import FolderContents, read_folder
 from gopt.opaque.expand import expand
@@ -22,6 +22,7 @@ from gopt.passes import find
 from gopt.passes.base import build_options
 from gopt.passes.shard.options import Options, useless
 from gopt.pipeline import Pipeline, build_pipeline
+from gopt.topology import Topology
 
 EMBED = 64 << 20
 """Bytes of values up to which a model is one file; larger ones have their values in a second file."""
@@ -88,10 +89,12 @@ def reshard(
     kept = held.report.source
     source = api.Source(training, kept.file, kept.sha256, kept.nbytes)
     micro_steps = held.manifest.accumulate if accumulate is None else accumulate
-    return api.shard(source, mesh, pipeline=_pipeline(held, options or {}, note), accumulate=micro_steps)
+    return api.shard(source, mesh, pipeline=_pipeline(held, mesh, options or {}, note), accumulate=micro_steps)
 
 
-def _pipeline(held: FolderContents, options: Mapping[str, Mapping[str, Any]], note: Callable[[str], None]) -> Pipeline:
+def _pipeline(
+    held: FolderContents, mesh: Mesh, options: Mapping[str, Mapping[str, Any]], note: Callable[[str], None]
+) -> Pipeline:
     """The pipeline of the report with some options replaced."""
     left = {name: dict(given) for name, given in options.items()}
     items = []
@@ -100,8 +103,22 @@ def _pipeline(held: FolderContents, options: Mapping[str, Mapping[str, Any]], no
         whole = {key.replace("_", "-"): value for key, value in each.options.items()} | given
         if name == "shard":
             whole = _of_use(whole, given, note)
+        elif name == "tensor-parallel" and "link" not in given:
+            whole = _on_links(whole, mesh, note)
         items.append((name, whole))
     return build_pipeline(items, left)
+
+
+def _on_links(whole: dict[str, Any], mesh: Mesh, note: Callable[[str], None]) -> dict[str, Any]:
+    """Options of ``tensor-parallel`` without inherited links that are of other axes."""
+    link = whole.get("link")
+    try:
+        if link:
+            Topology.parse(link, mesh)
+    except OptionError as error:
+        note(f"tensor-parallel: link={link} is dropped: {error.message}")
+        return {name: value for name, value in whole.items() if name != "link"}
+    return whole
 
 
 def _of_use(whole: dict[str, Any], given: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, Any]:

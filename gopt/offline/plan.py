@@ -16,15 +16,18 @@ from gopt.documents.records import from_document, to_document
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
 from gopt.offline.memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
-from gopt.offline.topology import CommTimes, Topology, times
+from gopt.offline.times import CommTimes, times
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_mesh
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import find_calls
+from gopt.topology import Topology
 
 MIB = 1 << 20
 STAGES = (0, 1, 2, 3)
 PARTITIONS = ("flat", "rows", "whole")
+_FIXED = 1
+"""So many passes of the default pipeline, from its beginning, do the same for every choice: ``tensor-parallel``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class ShardSettings:
 class Choice:
     """One way to shard, and what it costs; bytes are the largest over the ranks."""
 
+    mesh: Mesh
     settings: ShardSettings
     parameters: int
     optimizer_states: int
@@ -62,8 +66,23 @@ class Choice:
         """States and the peak of what is alive beside them."""
         return self.parameters + self.optimizer_states + self.live.peak
 
+    @property
+    def batches(self) -> int:
+        """Batches of the source that a step sees: those of ranks that compute one together count once."""
+        return self.mesh.data_ranks
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a rank sends for each batch, the mean over ranks."""
+        return self.costs.traffic.sent / self.batches
+
+    @property
+    def seconds(self) -> float:
+        """What calls add to a step for each batch, to three digits; 0 without links."""
+        return 0.0 if self.times is None else float(f"{self.times.exposed / self.batches:.3g}")
+
     def __repr__(self) -> str:
-        return f"<Choice {self.settings}: {self.held} bytes held, {self.costs.calls.count} calls>"
+        return f"<Choice {self.mesh}, {self.settings}: {self.held} bytes held, {self.costs.calls.count} calls>"
 
     def to_json(self) -> dict[str, Any]:
         costs = self.costs
@@ -91,26 +110,52 @@ def choices(
 ) -> Iterator[Choice]:
     """Run the passes for every choice and weigh the graph they leave; no rank's graph is made.
 
-    ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where that gives other buckets.
+    ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where that gives other buckets. The
+    computation is split once for all of them. Where no ranks share states, all stages are stage 0.
     """
     check_mesh(mesh)
-    caps = bucket_choices(training) if caps is None else caps
-    accumulates = any(state.kind is StateKind.ACCUMULATOR for state in training.states)
+    yield from split_choices(split_program(training, mesh, topology), caps=caps, topology=topology, advance=advance)
+
+
+def split_choices(
+    split: SpmdProgram,
+    *,
+    caps: Sequence[float | None] | None = None,
+    topology: Topology | None = None,
+    advance: Callable[[str], None] = lambda _: None,
+) -> Iterator[Choice]:
+    """As ``choices``, of a step that ``split_program`` made."""
+    mesh = split.mesh
+    caps = bucket_choices(split.training) if caps is None else caps
+    accumulates = any(state.kind is StateKind.ACCUMULATOR for state in split.training.states)
     for partition in PARTITIONS:
         for cap in caps:
             alike: Choice | None = None
-            for stage in STAGES:
+            for stage in STAGES if mesh.shard_axis else STAGES[:1]:
                 if stage == 0 and partition != PARTITIONS[0]:
                     continue
                 settings = ShardSettings(stage, partition, cap)
-                advance(str(settings))
+                advance(f"{mesh}: {settings}")
                 if stage == 2 and alike is not None and not accumulates:
                     # Without accumulation the step of stages 1 and 2 is the same (contract section 1).
                     yield replace(alike, settings=settings)
                     continue
-                found = estimate_cost(training, mesh, settings, topology)
+                found = estimate_cost(split, settings, topology)
                 alike = found if stage == 1 else None
                 yield found
+
+
+def split_program(training: TrainingGraph, mesh: Mesh, topology: Topology | None = None) -> SpmdProgram:
+    """The step of a mesh behind the passes that no setting changes: its computation is split."""
+    program = SpmdProgram.start(training, mesh)
+    whole = ShardSettings().pipeline(**_linked(topology))
+    replace(whole, stages=whole.stages[:_FIXED]).run(program)
+    return program
+
+
+def _linked(topology: Topology | None) -> dict[str, dict[str, Any]]:
+    """Options of passes that settle conflicts by time on links."""
+    return {} if topology is None else {"tensor-parallel": {"link": topology.text}}
 
 
 def bucket_choices(training: TrainingGraph) -> list[float | None]:
@@ -129,16 +174,18 @@ def bucket_choices(training: TrainingGraph) -> list[float | None]:
     return list(found.values())
 
 
-def estimate_cost(training: TrainingGraph, mesh: Mesh, settings: ShardSettings, topology: Topology | None) -> Choice:
-    """The cost of one choice."""
-    step = SpmdProgram.start(training, mesh)
-    ran = settings.pipeline().run(step)
+def estimate_cost(split: SpmdProgram, settings: ShardSettings, topology: Topology | None) -> Choice:
+    """The cost of one choice for a step that ``split_program`` made, which stays as it is."""
+    step = split.fork()
+    pipeline = settings.pipeline(**_linked(topology))
+    ran = replace(pipeline, stages=pipeline.stages[_FIXED:]).run(step)
     calls = find_calls(step)
     rows = held(step)
     totals = [sum(bytes) for bytes in zip(*rows.values())]
     largest = members(step)[totals.index(max(totals))]
     variant = step.at(largest)
     return Choice(
+        step.mesh,
         settings,
         max(rows["parameters"]),
         max(rows["optimizer_states"]),
@@ -170,8 +217,8 @@ def rank_choices(found: Sequence[Choice], memory: int | None) -> list[RankedChoi
     """Best first: those that fit in ``memory`` bytes; then least time, to three digits; least traffic; fewest bytes
     held; fewest calls; the most even."""
 
-    def key(choice: Choice) -> tuple[bool, float, int, int, int, float]:
-        return (_over(choice, memory), _seconds(choice), *_ties(choice))
+    def key(choice: Choice) -> tuple[bool, float, float, int, int, float]:
+        return (_over(choice, memory), choice.seconds, *_ties(choice))
 
     ordered = sorted(found, key=key)
     return [RankedChoice(each, not _over(each, memory), _why(each, ordered[0], memory)) for each in ordered]
@@ -193,12 +240,8 @@ def _over(choice: Choice, memory: int | None) -> bool:
     return memory is not None and choice.held > memory
 
 
-def _seconds(choice: Choice) -> float:
-    return 0.0 if choice.times is None else float(f"{choice.times.exposed:.3g}")
-
-
-def _ties(choice: Choice) -> tuple[int, int, int, float]:
-    return choice.costs.traffic.sent, choice.held, choice.costs.calls.count, choice.balance
+def _ties(choice: Choice) -> tuple[float, int, int, float]:
+    return choice.sent, choice.held, choice.costs.calls.count, choice.balance
 
 
 def _why(choice: Choice, first: Choice, memory: int | None) -> str:
@@ -207,13 +250,14 @@ def _why(choice: Choice, first: Choice, memory: int | None) -> str:
         return f"does not fit: {format_bytes(choice.held)} of {format_bytes(memory)}"
     if choice is first:
         return _praise(choice, memory)
-    slower, mine, theirs = _seconds(choice) > _seconds(first), choice.costs, first.costs
-    if slower and _seconds(first):
-        return f"{_seconds(choice) / _seconds(first):.2f} times the time of the first: {_cause(choice, first)}"
+    slower, mine, theirs = choice.seconds > first.seconds, choice.costs, first.costs
+    if slower and first.seconds:
+        each = "" if choice.batches == first.batches else " for each batch"
+        return f"{choice.seconds / first.seconds:.2f} times the time of the first{each}: {_cause(choice, first)}"
     if slower:
         return f"the first adds no time: {_cause(choice, first)}"
     lead = "same time" if choice.times is not None else "same traffic"
-    if mine.traffic.sent > theirs.traffic.sent:
+    if choice.sent > first.sent:
         return f"{'same time, ' if choice.times else ''}{_times_the_bytes(choice, first)}"
     if choice.held > first.held:
         return f"{lead}, {format_bytes(choice.held - first.held)} more memory than the first"
@@ -225,7 +269,10 @@ def _why(choice: Choice, first: Choice, memory: int | None) -> str:
 
 
 def _times_the_bytes(choice: Choice, first: Choice) -> str:
-    return f"sends {choice.costs.traffic.sent / first.costs.traffic.sent:.2f} times the bytes"
+    each = "" if choice.batches == first.batches else " for each batch"
+    if not first.sent:
+        return f"sends {format_bytes(round(choice.sent))}{each}, the first nothing"
+    return f"sends {choice.sent / first.sent:.2f} times the bytes{each}"
 
 
 def _praise(choice: Choice, memory: int | None) -> str:
@@ -239,18 +286,26 @@ def _cause(choice: Choice, first: Choice) -> str:
     """What makes a choice slower than the first: latency of its calls, or bytes that do not overlap."""
     mine, theirs = choice.costs, first.costs
     if choice.times is not None and first.times is not None:
-        starts = choice.times.latency - first.times.latency
-        if starts > choice.times.exposed - first.times.exposed - starts:
+        starts = choice.times.latency / choice.batches - first.times.latency / first.batches
+        if starts > (choice.times.exposed / choice.batches - first.times.exposed / first.batches) - starts:
+            if choice.batches < first.batches:
+                return (
+                    f"its {mine.calls.count} calls are for {_count(choice)}, {theirs.calls.count} for {_count(first)}"
+                )
             return f"its calls take longer to start ({mine.calls.count}, the first {theirs.calls.count})"
         if choice.balance > first.balance and _a_byte(choice) > 1.05 * _a_byte(first):
             return f"the ring waits for the largest share (balance {choice.balance:.3f})"
     if mine.overlap.hidden_share < theirs.overlap.hidden_share:
         return f"overlaps {mine.overlap.hidden_share:.0%} of its bytes, the first {theirs.overlap.hidden_share:.0%}"
-    if mine.traffic.sent > theirs.traffic.sent:
+    if choice.sent > first.sent:
         return _times_the_bytes(choice, first)
     return f"its bytes take longer (balance {choice.balance:.3f})"
 
 
+def _count(choice: Choice) -> str:
+    return f"{choice.batches} batch{'es' if choice.batches > 1 else ''}"
+
+
 def _a_byte(choice: Choice) -> float:
     """Seconds on the link for each byte sent, starts left out."""
-    return (choice.times.total - choice.times.latency) / choice.costs.traffic.sent if choice.times is not None else 0.0
+    return (choice.times.total - choice.times.latency) / max(choice.costs.traffic.sent, 1) if choice.times else 0.0

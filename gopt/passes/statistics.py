@@ -12,6 +12,7 @@ from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.training import State, StateKind
 from gopt.artifact.report import PassResult
+from gopt.collectives.node import format_shape
 from gopt.errors import OptionError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
@@ -24,14 +25,16 @@ class Keep(str, Enum):
     """What becomes of the ranks' statistics."""
 
     MEAN = "mean"
+    ROOT = "root"
     LOCAL = "local"
     SYNC = "sync"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """``mean`` averages new statistics over the ranks that see different data, ``local`` leaves them apart, ``sync``
-    takes every value over samples over the samples of all ranks, in forward and backward."""
+    """``mean`` averages new statistics over the ranks that see different data, ``root`` takes those of the first of
+    them, ``local`` leaves them apart, ``sync`` takes every value over samples over the samples of all ranks, in forward
+    and backward."""
 
     statistics: Keep = Keep.MEAN
 
@@ -40,9 +43,10 @@ def statistics(program: SpmdProgram, options: Options) -> PassResult:
     """Average the new statistics over the ranks that see different data, in one packed call per dtype.
 
     Guarantees: replicated statistics are equal after every step, or marked local in the manifest. On the wire:
-    2(N-1)/N of their bytes. ``sync``: what single samples read of other samples is averaged where it is made, so that
-    the step is that of one large batch: 2(N-1)/N of the bytes of those values, as many calls behind one another as
-    normalisations stand behind one another, forward and backward. Refused where that would not be exact.
+    2(N-1)/N of their bytes; ``root``, a broadcast from the group's first rank: (N-1)/N. ``sync``: what single samples
+    read of other samples is averaged where it is made, so that the step is that of one large batch: 2(N-1)/N of
+    the bytes of those values, as many calls behind one another as normalisations stand behind one another, forward and
+    backward. Refused where that would not be exact.
     """
     group = program.mesh.data_group
     states = [state for state in program.training.states if state.kind is StateKind.STATISTIC]
@@ -56,10 +60,11 @@ def statistics(program: SpmdProgram, options: Options) -> PassResult:
         names = {state.tensor for state in states}
         program.set_states([replace(h, local=True) if h.input in names else h for h in program.states])
         return PassResult(facts={"local": len(states)})
-    return _averaged(program, group, states)
+    return _alike(program, group, states, options.statistics)
 
 
-def _averaged(program: SpmdProgram, group: str, states: list[State]) -> PassResult:
+def _alike(program: SpmdProgram, group: str, states: list[State], keep: Keep) -> PassResult:
+    """Let all ranks hold the mean of the new statistics, or those of the group's first rank."""
     rewriter = GraphRewriter(program.graph, "statistics")
     by_dtype: dict[str, list[State]] = {}
     for state in states:
@@ -76,9 +81,15 @@ def _averaged(program: SpmdProgram, group: str, states: list[State]) -> PassResu
                 program.loop_carried[state.tensor] = local  # the mean is taken of what the last micro-step left
             inputs.append(state.tensor if program.micro_steps > 1 else local)
         types = {state.updated: program.graph.types[state.updated] for state in held}
-        rewriter.add("AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": "mean"})
+        if keep is Keep.ROOT:
+            shapes = [format_shape(type.dims) for type in types.values()]
+            attributes = {"group": group, "root": 0, "dtype": next(iter(types.values())).dtype, "shapes": shapes}
+            rewriter.add("Broadcast", inputs, types, domain=COMM, attributes=attributes)
+        else:
+            rewriter.add("AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": "mean"})
     rewriter.finish()
-    return PassResult(facts={"averaged": len(states), "calls": len(by_dtype)})
+    program.statistics_of_root = keep is Keep.ROOT
+    return PassResult(facts={"of_root" if keep is Keep.ROOT else "averaged": len(states), "calls": len(by_dtype)})
 
 
 def _synchronised(program: SpmdProgram, group: str) -> PassResult:

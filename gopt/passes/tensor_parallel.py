@@ -16,6 +16,7 @@ from gopt.tensor_parallel.axes import AxisSplit, Request, split_axes, splitting_
 from gopt.tensor_parallel.classes import classes
 from gopt.tensor_parallel.explain import Explanation
 from gopt.tensor_parallel.localise import localise
+from gopt.tensor_parallel.marks import Marks, parse_marks
 from gopt.tensor_parallel.patterns import FED, Pattern
 from gopt.tensor_parallel.propagate import Propagated
 from gopt.tensor_parallel.sizes import Sizes
@@ -26,15 +27,21 @@ from gopt.tensor_parallel.split import split_step
 class Options:
     """``parameters``: what you say of some by name (``up*:column;head*:replicate``: column, row, vocab, expert,
     replicate, or dimN; ``up*:expert@ep`` along another axis than tp); ``inputs``: which dimension of a batch input is
-    shared out (``mask:dim2@cp``, or whole); ``auto``: whether others are found by structure; ``sizes``: how a dimension
-    is shared out: balanced, ceil or floor-last; ``sequence``: along tp, between two pairs of products, activations are
-    shared out by tokens."""
+    shared out (``mask:dim2@cp``, or whole); ``gradients``: over which axes the gradients of some parameters are shared
+    (``*.norm.weight:tp+cp``, or none), held against what the step computes; ``auto``: whether others are found by
+    structure; ``sizes``: how a dimension is shared out: balanced, ceil or floor-last; ``sequence``: along tp, between
+    two pairs of products, activations are shared out by tokens; ``configuration``: the device configuration of the file
+    whose sharding specs count; none: no one; '': the one that fits the mesh; ``link``: the links between ranks, as gopt
+    plan takes them: conflicts are settled by time on them; '': by bytes."""
 
     parameters: str = ""
     inputs: str = ""
+    gradients: str = ""
     auto: bool = True
     sizes: Sizes = Sizes.BALANCED
     sequence: bool = False
+    configuration: str = ""
+    link: str = ""
 
 
 def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
@@ -51,10 +58,13 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     notes: list[str] = []
     request = Request(
         Pattern.parse(options.parameters), Pattern.parse(options.inputs, FED), options.auto, options.sizes,
-        options.sequence,
+        options.sequence, options.configuration, options.link,
     )  # fmt: skip
     splits = split_axes(training, mesh, request, notes.append)
-    made = split_step(training, splits)
+    axes = [split.axis for split in splits]
+    marks = Marks.read(training, mesh, axes, parse_marks(options.gradients))
+    made = split_step(training, splits, marks)
+    program.warnings += marks.warnings
     for split, result in zip(splits, made.along):
         reasons = {name: choice.why for name, choice in split.choices.items()}
         reasons |= dict.fromkeys(split.fed, "ranks are fed parts")

@@ -37,6 +37,8 @@ class Conversion:
     attributes: Mapping[str, Any]
     alone: bool = True
     own: bool = True
+    statistic: bool = False
+    """The call makes new running statistics, of which any member's will do for all."""
 
     @property
     def reduce(self) -> str:
@@ -127,11 +129,14 @@ def all_gather(call: Conversion, operand: Operand) -> Placement:
 
 
 def broadcast(call: Conversion, operand: Operand) -> Placement:
-    """On the root -> replicated. One member's own data stay that: to hand them to all reduces nothing."""
+    """On the root -> replicated. One member's own data stay that: to hand them to all reduces nothing. Running
+    statistics may be one member's: they feed no gradient."""
     given = operand.placement
     if isinstance(given, Replicated):
         return REPLICATED
     if call.alone and holder(given) == call.attributes["root"]:
+        return REPLICATED
+    if call.statistic and isinstance(given, PerMember):
         return REPLICATED
     if call.own or not isinstance(given, PerMember):
         raise Mismatch(operand, f"a value on member {call.attributes['root']}")

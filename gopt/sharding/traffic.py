@@ -9,7 +9,6 @@ from enum import Enum
 from itertools import accumulate
 
 from gopt.analysis.operators import heavy
-from gopt.analysis.training import StateKind
 from gopt.collectives.layout import parse_shapes, total_elements
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import nbytes
@@ -166,11 +165,12 @@ class _Kinds:
     def __init__(self, program: SpmdProgram) -> None:
         self.types = program.graph.types
         self.gradients = set(program.training.gradients.values())
-        self.statistics = {s.updated for s in program.training.states if s.kind is StateKind.STATISTIC}
+        self.statistics = program.training.new_statistics
 
     def of(self, node: Node) -> Carries:
         if node.op_type in GATHERS:
-            return Carries.PARAMETERS
+            own = all(name in self.statistics for name in node.outputs)
+            return Carries.OTHER if own else Carries.PARAMETERS
         if any(name in self.gradients for name in node.inputs):
             return Carries.GRADIENTS
         return Carries.OTHER if all(map(self._small, node.outputs)) else Carries.GRADIENTS

@@ -288,6 +288,9 @@ class Shardings:
         own = self.axes[axis] in self.program.mesh.data_axes
         call = Conversion(node.op_type, node.attributes, len(group) == 1, own)
         try:
+            if inside and node.op_type == "Broadcast":
+                new = self.program.training.new_statistics
+                return [convert(replace(call, statistic=to in new), each) for each, to in zip(operands, node.outputs)]
             if inside:
                 return [convert(call, operand) for operand in operands]
             moved = [any(self._differs(each.name, other) for other in group) for each in operands]

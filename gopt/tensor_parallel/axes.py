@@ -12,9 +12,11 @@ from gopt.ir.graph import COMM
 from gopt.mesh import Mesh
 from gopt.sharding.placements import Placement, Shard
 from gopt.tensor_parallel.choose import Choice, choose, experts
+from gopt.tensor_parallel.cost import Cost
 from gopt.tensor_parallel.forward import Forward
 from gopt.tensor_parallel.patterns import Pattern, apply, fed_by
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
+from gopt.tensor_parallel.specs import with_specs
 from gopt.tensor_parallel.tokens import Tokens
 
 TENSOR, EXPERT = "tp", "ep"
@@ -35,6 +37,7 @@ class AxisSplit:
     fed: dict[str, Shard] = field(default_factory=dict)
     cut: dict[str, Shard] = field(default_factory=dict)
     tokens: Tokens | None = None
+    cost: Cost | None = None
 
     @property
     def seeds(self) -> dict[str, Placement]:
@@ -51,6 +54,8 @@ class Request:
     auto: bool = True
     sizes: Sizes = Sizes.BALANCED
     sequence: bool = False
+    configuration: str = ""
+    link: str = ""
 
 
 def splitting_axes(mesh: Mesh, training: TrainingGraph) -> list[str]:
@@ -74,7 +79,7 @@ def split_axes(training: TrainingGraph, mesh: Mesh, request: Request, note: Call
     planner = _Planner(training, mesh, axes, request, note)
     found: list[AxisSplit] = []
     for axis in axes:
-        found.append(_inside(planner.split(axis), found))
+        found.append(replace(_inside(planner.split(axis), found), cost=Cost.parse(request.link, mesh, axis)))
     return found
 
 
@@ -98,7 +103,10 @@ class _Planner:
         request = self.request
         apart = EXPERT not in self.axes
         choices = choose(self.training, members, request.sizes, self.note, apart=apart) if request.auto else {}
-        choices = self._asked(axis, members, choices)
+        choices = with_specs(
+            self.training, self.mesh, axis, request.sizes, self._asked(axis, members, choices),
+            patterns=request.parameters, configuration=request.configuration, note=self.note,
+        )  # fmt: skip
         if not choices:
             raise UnsupportedError(
                 f"no parameter can be split along {axis}: no two products follow one another with nothing between them "

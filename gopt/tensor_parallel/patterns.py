@@ -63,7 +63,7 @@ def apply(
     """
     found = dict(auto)
     products = _Products(training)
-    for name, pattern in _matches([state.tensor for state in training.parameters], patterns, "parameter"):
+    for name, pattern in matches([state.tensor for state in training.parameters], patterns, "parameter"):
         if pattern.word == "replicate":
             found.pop(name, None)
         elif name not in auto or auto[name].why != pattern.word:  # what was found knows heads and runs
@@ -84,7 +84,7 @@ def fed_by(
     Raises OptionError as ``apply`` does.
     """
     found = dict(auto)
-    for name, pattern in _matches(training.batch, tuple(each for each in patterns if each.axis == axis), "batch input"):
+    for name, pattern in matches(training.batch, tuple(each for each in patterns if each.axis == axis), "batch input"):
         if pattern.word == "whole":
             found.pop(name, None)
         else:
@@ -92,7 +92,7 @@ def fed_by(
     return found
 
 
-def _matches(names: Sequence[str], patterns: tuple[Pattern, ...], what: str) -> list[tuple[str, Pattern]]:
+def matches(names: Sequence[str], patterns: tuple[Pattern, ...], what: str) -> list[tuple[str, Pattern]]:
     """Names with the first pattern that fits; raises OptionError for a pattern that fits none."""
     for each in patterns:
         if not any(fnmatchcase(name, each.glob) for name in names):

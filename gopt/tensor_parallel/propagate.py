@@ -1,7 +1,7 @@
 """Placements carried from the states through forward, backward and update, along one axis; mappings where they meet.
 
-One sweep in the order of the nodes. A node takes the cheapest of its strategies: the bytes that bring its operands
-there, and those that complete terms of its results. Gradients need no rule of their own: what stands in the backward
+One sweep in the order of the nodes. A node takes the cheapest of its strategies: what it costs to bring its operands
+there, and to complete terms of its results (``cost``). Gradients need no rule of their own: what stands in the backward
 are operators like others, so the dual of each mapping comes out of the sweep. Terms are summed where they are made,
 unless their one reader passes them on.
 """
@@ -21,6 +21,7 @@ from gopt.sharding.links import Slot, Strategy, strategies
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard, Window, WindowTerms
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.builder import PASS, Builder
+from gopt.tensor_parallel.cost import Cost, Packed
 from gopt.tensor_parallel.expansions import expansion
 from gopt.tensor_parallel.explain import Origin
 from gopt.tensor_parallel.forward import PRODUCTS
@@ -55,15 +56,19 @@ class Propagated:
 def propagate(
     training: TrainingGraph, graph: Graph, axis: str, members: int, seeds: Mapping[str, Placement],
     tokens: Tokens | None = None, others: OtherAxes | None = None, cut: Mapping[str, Shard] | None = None,
+    cost: Cost | None = None,
 ) -> Propagated:  # fmt: skip
     """Split a step along an axis, from the placements of its states and batch inputs. ``graph``: with logical types,
     changed in place; ``others``: the axes along which it is split already.
 
     With ``tokens``, terms may be scattered over them in place of being summed on all members (sequence parallelism).
-    ``cut``: batch inputs that members have whole and read a part of. Raises UnsupportedError where a new state cannot
-    be brought to the placement of the old one.
+    ``cut``: batch inputs that members have whole and read a part of. ``cost``: what mappings cost; by default, bytes.
+    Raises UnsupportedError where a new state cannot be brought to the placement of the old one.
     """
-    return _Sweep(training, graph, axis, members, dict(seeds), tokens, others or OtherAxes(graph)).run(cut or {})
+    weighed = cost or Cost(members)
+    return _Sweep(training, graph, axis, members, dict(seeds), tokens, others or OtherAxes(graph), weighed).run(
+        cut or {}
+    )
 
 
 @dataclass(slots=True)
@@ -75,6 +80,7 @@ class _Sweep:
     placements: dict[str, Placement]
     tokens: Tokens | None
     others: OtherAxes
+    cost: Cost
     build: Builder = field(init=False)
     constants: Constants = field(init=False)
     out: Propagated = field(init=False)
@@ -85,6 +91,8 @@ class _Sweep:
     windows: Windows = field(init=False)
     weights: set[str] = field(default_factory=set)
     """States, and what follows from them alone."""
+    packed: Packed | None = None
+    """Which calls go with others; None where the cost is by bytes."""
 
     def __post_init__(self) -> None:
         self.build = Builder(self.graph, self.axis, self.placements)
@@ -96,6 +104,7 @@ class _Sweep:
         self.weights.update(state.tensor for state in self.training.states)
         for placement in self.placements.values():
             self.windows.note(placement)
+        self.packed = Packed.of(self.graph) if self.cost.link is not None else None
 
     def run(self, cut: Mapping[str, Shard]) -> Propagated:
         wanted = result_placements(self.training, self.placements)
@@ -230,7 +239,7 @@ class _Sweep:
     def _least(
         self, node: Node, known: Sequence[Placement], options: Sequence[Strategy]
     ) -> tuple[Strategy | None, float]:  # fmt: skip
-        """The option that sends the fewest bytes, and how many; the first of those that send as many."""
+        """The option that costs least, and how much; the first of those that cost as much."""
         best, least = None, float("inf")
         for option in options:
             cost = self._weigh(node, known, option)
@@ -239,18 +248,22 @@ class _Sweep:
         return best, least
 
     def _weigh(self, node: Node, known: Sequence[Placement], option: Strategy) -> float:
-        """The bytes that a strategy sends: to place operands, and to complete terms of results."""
+        """What a strategy costs: to place operands, and to complete terms of results."""
         cost = sum(self._cost(name, a, b) for name, a, b in zip(node.inputs, known, option.operands) if name)
         for name, placement in zip(node.outputs, option.results):
             if isinstance(placement, Partial):
-                cost += Conversion(placement, REPLICATED).sent(self._bytes(name), self.members)
+                cost += self._priced(name, placement, REPLICATED)
             elif isinstance(placement, WindowTerms):
-                cost += Conversion(placement, self.windows.part(placement)).sent(self._bytes(name), self.members)
+                cost += self._priced(name, placement, self.windows.part(placement))
         return cost
 
     def _cost(self, name: str, before: Placement, after: Placement) -> float:
-        sent = Conversion(before, after).sent(self._bytes(name), self.members)
-        return sent * _WEIGHT if name in self.weights and isinstance(before, Shard) else sent
+        cost = self._priced(name, before, after)
+        return cost * _WEIGHT if name in self.weights and isinstance(before, Shard) else cost
+
+    def _priced(self, name: str, before: Placement, after: Placement) -> float:
+        packed = self.packed is not None and self.packed.has(name, self.build.phase)
+        return self.cost.of(before, after, self._bytes(name), packed=packed)
 
     def _bytes(self, name: str) -> int:
         type = self.graph.type_of(name)

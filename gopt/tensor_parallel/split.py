@@ -10,6 +10,7 @@ from gopt.ir.graph import Graph
 from gopt.sharding.placements import PARTS, Placement, Sharding
 from gopt.tensor_parallel.axes import AxisSplit
 from gopt.tensor_parallel.check import Checker, check, check_together
+from gopt.tensor_parallel.marks import Marks
 from gopt.tensor_parallel.other_axes import OtherAxes
 from gopt.tensor_parallel.propagate import Propagated, propagate
 
@@ -24,8 +25,8 @@ class SplitStep:
     along: list[Propagated]
 
 
-def split_step(training: TrainingGraph, splits: Sequence[AxisSplit]) -> SplitStep:
-    """Split a step; the result holds against the rules along every axis.
+def split_step(training: TrainingGraph, splits: Sequence[AxisSplit], marks: Marks | None = None) -> SplitStep:
+    """Split a step; the result holds against the rules along every axis. ``marks``: what the user says of gradients.
 
     Raises UnsupportedError where two axes do not go together, InvariantError where the result breaks a rule.
     """
@@ -35,7 +36,11 @@ def split_step(training: TrainingGraph, splits: Sequence[AxisSplit]) -> SplitSte
     along = []
     for split in splits:
         others = OtherAxes(graph, tuple(checkers))
-        made = propagate(training, graph, split.axis, split.members, split.seeds, split.tokens, others, split.cut)
+        made = propagate(
+            training, graph, split.axis, split.members, split.seeds, split.tokens, others, split.cut, split.cost
+        )
+        if marks is not None and (count := marks.settle(graph, split.axis, made.placements)):
+            made.conversions["mean as marked"] = count
         along.append(replace(made, graph=replace(graph, types=dict(graph.types))))
         checkers.append(Checker(graph, split.axis, axes, check(training, graph, split.axis, split.seeds, axes)))
     placements: dict[str, Mapping[str, Placement]] = {}

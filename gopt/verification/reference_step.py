@@ -55,10 +55,13 @@ class ReferenceProgram:
     def __init__(
         self, training: TrainingGraph, mesh: Mesh, cache: SessionCache, gates: Sequence[Gate] = (),
         reduction: LossReduction = LossReduction(), shared: SynchronisedValues = SynchronisedValues(),
+        statistics: str = "mean",
     ) -> None:  # fmt: skip
+        """``statistics``: of which ranks new ones are: their ``mean``, or those of the ``root``."""
         self.training = training
         self.reduction = reduction
         self.shared = shared
+        self.statistics_rule = statistics
         self.call = equal_members(mesh)
         self.gradients = set(training.gradients.values())
         self.marked = next(iter(training.gradients.values()))
@@ -117,7 +120,8 @@ class ReferenceProgram:
         new = {}
         for state in self.training.states:
             if state.kind is StateKind.STATISTIC:
-                new[state.tensor] = mean_of([own[state.tensor] for own in local.statistics])
+                each = [own[state.tensor] for own in local.statistics]
+                new[state.tensor] = each[0] if self.statistics_rule == "root" else mean_of(each)
             else:
                 new[state.tensor] = np.asarray(updated[state.updated])
         return ReferenceStep(new, local, means, {name: np.asarray(updated[name]) for name in self.gate_outputs})

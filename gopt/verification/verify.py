@@ -76,7 +76,9 @@ class Verifier:
         self.gates = find_gates(self.training)
         reduction = LossReduction.parse(self.manifest.loss_reduction)
         shared = self.manifest.synchronised
-        self.reference = ReferenceProgram(self.training, self.mesh, self.cache, self.gates, reduction, shared)
+        self.reference = ReferenceProgram(
+            self.training, self.mesh, self.cache, self.gates, reduction, shared, self.manifest.statistics
+        )
         self.reference.refuse_inputs(self.random_inputs.fed)
         self.ranks = [
             read_rank(

@@ -19,12 +19,13 @@ MODEL = str(FIXTURES / "gpt_adamw.onnx")
 def test_auto_takes_the_first_and_says_why(options, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     plan = [each for each in options if each not in ("--statistics", "local")]
-    assert main(["plan", MODEL, "--ranks", "4", *plan, "--json"]) == 0
+    assert main(["plan", MODEL, "--mesh", "shard=4", *plan, "--json"]) == 0
     first = json.loads(capsys.readouterr().out)["choices"][0]
     assert main(["shard", MODEL, "--ranks", "4", "--auto", *options, "-o", "out"]) == 0
     assert f"chosen of 10: stage {first['stage']}, {first['partition']}" in capsys.readouterr().out
     report = json.loads(Path("out/report.json").read_text())
     jsonschema.validate(report, json.loads((ROOT / "gopt/schemas/report.schema.json").read_text()))
+    assert (first.pop("mesh"), first.pop("batches")) == ("shard=4", 4)
     assert {key: report["choice"][key] for key in first} == first
     assert report["choice"]["weighed"] == 10
     shard = next(each for each in report["pipeline"] if each["name"] == "shard")
@@ -55,3 +56,18 @@ def test_auto_refuses(options, tmp_path, monkeypatch, capsys):
     assert main(["shard", MODEL, "--ranks", "4", *options]) == 2
     assert capsys.readouterr().err.count("gopt: error:") == 1
     assert not list(Path().iterdir())
+
+
+def test_a_link_settles_what_tensor_parallelism_sends(tmp_path, monkeypatch, capsys):
+    """Without --auto too; a folder that is resharded leaves links of other axes out."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["shard", MODEL, "--mesh", "dp=2,tp=2", "--link", "dp=1GB/s,tp=1000GB/s:1ms", "-o", "out"]) == 0
+    first = json.loads(Path("out/report.json").read_text())["pipeline"][0]
+    assert first["options"]["link"] == "dp=1GB/s,tp=1000GB/s:1ms"
+    assert first["facts"]["mappings"]["gather from region"] > 0
+    assert main(["reshard", "out", "--mesh", "shard=2,tp=2", "-o", "again"]) == 0
+    assert "link=dp=1GB/s,tp=1000GB/s:1ms is dropped" in capsys.readouterr().err
+    assert json.loads(Path("again/report.json").read_text())["pipeline"][0]["options"]["link"] == ""
+    assert main(["shard", MODEL, "--mesh", "dp=2,tp=2", "--link", "tp=1GB/s", "--dry-run"]) == 2
+    assert main(["shard", MODEL, "--mesh", "rep=2", "--axis", "rep=replica", "--link", "1GB/s", "--dry-run"]) == 2
+    assert "no axis of the mesh rep=2 splits the computation" in capsys.readouterr().err

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import json
 
 import pytest
@@ -13,7 +16,7 @@ MODEL = str(FIXTURES / "gpt_adamw.onnx")
 
 def test_the_table_is_a_line_a_choice(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert main(["plan", MODEL, "--ranks", "4", "--link", "200GB/s:5us", "--memory", "1GB"]) == 0
+    assert main(["plan", MODEL, "--mesh", "shard=4", "--link", "200GB/s:5us", "--memory", "1GB"]) == 0
     text = capsys.readouterr().out
     assert "least time of those that fit" in text
     assert "best: stage " in text
@@ -38,17 +41,33 @@ def test_json_has_every_choice(capsys):
 
 
 def test_nothing_fits(capsys):
-    assert main(["plan", MODEL, "--ranks", "4", "--memory", "1KB"]) == 0
+    assert main(["plan", MODEL, "--mesh", "shard=4", "--memory", "1KB"]) == 0
     assert "nothing fits in 1.0 KiB" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
-def test_figures_of_the_plan_are_those_of_the_report(stage, capsys):
-    assert main(["plan", MODEL, "--ranks", "4", "--bucket-mb", "0.005", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["choices"]
-    assert main(["shard", MODEL, "--ranks", "4", "--bucket-mb", "0.005", "--stage", stage, "--dry-run", "--json"]) == 0
+@functools.cache
+def planned(*options: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(["plan", MODEL, *options, "--bucket-mb", "0.005", "--json"]) == 0
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("mesh", "stage", "link"),
+    [
+        ("shard=4", 0, ""), ("shard=4", 1, ""), ("shard=4", 2, ""), ("shard=4", 3, ""), ("shard=2,tp=2", 0, ""),
+        ("shard=2,tp=2", 2, "200GB/s:5us"), ("shard=2,tp=2", 3, ""), ("tp=4", 0, "200GB/s:5us"),
+    ],
+)  # fmt: skip
+def test_figures_of_the_plan_are_those_of_the_report(mesh, stage, link, capsys):
+    """Of rows that were weighed beside those of other meshes."""
+    links = ["--link", link] if link else []
+    rows = json.loads(planned("--ranks", "4", *links))["choices"]
+    given = [*(links if "tp" in mesh else []), "--bucket-mb", "0.005", "--stage", str(stage)]
+    assert main(["shard", MODEL, "--mesh", mesh, *given, "--dry-run", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    row = next(row for row in rows if (row["stage"], row["partition"]) == (int(stage), "flat"))
+    row = next(row for row in rows if (row["mesh"], row["stage"], row["partition"]) == (mesh, stage, "flat"))
     assert row["bucket_mb"] == 0.005
     assert row["traffic"] == {key: report["figures"]["traffic"][key] for key in row["traffic"]}
     assert row["calls"] == report["figures"]["calls"]
@@ -57,10 +76,36 @@ def test_figures_of_the_plan_are_those_of_the_report(stage, capsys):
         assert row["bytes"][kind] == max(rank["bytes"][kind] for rank in report["ranks"])
 
 
+def test_ranks_alone_ask_for_meshes(capsys, monkeypatch):
+    """In eighty columns: every stage of every mesh once, reasons and remarks under the table."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["plan", MODEL, "--ranks", "4", "--bucket-mb", "0.005", "--link", "200GB/s:5us"]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    head = next(place for place, line in enumerate(lines) if line.split()[:2] == ["shard", "tp"])
+    assert lines[head].split()[-1] == "time/batch"
+    rows = [line.split() for line in lines[head + 1 :] if line.rstrip().endswith(" ms")]
+    assert sorted((int(row[1]), int(row[2]), int(row[3])) for row in rows) == [
+        (1, 4, 0), *((2, 2, stage) for stage in range(4)), *((4, 1, stage) for stage in range(4))
+    ]  # fmt: skip
+    assert "times the time of the first for each batch" in text
+    assert "tp=4: a product over 2 heads of 8 stays whole" in text
+    assert "best: shard=4, stage" in text and "gopt shard --mesh shard=4 --auto takes it" in " ".join(text.split())
+
+
+def test_what_fits_may_need_ranks_that_compute_together(capsys):
+    assert main(["plan", MODEL, "--ranks", "4", "--bucket-mb", "0.005", "--memory", "120KB", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["ranks"] == 4 and "mesh" not in record
+    fit = {row["mesh"] for row in record["choices"] if row["fits"]}
+    assert record["choices"][0]["mesh"] == "shard=2,tp=2" and "shard=4" not in fit
+
+
 def test_eighty_columns_hold_the_table(capsys, monkeypatch):
     """Reasons stand under it, a line each; no cell is broken."""
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["plan", MODEL, "--ranks", "4", "--link", "200GB/s:5us"]) == 0
+    assert main(["plan", MODEL, "--mesh", "shard=4", "--link", "200GB/s:5us"]) == 0
     lines = capsys.readouterr().out.splitlines()
     head = next(place for place, line in enumerate(lines) if line.split()[:1] == ["stage"])
     assert lines[head].split()[-1] == "time" and all(len(line) <= 80 for line in lines)

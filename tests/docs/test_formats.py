@@ -112,6 +112,7 @@ OPTIONS = {
     "auto": ("mlp_adamw", "--ranks", "2", "--auto", "--memory", "1GB", "--link", "1GB/s:5us"),
     "kinds": ("mlp_adamw", "--mesh", "zone=2,shard=2", "--axis", "zone=data"),
     "local": ("cnn_sgd", "--ranks", "2", "--statistics", "local"),
+    "root": ("cnn_sgd", "--ranks", "2", "--statistics", "root"),
     "weighted": ("mlp_sgd", "--ranks", "2", "--loss-reduction", "weighted:sum_1"),
     "broadcast": ("gpt_adamw", "--ranks", "2", "--partition", "whole", "-O", "shard.style=broadcast"),
     "held back": ("gpt_adamw", "--ranks", "2", "--stage", "3", "-O", "overlap.limit-mb=0"),

@@ -63,7 +63,7 @@ def test_the_curves_agree_and_the_loss_falls(example, counts, falls, digits, tmp
     judged = [line.partition(": ")[2] for line in done.stdout.splitlines() if ", merged: " in line]
     assert len(judged) == len(counts) and len(set(judged)) == 1, "trained alike, judged alike"
     assert done.stdout.count("the same curve") == len(counts) - 1
-    titles = [f"{count} rank{'s' * (count > 1)}" for count in counts]
+    titles = [each if isinstance(each, str) else f"{each} rank{'s' * (each > 1)}" for each in counts]
     assert all(f"{title}, loss by step" in done.stdout for title in titles)
 
 

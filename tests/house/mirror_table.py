@@ -57,7 +57,7 @@ _SHOWN = "a table: what it shows is tested with its command"
 _RECORDS = "records without behaviour"
 
 TESTED_ELSEWHERE: dict[str, Elsewhere] = {
-    **_each("sharding.traffic", "bytes of calls", "offline/test_topology.py", "passes/test_overlap.py"),
+    **_each("sharding.traffic", "bytes of calls", "offline/test_times.py", "passes/test_overlap.py"),
     **_each("lower.rank_graph", _RECORDS, "lower/test_specialise.py"),
     **_each(
         "lower.lowering", "the order in which ranks are made and checked", "lower/test_invariants.py",
@@ -124,7 +124,6 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("passes", "the table of passes", "passes/test_passes_base.py"),
     **_each("passes.hoist_casts", _GOLDEN, "golden/hoist-casts", "passes/test_passes_shard.py"),
     **_each("passes.prune", _GOLDEN, "golden/prune"),
-    **_each("passes.statistics", _GOLDEN, "golden/statistics", "numeric/test_synchronised.py"),
     **_each(
         "passes.refold_optimizers passes.refold_optimizers.match", _GOLDEN, "golden/refold-optimizers",
         "opaque/test_shard_opaque.py",

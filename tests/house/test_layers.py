@@ -16,6 +16,7 @@ LAYERS = (
         "gopt.sanitize",
         "gopt.documents",
         "gopt.mesh",
+        "gopt.topology",
         "gopt.sharding.placements",
         "gopt.sharding.boxes",
     },

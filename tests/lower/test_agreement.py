@@ -42,6 +42,28 @@ def no_all_reduce(step: SpmdProgram) -> None:
         hand_on(step, node)
 
 
+def no_sum_over_members(step: SpmdProgram) -> None:
+    """Gradients of norms that read parts of the tokens are averaged over samples alone."""
+    gradients = set(step.source.gradients.values())
+    for node in list(calls(step, "AllReduce", "tp")):
+        if gradients.intersection(node.outputs):
+            hand_on(step, node)
+
+
+def summed_over_samples(step: SpmdProgram) -> None:
+    """The same gradients, the final norm's among them, are summed over another group."""
+    gradients = set(step.source.gradients.values())
+    for node in list(calls(step, "AllReduce", "tp")):
+        if gradients.intersection(node.outputs):
+            change_attributes(step, node, group="dp")
+
+
+def no_member_is_asked(step: SpmdProgram) -> None:
+    """As where one group of one rank switches off the reductions of all groups."""
+    for node in list(calls(step, "AllReduce", "tp")):
+        hand_on(step, node)
+
+
 def one_axis_of_two(step: SpmdProgram) -> None:
     for node in list(calls(step, "AllReduce", "dp+shard")):
         change_attributes(step, node, group="shard")
@@ -267,6 +289,11 @@ class Case:
     runs: bool = True
 
     @property
+    def split(self) -> dict[str, object]:
+        """Options of the pass that splits the computation."""
+        return {"sequence": self.plant in (no_sum_over_members, summed_over_samples)} if "tp" in self.mesh else {}
+
+    @property
     def options(self) -> dict[str, object]:
         if self.plant is swapped_regather:
             return {"bucket_mb": 0.02}
@@ -278,6 +305,9 @@ CASES = [
     Case(no_all_reduce, "mlp_adamw", "shard=3", 0, r"state 'fc1.*along shard"),
     Case(no_all_reduce, "mlp_adamw", "dp=2,shard=2", 0, r"state 'fc1.*along dp\+shard"),
     Case(no_all_reduce, "mlp_adamw", "shard=2", 0, r"state 'fc1.*along shard", 2),
+    Case(no_sum_over_members, "gpt_adamw", "shard=2,tp=2", 2, r"state '.* along tp$"),
+    Case(summed_over_samples, "gpt_adamw", "dp=2,tp=2", 0, r"state 'blocks.*ln.* along tp$"),
+    Case(no_member_is_asked, "mlp_mom_clip_sched", "dp=1,tp=2", 0, r"state 'fc.* along tp$"),
     Case(one_axis_of_two, "mlp_adamw", "dp=2,shard=2", 0, r"state 'fc1.*along dp$"),
     Case(one_axis_of_two, "cnn_mom_fp16", "dp=2,shard=2", 0, r"along dp$"),
     Case(no_outer_reduction, "mlp_adamw", "dp=2,shard=2", 2, r"state 'fc1.*along dp$"),
@@ -327,7 +357,7 @@ def _name(case: Case) -> str:
 
 def shard(case: Case) -> api.Sharded:
     source = gopt.load(FIXTURES / f"{case.name}.onnx")
-    pipeline = planted_pipeline(case.plant, case.stage, **case.options)
+    pipeline = planted_pipeline(case.plant, case.stage, split=case.split, **case.options)
     return gopt.shard(source, Mesh.parse(case.mesh), accumulate=case.micro_steps, pipeline=pipeline)
 
 

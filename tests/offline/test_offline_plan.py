@@ -10,8 +10,19 @@ from helpers import source
 
 from gopt.errors import OptionError, UnsupportedError
 from gopt.mesh import Mesh
-from gopt.offline.plan import Choice, ShardSettings, best, bucket_choices, choices, estimate_cost, rank_choices
-from gopt.offline.topology import CommTimes, Topology
+from gopt.offline.plan import (
+    Choice,
+    ShardSettings,
+    best,
+    bucket_choices,
+    choices,
+    estimate_cost,
+    rank_choices,
+    split_program,
+)
+from gopt.offline.times import CommTimes
+from gopt.pipeline import Pipeline
+from gopt.topology import Topology
 
 
 @functools.cache
@@ -45,9 +56,8 @@ def test_every_choice_once(name):
 def test_what_is_copied_from_stage_1_is_right():
     for each in weighed():
         if each.settings.stage == 2:
-            assert (
-                estimate_cost(source("gpt_adamw").training, Mesh((("shard", 4),)), each.settings, one_link(4)) == each
-            )
+            split = split_program(source("gpt_adamw").training, Mesh((("shard", 4),)), one_link(4))
+            assert estimate_cost(split, each.settings, one_link(4)) == each
 
 
 def test_caps_that_give_the_same_buckets_are_tried_once():
@@ -93,18 +103,53 @@ def test_a_choice_that_hides_everything_is_no_divisor():
 
 
 def test_an_uneven_cut_is_named():
-    training, mesh = source("cnn_mom_fp16").training, Mesh((("shard", 8),))
+    mesh = Mesh((("shard", 8),))
     topology = Topology.parse("1MB/s", mesh)
-    rows = rank_choices(
-        [estimate_cost(training, mesh, ShardSettings(2, cut), topology) for cut in ("whole", "flat")], None
-    )
+    split = split_program(source("cnn_mom_fp16").training, mesh, topology)
+    rows = rank_choices([estimate_cost(split, ShardSettings(2, cut), topology) for cut in ("whole", "flat")], None)
     assert rows[0].choice.settings.partition == "flat"
     assert "the ring waits for the largest share" in rows[1].why
 
 
-@pytest.mark.parametrize("axes", [(("shard", 1),), (("dp", 4),), (("shard", 2), ("tp", 2))])
-def test_any_mesh_is_weighed(axes):
+@pytest.mark.parametrize(
+    ("axes", "count"), [((("shard", 1),), 1), ((("dp", 4),), 1), ((("shard", 2), ("tp", 2)), 10), ((("tp", 2),), 1)]
+)
+def test_any_mesh_is_weighed(axes, count):
+    """Where no ranks share states all stages are one."""
     found = rank_choices(list(choices(source("mlp_adamw").training, Mesh(axes))), None)
-    assert len(found) == 10
+    assert len(found) == count
     with pytest.raises(UnsupportedError):
         next(choices(source("mlp_adamw").training, Mesh((*axes, ("pp", 2)))))
+
+
+def test_a_step_is_split_once_for_all_choices(monkeypatch):
+    """And stays as it is: each choice has a fork of it."""
+    asked: list[tuple[str, Mesh]] = []
+
+    def counted(self, program):
+        asked.extend((stage.spec.name, program.mesh) for stage in self.stages)
+        return run(self, program)
+
+    run = Pipeline.run
+    monkeypatch.setattr(Pipeline, "run", counted)
+    mesh = Mesh((("shard", 2), ("tp", 3)))  # parts of two sizes
+    found = list(choices(source("mlp_adamw").training, mesh))
+    names = [name for name, _ in asked]
+    assert names.count("tensor-parallel") == 1 and names.count("shard") == len(found) - 3  # stage 2 is stage 1's
+    for each in found[-1:] + found[:1]:
+        assert estimate_cost(split_program(source("mlp_adamw").training, mesh), each.settings, None) == each
+
+
+def test_what_calls_add_counts_for_each_batch():
+    """Two ranks that compute a batch together need half the time a step of two that see batches of their own may."""
+    one = weighed()[0]
+    assert one.batches == 4
+    two = replace(one, mesh=Mesh((("shard", 2), ("tp", 2))))
+    assert (two.seconds, two.sent) == (pytest.approx(2 * one.seconds, rel=0.01), 2 * one.sent)
+    rows = rank_choices([two, one], None)
+    assert rows[0].choice is one
+    assert rows[1].why.startswith("2.00 times the time of the first for each batch: ")
+    bytes_ = rank_choices([replace(two, times=None), replace(one, times=None)], None)
+    assert bytes_[1].why == "sends 2.00 times the bytes for each batch"
+    alone = replace(one, times=None, costs=replace(one.costs, traffic=replace(one.costs.traffic, sent=0)))
+    assert "sends " in rank_choices([one, alone], None)[1].why

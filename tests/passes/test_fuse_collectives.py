@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from call_graphs import Calls, calls, run, same
-from helpers import FIXTURES
+from helpers import FIXTURES, source
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recipes import Recipe, build
 
 import gopt
 from gopt.analysis.partition import choose_cap, default_cap, next_fit, packing_bound
 from gopt.errors import OptionError
-from gopt.ir.graph import SPMD
+from gopt.ir.graph import COMM, SPMD
+from gopt.ir.load import load
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.passes.fuse_collectives import Options, fuse_collectives
@@ -131,6 +134,40 @@ def test_parallel_chains_advance_side_by_side():
     assert [len(node.inputs) for node in calls(step)] == [2, 2, 2]
 
 
+@pytest.mark.parametrize("cap", [None, 40 / MIB])
+def test_a_reduction_that_feeds_another_is_packed_level_by_level(cap):
+    """Gradients as the backward makes them: a sum over one axis, cast or not, then the mean over another; and norms
+    of what comes out, which are completed along the first axis again."""
+    b = Calls()
+    x = b.input((4, 4))
+    norms = []
+    for number in range(4):
+        x = b.op("MatMul", x, x)
+        made = b.call("AllReduce", b.op("Neg", x), reduce="sum", group="tp")
+        made = b.op("Abs", made) if number % 2 else made
+        mean = b.call("AllReduce", made, reduce="mean", group="dp")
+        norms.append(
+            b.call("AllReduce", b.op("Sqrt", b.op("Abs", mean, late=True), late=True), reduce="sum", group="tp")
+        )
+    for each in norms:
+        b.op("Neg", each, late=True)
+    step = b.step(mesh=Mesh((("dp", 2), ("tp", 2))))
+    step, facts = fused(step, cap_mb=cap)
+    found = [(node.attributes["group"], len(node.inputs)) for node in calls(step)]
+    assert found == ([("tp", 4), ("dp", 4), ("tp", 4)] if cap is None else found)
+    assert cap is None or facts["fused_calls"] == 0  # 64 bytes each: one tensor a call
+
+
+def test_what_the_backward_waits_for_is_not_held_back():
+    """The first sum is read by a product of the backward, so it does not wait for the second."""
+    b = Calls()
+    first = b.call("AllReduce", b.op("Neg", b.input((4, 4))), reduce="sum")
+    second = b.call("AllReduce", b.op("MatMul", first, first), reduce="sum")
+    b.call("AllReduce", second, reduce="max")
+    step, facts = fused(b.step())
+    assert [len(node.inputs) for node in calls(step)] == [1, 1, 1] and facts["fused_calls"] == 0
+
+
 def test_readers_in_the_update_wait():
     """Each gradient's update stands right behind its call in the file."""
     b = Calls()
@@ -233,6 +270,47 @@ def locals_of(b: Calls, step: SpmdProgram, groups, cuts: tuple[int, ...]) -> Non
     step.graph.outputs = {"shown": step.graph.types["shown"]}
 
 
+def chained(b: Calls, x: str, *steps: tuple[str, str]) -> str:
+    """One call behind the other, each of a group and a reduction."""
+    for group, reduce in steps:
+        x = b.call("AllReduce", x, group=group, reduce=reduce)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("steps", "left"),
+    [
+        ((("tp", "sum"), ("cp", "sum")), ["cp+tp"]),
+        ((("tp", "sum"), ("dp", "sum"), ("cp", "sum")), ["dp+tp", "cp"]),
+        ((("tp", "sum"), ("cp", "mean")), ["tp", "cp"]),
+        ((("tp", "sum"), ("tp", "sum")), ["tp", "tp"]),
+    ],
+)  # fmt: skip
+def test_a_sum_over_one_axis_and_then_another_is_one_over_both(steps, left):
+    b = Calls()
+    b.op("Neg", chained(b, b.op("Neg", b.input((4,))), *steps))
+    for node in b.nodes:
+        node.made_by = "plant" if node.domain == COMM else ""
+    step = b.step(mesh=Mesh((("dp", 2), ("cp", 2), ("tp", 2))))
+    before = run(step)
+    facts = dict(fuse_collectives(step, Options()).facts)
+    assert [node.attributes["group"] for node in calls(step)] == left
+    assert facts.get("reduce_reduce", 0) == len(steps) - len(left)
+    for one, other in zip(before, run(step), strict=True):
+        assert all(np.allclose(value, other[name], rtol=1e-5) for name, value in one.items())
+
+
+def test_a_sum_that_is_read_before_it_goes_on_stays():
+    b = Calls()
+    first = b.call("AllReduce", b.op("Neg", b.input((4,))), group="tp", reduce="sum")
+    b.op("Neg", first)
+    b.op("Neg", b.call("AllReduce", first, group="cp", reduce="sum"))
+    for node in b.nodes:
+        node.made_by = "plant" if node.domain == COMM else ""
+    step, _ = fused(b.step(mesh=Mesh((("cp", 2), ("tp", 2)))))
+    assert [node.attributes["group"] for node in calls(step)] == ["tp", "cp"]
+
+
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("classes", [1, 2])
 def test_an_all_reduce_of_which_ranks_read_their_part_is_a_reduce_scatter(together, classes):
@@ -322,6 +400,64 @@ def test_gradients_of_a_step_travel_together(name, ranks, tmp_path):
         )
     result = Verifier(tmp_path / "out").run(steps=2, confirm=False)
     assert result.equal, result.to_json()
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "stage", "expected"),
+    [
+        ("gpt_adamw", "dp=2,tp=2", 0, ["tp 14", "dp 28"]),
+        ("gpt_adamw", "shard=2,tp=2", 2, ["tp 14", "shard 15", "shard 13"]),
+        ("gpt_adamw_clip_sched_fp16", "dp=2,tp=2", 0, ["tp 14", "dp 16", "dp 12", "tp 13"]),
+        (
+            "gpt_adamw_clip_sched_fp16", "shard=2,tp=2", 3,
+            ["shard 12", "tp 14", "shard 4", "shard 11", "shard 1", "shard 14", "tp 13"],
+        ),
+        ("mlp_adamw_fp16_scaler", "dp=2,tp=2", 0, ["dp 4", "tp 3"]),
+        ("gpt_adamw", "dp=2,cp=2,tp=2", 0, ["cp 14", "cp+tp 14", "dp 28"]),
+    ],
+)  # fmt: skip
+def test_reductions_of_a_split_step_take_a_call_for_each_group_level_and_type(name, mesh, stage, expected):
+    """Sums of the gradients of norms over tp, means over data axes behind them,
+    then the scalars of all gradients: a norm or a flag over the axis that shares out states, then over tp."""
+    options = {"shard": {"stage": stage}, "tensor-parallel": {"sequence": "gpt" in name}}
+    made = gopt.shard(source(name), Mesh.parse(mesh), pipeline=build_pipeline(defaults=options))
+    gradients = set(made.program.source.gradients.values())
+    behind, found = set(), []
+    for node in made.program.graph.nodes:
+        if gradients.intersection(node.outputs) or any(name in behind for name in node.reads):
+            behind.update(node.outputs)
+            if node.op_type in ("AllReduce", "ReduceScatter") and node.domain == COMM:
+                found.append(f"{node.attributes['group']} {len(node.inputs)}")
+    assert found == expected
+
+
+def test_a_group_of_one_leaves_no_call_and_takes_none_from_the_others():
+    one = gopt.shard(source("mlp_adamw"), Mesh.parse("dp=1,tp=2"), stage=0)
+    two = gopt.shard(source("mlp_adamw"), Mesh.parse("tp=2"), stage=0)
+    kinds = [
+        [(n.op_type, n.attributes["group"]) for n in each.program.graph.nodes if n.domain == COMM]
+        for each in (one, two)
+    ]
+    assert kinds[0] == kinds[1] and {group for _, group in kinds[0]} == {"tp"}
+    data = gopt.shard(source("mlp_adamw"), Mesh.parse("dp=2,tp=1"), stage=0)
+    assert {n.attributes["group"] for n in data.program.graph.nodes if n.domain == COMM} == {"dp"}
+
+
+def test_a_member_without_a_part_takes_part_in_every_call(tmp_path):
+    """Two columns on three members: the last has nothing of the pair, and nothing of their gradients."""
+    path = tmp_path / "step.onnx"
+    path.write_bytes(build(Recipe(widths=(3, 2, 4), norm="sumsquare-chain")).SerializeToString())
+    options = {"shard": {"stage": 0}, "tensor-parallel": {"parameters": "w0:dim1;b0:dim0;w1:dim0"}}
+    pipeline = build_pipeline(defaults=options)
+    gopt.shard(gopt.load(path), Mesh.parse("dp=2,tp=3"), pipeline=pipeline).write(tmp_path / "out")
+    ranks = [load(tmp_path / "out" / f"rank_000{rank}.onnx", own=True) for rank in range(6)]
+    lists = [
+        [(n.op_type, n.attributes["group"], len(n.inputs)) for n in rank.nodes if n.domain == COMM] for rank in ranks
+    ]
+    assert all(each == lists[0] for each in lists) and {group for _, group, _ in lists[0]} == {"dp", "tp"}
+    empty = [name for name, type in ranks[2].inputs.items() if 0 in type.dims]
+    assert empty
+    assert Verifier(tmp_path / "out").run(steps=2).equal
 
 
 def test_bucket_mb_caps_both_passes(tmp_path):

@@ -311,16 +311,34 @@ def test_ranks_that_start_apart_are_told_so(tmp_path):
     (tmp_path / "other.ranks" / "states.bin").write_bytes(raw)
     _, mesh = read_manifest(folder)
 
-    def jobs(sync: bool) -> list[Job]:
+    def jobs(sync: str | None) -> list[Job]:
         common = {"data": data, "steps": 2, "settings": settings(folder), "sync_init": sync}
         return [Job(folder=each, **common) for each in (folder, tmp_path / "other.ranks")]
 
-    def work(sync: bool) -> Any:
+    def work(sync: str | None) -> Any:
         return run_threads(mesh, 5.0, lambda e: Trainer(jobs(sync)[e.rank], e, lambda s, c: None).run(lambda p: None))
 
     with pytest.raises(RunError, match="start with different values"):
-        work(False)
-    work(True)
+        work(None)
+    work("all")
+    work("shard")
+
+
+@mpi
+def test_processes_that_start_apart_are_told_so_unless_the_first_gives_its_values(tmp_path):
+    folder, data = written(tmp_path, "dp=2", stage=0), samples(tmp_path)
+    shutil.copytree(folder, tmp_path / "other.ranks")
+    raw = bytearray((folder / "states.bin").read_bytes())
+    raw[3] ^= 64
+    (tmp_path / "other.ranks" / "states.bin").write_bytes(raw)
+    own, other = command(folder, data, 1), command(tmp_path / "other.ranks", data, 1)
+
+    def work(*more: str) -> subprocess.CompletedProcess[str]:
+        return run([launch.mpiexec(), "-n", "1", *own, *more, ":", "-n", "1", *other, *more])
+
+    done = work()
+    assert done.returncode == 5 and "rank 1 and rank 0 start with different values of" in done.stderr
+    assert work("--sync-init", "dp").returncode == 0
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------

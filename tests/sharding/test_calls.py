@@ -134,3 +134,11 @@ def test_a_root_of_two_axes_is_refused():
 def test_over_several_axes_places_in_the_group_are_no_places_along_one():
     call = Conversion("ReduceScatter", {"reduce": "mean", "cuts": list(CUTS)}, alone=False)
     assert convert(call, Operand("x", PER_MEMBER)) == PER_MEMBER
+
+
+def test_the_first_members_statistics_will_do_for_all_and_no_other_value_will():
+    sent = {"root": 0, "dtype": "float32", "shapes": ["2"]}
+    own = Operand("running_mean", PER_MEMBER)
+    assert convert(Conversion("Broadcast", sent, statistic=True), own) == REPLICATED
+    with pytest.raises(Mismatch, match="a value on member 0"):
+        convert(Conversion("Broadcast", sent), own)

@@ -34,7 +34,10 @@ def seeds(training: TrainingGraph, members: int) -> dict[str, Placement]:
 
 
 def split(name: str, members: int = 2, *, sequence: bool = False) -> Split:
-    training = source(name).training
+    return split_training(source(name).training, members, sequence=sequence)
+
+
+def split_training(training: TrainingGraph, members: int = 2, *, sequence: bool = False) -> Split:
     tokens = Tokens.streams(Forward(training), members, Sizes.BALANCED) if sequence else None
     states = seeds(training, members)
     return Split(training, states, propagate(training, training.graph.copy(), "tp", members, states, tokens))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from helpers import NAMES
-from splits import Split, split
+from helpers import NAMES, Builder, Network, sgd
+from splits import Split, split, split_training
 
+import gopt
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node, clone
 from gopt.ir.phase import Phase
+from gopt.mesh import Mesh
 from gopt.sharding.placements import Shard
 from gopt.tensor_parallel.check import check
+from gopt.verification.verify import Verifier
 
 
 def judge(made: Split, nodes: list[Node] | None = None) -> None:
@@ -77,6 +80,38 @@ def test_a_gradient_by_tokens_is_not_summed():
     refused(made, without(made, [call]), "partial sum")
 
 
+def scaled_columns() -> Builder:
+    """tanh(x w0 t) w1, with one number ``t`` for all columns: it is whole, and its gradient is a sum over them."""
+    b = Builder()
+    x, y = b.input("x", (4, 3)), b.input("y", (4, 2))
+    w0, t, w1 = b.parameter("w0", (3, 8)), b.parameter("t", (1,)), b.parameter("w1", (8, 2))
+    h = b.op("MatMul", x, w0)
+    a = b.op("Tanh", b.op("Mul", h, t))
+    difference = b.op("Sub", b.op("MatMul", a, w1), y)
+    net = Network(b, {w0: (3, 8), t: (1,), w1: (8, 2)})
+    net.loss = b.op("ReduceMean", b.op("Mul", difference, difference), keepdims=0)
+    delta = b.op("Mul", difference, b.const(0.25))
+    net.gradients[w1] = b.op("MatMul", b.op("Transpose", a, perm=[1, 0]), delta)
+    back = b.op("MatMul", delta, b.op("Transpose", w1, perm=[1, 0]))
+    inner = b.op("Mul", back, b.op("Sub", b.const(1.0), b.op("Mul", a, a)))
+    each = b.op("ReduceSum", b.op("Mul", inner, h), b.const([0, 1], "int64"), keepdims=0)
+    net.gradients[t] = b.op("Reshape", each, b.const([1], "int64"))
+    net.gradients[w0] = b.op("MatMul", b.op("Transpose", x, perm=[1, 0]), b.op("Mul", inner, t))
+    sgd(b, net)
+    return b
+
+
+def test_a_weight_that_all_columns_read_is_summed_without_a_split_by_tokens(tmp_path):
+    """As of norms of queries and keys, which others reduce with a split by tokens alone."""
+    step = gopt.load(scaled_columns().save(tmp_path / "step.onnx"))
+    made = split_training(step.training)
+    gradient = made.training.gradients["t"]
+    found = [node for node in calls(made, "AllReduce", Phase.BACKWARD) if gradient in node.outputs]
+    refused(made, without(made, found), "partial sum")
+    gopt.shard(step, Mesh.parse("dp=2,tp=2"), stage=0).write(tmp_path / "out")
+    assert Verifier(tmp_path / "out").run(steps=2, confirm=False).equal
+
+
 def test_the_final_norm_is_reduced_over_another_group():
     made = split("gpt_adamw", sequence=True)
     gradient = made.training.gradients["ln_f.weight"]
@@ -103,6 +138,41 @@ def test_a_norm_that_counts_a_whole_tensor_for_each_member():
     norms = [n for n in calls(made, "AllReduce", Phase.UPDATE) if made.made.graph.types[n.outputs[0]].elements == 1]
     assert norms
     refused(made, without(made, norms), "partial sum")
+
+
+def test_a_norm_into_which_each_member_adds_a_whole_tensor():
+    """The terms of split parameters and what a replicated one has are added first, and summed over members then."""
+    made = split("mlp_mom_clip_sched")
+    nodes = list(made.made.graph.nodes)
+    (call,) = [n for n in calls(made, "AllReduce", Phase.UPDATE) if made.made.graph.types[n.outputs[0]].elements == 1]
+    joined = next(node for node in nodes if call.outputs[0] in node.inputs)
+    assert joined.op_type == "Add"
+    each, whole = f"{joined.outputs[0]}.each", joined.outputs
+    joined.inputs = [call.inputs[0] if name == call.outputs[0] else name for name in joined.inputs]
+    joined.outputs, call.inputs, call.outputs = [each], [each], whole
+    made.made.graph.types[each] = made.made.graph.types[whole[0]]
+    nodes.remove(call)
+    nodes.insert(nodes.index(joined) + 1, call)
+    refused(made, nodes, "Add", "partial sum")
+
+
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD])
+def test_the_dual_of_a_gather_cuts_by_other_sizes(phase):
+    made = split("gpt_adamw", sequence=True)
+    call = calls(made, "ReduceScatter", phase)[-1]
+    sizes = list(call.attributes["sizes"])
+    call._attributes = {**call.attributes, "sizes": [sizes[0] + 1, sizes[1] - 1]}
+    refused(made, None, "it takes")
+
+
+def test_an_own_part_is_cut_by_other_sizes():
+    """Uneven parts of a whole value, in the other order."""
+    made = split("mlp_adamw_accum", 3)
+    graph = made.made.graph
+    cuts = [n for n in graph.nodes if n.op_type == "DimSlice" and len(set(n.attributes["sizes"])) > 1]
+    assert cuts
+    cuts[0]._attributes = {**cuts[0].attributes, "sizes": list(cuts[0].attributes["sizes"])[::-1]}
+    refused(made, None)
 
 
 def test_a_part_is_cut_by_other_sizes_than_it_is_joined_by():

@@ -43,7 +43,7 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
     rewriter.finish()
     parts = Shardings(program, strict=False).infer().parts()
     free = [node for node in program.graph.nodes if node.domain == COMM and not bound_by(program.graph, node, parts)]
-    found = [_plan(program, free, order, options) for order in orders(program)] if free else [()]
+    found = [_plan(program, free, order, options) for order in orders(program, free)] if free else [()]
     packings = min(found, key=lambda plan: sum(len(packing.buckets) for packing in plan))
     removed = dict(rewriter.reasons)
     rewriter = GraphRewriter(program.graph, NAME)

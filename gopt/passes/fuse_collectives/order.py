@@ -1,22 +1,26 @@
-"""Where calls may stand: one order of the graph in which every call stands as early as it can."""
+"""Where calls may stand: orders of the graph in which calls stand early, or level by level."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
+from gopt.analysis.operators import REDUCTIONS, heavy
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.program import SpmdProgram
+
+_REDUCTIONS = frozenset(REDUCTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """A topological order: ``place`` of every node, and when the first reader of a call's outputs stands.
 
-    Every call stands right behind the last of its inputs. Calls may be fused when the last of them stands before the
-    first reader of any: the fused call takes the place of that last one. Whatever other calls are fused as well, this
-    stays an order: calls move back alone, never past a reader's place here, and a reader that is fused itself moves
-    back too, so that every reader still stands behind what it reads.
+    Every call stands right behind the last of its inputs, or where its level begins. Calls may be fused when the last
+    of them stands before the first reader of any: the fused call takes the place of that last one. Whatever other calls
+    are fused as well, this stays an order: calls move back alone, never past a reader's place here, and a reader that
+    is fused itself moves back too, so that every reader still stands behind what it reads.
     """
 
     place: dict[int, int]
@@ -24,17 +28,31 @@ class Order:
     """Of a call: the place of the first reader, and the value it reads; the number of nodes and '' for none."""
 
 
-def orders(program: SpmdProgram) -> list[Order]:
-    """Two orders to choose from: the file's, and one in which parallel chains of calls advance side by side.
+def orders(program: SpmdProgram, packable: Collection[Node]) -> list[Order]:
+    """Orders to choose from, the first where they are equally good: one in which a call that only finishes what another
+    began (the mean over ``dp`` of a gradient that is a sum over ``tp``) stands behind the backward, level by level, if
+    there are such calls; the file's; and one in which parallel chains of calls advance side by side. ``packable``: the
+    calls that may be joined to others.
 
-    In both the update comes last, so that a gradient's reader does not stand before the next gradient.
+    In all the update comes last, so that a gradient's reader does not stand before the next gradient.
     """
     late = _update(program)
     nodes = program.graph.nodes
     by_file = sorted(range(len(nodes)), key=lambda at: at in late)
     depth = _depths(program.graph)
     by_depth = sorted(range(len(nodes)), key=lambda at: (at in late, depth[at], at))
-    return [_order(program.graph, [nodes[at] for at in order]) for order in (by_file, by_depth)]
+    found = [_order(program.graph, [nodes[at] for at in order]) for order in (by_file, by_depth)]
+    ids = set(map(id, packable))
+    tails = [_levels(program.graph, _unawaited(program.graph, late), ids), _levels(program.graph, late, ids)]
+    if not any(tails[0]):
+        return found
+    levels = [tails[at in late][at] for at in range(len(nodes))]
+    by_level = sorted(range(len(nodes)), key=lambda at: (at in late, levels[at], at))
+    begins: dict[tuple[bool, int], int] = {}
+    for place, at in enumerate(by_level):
+        begins.setdefault((at in late, levels[at]), place)
+    floors = [begins[at in late, levels[at]] if levels[at] else 0 for at in by_level]
+    return [_order(program.graph, [nodes[at] for at in by_level], floors), *found]
 
 
 def _update(program: SpmdProgram) -> set[int]:
@@ -64,12 +82,42 @@ def _depths(graph: Graph) -> list[int]:
     return result
 
 
-def _order(graph: Graph, nodes: list[Node]) -> Order:
-    """Let every call move up to the last of its inputs."""
+def _unawaited(graph: Graph, late: Container[int]) -> set[int]:
+    """Places of nodes of forward and backward for which neither a heavy operator nor a reduction of these waits: what
+    is done to a gradient once the source made it."""
+    awaited: set[str] = set()
+    found = set()
+    for at in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[at]
+        if at in late:
+            continue
+        makes = heavy(node) or (node.phase is not None and node.is_in(_REDUCTIONS))
+        if makes or not awaited.isdisjoint(node.outputs):
+            awaited.update(node.reads)
+        else:
+            found.add(at)
+    return found
+
+
+def _levels(graph: Graph, among: Container[int], packable: Container[int]) -> list[int]:
+    """How many packable calls stand before each node on any way to it, at most, on the part of the way that is among
+    some nodes; 0 for all others."""
+    behind: dict[str, int] = {}
+    result = [0] * len(graph.nodes)
+    for at, node in enumerate(graph.nodes):
+        if at in among:
+            result[at] = max([behind.get(name, 0) for name in node.reads], default=0)
+            behind.update(dict.fromkeys(node.outputs, result[at] + (id(node) in packable)))
+    return result
+
+
+def _order(graph: Graph, nodes: list[Node], floors: Sequence[int] = ()) -> Order:
+    """Let every call move up to the last of its inputs, and no further than its floor, a place among ``nodes``."""
     ready: dict[str, int] = {}
     keys = []
     for at, node in enumerate(nodes):
         last = max([ready.get(name, -1) for name in node.reads], default=-1)
+        last = max(last, floors[at] - 1) if floors else last
         call = node.domain == COMM
         # Behind the node that stands at ``last``, and behind the calls there that came before it.
         keys.append((last if call else at, call, at))

@@ -1,4 +1,5 @@
-"""Two calls that are one: reduce + broadcast = all-reduce, all-reduce + slice = reduce-scatter."""
+"""Two calls that are one: reduce + broadcast = all-reduce, all-reduce + slice = reduce-scatter, a sum over one axis and
+then over another = a sum over both."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from gopt.sharding.placements import FlatShard, Sharding
 
 
 def combine(program: SpmdProgram, rewriter: GraphRewriter) -> dict[str, int]:
-    """Apply both rules; how often each did. Linear in the graph."""
+    """Apply the rules; how often each did. Linear in the graph."""
     if not any(_is(node, "Reduce") or _is(node, "AllReduce") for node in program.graph.nodes):
         return {"reduce_broadcast": 0, "reduce_slice": 0}
     users = program.graph.users()
@@ -25,10 +26,13 @@ def combine(program: SpmdProgram, rewriter: GraphRewriter) -> dict[str, int]:
     for reduce, broadcast in pairs:
         _all_reduce(rewriter, reduce, broadcast)
     taken = {id(node) for pair in pairs for node in pair}
+    joined = _join_groups(program, rewriter, users)
+    taken |= joined
     tiles = _tiles(program, users, taken)
     for number, tile in enumerate(tiles):
         _reduce_scatter(rewriter, tile, f"gopt.{rewriter.pass_name}.s{number}.shard")
-    return {"reduce_broadcast": len(pairs), "reduce_slice": sum(len(tile.calls) for tile in tiles)}
+    found = {"reduce_broadcast": len(pairs), "reduce_slice": sum(len(tile.calls) for tile in tiles)}
+    return found | ({"reduce_reduce": len(joined) // 2} if joined else {})
 
 
 def _is(node: Node, op_type: str) -> bool:
@@ -61,6 +65,41 @@ def _all_reduce(rewriter: GraphRewriter, reduce: Node, broadcast: Node) -> None:
     outputs = {name: rewriter.graph.types[name] for name in broadcast.outputs}
     inputs = [source[name] for name in broadcast.inputs]
     rewriter.add("AllReduce", inputs, outputs, domain=COMM, attributes=attributes, after=broadcast)
+
+
+# --- a sum over one axis, then over another --------------------------------------------------------------------------
+
+
+def _join_groups(program: SpmdProgram, rewriter: GraphRewriter, users: dict[str, list[Node]]) -> set[int]:
+    """Let one call over both groups stand for two sums of gopt's of which the second alone reads the first; the ids of
+    the calls that it took. Of three in a row, two are joined."""
+    graph = program.graph
+    taken: set[int] = set()
+    made = {node.outputs[0]: node for node in graph.nodes if _own_sum(node)}
+    for below in list(made.values()):
+        above = made.get(below.inputs[0])
+        if above is None or {id(above), id(below)} & taken or above.sharding != below.sharding:
+            continue
+        axes = [str(each.attributes["group"]).split("+") for each in (above, below)]
+        name = above.outputs[0]
+        if set(axes[0]) & set(axes[1]) or users.get(name) != [below] or name in graph.outputs:
+            continue
+        taken |= {id(above), id(below)}
+        group = "+".join(axis for axis, _ in program.mesh.axes if axis in {*axes[0], *axes[1]})
+        output = below.outputs[0]
+        for node in (above, below):
+            _drop(rewriter, node, "a sum over one axis and then over another is one over both")
+        call = rewriter.add(
+            "AllReduce", above.inputs, {output: graph.types[output]}, domain=COMM, sharding=below.sharding,
+            attributes={"group": group, "reduce": "sum"}, after=below,
+        )  # fmt: skip
+        call.phase = below.phase
+    return taken
+
+
+def _own_sum(node: Node) -> bool:
+    lone = len(node.inputs) == 1
+    return lone and bool(node.made_by) and _is(node, "AllReduce") and node.attributes.get("reduce", "sum") == "sum"
 
 
 # --- all-reduce + slice ---------------------------------------------------------------------------------------------

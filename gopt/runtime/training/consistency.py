@@ -1,4 +1,4 @@
-"""What all ranks must agree on before the first step: mesh, calls, replicated states, and shared memory."""
+"""What all ranks must agree on before the first step: mesh, calls, and shared memory (start values: start_values)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
-
-from gopt.collectives.node import format_shape
 from gopt.errors import RunError
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
-from gopt.runtime.device import Device
 from gopt.runtime.engines.base import Engine
 from gopt.runtime.execution_plan import ExecutionPlan
-from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import Key, SharedMemory
 
 
@@ -57,31 +50,6 @@ def _raise_difference(mesh: Mesh, calls: Sequence[Mapping[str, list[str]]], grou
                         f"ranks {first} and {rank} differ at call {number} over {group}: {there}; {here}",
                         "all ranks need the files of one gopt shard",
                     )
-
-
-def broadcast_states(
-    engine: Engine, mesh: Mesh, device: Device, states: dict[str, Any], types: Mapping[str, TensorType]
-) -> None:
-    """Replace these states by the values of the first rank; ``types``: of the replicated ones."""
-    group = "+".join(name for name, _ in mesh.axes)
-    engine.prepare([group])
-    for number, (name, type) in enumerate(types.items()):
-        attributes = {"group": group, "root": 0, "dtype": type.dtype, "shapes": [format_shape(states[name].shape)]}
-        node = Node("Broadcast", [name], [name], domain=COMM, attributes=attributes)
-        given = [device.view(device.to_device(states[name]))] if engine.rank == 0 else []
-        states[name] = device.to_host(engine.call(number, node, given)[0])
-
-
-def compare_states(engine: Engine, states: Mapping[str, Array], names: Sequence[str]) -> None:
-    """Raise RunError where the initial value of a replicated state differs between ranks."""
-    own = {name: hashlib.sha256(np.ascontiguousarray(states[name]).tobytes()).hexdigest() for name in names}
-    for rank, other in enumerate(engine.gather(own)):
-        for name, digest in own.items():
-            if other.get(name) != digest:
-                raise RunError(
-                    f"rank {engine.rank} and rank {rank} start with different values of {name}",
-                    "give all the same files, or take the first rank's with --sync-init",
-                )
 
 
 def share_memory(engine: Engine, plans: Sequence[ExecutionPlan]) -> list[SharedMemory]:

@@ -31,7 +31,8 @@ class Job:
     keep: int = 2
     resume: bool = False
     stop_on_nan: bool = False
-    sync_init: bool = False
+    sync_init: str | None = None
+    """Axes along which start values in common are those of the group's first rank: ``all``, or such as ``dp+tp``."""
     tuning: bool = True
     """False: run the segments on a CPU as they are, to bisect; the results have the same bits."""
     trace: Path | None = None

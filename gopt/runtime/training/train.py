@@ -25,10 +25,11 @@ from gopt.runtime.executor import Executor, no_timing
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.training.checkpoint import Checkpoints
-from gopt.runtime.training.consistency import broadcast_states, check_calls, compare_states, share_memory
+from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, MicroStep, open_data, parse_schedule
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job, Progress, read_manifest
+from gopt.runtime.training.start_values import Replicas, check_equal, sync_axes, take_from_first
 from gopt.runtime.training.trace import Trace, check_writable
 from gopt.runtime.tuning.tuning import tuning_of
 
@@ -50,6 +51,7 @@ class Trainer:
         self.device: Device = Host(tuning_of(job.tuning)) if device is None else device
         self.manifest, self.mesh = read_manifest(job.folder)
         self.record = self.manifest.ranks[engine.rank]
+        self._sync = sync_axes(job.sync_init, self.mesh)
         self.phases: list[tuple[str, int]] = [*self.manifest.schedule.items()]
         self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
         self.step = 0
@@ -126,11 +128,11 @@ class Trainer:
     def _prepare(self) -> None:
         """Agree with all ranks, then assign memory, then compile; raises RunError, UnsupportedError."""
         check_calls(self.engine, self.mesh, self._graphs)
-        replicated = [state.input for state in self.manifest.common.state if not state.local]
-        if self.job.sync_init:
-            types = {name: self._input(name) for name in replicated}
-            broadcast_states(self.engine, self.mesh, self.device, self.held, types)
-        compare_states(self.engine, self.held, replicated)
+        replicas = Replicas(self.manifest, self.mesh)
+        if self._sync:
+            types = {state.input: self._input(state.input) for state in self.states}
+            take_from_first(self.engine, replicas, self._sync, self.device, self.held, types)
+        check_equal(self.engine, replicas, self.held)
         plans = raise_on_one_rank(self.engine, self._plan)
         shared = share_memory(self.engine, list(plans.values()))
         raise_on_one_rank(self.engine, lambda: self._compile(plans, shared))

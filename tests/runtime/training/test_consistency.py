@@ -1,4 +1,4 @@
-"""What ranks agree on before the first step: calls, replicated states, and shared memory by the numbers of calls."""
+"""What ranks agree on before the first step: calls, and shared memory by the numbers of calls."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from runtime_graphs import comm, make
 
 from gopt.errors import RunError
 from gopt.ir.graph import Graph
-from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
-from gopt.runtime.device import HOST
 from gopt.runtime.engines.base import run_threads
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.shared_memory import SharedMemory, SharedSend
-from gopt.runtime.training.consistency import broadcast_states, check_calls, compare_states, share_memory
+from gopt.runtime.training.consistency import check_calls, share_memory
 
 MESH = Mesh.parse("dp=2,shard=2")
 ROW = ("float32", [8])
@@ -70,13 +68,3 @@ def test_different_meshes_are_named(tmp_path):
     graph, other = summed(tmp_path / "same", "dp"), Mesh.parse("dp=4")
     with pytest.raises(RunError, match="ranks run different meshes: dp=2,shard=2 and dp=4"):
         run_threads(MESH, 60.0, lambda engine: check_calls(engine, other if engine.rank else MESH, {"step": graph}))
-
-
-def test_a_state_that_differs_is_named_unless_the_first_rank_gives_it():
-    states = [{"w": np.full(3, float(rank == 3), np.float32), "own": np.full(1, float(rank))} for rank in range(4)]
-    with pytest.raises(RunError, match=r"rank \d and rank \d start with different values of w"):
-        run_threads(MESH, 60.0, lambda engine: compare_states(engine, states[engine.rank], ["w"]))
-    type = TensorType("float32", (3,))
-    run_threads(MESH, 60.0, lambda engine: broadcast_states(engine, MESH, HOST, states[engine.rank], {"w": type}))
-    run_threads(MESH, 60.0, lambda engine: compare_states(engine, states[engine.rank], ["w"]))
-    assert [each["own"][0] for each in states] == [0, 1, 2, 3]

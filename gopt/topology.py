@@ -1,4 +1,4 @@
-"""The links between ranks, and how long a step's calls take on them."""
+"""The links between ranks, and how long a call takes on one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
 from gopt.sanitize import show
-from gopt.sharding.traffic import CollectiveCall
 
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,15})?)"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -46,6 +45,14 @@ class Link:
             raise OptionError(f"a link of {show(text)} carries nothing", _HINT)
         return cls(rate, float(match[4] or 0) / _A_SECOND[match[5] or "us"])
 
+    def start(self, rounds: int, members: int) -> float:
+        """Seconds in which nothing is carried: (n-1)·latency a round of a ring."""
+        return rounds * (members - 1) * self.latency
+
+    def seconds(self, rounds: int, members: int, sent: float) -> float:
+        """How long a call takes in which a member sends so many bytes."""
+        return self.start(rounds, members) + sent / self.bandwidth
+
     def slower(self, other: Link) -> Link:
         """What a message meets that takes both."""
         return Link(min(self.bandwidth, other.bandwidth), max(self.latency, other.latency))
@@ -62,14 +69,16 @@ class Topology:
     mesh: Mesh
     by_axis: tuple[tuple[str, Link], ...] = ()
     tiers: tuple[tuple[int, Link], ...] = ()
+    text: str = ""
+    """As the user wrote it."""
 
     @classmethod
     def parse(cls, text: str, mesh: Mesh) -> Topology:
         """Read one link, ``AXIS=LINK,...`` or ``RANKSxLINK,...,LINK``; raises OptionError on anything else."""
         parts = [part.strip() for part in text.split(",")]
         if any("=" in part for part in parts):
-            return cls(mesh, by_axis=_axes(parts, mesh))
-        return cls(mesh, tiers=_tiers(parts))
+            return cls(mesh, by_axis=_axes(parts, mesh), text=text)
+        return cls(mesh, tiers=_tiers(parts), text=text)
 
     def of(self, group: str) -> Link:
         """The link on which the group's calls travel."""
@@ -118,41 +127,3 @@ def _tiers(parts: Sequence[str]) -> tuple[tuple[int, Link], ...]:
             raise OptionError(f"cannot read {show(part)} as the link inside a node", _HINT)
         found.append((int(ranks), Link.parse(link)))
     return (*found, (0, Link.parse(parts[-1])))
-
-
-@dataclass(frozen=True, slots=True)
-class CommTimes:
-    """Seconds of a step's calls: all of them one after the other; what no computation hides, of that the latency."""
-
-    total: float
-    exposed: float
-    latency: float
-
-
-def times(calls: Iterable[CollectiveCall], topology: Topology) -> CommTimes:
-    """Ring times (anchors: section 4.6): (n-1)·α a round and the bytes sent over the bandwidth.
-
-    Where shares are uneven the ring waits for the largest. The bytes of a call with independent heavy work between its
-    issue and its first reader count as hidden; its latency does not, for every call costs its start.
-    """
-    total = exposed = latency = 0.0
-    for call in calls:
-        group = str(call.node.attributes["group"])
-        link = topology.of(group)
-        rounds = 2 if call.node.op_type == "AllReduce" else 1
-        start, bytes_ = (
-            rounds * (topology.mesh.size(group) - 1) * link.latency,
-            call.sent * _skew(call) / link.bandwidth,
-        )
-        total += start + bytes_
-        exposed += start + (0.0 if call.hidden else bytes_)
-        latency += start
-    return CommTimes(total, exposed, latency)
-
-
-def _skew(call: CollectiveCall) -> float:
-    """The largest share of a call over the mean one."""
-    cuts = call.node.attributes.get("cuts")
-    if not cuts or not cuts[-1]:
-        return 1.0
-    return float(max(stop - start for start, stop in itertools.pairwise(cuts)) * (len(cuts) - 1) / cuts[-1])

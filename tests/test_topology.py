@@ -1,24 +1,15 @@
-"""Links between ranks: how they are read, which one a group takes, and how long calls take on them."""
+"""Links between ranks: how they are read, which one a group takes, and how long a call takes on one."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from helpers import source
 
-import gopt
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
-from gopt.offline.topology import Link, Topology, parse_bytes, times
-from gopt.sharding.traffic import find_calls
+from gopt.topology import Link, Topology, parse_bytes
 
 MESH = Mesh((("dp", 2), ("shard", 4)))
 FAST, SLOW = Link(200e9, 5e-6), Link(25e9, 10e-6)
-
-
-def one_link(ranks: int) -> Topology:
-    return Topology.parse("200GB/s:5us", Mesh((("shard", ranks),)))
 
 
 def test_links_are_read():
@@ -66,21 +57,6 @@ def test_a_group_inside_a_node_goes_at_the_first_tier():
     assert Topology.parse("4x200GB/s:5us,25GB/s:10us", Mesh((("dp", 4), ("shard", 3)))).of("shard") == SLOW
 
 
-def test_time_is_that_of_a_ring():
-    step = gopt.shard(source("mlp_adamw"), 4, stage=0).program
-    calls = find_calls(step)
-    elements = sum(step.graph.types[state.tensor].elements for state in step.training.parameters)
-    found = times(calls, one_link(4))
-    assert found.latency == pytest.approx(2 * 3 * 5e-6)
-    assert found.total == pytest.approx(2 * 3 * 5e-6 + 2 * 3 / 4 * 4 * elements / 200e9)
-    assert found.exposed == found.total
-    hidden = times([replace(call, hidden=True) for call in calls], one_link(4))
-    assert hidden.exposed == pytest.approx(2 * 3 * 5e-6)
-
-
-def test_uneven_shares_take_longer():
-    by_cut = {}
-    for partition in ("flat", "whole"):
-        calls = find_calls(gopt.shard(source("gpt_adamw"), 4, partition=partition, bucket_mb=0.005).program)
-        by_cut[partition] = times(calls, one_link(4)).total
-    assert by_cut["whole"] > by_cut["flat"]
+def test_a_call_takes_its_starts_and_its_bytes():
+    assert SLOW.start(2, 4) == pytest.approx(60e-6)
+    assert SLOW.seconds(2, 4, 25e3) == pytest.approx(61e-6)

@@ -1,0 +1,73 @@
+"""Sharding specs of ONNX IR 11 for the ranks' layout, written into a source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+import onnx
+
+from gopt.ir.device_specs import OWN, ShardedDim, TensorSpec, add_configuration, with_specs
+from gopt.ir.graph import Graph, Node, clone
+from gopt.mesh import Mesh
+from gopt.program import SpmdProgram
+from gopt.sharding.placements import Shard, Sharding
+
+
+def annotated(graph: Graph, nodes: Sequence[Node], program: SpmdProgram) -> tuple[onnx.ModelProto, list[Node]]:
+    """The header of a source and its nodes with a device configuration for the mesh, a device for each rank, and in
+    every node specs of the states that it reads and ranks hold parts of.
+
+    What a spec cannot say is left out: the elements of a bucket that ranks share, and sizes that are not even.
+    Configurations that gopt wrote before are replaced.
+    """
+    mesh = program.mesh
+    name = f"{OWN}{mesh}"
+    header = onnx.ModelProto()
+    header.CopyFrom(graph.header)
+    old = [each.name for each in header.configuration if each.name.startswith(OWN)]
+    kept = [each for each in header.configuration if each.name not in old]
+    del header.configuration[:]
+    header.configuration.extend(kept)
+    add_configuration(header, name, [f"rank {rank}" for rank in range(mesh.ranks)])
+    specs = {}
+    for tensor, sharding in program.parts.items():
+        spec = tensor_spec(tensor, sharding, mesh)
+        if spec is not None:
+            specs[tensor] = spec
+    return header, [_noted(node, name, specs, old) for node in nodes]
+
+
+def _noted(node: Node, name: str, specs: dict[str, TensorSpec], old: Sequence[str]) -> Node:
+    own = [replace(specs[each], node=node.label) for each in dict.fromkeys(node.inputs) if each in specs]
+    if not own and not old:
+        return node
+    made = clone(node)
+    made.encoded = with_specs(node, {name: own} if own else {}, old)
+    return made
+
+
+def tensor_spec(tensor: str, sharding: Sharding, mesh: Mesh) -> TensorSpec | None:
+    """The spec of a tensor; None where it is replicated, or its dimensions are split as no spec can say.
+
+    Shards are listed by dimension, the last varies fastest; ranks along axes that do not split it are a group.
+    """
+    shards = {axis: place for axis, place in sharding.by_axis if isinstance(place, Shard)}
+    by_dim = sorted(shards, key=lambda axis: shards[axis].dim)
+    if not shards or len(shards) < len(sharding.by_axis) or len({shards[axis].dim for axis in by_dim}) < len(by_dim):
+        return None
+    dims = []
+    for axis in by_dim:
+        place = shards[axis]
+        part = (sum(place.sizes), mesh.size(axis))
+        dims.append(ShardedDim(place.dim, (part,) if place.runs == 1 else ((place.runs, 1), part)))
+    groups: dict[tuple[int, ...], list[int]] = {
+        place: [] for place in product(*(range(mesh.size(axis)) for axis in by_dim))
+    }
+    for rank in range(mesh.ranks):
+        at = mesh.coordinates(rank)
+        groups[tuple(at[axis] for axis in by_dim)].append(rank)
+    assert prod(shards for dim in dims for _, shards in dim.factors) == len(groups)
+    return TensorSpec(tensor, "", tuple(map(tuple, groups.values())), tuple(dims))

@@ -1,0 +1,197 @@
+"""Device configurations and sharding specs of a file (ONNX IR 11): read, appended to nodes, taken off them.
+
+``onnx.checker`` looks at none of them, so all that is relied on is checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import ModelProto, NodeDeviceConfigurationProto, NodeProto, ShardingSpecProto
+
+from gopt.errors import InputError
+from gopt.ir.external_data import show
+from gopt.ir.graph import Graph, Node
+from gopt.ir.symbol_table import text
+from gopt.ir.wire_format import field
+
+IR_VERSION = 11
+"""The first version of the format that has them."""
+OWN = "gopt:"
+"""How the device configurations that gopt writes begin: ``gopt:dp=2,tp=4``."""
+_SPECS = NodeProto.DEVICE_CONFIGURATIONS_FIELD_NUMBER
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedDim:
+    """One dimension of a tensor, seen as ``factors`` whose product it is: (elements, shards), outermost first.
+
+    Elements are None where the file has a symbol or nothing.
+    """
+
+    axis: int
+    factors: tuple[tuple[int | None, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a node says of one of its values. ``groups``: for each shard in order, the devices that hold it."""
+
+    tensor: str
+    node: str
+    groups: tuple[tuple[int, ...], ...]
+    dims: tuple[ShardedDim, ...]
+
+    @property
+    def devices(self) -> frozenset[int]:
+        """All that hold some of it."""
+        return frozenset(device for group in self.groups for device in group)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A device configuration with the specs that nodes have for it; ``stages``: nodes that name a pipeline stage."""
+
+    name: str
+    devices: int
+    specs: tuple[TensorSpec, ...] = ()
+    stages: int = 0
+
+
+def read_configurations(graph: Graph) -> list[Configuration]:
+    """The device configurations of a file in order, with their specs; [] at once where the file has none.
+
+    Raises InputError for what the format forbids: a name that is missing, or is there twice, a spec for a configuration
+    that the model does not have, for a value that the node has not, of an axis or device that does not exist.
+    """
+    devices: dict[str, int] = {}
+    for each in graph.header.configuration:
+        if not text(each.name) or each.name in devices:
+            raise InputError(f"the device configuration {show(each.name)} has no name of its own")
+        if each.num_devices < 1 or len(each.device) not in (0, each.num_devices):
+            raise InputError(
+                f"device configuration {show(each.name)} says {each.num_devices} devices and names {len(each.device)}"
+            )
+        devices[each.name] = each.num_devices
+    specs: dict[str, list[TensorSpec]] = {name: [] for name in devices}
+    stages = dict.fromkeys(devices, 0)
+    for node in graph.file_nodes or graph.nodes if devices else ():
+        for entry in _entries(node):
+            if text(entry.configuration_id) not in devices:
+                raise InputError(
+                    f"node {show(node.label)} has a device configuration {show(entry.configuration_id)}, which the "
+                    "model does not have"
+                )
+            stages[entry.configuration_id] += entry.HasField("pipeline_stage")
+            count = devices[entry.configuration_id]
+            specs[entry.configuration_id] += [_spec(each, node, graph, count) for each in entry.sharding_spec]
+    return [Configuration(name, count, tuple(specs[name]), stages[name]) for name, count in devices.items()]
+
+
+def _entries(node: Node) -> Sequence[NodeDeviceConfigurationProto]:
+    # The tag of the field is one byte: most nodes need not be parsed.
+    if node.encoded is None or _tag() not in node.encoded:
+        return ()
+    proto = node.proto
+    return () if proto is None else proto.device_configurations
+
+
+def _tag() -> bytes:
+    return field(_SPECS, b"")[:1]
+
+
+def _spec(proto: ShardingSpecProto, node: Node, graph: Graph, devices: int) -> TensorSpec:
+    name = text(proto.tensor_name)
+    where = f"the sharding spec of {show(name)} in node {show(node.label)}"
+    if name not in (*node.inputs, *node.outputs) or not name:
+        raise InputError(f"{where}: the node has no such value")
+    named = {entry.key: tuple(entry.value) for entry in proto.index_to_device_group_map}
+    groups = tuple(named.get(device, (device,)) for device in proto.device)
+    for device in (device for group in groups for device in group):
+        if not 0 <= device < devices:
+            raise InputError(f"{where} names device {device}: there are {devices}")
+    if not groups or not all(groups):
+        raise InputError(f"{where} names no device")
+    shape, dims = graph.type_of(name).shape, []
+    for each in proto.sharded_dim:
+        rank = None if shape is None else len(shape)
+        if rank is not None and not -rank <= each.axis < rank:
+            raise InputError(f"{where} has axis {each.axis}: the value has {rank} dimensions")
+        factors = tuple(
+            (part.dim_value if part.HasField("dim_value") else None, part.num_shards) for part in each.simple_sharding
+        )
+        if any(shards < 1 or (size is not None and size < 1) for size, shards in factors):
+            raise InputError(f"{where} divides axis {each.axis} into {[shards for _, shards in factors]} shards")
+        dims.append(ShardedDim(each.axis % rank if rank else each.axis, factors))
+    if len({each.axis for each in dims}) < len(dims):
+        raise InputError(f"{where} names an axis twice")
+    return TensorSpec(name, node.label, groups, tuple(dims))
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def spec_message(spec: TensorSpec) -> ShardingSpecProto:
+    """A record as it stands in a file: groups of several devices are numbered -1, -2, ... in its map."""
+    proto = ShardingSpecProto(tensor_name=spec.tensor)
+    for place, group in enumerate(spec.groups, 1):
+        if len(group) == 1:
+            proto.device.append(group[0])
+        else:
+            proto.device.append(-place)
+            proto.index_to_device_group_map.add(key=-place, value=group)
+    for dim in spec.dims:
+        made = proto.sharded_dim.add(axis=dim.axis)
+        for size, shards in dim.factors:
+            part = made.simple_sharding.add(num_shards=shards)
+            if size is not None:
+                part.dim_value = size
+    return proto
+
+
+def with_specs(node: Node, specs: Mapping[str, Sequence[TensorSpec]], dropped: Iterable[str] = ()) -> bytes:
+    """A serialized node that has specs, by configuration; what it says for ``dropped`` ones is left out."""
+    gone, data = set(dropped), node.to_bytes()
+    if any(entry.configuration_id in gone for entry in _entries(node)):
+        proto = NodeProto.FromString(data)
+        kept = [entry for entry in proto.device_configurations if entry.configuration_id not in gone]
+        del proto.device_configurations[:]
+        proto.device_configurations.extend(kept)
+        data = proto.SerializeToString(deterministic=True)
+    for name, each in specs.items():
+        entry = NodeDeviceConfigurationProto(configuration_id=name, sharding_spec=map(spec_message, each))
+        data += field(_SPECS, entry.SerializeToString(deterministic=True))
+    return data
+
+
+def without_specs(data: bytes) -> bytes:
+    """A serialized node without what it says of devices: of a rank's file, which is a program of one device."""
+    if _tag() not in data:
+        return data
+    proto = NodeProto.FromString(data)
+    if not proto.device_configurations:
+        return data
+    proto.ClearField("device_configurations")
+    bare: bytes = proto.SerializeToString(deterministic=True)
+    return bare
+
+
+def drop_configurations(header: ModelProto) -> None:
+    """Take device configurations off a model without a graph, and their specs off its functions."""
+    header.ClearField("configuration")
+    for function in header.functions:
+        for node in function.node:
+            node.ClearField("device_configurations")
+
+
+def add_configuration(header: ModelProto, name: str, devices: Sequence[str]) -> None:
+    """Add a device configuration to a model, in place of one of that name."""
+    kept = [each for each in header.configuration if each.name != name]
+    del header.configuration[:]
+    header.configuration.extend(kept)
+    header.configuration.append(
+        onnx.DeviceConfigurationProto(name=name, num_devices=len(devices), device=list(devices))
+    )
+    header.ir_version = max(header.ir_version, IR_VERSION)

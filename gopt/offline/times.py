@@ -1,0 +1,46 @@
+"""How long a step's calls take on the links between ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gopt.sharding.traffic import CollectiveCall
+from gopt.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class CommTimes:
+    """Seconds of a step's calls: all of them one after the other; what no computation hides, of that the latency."""
+
+    total: float
+    exposed: float
+    latency: float
+
+
+def times(calls: Iterable[CollectiveCall], topology: Topology) -> CommTimes:
+    """Ring times (anchors: section 4.6): (n-1)·α a round and the bytes sent over the bandwidth.
+
+    Where shares are uneven the ring waits for the largest. The bytes of a call with independent heavy work between its
+    issue and its first reader count as hidden; its latency does not, for every call costs its start.
+    """
+    total = exposed = latency = 0.0
+    for call in calls:
+        group = str(call.node.attributes["group"])
+        link = topology.of(group)
+        rounds = 2 if call.node.op_type == "AllReduce" else 1
+        start = link.start(rounds, topology.mesh.size(group))
+        bytes_ = call.sent * _skew(call) / link.bandwidth
+        total += start + bytes_
+        exposed += start + (0.0 if call.hidden else bytes_)
+        latency += start
+    return CommTimes(total, exposed, latency)
+
+
+def _skew(call: CollectiveCall) -> float:
+    """The largest share of a call over the mean one."""
+    cuts = call.node.attributes.get("cuts")
+    if not cuts or not cuts[-1]:
+        return 1.0
+    return float(max(stop - start for start, stop in itertools.pairwise(cuts)) * (len(cuts) - 1) / cuts[-1])

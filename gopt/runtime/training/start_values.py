@@ -1,0 +1,126 @@
+"""Start values that ranks hold in common: compared by digest along every mesh axis, or taken from the group's first."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gopt.artifact.manifest import LocalState, Manifest
+from gopt.collectives.node import format_shape
+from gopt.errors import RunError
+from gopt.ir.graph import COMM, Node
+from gopt.ir.types import TensorType
+from gopt.mesh import Mesh
+from gopt.runtime.device import Device
+from gopt.runtime.engines.base import Engine
+from gopt.runtime.session import Array
+
+ALL = "all"
+"""Every axis of the mesh, for ``sync_axes``."""
+
+
+def sync_axes(text: str | None, mesh: Mesh) -> tuple[str, ...]:
+    """The axes that ``--sync-init`` names: ``all`` or a group such as ``dp+tp``; None: none.
+
+    Raises OptionError for an axis that the mesh does not have.
+    """
+    if text is None:
+        return ()
+    return tuple(name for name, _ in mesh.axes) if text == ALL else mesh.split(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Which states of the ranks are equal along which axes: those whose pieces are the same on all members."""
+
+    manifest: Manifest
+    mesh: Mesh
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which there is more than one rank."""
+        return tuple(name for name, size in self.mesh.axes if size > 1)
+
+    def along(self, axis: str, rank: int) -> list[str]:
+        """The inputs of states that all members of a rank's group along an axis hold alike, in the manifest's order."""
+        data = axis in self.mesh.data_axes
+        members = self.mesh.members(axis, rank)
+        held = [{each.input: each for each in self.manifest.ranks[member].state} for member in members]
+        alike = [name for name, each in held[0].items() if all(_same(each, other.get(name)) for other in held[1:])]
+        common = [each.input for each in self.manifest.common.state if not (each.local and data)]
+        return [*common, *(name for name in alike if not (held[0][name].local and data))]
+
+
+def _same(one: LocalState, other: LocalState | None) -> bool:
+    return other is not None and one.pieces == other.pieces and one.copy == other.copy
+
+
+def take_from_first(
+    engine: Engine, replicas: Replicas, axes: Sequence[str], device: Device, states: dict[str, Any],
+    types: Mapping[str, TensorType],
+) -> None:  # fmt: skip
+    """Replace start values that ranks hold in common along some axes by those of the first rank of each group.
+
+    ``types``: of the rank's states. One axis after the other, so that several bring all replicas to one value.
+    """
+    plan = {axis: replicas.along(axis, engine.rank) for axis in replicas.axes if axis in axes}
+    _raise_where_apart(engine, replicas, {axis: dict.fromkeys(names, "") for axis, names in plan.items()})
+    engine.prepare(list(plan))
+    number = 0
+    for axis, names in plan.items():
+        first = replicas.mesh.index(axis, engine.rank) == 0
+        for name in names:
+            if not states[name].size:
+                continue
+            shape = format_shape(states[name].shape)
+            attributes = {"group": axis, "root": 0, "dtype": types[name].dtype, "shapes": [shape]}
+            node = Node("Broadcast", [name] if first else [], [name], domain=COMM, attributes=attributes)
+            given = [device.view(device.to_device(states[name]))] if first else []
+            states[name] = device.to_host(engine.call(number, node, given)[0])
+            number += 1
+
+
+def check_equal(engine: Engine, replicas: Replicas, states: Mapping[str, Array]) -> None:
+    """Raise RunError, which names the first state that differs, where ranks start with different values of a state that
+    they hold in common. One digest for each axis is exchanged; one for each state only at a difference."""
+    digests: dict[str, str] = {}
+    own: dict[str, dict[str, str]] = {}
+    for axis in replicas.axes:
+        own[axis] = {}
+        for name in replicas.along(axis, engine.rank):
+            if name not in digests:
+                digests[name] = hashlib.sha256(np.ascontiguousarray(states[name]).tobytes()).hexdigest()
+            own[axis][name] = digests[name]
+    _raise_where_apart(engine, replicas, own)
+
+
+def _raise_where_apart(engine: Engine, replicas: Replicas, own: Mapping[str, Mapping[str, str]]) -> None:
+    """``own``: by axis, the digest of every state that this rank says it holds in common along the axis."""
+    mesh, axes = replicas.mesh, list(own)
+    everything = engine.gather([hashlib.sha256(repr(list(each.items())).encode()).hexdigest() for each in own.values()])
+    firsts = [[mesh.members(axis, rank)[0] for axis in axes] for rank in range(mesh.ranks)]
+    if any(
+        everything[rank][place] != everything[first][place]
+        for rank, each in enumerate(firsts) for place, first in enumerate(each)
+    ):  # fmt: skip
+        _raise_difference(mesh, axes, engine.gather(own))
+
+
+def _raise_difference(mesh: Mesh, axes: Sequence[str], found: Sequence[Mapping[str, Mapping[str, str]]]) -> None:
+    """``found``: for every rank, by axis and state, the digest of its start value."""
+    for axis in axes:
+        for first in (rank for rank in range(mesh.ranks) if mesh.index(axis, rank) == 0):
+            for name, digest in found[first][axis].items():
+                others = [rank for rank in mesh.members(axis, first) if found[rank][axis].get(name) != digest]
+                if others:
+                    who = f"ranks {', '.join(map(str, others))}" if len(others) > 1 else f"rank {others[0]}"
+                    raise RunError(
+                        f"{who} and rank {first} start with different values of {name!r}, which they hold in common "
+                        f"along {axis}",
+                        f"give all the same files, or take those of rank {first} with --sync-init {axis}",
+                    )
+    raise RunError("ranks do not hold the same states", "all ranks need the files of one gopt shard")

@@ -1,0 +1,144 @@
+"""What a user says of gradients: over which axes of the computation they are shared, ``*.norm.weight:tp+cp;head:none``.
+
+Whether a gradient is a partial sum along an axis follows from the step alone, so a mark changes no value. One that
+agrees with the step changes nothing. One that names an axis along which the gradient is equal on all members adds a
+mean over it: the value stays, and members whose bits have drifted apart come together. One that leaves out an axis
+along which the gradient is a partial sum, or names one along which members have other parts of it, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gopt.analysis.training import TrainingGraph
+from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.mesh import Mesh, Sees
+from gopt.sharding.placements import REPLICATED, Placement, Shard
+from gopt.tensor_parallel.builder import PASS
+from gopt.tensor_parallel.patterns import Pattern, matches
+
+NONE = "none"
+_THROUGH = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Cast")
+"""Through these a gradient is followed back to the call that completed it."""
+
+
+def parse_marks(text: str) -> tuple[Pattern, ...]:
+    """``*.norm.weight:tp+cp;head:none``; raises OptionError on anything else."""
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        glob, colon, group = part.rpartition(":")
+        if not colon or not glob or not all(axis.isidentifier() for axis in group.split("+")):
+            raise OptionError(
+                f"tensor-parallel: cannot read {part!r} as a mark of gradients",
+                "write PATTERN:AXES with axes of the mesh that split the computation, such as tp or tp+cp, or none",
+            )
+        found.append(Pattern(glob, group))
+    return tuple(found)
+
+
+@dataclass(slots=True)
+class Marks:
+    """Gradients that are marked. ``axes``: value -> the axes it is said to be shared over; ``of``: value -> its
+    parameter, for messages; ``warnings``: marks that the step contradicts, and what became of them."""
+
+    axes: dict[str, frozenset[str]] = field(default_factory=dict)
+    of: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, training: TrainingGraph, mesh: Mesh, axes: Sequence[str], patterns: tuple[Pattern, ...]) -> Marks:
+        """``axes``: those that split the computation. Raises OptionError for a mark that fits no parameter, for one of
+        an axis that is none of them, and for parameters with one gradient that are not marked alike."""
+        found = cls()
+        parameters = [state.tensor for state in training.parameters if state.tensor in training.gradients]
+        groups = {each: _axes(each, mesh, axes) for each in patterns}
+        for name, pattern in matches(parameters, patterns, "parameter"):
+            value = training.gradients[name]
+            if found.axes.setdefault(value, groups[pattern]) != groups[pattern]:
+                raise OptionError(
+                    f"tensor-parallel: {found.of[value]!r} and {name!r} have one gradient, and are not marked alike"
+                )
+            found.of.setdefault(value, name)
+        return found
+
+    def settle(self, graph: Graph, axis: str, placements: Mapping[str, Placement]) -> int:
+        """Hold the marks against a step that is split along an axis; add what they ask for. Returns how many means
+        were added. ``placements``: of the values of ``graph`` along the axis.
+
+        Raises UnsupportedError for a mark that would make another step.
+        """
+        if not self.axes:
+            return 0
+        producers = graph.producers()
+        added: dict[int, Node] = {}
+        for value, axes in self.axes.items():
+            summed, marked = _summed(value, axis, producers), axis in axes
+            if summed == marked:
+                continue
+            what = f"the gradient of {self.of[value]!r}"
+            if summed:
+                raise UnsupportedError(
+                    f"{what} is marked as not shared over {axis}, and is a partial sum along {axis}: without the sum "
+                    "members would go on with their own terms",
+                    f"add {axis} to the mark, or leave the mark out",
+                )
+            if isinstance(placements.get(value, REPLICATED), Shard):
+                if marked:
+                    raise UnsupportedError(
+                        f"{what} is marked as shared over {axis}, and is {placements[value]} along it: members have "
+                        "other elements of the parameter",
+                        f"leave {axis} out of the mark",
+                    )
+                continue
+            self.warnings.append(
+                f"{what} is marked as shared over {axis}, but the step computes it equal on all members of {axis}: its "
+                f"mean is taken over {axis}, which changes no value; a sum would multiply it"
+            )
+            made = _mean(graph, value, axis, producers[value])
+            added[id(producers[value])] = made
+            producers[value] = made
+        if added:
+            graph.nodes = [each for node in graph.nodes for each in (node, added.get(id(node))) if each is not None]
+        return len(added)
+
+
+def _axes(pattern: Pattern, mesh: Mesh, splitting: Sequence[str]) -> frozenset[str]:
+    if pattern.word == NONE:
+        return frozenset()
+    axes = mesh.split(pattern.word)
+    for axis in axes:
+        if mesh.sees(axis) is Sees.DATA:
+            raise OptionError(
+                f"tensor-parallel: the mark {pattern} names {axis}, along which ranks see samples of their own",
+                "every gradient is averaged over such axes: leave it out",
+            )
+        if axis not in splitting and axis in mesh.live(pattern.word):
+            raise OptionError(f"tensor-parallel: the mark {pattern} names {axis}, which does not split the computation")
+    return frozenset(axes)
+
+
+def _summed(value: str, axis: str, producers: Mapping[str, Node]) -> bool:
+    """Whether a call over the axis completes a gradient, or what it is a move or a cast of."""
+    while (node := producers.get(value)) is not None:
+        if node.domain == COMM:
+            group = str(node.attributes["group"])
+            if group == axis and node.op_type in ("AllReduce", "ReduceScatter"):
+                return True
+            if group == axis or node.op_type != "AllReduce":
+                return False
+        elif not node.is_a(*_THROUGH):
+            return False
+        value = node.inputs[0]
+    return False
+
+
+def _mean(graph: Graph, value: str, axis: str, producer: Node) -> Node:
+    """Let a value be the mean over an axis of what its node makes."""
+    own = f"gopt.{PASS}.{value}.{axis}.own"
+    graph.types[own] = graph.types[value]
+    producer.outputs = [own if name == value else name for name in producer.outputs]
+    made = Node("AllReduce", [own], [value], domain=COMM, attributes={"group": axis, "reduce": "mean"}, made_by=PASS)
+    made.phase = producer.phase
+    return made
