@@ -176,27 +176,37 @@ def member_pool(node: Node, here: Here) -> Lowered:
 
 
 def window_scatter(node: Node, here: Here) -> Lowered:
-    """Updates added to zeros of the member's window, at places that count through the whole dimension."""
+    """Updates added to zeros of the member's window, at places that count through planes of the whole."""
     given, (data, indices, updates), output = node.attributes, node.inputs, node.outputs[0]
     member, axis = here.coordinates[given["group"]], int(given["axis"])
     start, stop = given["ranges"][2 * member : 2 * member + 2]
-    type = here.types[data]
-    shape = [stop - start if dim == axis else size for dim, size in enumerate(type.dims)]
+    dims = here.types[output].dims
+    inner, dtype = prod(dims[axis + 1 :]), numpy_dtype(here.types[data].dtype)
+    names = {role: f"{output}.{role}" for role in ("step", "offset", "count", "flat", "shape")}
     constants = {
-        f"{output}.offset": np.array(start, numpy_dtype(here.types[indices].dtype)),
-        f"{output}.shape": np.array(shape, np.int64),
-    }
+        names["step"]: given["length"] * inner, names["offset"]: start * inner, names["count"]: (stop - start) * inner,
+    }  # fmt: skip
+    shapes = {names["flat"]: (*dims[:2], prod(dims[2:])), names["shape"]: dims}
 
     def nodes() -> list[Node]:
-        zero = numpy_helper.from_array(np.zeros(1, numpy_dtype(type.dtype)))
-        own, none = f"{output}.own", f"{output}.none"
+        steps: list[tuple[str, list[str], str]] = [
+            ("Div", [indices, names["step"]], "outer"), ("Mul", [f"{output}.outer", names["step"]], "begin"),
+            ("Sub", [indices, f"{output}.begin"], "beside"), ("Sub", [f"{output}.beside", names["offset"]], "moved"),
+            ("Mul", [f"{output}.outer", names["count"]], "plane"),
+            ("Add", [f"{output}.plane", f"{output}.moved"], "own"),
+        ]  # fmt: skip
+        zero = numpy_helper.from_array(np.zeros(1, dtype))
+        kept = [f"{output}.none", f"{output}.own", updates]
         return [
-            make(node, "Sub", [indices, f"{output}.offset"], own),
-            make(node, "ConstantOfShape", [f"{output}.shape"], none, value=zero),
-            make(node, "ScatterElements", [none, own, updates], output, axis=axis, reduction="add"),
+            *(make(node, kind, inputs, f"{output}.{role}") for kind, inputs, role in steps),
+            make(node, "ConstantOfShape", [names["flat"]], f"{output}.none", value=zero),
+            make(node, "ScatterElements", kept, f"{output}.sums", axis=2, reduction="add"),
+            make(node, "Reshape", [f"{output}.sums", names["shape"]], output),
         ]
 
-    return Lowered("window", nodes, constants)
+    kind = numpy_dtype(here.types[indices].dtype)
+    numbers = {name: np.array(value, kind) for name, value in constants.items()}
+    return Lowered("window", nodes, numbers | {name: np.array(value, np.int64) for name, value in shapes.items()})
 
 
 HALO_OPERATORS = {

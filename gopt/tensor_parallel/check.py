@@ -175,7 +175,9 @@ class Checker:
         found = scattered(plain, self.graph, self.constants, self.made.get, pools, self.known)
         if not is_zero(self.index, node.inputs[0]):
             raise Mismatch(operands[0], "zeros")
-        if found is None or found.node(plain, self.axis).attributes != node.attributes:
+        made, shape = node.outputs[0], self.graph.types[node.outputs[0]].dims
+        same = found is not None and found.node(plain, self.axis, made).attributes == node.attributes
+        if found is None or not same or found.shape != shape:
             raise Mismatch(operands[1], "places that a pool took of the windows that it names")
         return found.terms
 

@@ -34,16 +34,16 @@ class Scattered:
     """A scatter of which each member has terms, for the window of places that its indices are in."""
 
     terms: WindowTerms
-    inner: int
-    """Elements of the dimension for each place that is split."""
+    shape: tuple[int, ...]
+    """Of the pool's operand: the scatter makes it, and not planes that are flat."""
 
-    def node(self, node: Node, axis: str) -> Node:
+    def node(self, node: Node, axis: str, output: str) -> Node:
         """The operator that a member runs: into zeros of its window."""
         attributes = {
             "group": axis, "axis": self.terms.dim, "ranges": [end for each in self.terms.ranges for end in each],
             "length": self.terms.length,
         }  # fmt: skip
-        made = Node("WindowScatter", node.inputs, node.outputs, domain=SPMD, attributes=attributes)
+        made = Node("WindowScatter", node.inputs, [output], domain=SPMD, attributes=attributes)
         made.made_by, made.phase, made.source, made.name = node.made_by, node.phase, node.source, node.name
         return made
 
@@ -69,18 +69,17 @@ def scattered(
     took = known[0]
     axis = int(node.attributes.get("axis", 0)) % len(data)
     flat = (*read[:2], prod(read[2:])), (*made[:2], prod(made[2:]))
-    if axis != 2 or (data, at) != flat or not isinstance(took, Shard) or took.dim != 2 or took.runs > 1:
+    if axis != 2 or (data, at) != flat or not isinstance(took, Shard) or took.dim < 2 or took.runs > 1:
         return None
-    wanted = Shard(2, tuple(size * prod(made[3:]) for size in took.sizes))
-    if known[1:] != [wanted, wanted] or pool.attributes["axis"] != 2:
+    dim = took.dim
+    wanted = Shard(2, tuple(size * prod(made[dim + 1 :]) for size in took.sizes), prod(made[2:dim]))
+    if known[1:] != [wanted, wanted] or pool.attributes["axis"] != dim:
         return None
-    inner, ends = prod(read[3:]), pool.attributes["ranges"]
-    length = read[2] * inner
+    ends, length = pool.attributes["ranges"], read[dim]
     ranges: Ranges = tuple(
-        (min(max(start * inner, 0), length), min(max(stop * inner, 0), length))
-        for start, stop in zip(ends[::2], ends[1::2])
+        (min(max(start, 0), length), min(max(stop, 0), length)) for start, stop in zip(ends[::2], ends[1::2])
     )
-    return Scattered(WindowTerms(2, ranges, length), inner)
+    return Scattered(WindowTerms(dim, ranges, length), read)
 
 
 def in_plane(name: str, graph: Graph, constants: Constants, maker: Maker) -> Places | None:

@@ -179,9 +179,14 @@ class _Sweep:
         found = self.windows.scattered(node, self.placements)
         if found is None:
             return False
-        made, part = found.node(node, self.axis), self.windows.part(found.terms, found.inner)
+        flat, places = node.outputs[0], self._named(node.outputs[0], "places")
+        self.graph.types[places] = replace(self.graph.types[flat], shape=found.shape)
+        made = found.node(node, self.axis, places)
         self._append(made, [found.terms])
-        self._settle(node.outputs[0], part, [made])
+        self._settle(places, self.windows.part(found.terms), [made])
+        back = Node("Reshape", [places, self.build.ints(self.graph.types[flat].dims)], [flat], made_by=PASS)
+        back.phase = node.phase
+        self._visit(back)
         return True
 
     def _expand(self, node: Node, known: Sequence[Placement]) -> bool:

@@ -35,11 +35,10 @@ class Windows:
         if isinstance(placement, Shard) and placement.runs == 1:
             self.shared.setdefault((placement.dim, placement.length), placement.sizes)
 
-    def part(self, terms: WindowTerms, inner: int = 1) -> Shard:
-        """The parts that terms are summed to; ``inner``: elements that stay together."""
-        length = terms.length // inner
-        sizes = self.shared.get((terms.dim, length)) or shared_like(terms.sizes, length)
-        return Shard(terms.dim, tuple(size * inner for size in sizes))
+    def part(self, terms: WindowTerms) -> Shard:
+        """The parts that terms are summed to."""
+        known = self.shared.get((terms.dim, terms.length))
+        return Shard(terms.dim, known or shared_like(terms.sizes, terms.length))
 
     def pool(self, node: Node, strategy: Strategy, axis: str) -> None:
         """Let a MaxPool count places through the whole operand."""
