@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
@@ -18,7 +18,7 @@ from gopt.ir.graph import SPMD, Graph, Node, clone
 from gopt.ir.types import nbytes
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Slot, Strategy, strategies
-from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard
+from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard, Window, WindowTerms
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.cost import Cost, Packed
@@ -30,6 +30,7 @@ from gopt.tensor_parallel.operators import Constants, operator
 from gopt.tensor_parallel.other_axes import OtherAxes
 from gopt.tensor_parallel.results import result_placements
 from gopt.tensor_parallel.tokens import Tokens
+from gopt.tensor_parallel.window_nodes import Windows
 
 _PASSED = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Add", "Sub", "Sum", "Neg"})
 """Through these, terms go to their one reader before they are summed."""
@@ -87,6 +88,7 @@ class _Sweep:
     moves: dict[str, Node] = field(default_factory=dict)
     """What a node makes that moves elements alone -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
+    windows: Windows = field(init=False)
     weights: set[str] = field(default_factory=set)
     """States, and what follows from them alone."""
     packed: Packed | None = None
@@ -95,10 +97,13 @@ class _Sweep:
     def __post_init__(self) -> None:
         self.build = Builder(self.graph, self.axis, self.placements)
         self.constants = Constants(self.graph)
+        self.windows = Windows(self.graph, self.constants)
         self.out = Propagated(self.graph, self.placements)
         for node in self.graph.nodes:
             self.readers.update(set(node.reads))
         self.weights.update(state.tensor for state in self.training.states)
+        for placement in self.placements.values():
+            self.windows.note(placement)
         self.packed = Packed.of(self.graph) if self.cost.link is not None else None
 
     def run(self, cut: Mapping[str, Shard]) -> Propagated:
@@ -152,6 +157,8 @@ class _Sweep:
             return
         if self._expand(node, known):
             return
+        if self._scattered(node):
+            return
         if self._passes_terms(node, known):
             self._append(node, [next(each for each in known if isinstance(each, Partial))] * len(node.outputs))
             return
@@ -163,6 +170,19 @@ class _Sweep:
         if best.masked:
             self._mask(node, best)
         self._append(node, best.results)
+        for name, placement in zip(node.outputs, best.results):
+            if isinstance(placement, WindowTerms):
+                self._settle(name, self.windows.part(placement), [node])
+
+    def _scattered(self, node: Node) -> bool:
+        """Whether members scatter what they have into the windows that it is of, and sum those."""
+        found = self.windows.scattered(node, self.placements)
+        if found is None:
+            return False
+        made, part = found.node(node, self.axis), self.windows.part(found.terms, found.inner)
+        self._append(made, [found.terms])
+        self._settle(node.outputs[0], part, [made])
+        return True
 
     def _expand(self, node: Node, known: Sequence[Placement]) -> bool:
         """Place the nodes that are written for one, if there are such, and other axes can split them."""
@@ -201,7 +221,10 @@ class _Sweep:
         """The strategies by which some operand is sharded so, of those that go together with other axes."""
         found: dict[Strategy, None] = {}
         if is_mapping(node, self.others.axes):
-            found = dict.fromkeys(Strategy((shard,), (shard,)) for _, shard in shards)
+            count = len(node.inputs)
+            found = dict.fromkeys(
+                Strategy((each,) * count, (each,)) for _, each in shards if self.others.adds(node, each)
+            )
         else:
             described = described_as(node, self.graph, self.constants)
             if described is not None:
@@ -230,6 +253,8 @@ class _Sweep:
         for name, placement in zip(node.outputs, option.results):
             if isinstance(placement, Partial):
                 cost += self._priced(name, placement, REPLICATED)
+            elif isinstance(placement, WindowTerms):
+                cost += self._priced(name, placement, self.windows.part(placement))
         return cost
 
     def _cost(self, name: str, before: Placement, after: Placement) -> float:
@@ -274,7 +299,7 @@ class _Sweep:
             if move is not None and behind is not None:
                 self.converted[key] = self._moved(name, move, behind, placement)
                 return self.converted[key]
-            role = {Replicated: "whole", Shard: "part"}[type(placement)]
+            role = {Replicated: "whole", Shard: "part", Window: "window"}[type(placement)]
             count = len(self.out.converted.get(name, ()))
             made = self._named(name, f"{role}{count or ''}")
             self._count(before, placement)
@@ -291,6 +316,9 @@ class _Sweep:
         """How a move's operand must be placed so that its result is, where it is had so already or is whole."""
         if isinstance(placement, Replicated):
             return REPLICATED
+        if isinstance(placement, Window):
+            perm = list(move.attributes.get("perm") or reversed(range(len(self.graph.types[move.outputs[0]].dims))))
+            return replace(placement, dim=perm[placement.dim]) if move.is_a("Transpose") else None
         assert isinstance(placement, Shard)
         value, further = move.inputs[0], self.moves.get(move.inputs[0])
         for each in strategies(operator(move, self.graph, self.constants), Slot(0, True), placement):
@@ -325,6 +353,9 @@ class _Sweep:
 
     def _mask(self, node: Node, strategy: Strategy) -> None:
         """Let a member choose from its own part."""
+        if node.is_a("MaxPool"):
+            self.windows.pool(node, strategy, self.axis)
+            return
         shard = next(each for each in strategy.operands if isinstance(each, Shard))
         attributes = {key: value for key, value in node.attributes.items() if key in ("axis", "reduction")}
         masked = Node(
@@ -352,6 +383,7 @@ class _Sweep:
     def _note(self, name: str, placement: Placement) -> None:
         if name and not isinstance(placement, Replicated):
             self.placements[name] = placement
+        self.windows.note(placement)
 
     def _named(self, value: str, role: str) -> str:
         """What a mapping of a value is called."""

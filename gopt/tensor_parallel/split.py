@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph
-from gopt.sharding.placements import Placement, Shard, Sharding
+from gopt.sharding.placements import PARTS, Placement, Sharding
 from gopt.tensor_parallel.axes import AxisSplit
 from gopt.tensor_parallel.check import Checker, check, check_together
 from gopt.tensor_parallel.marks import Marks
@@ -51,6 +51,6 @@ def split_step(training: TrainingGraph, splits: Sequence[AxisSplit], marks: Mark
     shards: dict[str, list[tuple[str, Placement]]] = {}
     for axis, placed in placements.items():
         for name, placement in placed.items():
-            if isinstance(placement, Shard):
+            if isinstance(placement, PARTS):
                 shards.setdefault(name, []).append((axis, placement))
     return SplitStep(graph, {name: Sharding(tuple(each)) for name, each in shards.items()}, along)
