@@ -14,6 +14,7 @@ from members import run, simulated, swept
 import gopt
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.types import TensorType
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.sharding.halo import Halo
@@ -102,6 +103,15 @@ def test_a_window_that_is_not_read_is_refused(op_type, attributes):
     step = spoiled(op_type, **attributes)
     with pytest.raises(InvariantError):
         check(step.training, step.made.graph, "tp", step.seeds)
+
+
+def test_a_scatter_makes_the_shape_of_what_was_pooled():
+    step = by_places("cnn_sgd", Shard(2, (4, 4)))
+    graph = step.made.graph
+    node = next(each for each in graph.nodes if each.op_type == "WindowScatter")
+    graph.types[node.outputs[0]] = TensorType("float32", (8, 8, 8, 7, 1))
+    with pytest.raises(InvariantError, match="WindowScatter"):
+        check(step.training, graph, "tp", step.seeds)
 
 
 def test_strips_of_another_value_are_refused():
