@@ -10,6 +10,7 @@ from products import spread
 
 import gopt
 from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.phase import Phase
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.verification.verify import Verifier
@@ -180,3 +181,45 @@ def test_the_manifest_says_what_a_rank_is_fed(tmp_path):
     assert fed[0] == fed[1], "ranks along tp are fed alike"
     assert manifest["common"]["inputs"][0]["shape"] == [4, 8], "of the whole batch"
     assert manifest["split"] == {"tp": "balanced", "cp": "balanced"}
+
+
+def test_activations_gathered_anew_in_the_backward(tmp_path):
+    """More gathers, and nothing that is gathered lives from forward to backward."""
+    kept, anew = (
+        gopt.shard(source("gpt_adamw"), Mesh.parse("tp=2"), pipeline=pipeline(sequence=True, regather=regather))
+        for regather in (False, True)
+    )
+
+    def crossing(made: gopt.Sharded) -> int:
+        graph = made.program.graph
+        gathered = {
+            name for n in graph.nodes if n.op_type == "AllGather" and n.phase is Phase.FORWARD for name in n.outputs
+        }
+        return len({name for n in graph.nodes if n.phase is Phase.BACKWARD for name in n.inputs if name in gathered})
+
+    assert crossing(kept) > 0 and crossing(anew) == 0
+    anew.write(tmp_path / "out")
+    equal(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "sequence"),
+    [("gpt_adamw", "tp=2", True), ("gpt_adamw", "cp=2,tp=2", True), ("gpt_adamw", "sp=2", False),
+     ("families/moe_adamw", "ep=2", False), ("families/llama_adamw_clip", "tp=4", True), ("cnn_sgd", "h=2", False)],
+)  # fmt: skip
+def test_no_pair_of_inverse_conversions_is_left(name, mesh, sequence):
+    made = gopt.shard(source(name), Mesh.parse(mesh), pipeline=pipeline(sequence=sequence))
+    graph = made.program.graph
+    makers = graph.producers()
+    inverse = {"DimSlice": "AllGather", "AllGather": "DimSlice", "AllToAll": "AllToAll"}
+    calls = 0
+    for node in graph.nodes:
+        before = makers.get(node.inputs[0]) if node.op_type in inverse else None
+        calls += node.op_type in inverse
+        if before is not None and before.op_type == inverse[node.op_type]:
+            same = [before.attributes.get(key) == node.attributes.get(key) for key in ("group", "axis", "sizes")]
+            assert not all(same) or node.op_type == "AllToAll", node.label
+            back = [before.attributes.get(f"{a}_axis") == node.attributes.get(f"{b}_axis") is not None
+                    for a, b in (("split", "concat"), ("concat", "split"))]  # fmt: skip
+            assert not all(back), node.label
+    assert calls
