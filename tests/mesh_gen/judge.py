@@ -27,6 +27,7 @@ MESHES = (
     "tp=2", "tp=3", "cp=2", "cp=3", "sp=2", "cp=2,tp=2", "sp=2,tp=2", "cp=2,sp=2", "dp=2,cp=2", "dp=2,tp=2",
     "shard=2,tp=2", "shard=2,cp=2", "tp=2,cp=2", "cp=4", "tp=4", "cp=2,dp=2", "shard=2,sp=2,tp=2", "sp=3,shard=2",
 )  # fmt: skip
+EXPERTS = ("ep=2", "ep=4", "dp=2,ep=2", "ep=2,tp=2", "shard=2,ep=2", "ep=2,cp=2", "cp=2,ep=2", "ep=2,sp=2", "ep=3")
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ class Setting:
     @classmethod
     def draw(cls, step: Step) -> Setting:
         r = random.Random(step.recipe.seed * 7 + 3)
-        mesh = r.choice(MESHES)
-        axes = [axis for axis in ("tp", "cp", "sp") if axis in mesh]
-        fed = [axis for axis in axes if axis != "tp"]
+        mesh = r.choice(EXPERTS if "experts" in step.recipe.blocks and r.random() < 0.7 else MESHES)
+        axes = [axis for axis in ("tp", "cp", "sp") if axis in mesh] or ["ep"]
+        fed = [axis for axis in axes if axis not in ("tp", "ep")]
         words: list[str] = []
         for name, shape in ((name, step.known[name].shape) for name in step.gradients):
             axis = r.choice(axes)
-            if shape and r.random() < (0.6 if axis == "tp" else 0.1):
+            if shape and axis != "ep" and r.random() < (0.6 if axis == "tp" else 0.1):
                 words.append(f"{name}:{_dimension(r, mesh, axis, shape)}@{axis}")
         given = []
         for name, (shape, _, _) in step.batch.items():
@@ -95,16 +96,24 @@ class Truth:
         self.step, self.cuts = step, sorted(set(step.gradients.values()))
         infos = {name: _info(name, step.known[name]) for name in self.cuts}
         self.halves = [
-            _cut(step.model, ["loss", *self.cuts], (), {}),
-            _cut(step.model, list(step.states.values()), self.cuts, infos),
+            _cut(step.model, ["loss", *self.cuts, *(step.states[name] for name in step.statistics)], (), {}),
+            _cut(
+                step.model, [new for name, new in step.states.items() if name not in step.statistics], self.cuts, infos
+            ),
         ]
         self.runners = [session(half) for half in self.halves]
 
-    def run(self, states: Values, batches: list[Values]) -> tuple[Values, list[float]]:
-        """New states, and the loss of each batch."""
-        local = [_run(self.halves[0], self.runners[0], {**states, **batch}) for batch in batches]
+    def run(self, states: Values, batches: list[list[Values]]) -> tuple[Values, list[float]]:
+        """New states, and the loss of each batch, by micro-step and data rank: each of these has own statistics."""
+        local: list[Values] = []
+        held = [dict(states) for _ in batches[0]]
+        for turn in batches:
+            for mine, batch in zip(held, turn, strict=True):
+                local.append(_run(self.halves[0], self.runners[0], {**mine, **batch}))
+                mine.update({name: local[-1][self.step.states[name]] for name in self.step.statistics})
         means = {name: _mean([each[name] for each in local]) for name in self.cuts}
         new = _run(self.halves[1], self.runners[1], {**states, **means})
+        new.update({self.step.states[name]: _mean([mine[name] for mine in held]) for name in self.step.statistics})
         return {state: new[name] for state, name in self.step.states.items()}, [float(each["loss"]) for each in local]
 
 
@@ -136,9 +145,9 @@ def differences(step: Step, folder: Path, steps: int = STEPS) -> Iterator[str]:
     turns = max(times for _, times in world.phases)
     for number in range(steps):
         batches = [[batch(step, number, turn, place) for place, _ in enumerate(samples)] for turn in range(turns)]
-        before, all_of = wanted, [each for turn in batches for each in turn]
-        nearby = [truth.run(_nudged(each, seed), all_of)[0] for seed, each in enumerate(nearby)]
-        wanted, losses = truth.run(wanted, all_of)
+        before = wanted
+        nearby = [truth.run(_nudged(each, seed), batches)[0] for seed, each in enumerate(nearby)]
+        wanted, losses = truth.run(wanted, batches)
         given = [[world.part(rank, turn[samples.index(sees[rank])]) for rank in world.ranks] for turn in batches]
         world.step(have, given)
         for rank in world.ranks:

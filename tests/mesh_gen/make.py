@@ -51,6 +51,7 @@ class Step:
     """Parameter -> its gradient."""
     states: dict[str, str]
     """State -> its new value."""
+    statistics: list[str]
     batch: Batch
     known: dict[str, np.ndarray]
 
@@ -103,9 +104,9 @@ def make(recipe: Recipe) -> Step:
     gradients = {name: gradients[name] for name in s.params}
     t.output("loss", loss, ())
     states = {}
-    for state, value in _update(t, recipe.rule, gradients).items():
+    for state, value in {**s.statistics, **_update(t, recipe.rule, gradients)}.items():
         states[state] = t.output(f"{state}_new", value, t.shape(value))
     model = t.model()
     real = {name: t.renamed.get(value, value) for name, value in gradients.items()}
     known = {t.renamed.get(name, name): value for name, value in t.values.items()}
-    return Step(recipe, model, real, states, s.batch, known)
+    return Step(recipe, model, real, states, list(s.statistics), s.batch, known)

@@ -23,7 +23,8 @@ class Stream:
     heads: int
     params: dict[str, tuple[int, ...]] = field(default_factory=dict)
     batch: Batch = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
+    statistics: dict[str, str] = field(default_factory=dict)
+    """State -> its new value, which follows the batch and no gradient."""
 
     def param(self, *shape: int, around: float = 0.0) -> str:
         name = f"p{len(self.params)}"
@@ -207,9 +208,61 @@ def unchanged(s: Stream, h: str) -> str:
     return s.t.op("Reshape", h, s.ints(*s.t.shape(h)))
 
 
+def experts(s: Stream, h: str) -> str:
+    """Every token through every expert, weighed by a router: a product with as many matrices as experts."""
+    t, (b, n, d) = s.t, s.t.shape(h)
+    count, wide = s.r.choice([2, 4, 4, b]), s.r.choice([2, 3, 4])
+    gates = t.op("Softmax", s.dense(t.op("Reshape", h, s.ints(b * n, d)), count, False), axis=-1)
+    flat = t.op("Reshape", h, s.ints(1, b * n, d))
+    inner = t.op("Tanh", t.op("MatMul", flat, s.param(count, d, wide)))
+    if s.r.random() < 0.5:
+        inner = t.op("Add", inner, s.param(count, 1, wide))
+    made = t.op("MatMul", inner, s.param(count, wide, d))
+    weight = t.op("Unsqueeze", t.op("Transpose", gates, perm=[1, 0]), s.ints(2))
+    total = t.op("ReduceSum", t.op("Mul", made, weight), s.ints(0), keepdims=0)
+    return t.op("Add", h, t.op("Reshape", total, s.ints(b, n, d)))
+
+
+def batch_norm(s: Stream, h: str) -> str:
+    """Over samples and tokens, with a running mean."""
+    t, d = s.t, s.t.shape(h)[-1]
+    mean = s.mean(h, 0, 1)
+    running = t.state(f"running{len(s.statistics)}", np.zeros((1, 1, d), np.float32))
+    s.statistics[running] = t.op("Add", t.op("Mul", running, t.const(0.9)), t.op("Mul", mean, t.const(0.1)))
+    centred = t.op("Sub", h, mean)
+    spread = t.op("Sqrt", t.op("Add", s.mean(t.op("Mul", centred, centred), 0, 1), t.const(0.1)))
+    return t.op("Mul", t.op("Div", centred, spread), s.param(d, around=1.0))
+
+
+def shared(s: Stream, h: str) -> str:
+    """A weight that another block has, as it is or transposed."""
+    d = s.t.shape(h)[-1]
+    same = [name for name, shape in s.params.items() if len(shape) == 2 and d in shape]
+    if not same:
+        return dense(s, h)
+    name = s.r.choice(same)
+    turned = s.params[name][0] != d or (s.params[name][1] == d and s.r.random() < 0.5)
+    weight = s.t.op("Transpose", name, perm=[1, 0]) if turned else name
+    made = s.t.op("Tanh", s.t.op("MatMul", h, weight))
+    return made if s.t.shape(made)[-1] == d else s.dense(made, d)
+
+
+def padding(s: Stream, h: str) -> str:
+    """Tokens that do not count are zero, and the rest is over how many a sample has."""
+    t, (b, n, _) = s.t, s.t.shape(h)
+    if "ids" not in s.batch or s.batch["ids"][0] != (b, n):
+        return h
+    seen = t.op("Unsqueeze", t.op("Cast", t.op("Greater", "ids", t.const(0, "int64")), to=1), s.ints(2))
+    count = t.op("Max", t.op("ReduceSum", seen, s.ints(1), keepdims=1), t.const(1.0))
+    kept = t.op("Mul", h, seen)
+    if s.r.random() < 0.5:
+        return t.op("Sub", kept, t.op("Div", t.op("ReduceSum", kept, s.ints(1), keepdims=1), count))
+    return t.op("Div", kept, count)
+
+
 BLOCKS: dict[str, Block] = {
     "dense": dense, "mlp": mlp, "attention": attention, "norm": norm, "fold": fold, "merge": merge_tokens,
     "class": class_token, "drop": drop_token, "cumsum": running, "pooled": pooled, "mixer": mixed_tokens,
     "rolled": rolled, "chosen": chosen, "positions": positions, "soft": soft, "turned": turned, "gram": gram,
-    "same": unchanged,
+    "same": unchanged, "experts": experts, "batch-norm": batch_norm, "shared": shared, "padding": padding,
 }  # fmt: skip
