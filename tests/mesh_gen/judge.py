@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from steps_gen.engine import Stuck, Values, World, held
+from steps_gen.oracle import _cut, _mean, _run, session
 
 import gopt
 from gopt.errors import GoptError
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from mesh_gen.make import Step
-from steps_gen.engine import Stuck, Values, World, held
-from steps_gen.oracle import _cut, _mean, _run, session
 
 STEPS = 2
 NUDGES = 3
@@ -170,9 +170,7 @@ def _nudged(states: Values, seed: int) -> Values:
     }
 
 
-def _fault(
-    state: Mapping[str, object], value: np.ndarray, wanted: Values, before: Values, nearby: list[Values]
-) -> str:
+def _fault(state: Mapping[str, object], value: np.ndarray, wanted: Values, before: Values, nearby: list[Values]) -> str:
     value, place = value.reshape(-1).astype(np.float64), 0
     for piece in state["pieces"]:  # type: ignore[attr-defined]
         real, old = (held(each[piece["tensor"]], piece).astype(np.float64) for each in (wanted, before))
@@ -185,7 +183,9 @@ def _fault(
         spread = max(float(np.linalg.norm(each[piece["tensor"]].astype(np.float64) - whole)) for each in nearby)
         off = max(0.0, off - NOISE * spread)
         if not off <= 3e-4 * moved + 2e-6 * np.linalg.norm(whole) + 1e-7:
-            return f"{piece['tensor']} {piece.get('box', '')} is off by {off:.3g}, moved {np.linalg.norm(real - old):.3g}"
+            return (
+                f"{piece['tensor']} {piece.get('box', '')} is off by {off:.3g}, moved {np.linalg.norm(real - old):.3g}"
+            )
     if place != value.size:
         return f"{state['input']} has {value.size} elements, and pieces of {place}"
     return ""

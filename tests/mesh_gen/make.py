@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto
+from steps_gen.tape import Tape, backward
 
 from mesh_gen.losses import LOSSES
 from mesh_gen.rules import more_rules
 from mesh_gen.streams import BLOCKS, Batch, Stream
-from steps_gen.tape import Tape, backward
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,9 @@ def _update(t: Tape, rule: str, gradients: dict[str, str]) -> dict[str, str]:
             way = new[old] = t.op("Add", t.op("Mul", old, t.const(0.9)), t.op("Mul", g, t.const(0.1)))
         if rule.startswith("adam"):
             old = t.state(f"{name}.v", t.generator.uniform(1e-2, 1e-1, t.shape(name)).astype(np.float32))
-            square = new[old] = t.op("Add", t.op("Mul", old, t.const(0.99)), t.op("Mul", t.op("Mul", g, g), t.const(0.01)))
+            square = new[old] = t.op(
+                "Add", t.op("Mul", old, t.const(0.99)), t.op("Mul", t.op("Mul", g, g), t.const(0.01))
+            )
             way = t.op("Div", way, t.op("Add", t.op("Sqrt", square), t.const(1e-2)))
         new[name] = t.op("Sub", name, t.op("Mul", way, rate))
     return new

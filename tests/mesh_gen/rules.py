@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-
 from steps_gen import tape
 from steps_gen.tape import Adjoints, Record, Tape
 

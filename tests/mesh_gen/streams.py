@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
 from steps_gen.tape import Tape
 
 Batch = dict[str, tuple[tuple[int, ...], str, int]]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import onnx
 import pytest
 from helpers import Builder, perceptron, sgd
 from mesh_gen.judge import Setting, differences, judge
 from mesh_gen.make import Recipe, make
-from onnx import numpy_helper
 
 import gopt
 from gopt.errors import OptionError, UnsupportedError
@@ -27,20 +23,26 @@ def test_drawn_streams(seed, tmp_path):
 
 
 EMPTY = {
-    "negative axes of a reduction": (Recipe(3, (6, 5, 5, 3), "ids", ("soft",), "squares", "sgd"), "tp=4", "1+0+1+3"),
-    "a product over no tokens": (Recipe(3, (2, 4, 2, 2), "floats", ("dense", "dense"), "classes", "sgd"), "cp=3", ""),
-    "a bucket with an empty part": (Recipe(5, (4, 4, 4, 2), "ids", ("dense", "dense"), "squares", "adam"), "shard=2,tp=3", "2+0+2"),
-}  # fmt: skip
+    "reductions along negative axes": (
+        Recipe(40268, (6, 5, 5, 3), "ids+positions", ("drop", "soft"), "pooled", "adam"),
+        Setting("tp=4", 2, 2, (("parameters", "p1:dim1=1+0+1+3;p3:dim0"),)),
+    ),
+    "products over no tokens, and their biases": (
+        Recipe(3, (2, 4, 2, 2), "floats", ("dense", "dense"), "classes", "sgd"),
+        Setting("cp=3", options=(("sizes", "ceil"),)),
+    ),
+    "buckets with an empty part": (
+        Recipe(5, (4, 4, 8, 2), "ids", ("dense", "dense"), "squares", "adam"),
+        Setting("shard=2,tp=3", 1, 1, (("parameters", "p0:dim1=4+0+4;p1:dim0=4+0+4"),)),
+    ),
+}
 """What members without a part once did wrong: refused by a runtime, sums of what was left in memory, a crash."""
 
 
 @pytest.mark.parametrize("case", EMPTY)
 def test_members_without_a_part(case, tmp_path):
-    recipe, mesh, sizes = EMPTY[case]
-    step = make(recipe)
-    words = f"p0:dim1={sizes};p1:dim0={sizes}" if "bucket" in case else f"p0:dim1={sizes}" if sizes else ""
-    setting = Setting(mesh, 1, 1, (("parameters", words), ("sizes", "ceil")))
-    verdict = judge(step, setting, tmp_path)
+    recipe, setting = EMPTY[case]
+    verdict = judge(make(recipe), setting, tmp_path)
     assert verdict.outcome == "right", verdict.why
     assert Verifier(tmp_path / "out").run(confirm=False).equal
 
