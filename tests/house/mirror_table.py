@@ -29,6 +29,7 @@ KINDS = {
     "numeric": "source and ranks run side by side, states compared",
     "real": "exports of real models",
     "steps_gen": "the generator of steps",
+    "mesh_gen": "the generator of streams of tokens on meshes",
 }
 """Folders of tests that mirror no folder of gopt -> what they are."""
 
