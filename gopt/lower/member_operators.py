@@ -13,6 +13,7 @@ import numpy as np
 
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
+from gopt.lower.halo_operators import HALO_OPERATORS
 from gopt.lower.lowered import Here, Lowered, bounds, make
 from gopt.sharding.layouts import identity
 
@@ -164,5 +165,6 @@ MEMBER_OPERATORS: dict[str, Callable[[Node, Here], Lowered]] = {
     "MemberGatherElements": member_gather,
     "MemberScatterElements": member_scatter,
     "MemberScatterND": member_scatter,
+    **HALO_OPERATORS,
 }
 """Operator of ``gopt.spmd`` on a dimension -> what it becomes on a rank."""

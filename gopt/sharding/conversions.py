@@ -8,6 +8,10 @@ partial -> shard       ReduceScatter                          AllGather
 shard -> replicated    AllGather                              ReduceScatter, or own part
 replicated -> shard    own part, nothing is sent              AllGather
 shard -> other shard   AllToAll                               AllToAll
+shard -> window        halo exchange: AllGather of strips     halo sum
+terms of windows       halo sum: AllGather of strips          halo exchange
+-> shard
+replicated -> window   own window, nothing is sent            halo sum
 =====================  =====================================  ====================================
 
 A dual is no record of its own: backward is part of the graph, and propagation finds the mapping that it needs there.
@@ -17,8 +21,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
-from gopt.sharding.placements import Partial, Placement, Replicated, Shard
+from gopt.sharding.halo import Halo
+from gopt.sharding.placements import Partial, Placement, Replicated, Shard, Window, WindowTerms
 
 
 class Mapping(str, Enum):
@@ -30,6 +36,8 @@ class Mapping(str, Enum):
     GATHER = "gather from region"
     SCATTER = "scatter to region"
     TRANSPOSE = "transpose"
+    HALO_EXCHANGE = "halo exchange"
+    HALO_SUM = "halo sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +54,11 @@ class Conversion:
         if before == after:
             return Mapping.NOTHING
         if isinstance(before, Partial):
-            known = {Replicated: Mapping.REDUCE, Shard: Mapping.REDUCE_SCATTER}
-            return known.get(type(after)) if isinstance(after, (Replicated, Shard)) else None
+            terms = {Replicated: Mapping.REDUCE, Shard: Mapping.REDUCE_SCATTER}
+            return terms.get(type(after)) if isinstance(after, (Replicated, Shard)) else None
+        if self.halo is not None:
+            known = {"exchange": Mapping.HALO_EXCHANGE, "sum": Mapping.HALO_SUM, "cut": Mapping.SCATTER}
+            return known[self.halo.kind]
         if isinstance(before, Shard):
             if isinstance(after, Replicated):
                 return Mapping.GATHER
@@ -57,8 +68,16 @@ class Conversion:
         return None
 
     @property
+    def halo(self) -> Halo | None:
+        """The parts and windows between which it lies; None for a mapping that has no windows.
+
+        A dimension that is shared out anew is one as well: each member's new part is its window.
+        """
+        return _halo(self.before, self.after)
+
+    @property
     def _across(self) -> bool:
-        """Whether a shard goes to another dimension; along its own it is gathered and cut."""
+        """Whether a shard goes to another dimension; along its own, where it has runs, it is gathered and cut."""
         before, after = self.before, self.after
         return isinstance(before, Shard) and isinstance(after, Shard) and before.dim != after.dim
 
@@ -68,6 +87,9 @@ class Conversion:
         mapping = self.mapping
         if mapping is None:
             return float("inf")
+        halo = self.halo
+        if halo is not None:
+            return halo.sends / max(halo.length, 1) * nbytes
         return {
             Mapping.NOTHING: 0.0,
             Mapping.SCATTER: 0.0,
@@ -76,3 +98,19 @@ class Conversion:
             Mapping.GATHER: part,
             Mapping.TRANSPOSE: part / members if self._across else part,
         }[mapping]
+
+
+@lru_cache(4096)
+def _halo(before: Placement, after: Placement) -> Halo | None:
+    if isinstance(before, Shard) and isinstance(after, (Shard, Window)) and before.runs == 1:
+        if before.dim != after.dim or before.length != after.length or before == after:
+            return None
+        if isinstance(after, Window):
+            return Halo(before.sizes, after.ranges)
+        return Halo(before.sizes, tuple(map(after.part, range(len(after.sizes))))) if after.runs == 1 else None
+    if isinstance(before, WindowTerms) and isinstance(after, Shard) and after.runs == 1:
+        same = before.dim == after.dim and before.length == after.length
+        return Halo(after.sizes, before.ranges, "sum") if same else None
+    if isinstance(before, Replicated) and isinstance(after, Window):
+        return Halo((after.length,), after.ranges, "cut")
+    return None

@@ -106,7 +106,7 @@ def dim_slice(use: Layout, operands: Sequence[Operand]) -> Placement:
 
 
 def member_choice(use: Layout, operands: Sequence[Operand]) -> Placement:
-    """A choice along a dimension of which each member has a part -> what it has there, and zeros: its own."""
+    """A choice along a dimension of which each member has a part, or a window of it -> what it has there: its own."""
     return PER_MEMBER
 
 
@@ -120,5 +120,6 @@ LAYOUTS: dict[str, Callable[[Layout, Sequence[Operand]], Placement]] = {
     "MemberGatherElements": member_choice,
     "MemberScatterElements": member_choice,
     "MemberScatterND": member_choice,
+    **dict.fromkeys(["HaloStrips", "HaloJoin", "HaloSum", "MemberMaxPool", "WindowScatter"], member_choice),
 }
 """Operator of ``gopt.spmd`` -> its rule."""

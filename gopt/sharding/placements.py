@@ -98,6 +98,67 @@ class Shard:
         return f"sharded along dimension {self.dim} in {list(self.sizes)}{each}"
 
 
+Ranges = tuple[tuple[int, int], ...]
+"""Of each member, the first place of a dimension and the one behind the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Member i has places ``ranges[i]`` of dimension ``dim``: what an operator reads that slides along it. Ranges of
+    neighbours overlap, and may leave out places that nobody reads.
+
+    ``length``: elements of the whole dimension. A place in front of 0 or behind ``length`` holds what ``border`` says:
+    zeros, or lowest: what nothing of the type is below. So no member pads the dimension, at the edges neither.
+    """
+
+    dim: int
+    ranges: Ranges
+    length: int
+    border: str = "zeros"
+
+    def covers(self, member: int) -> bool:
+        return True
+
+    def local(self, member: int) -> int:
+        """Elements of the dimension that a member has."""
+        start, stop = self.ranges[member]
+        return stop - start
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What each member has."""
+        return tuple(stop - start for start, stop in self.ranges)
+
+    def __str__(self) -> str:
+        return f"windows {[list(each) for each in self.ranges]} of dimension {self.dim} with {self.border} beside it"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTerms:
+    """The dual of a ``Window``: member i has terms of a sum for places ``ranges[i]``. A place that nobody has is zero;
+    terms for places in front of 0 or behind ``length`` belong to nothing."""
+
+    dim: int
+    ranges: Ranges
+    length: int
+
+    def covers(self, member: int) -> bool:
+        return True
+
+    def local(self, member: int) -> int:
+        """Elements of the dimension that a member has."""
+        start, stop = self.ranges[member]
+        return stop - start
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What each member has."""
+        return tuple(stop - start for start, stop in self.ranges)
+
+    def __str__(self) -> str:
+        return f"terms of a sum for places {[list(each) for each in self.ranges]} of dimension {self.dim}"
+
+
 @dataclass(frozen=True, slots=True)
 class FlatShard:
     """Elements ``[start, stop)`` of a flat bucket, of which member i has those in ``[cuts[i], cuts[i+1])``: 1-D."""
@@ -174,7 +235,10 @@ class FlagCount:
         return "the number of members that set a flag"
 
 
-Placement: TypeAlias = Replicated | PerMember | OnMember | Shard | FlatShard | Partial | FlagCount
+Part: TypeAlias = Shard | Window | WindowTerms
+"""Members have some of a dimension: a part, or a window of it."""
+PARTS = (Shard, Window, WindowTerms)
+Placement: TypeAlias = Replicated | PerMember | OnMember | Part | FlatShard | Partial | FlagCount
 Place: TypeAlias = Replicated | OnMember | FlatShard
 """Where a node runs along an axis: on every member, on one, or on those that have elements of a part of a bucket."""
 Placements: TypeAlias = tuple[Placement, ...]
@@ -215,7 +279,7 @@ class Sharding:
     @property
     def sharding_axes(self) -> tuple[str, ...]:
         """The axes whose members hold different parts."""
-        return tuple(axis for axis, place in self.by_axis if isinstance(place, (FlatShard, Shard)))
+        return tuple(axis for axis, place in self.by_axis if isinstance(place, (FlatShard, *PARTS)))
 
     def part(self, coordinates: Mapping[str, int]) -> tuple[int, int]:
         """A rank's elements of the bucket; empty when start >= stop. Only for a sharding that is ``flat``."""
@@ -231,6 +295,8 @@ class Sharding:
             elif isinstance(place, Shard) and place.length:
                 local = shape[place.dim] * place.local(coordinates[axis]) // place.length
                 shape = (*shape[: place.dim], local, *shape[place.dim + 1 :])
+            elif isinstance(place, (Window, WindowTerms)):
+                shape = (*shape[: place.dim], place.local(coordinates[axis]), *shape[place.dim + 1 :])
         return shape
 
     def __str__(self) -> str:

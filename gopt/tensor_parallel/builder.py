@@ -12,7 +12,9 @@ from gopt.ir.graph import COMM, SPMD, Graph, Node, Tensor
 from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.opaque.table_body import opset
-from gopt.sharding.placements import Partial, Placement, Replicated, Shard
+from gopt.sharding.conversions import Conversion
+from gopt.sharding.halo import Halo
+from gopt.sharding.placements import Partial, Placement, Replicated, Shard, Window
 
 PASS = "tensor-parallel"
 
@@ -82,6 +84,9 @@ class Builder:
         return name
 
     def _mapped(self, value: str, before: Placement, after: Placement, name: str) -> str:
+        halo = Conversion(before, after).halo
+        if halo is not None:
+            return self._halo(value, halo, after, name)
         if isinstance(before, Partial):
             return self._reduced(value, before, after, name)
         if isinstance(before, Shard) and isinstance(after, Replicated):
@@ -112,6 +117,24 @@ class Builder:
         moved = self._call("AllToAll", parts, f"{name}.parts", **sizes)
         self.placements[moved] = Shard(new, after.sizes)
         return self.add("Reshape", [moved, self.ints(type.dims)], name, type)
+
+    def _halo(self, value: str, halo: Halo, after: Placement, name: str) -> str:
+        """A halo exchange or halo sum: strips that others need, joined in one call, and what is made of them."""
+        assert isinstance(after, (Shard, Window))
+        type = self.graph.types[value]
+        fields: dict[str, Any] = {"group": self.axis, "axis": after.dim, **halo.attributes}
+        inputs = [value]
+        if any(halo.strip_sizes):
+            shape = (*type.dims[: after.dim], sum(halo.strip_sizes), *type.dims[after.dim + 1 :])
+            apart = TensorType(type.dtype, shape)
+            own = self.add("HaloStrips", [value], f"{name}.strips", apart, domain=SPMD, **fields)
+            self.placements[own] = Shard(after.dim, halo.strip_sizes)
+            call = {"axis": after.dim, "sizes": list(halo.strip_sizes), "group": self.axis}
+            inputs.append(self.add("AllGather", [own], f"{name}.joined", apart, domain=COMM, **call))
+        if halo.kind == "sum":
+            return self.add("HaloSum", inputs, name, type, domain=SPMD, **fields)
+        border = after.border if isinstance(after, Window) else "zeros"
+        return self.add("HaloJoin", inputs, name, type, domain=SPMD, border=border, **fields)
 
     def _reduced(self, value: str, before: Partial, after: Placement, name: str) -> str:
         if isinstance(after, Replicated):

@@ -8,19 +8,24 @@ is joined by are errors before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.linearity import is_zero
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.sharding.halo import Halo
 from gopt.sharding.links import Slot, strategies
-from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard
+from gopt.sharding.placements import PARTS, REPLICATED, Part, Partial, Placement, Replicated, Shard, Window
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
-from gopt.tensor_parallel.mappings import beside, described_as, is_mapping
+from gopt.tensor_parallel.mappings import HALO, beside, described_as, is_mapping
 from gopt.tensor_parallel.operators import Constants
+from gopt.tensor_parallel.pool_gradients import scattered
 from gopt.tensor_parallel.results import result_placements
+from gopt.tensor_parallel.window_nodes import counted_as, placed, taken
 
 
 def check(
@@ -58,8 +63,13 @@ def check_together(placements: Mapping[str, Mapping[str, Placement]]) -> None:
     for (axis, one), (other, two) in combinations(placements.items(), 2):
         for name in one.keys() & two.keys():
             a, b = one[name], two[name]
-            if isinstance(a, Shard) and isinstance(b, Shard) and not a.fits(b):
+            if isinstance(a, PARTS) and isinstance(b, PARTS) and not together(a, b):
                 raise InvariantError(f"{name!r} is {a} along {axis}, and {b} along {other}", "such parts do not fit")
+
+
+def together(one: Part, other: Part) -> bool:
+    """Whether two axes can have such parts of one value: windows are of a dimension that no other axis splits."""
+    return one.fits(other) if isinstance(one, Shard) and isinstance(other, Shard) else one.dim != other.dim
 
 
 @dataclass(slots=True)
@@ -72,16 +82,21 @@ class Checker:
     axes: frozenset[str]
     known: MutableMapping[str, Placement]
     constants: Constants = field(init=False)
+    index: GraphIndex = field(init=False)
+    made: dict[str, Node] = field(default_factory=dict)
+    """Value -> the node that makes it."""
 
     def __post_init__(self) -> None:
-        self.constants = Constants(self.graph)
+        self.constants, self.index = Constants(self.graph), GraphIndex(self.graph)
 
     def of(self, name: str) -> Placement:
         return self.known.get(name, REPLICATED)
 
     def visit(self, node: Node) -> None:
         """Give a node's results their placements; raises Mismatch."""
-        for name, placement in zip(node.outputs, self._results(node)):
+        results = self._results(node)
+        self.made.update(dict.fromkeys(node.outputs, node))
+        for name, placement in zip(node.outputs, results):
             if name and not isinstance(placement, Replicated):
                 self.known[name] = placement
 
@@ -96,7 +111,14 @@ class Checker:
             return [self._call(node, operand) for operand in operands][:count]
         if node.domain == SPMD and group == self.axis and node.op_type == "DimSlice":
             return [self._cut(node, operands[0])]
+        if node.domain == SPMD and group == self.axis and node.op_type in HALO:
+            return [self._halo(node, operands)]
+        if node.domain == SPMD and group == self.axis and node.op_type == "WindowScatter":
+            return [self._scattered(node, operands)]
         if is_mapping(node, self.axes):
+            for operand in operands[1:]:
+                if operand.placement != operands[0].placement:
+                    raise Mismatch(operand, f"{operands[0].placement}, as the other")
             return [beside(node, operands[0])]
         if all(isinstance(each.placement, Replicated) for each in operands) and not self._captures(node):
             return [REPLICATED] * count
@@ -136,6 +158,35 @@ class Checker:
             raise Mismatch(operand, "a value that is equal on all members, to cut it")
         return Shard(int(node.attributes["axis"]), tuple(node.attributes["sizes"]))
 
+    def _halo(self, node: Node, operands: Sequence[Operand]) -> Placement:
+        """Strips, a window or a sum: of what lies as the node says, and of the strips of that very value."""
+        for operand, wanted in zip(operands, taken(node), strict=True):
+            if operand.placement != wanted:
+                raise Mismatch(operand, f"a value {wanted}")
+        expected = any(Halo.of(node.attributes).strip_sizes) and node.op_type != "HaloStrips"
+        if expected and (len(operands) < 2 or self._strips(operands[1].name) != (node.inputs[0], _record(node))):
+            raise Mismatch(operands[-1], f"the joined strips of {node.inputs[0]!r}")
+        return placed(node)
+
+    def _scattered(self, node: Node, operands: Sequence[Operand]) -> Placement:
+        """Terms for the windows in which a pool took what is scattered, into zeros."""
+        plain = Node("ScatterElements", node.inputs, node.outputs, attributes={"axis": 2, "reduction": "add"})
+        pools = {name: made for name, made in self.made.items() if made.op_type == "MemberMaxPool"}
+        found = scattered(plain, self.graph, self.constants, self.made.get, pools, self.known)
+        if not is_zero(self.index, node.inputs[0]):
+            raise Mismatch(operands[0], "zeros")
+        made, shape = node.outputs[0], self.graph.types[node.outputs[0]].dims
+        same = found is not None and found.node(plain, self.axis, made).attributes == node.attributes
+        if found is None or not same or found.shape != shape:
+            raise Mismatch(operands[1], "places that a pool took of the windows that it names")
+        return found.terms
+
+    def _strips(self, name: str) -> tuple[str, Hashable] | None:
+        """Of which value a value has the joined strips of all members, and which."""
+        call = self.made.get(name)
+        strips = self.made.get(call.inputs[0]) if call is not None and call.op_type == "AllGather" else None
+        return (strips.inputs[0], _record(strips)) if strips is not None and strips.op_type == "HaloStrips" else None
+
     def _terms(self, node: Node, operands: Sequence[Operand]) -> Placement:
         data = operands[:1] if node.is_a("Reshape", "Squeeze", "Unsqueeze", "Expand") else operands
         dtype = self.graph.type_of(node.outputs[0]).dtype
@@ -144,7 +195,7 @@ class Checker:
     def _split(self, node: Node, operands: Sequence[Operand]) -> Sequence[Placement]:
         """The strategy that operands are placed by."""
         placements = tuple(self.of(name) if name else REPLICATED for name in node.inputs)
-        first = next((each for each in operands if isinstance(each.placement, Shard)), None)
+        first = next((each for each in operands if isinstance(each.placement, PARTS)), None)
         if first is None or self._captures(node):
             raise Mismatch(operands[0], "values that are equal on all members")
         described = described_as(node, self.graph, self.constants)
@@ -152,11 +203,13 @@ class Checker:
         if described is None:
             raise Mismatch(first, "values that are equal on all members")
         options = [
-            each for place, placement in enumerate(placements) if isinstance(placement, Shard)
+            each for place, placement in enumerate(placements) if isinstance(placement, (Shard, Window))
             for each in strategies(described, Slot(place), placement) if each.masked == masked
         ]  # fmt: skip
         for option in options:
             if option.operands == placements:
+                if masked and node.op_type == "MemberMaxPool" and not counted_as(node, option.operands[0]):
+                    raise Mismatch(first, "the window whose places it counts")
                 return option.results
         expected = " or ".join(str(option.operands[node.inputs.index(first.name)]) for option in options[:2])
         wrong = first
@@ -166,3 +219,9 @@ class Checker:
                     wrong, expected = operand, str(wanted)
                     break
         raise Mismatch(wrong, expected or "a whole value: no rule splits it so")
+
+
+def _record(node: Node) -> Hashable:
+    """What a halo is: sizes, windows, dimension, direction."""
+    at = node.attributes
+    return int(at["axis"]), str(at["kind"]), tuple(at["sizes"]), tuple(at["ranges"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import product
 
-from gopt.sharding.placements import Shard, Sharding
+from gopt.sharding.placements import PARTS, Sharding
 
 
 def classes(shardings: Iterable[Sharding], axes: Mapping[str, int]) -> list[tuple[dict[str, int], ...]]:
@@ -23,4 +23,4 @@ def classes(shardings: Iterable[Sharding], axes: Mapping[str, int]) -> list[tupl
 
 
 def _sizes(sharding: Sharding) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple((axis, place.sizes) for axis, place in sharding.by_axis if isinstance(place, Shard))
+    return tuple((axis, place.sizes) for axis, place in sharding.by_axis if isinstance(place, PARTS))

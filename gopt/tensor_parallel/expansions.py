@@ -15,6 +15,14 @@ from gopt.sharding.links import Operator, axes_of, softmax_axes
 from gopt.sharding.placements import Placement, Shard
 from gopt.tensor_parallel.builder import Builder
 from gopt.tensor_parallel.losses import loss, normalised
+from gopt.tensor_parallel.pooling import (
+    batch_normalization,
+    global_pool,
+    group_normalization,
+    is_training,
+    mean_pool,
+    padded_mean,
+)
 
 Expansion = Callable[[Builder, Node, Operator], None]
 
@@ -29,13 +37,29 @@ def expansion(node: Node, operator: Operator, placements: Sequence[Placement]) -
     if node.op_type in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
         return loss if first.dim == 1 else None
     if node.op_type in _BIASED and operator.has(2):
-        return _BIASED[node.op_type] if first.dim == _contracted(operator) else None
+        terms = first.dim == _contracted(operator) or (node.op_type == "ConvTranspose" and first.dim >= 2)
+        return _BIASED[node.op_type] if terms else None
+    places = _places(operator, first)
+    if places is not None:
+        return places
     axes = axes_of(operator) if node.op_type in _REDUCED else None
     if axes is None or first.dim not in axes:
         return None
     if node.op_type == "ReduceMean" and len(set(first.sizes)) == 1:
         return None
     return _REDUCED[node.op_type]
+
+
+def _places(operator: Operator, shard: Shard) -> Expansion | None:
+    """How to write an operator over places, which are split."""
+    kind, places = operator.op_type, shard.dim >= 2
+    if kind in ("GlobalAveragePool", "GlobalMaxPool") and places:
+        return global_pool
+    if kind in ("GroupNormalization", "InstanceNormalization") and places:
+        return group_normalization
+    if kind == "BatchNormalization" and shard.dim != 1 and is_training(operator):
+        return batch_normalization
+    return mean_pool if kind == "AveragePool" and places and padded_mean(operator, shard.dim) else None
 
 
 def _contracted(operator: Operator) -> int | None:

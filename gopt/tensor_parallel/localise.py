@@ -13,7 +13,8 @@ from gopt.ir.types import TensorType
 from gopt.sharding.links import Operator
 from gopt.sharding.links.choices import run_written
 from gopt.sharding.links.moves import run_taken
-from gopt.sharding.placements import Sharding
+from gopt.sharding.links.windows import paddings, pads, slices
+from gopt.sharding.placements import PARTS, Shard, Sharding
 from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.operators import Constants, operator
 
@@ -52,6 +53,8 @@ class _Local:
         for node in self.graph.nodes:
             if node.is_a("Shape", "Size") and self._parts(node.inputs[0]):
                 self._shape(node)
+            elif node.op_type == "MemberMaxPool" and node.domain == SPMD:
+                self.slide(node)
             elif node.domain in (COMM, SPMD):
                 self._mapping(node)
             elif node.domain in ("", "ai.onnx") and node.op_type in _FIXES and self._concerned(node):
@@ -108,6 +111,70 @@ class _Local:
             whole, local = (types[node.inputs[place]].dims for types in (self.logical, self.graph.types))
             if len(whole) > dim and whole[dim] != local[dim]:
                 self._attribute(node, key, int(node.attributes[key]) * local[dim] // whole[dim])
+
+    def slide(self, node: Node) -> None:
+        """Pad no dimension of which members have windows: those have what lies beside it. Name the local kernel."""
+        places = len(self.logical[node.inputs[0]].dims) - 2
+        split = self._split_places(node)
+        if not split:
+            return
+        given = dict(node.attributes)
+        found = [self._pads(node, dim) for dim in range(2, places + 2)]
+        found = [(0, 0) if dim in split else each for dim, each in enumerate(found, 2)]
+        given |= {"pads": [before for before, _ in found] + [behind for _, behind in found], "auto_pad": "NOTSET"}
+        if "output_padding" in given:
+            given["output_padding"] = [
+                0 if dim in split else each for dim, each in enumerate(given["output_padding"], 2)
+            ]  # fmt: skip
+        if "kernel_shape" in given and node.is_a("Conv", "ConvTranspose"):
+            given["kernel_shape"] = list(self.graph.types[node.inputs[1]].dims[2:])
+        node._attributes, node.encoded = given, None
+
+    def slice(self, node: Node) -> None:
+        """Take all of a window, which begins where the member's part of the result does."""
+        rows = slices(self._described(node))
+        split = self._split_places(node, first=0)
+        for _, place in self.shardings[node.inputs[0]].by_axis if node.inputs[0] in self.shardings else ():
+            split -= {place.dim} if isinstance(place, Shard) and place.runs > 1 else set()
+        if rows is None or not split.intersection(rows):
+            return
+        before, after = (self.graph.types[name].dims for name in (node.inputs[0], node.outputs[0]))
+        starts = [0 if axis in split else start for axis, (start, _) in rows.items()]
+        steps = [step for _, step in rows.values()]
+        ends = [start + after[axis] * step for axis, start, step in zip(rows, starts, steps)]
+        ends = [min(end, before[axis]) for axis, end in zip(rows, ends)]
+        if "starts" in node.attributes:
+            node._attributes, node.encoded = {"starts": starts, "ends": ends, "axes": list(rows)}, None
+        else:
+            node.inputs = [node.inputs[0], *map(self.build.ints, (starts, ends, list(rows), steps))]
+
+    def pad(self, node: Node) -> None:
+        """Add nothing to a window, which has what is added."""
+        added, split = paddings(self._described(node)), self._split_places(node, first=0)
+        if added is None or not any(added[dim] != (0, 0) for dim in split):
+            return
+        added = [(0, 0) if dim in split else each for dim, each in enumerate(added)]
+        pads = [before for before, _ in added] + [behind for _, behind in added]
+        if "pads" in node.attributes:
+            self._attribute(node, "pads", pads)
+        else:
+            node.inputs = [node.inputs[0], self.build.ints(pads), *node.inputs[2:3]]
+
+    def _split_places(self, node: Node, first: int = 2) -> set[int]:
+        """Dimensions, from the ``first`` on, of which members have parts or windows."""
+        known = [self.shardings[name] for name in (node.inputs[0], node.outputs[0]) if name in self.shardings]
+        return {
+            place.dim for each in known for _, place in each.by_axis if isinstance(place, PARTS) and place.dim >= first
+        }  # fmt: skip
+
+    def _pads(self, node: Node, dim: int) -> tuple[int, int]:
+        described = self._described(node)
+        strides, dilations = (node.attributes.get(key) for key in ("strides", "dilations"))
+        weights = self.logical[node.inputs[1]].dims if node.is_a("Conv", "ConvTranspose") else ()
+        kernel = weights[dim] if weights else node.attributes["kernel_shape"][dim - 2]
+        extent = (kernel - 1) * (dilations[dim - 2] if dilations else 1) + 1
+        length, made = (self.logical[name].dims[dim] for name in (node.inputs[0], node.outputs[0]))
+        return pads(described, dim, strides[dim - 2] if strides else 1, extent, length, made)
 
     def resize(self, node: Node) -> None:
         """Name the local lengths, where the node names lengths."""
@@ -174,6 +241,16 @@ def _reshape(local: _Local, node: Node) -> None:
     local.shaped(node, 1)
 
 
+def _convolution(local: _Local, node: Node) -> None:
+    local.count(node, "group", 0, 1)
+    local.slide(node)
+
+
+def _slice(local: _Local, node: Node) -> None:
+    local.slice(node)
+    local.sliced(node)
+
+
 def _attention(local: _Local, node: Node) -> None:
     if len(local.logical[node.inputs[0]].dims) == 3:  # else heads are a dimension
         local.count(node, "q_num_heads", 0, 2)
@@ -191,14 +268,16 @@ _FIXES: dict[str, Callable[[_Local, Node], None]] = {
     "Reshape": _reshape,
     "Expand": lambda local, node: local.shaped(node, 1),
     "Split": _Local.split,
-    "Slice": _Local.sliced,
+    "Slice": _slice,
     "ScatterND": _Local.scattered,
     "Squeeze": _Local.squeeze,
     "Unsqueeze": _Local.squeeze,
     "Flatten": _Local.squeeze,
     "Resize": _Local.resize,
-    "Conv": lambda local, node: local.count(node, "group", 0, 1),
-    "ConvTranspose": lambda local, node: local.count(node, "group", 0, 1),
+    "Conv": _convolution,
+    "ConvTranspose": _convolution,
+    "Pad": _Local.pad,
+    **dict.fromkeys(["MaxPool", "AveragePool", "LpPool"], _Local.slide),
     "GroupNormalization": lambda local, node: local.count(node, "num_groups", 0, 1),
     "RotaryEmbedding": lambda local, node: local.count(node, "num_heads", 0, 2),
     "Attention": _attention,

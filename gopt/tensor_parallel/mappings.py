@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.sharding.links import Operator
-from gopt.sharding.placements import Partial, Placement
+from gopt.sharding.placements import PARTS, Partial, Placement
 from gopt.sharding.rules import Mismatch, Operand
 from gopt.tensor_parallel.operators import Constants, operator
 
@@ -20,21 +20,28 @@ MASKED = {
     "ScatterElements": "MemberScatterElements", "ScatterND": "MemberScatterND",
 }  # fmt: skip
 """Operators that choose along a sharded dimension -> what a member runs instead."""
-_UNMASKED = {masked: plain for plain, masked in MASKED.items()}
-_MOVES = ("AllGather", "AllToAll", "DimSlice")
+_UNMASKED = {masked: plain for plain, masked in MASKED.items()} | {"MemberMaxPool": "MaxPool"}
+HALO = ("HaloStrips", "HaloJoin", "HaloSum")
+"""Operators of ``gopt.spmd`` of which a halo consists, beside the call that joins strips."""
+_MOVES = ("AllGather", "AllToAll", "DimSlice", *HALO)
 _SUMS = ("sum", "mean")
 
 
 def is_mapping(node: Node, axes: Collection[str]) -> bool:
     """Whether a node is a mapping along one of the axes that split the computation."""
-    known = node.op_type in (*_MOVES, "AllReduce", "ReduceScatter")
-    return known and node.domain in (COMM, SPMD) and node.attributes.get("group") in axes and len(node.inputs) == 1
+    known = node.op_type in (*_MOVES, "AllReduce", "ReduceScatter") and node.domain in (COMM, SPMD)
+    return known and node.attributes.get("group") in axes and (len(node.inputs) == 1 or node.op_type in HALO)
 
 
 def beside(node: Node, operand: Operand) -> Placement:
     """The placement along this axis of what a mapping along another makes; raises Mismatch for terms of another kind
-    than those that it completes."""
+    than those that it completes, and for parts of the dimension that windows along the other are of."""
     placement = operand.placement
+    if node.op_type in HALO:
+        if isinstance(placement, PARTS) and placement.dim == node.attributes["axis"]:
+            raise Mismatch(operand, "another dimension than the windows are of")
+        if isinstance(placement, Partial) and (placement.op not in _SUMS or node.attributes.get("border") == "lowest"):
+            raise Mismatch(operand, "a value without terms: windows add zeros to them")
     if isinstance(placement, Partial) and node.op_type not in _MOVES:
         op = str(node.attributes.get("reduce", "sum"))
         if op != placement.op and not (op in _SUMS and placement.op in _SUMS):

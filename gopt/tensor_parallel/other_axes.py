@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
-from gopt.sharding.placements import Placement, Shard
+from gopt.sharding.placements import PARTS, Placement
 from gopt.sharding.rules import Mismatch, Operand
-from gopt.tensor_parallel.check import Checker
+from gopt.tensor_parallel.check import Checker, together
 from gopt.tensor_parallel.mappings import beside
 
 
@@ -35,12 +35,12 @@ class OtherAxes:
         if not self.checkers:
             return True
         return all(
-            each.fits(other) for name, each in placed if name and isinstance(each, Shard)
-            for other in self.of(name) if isinstance(other, Shard)
+            together(each, other) for name, each in placed if name and isinstance(each, PARTS)
+            for other in self.of(name) if isinstance(other, PARTS)
         )  # fmt: skip
 
     def adds(self, node: Node, placement: Placement) -> bool:
-        """Whether a mapping along one of these axes hands terms along the new one on."""
+        """Whether a mapping along one of these axes hands on what is placed so along the new one."""
         try:
             beside(node, Operand(node.inputs[0], placement))
         except Mismatch:

@@ -10,32 +10,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import SPMD, Graph, Node, clone
-from gopt.ir.types import nbytes
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Slot, Strategy, strategies
-from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard
+from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard, Window, WindowTerms
 from gopt.sharding.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.builder import PASS, Builder
-from gopt.tensor_parallel.cost import Cost, Packed
+from gopt.tensor_parallel.cost import Cost
 from gopt.tensor_parallel.expansions import expansion
 from gopt.tensor_parallel.explain import Origin
-from gopt.tensor_parallel.forward import PRODUCTS
-from gopt.tensor_parallel.mappings import MASKED, described_as, is_mapping
+from gopt.tensor_parallel.mappings import MASKED, is_mapping
 from gopt.tensor_parallel.operators import Constants, operator
 from gopt.tensor_parallel.other_axes import OtherAxes
 from gopt.tensor_parallel.results import result_placements
+from gopt.tensor_parallel.strategy import StrategyChooser
 from gopt.tensor_parallel.tokens import Tokens
+from gopt.tensor_parallel.window_nodes import Windows
 
 _PASSED = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Add", "Sub", "Sum", "Neg"})
 """Through these, terms go to their one reader before they are summed."""
 _MOVES = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
-_WEIGHT = 1000.0
-"""How much more a byte of a weight costs that would be gathered: it was sharded so that nobody has it whole."""
 
 
 @dataclass(slots=True)
@@ -80,6 +78,8 @@ class _Sweep:
     tokens: Tokens | None
     others: OtherAxes
     cost: Cost
+    wanted: Mapping[str, Placement] = field(init=False)
+    choose: StrategyChooser = field(init=False)
     build: Builder = field(init=False)
     constants: Constants = field(init=False)
     out: Propagated = field(init=False)
@@ -87,22 +87,26 @@ class _Sweep:
     moves: dict[str, Node] = field(default_factory=dict)
     """What a node makes that moves elements alone -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
+    windows: Windows = field(init=False)
     weights: set[str] = field(default_factory=set)
     """States, and what follows from them alone."""
-    packed: Packed | None = None
-    """Which calls go with others; None where the cost is by bytes."""
 
     def __post_init__(self) -> None:
         self.build = Builder(self.graph, self.axis, self.placements)
         self.constants = Constants(self.graph)
+        self.windows = Windows(self.graph, self.constants)
         self.out = Propagated(self.graph, self.placements)
         for node in self.graph.nodes:
             self.readers.update(set(node.reads))
         self.weights.update(state.tensor for state in self.training.states)
-        self.packed = Packed.of(self.graph) if self.cost.link is not None else None
+        for placement in self.placements.values():
+            self.windows.note(placement)
+        self.wanted = result_placements(self.training, self.placements)
+        self.choose = StrategyChooser(
+            self.graph, self.constants, self.cost, self.tokens, self.others, self.windows, self.weights, self.wanted
+        )
 
     def run(self, cut: Mapping[str, Shard]) -> Propagated:
-        wanted = result_placements(self.training, self.placements)
         parts = {name: self._as(name, shard) for name, shard in cut.items()}
         self.others.follow(self.build.nodes)
         for node in list(self.graph.nodes):
@@ -113,8 +117,8 @@ class _Sweep:
             made.inputs = [parts.get(name, name) for name in made.inputs]
             self._visit(made)
             for name in node.outputs:
-                if name in wanted:
-                    self._settle(name, wanted[name], self.build.nodes[first:])
+                if name in self.wanted:
+                    self._settle(name, self.wanted[name], self.build.nodes[first:])
             self.others.follow(self.build.nodes[first:])
         self.graph.nodes = self.build.nodes
         return self.out
@@ -147,22 +151,43 @@ class _Sweep:
                 f"the body of {node.op_type} {node.label!r} reads {captured!r}, which is sharded along {self.axis}",
                 "keep it whole: give its parameters the placement replicate",
             )
-        if all(isinstance(each, Replicated) for each in known) or node.is_a("Shape", "Size"):
+        equal = all(isinstance(each, Replicated) for each in known)
+        if (equal and not self.choose.aimed(node)) or node.is_a("Shape", "Size"):
             self._append(node, [REPLICATED] * len(node.outputs))
             return
         if self._expand(node, known):
             return
+        if self._scattered(node):
+            return
         if self._passes_terms(node, known):
             self._append(node, [next(each for each in known if isinstance(each, Partial))] * len(node.outputs))
             return
-        best = self._cheapest(node, known)
+        best = self.choose.cheapest(node, known)
         sharded = any(isinstance(each, Shard) for each in known)
         if sharded and all(isinstance(each, Replicated) for each in best.operands):
-            self.out.whole[node.label] = sum(self._bytes(name) for name in node.outputs if name)
+            self.out.whole[node.label] = sum(self.choose.nbytes(name) for name in node.outputs if name)
         node.inputs = [self._as(name, place) if name else "" for name, place in zip(node.inputs, best.operands)]
         if best.masked:
             self._mask(node, best)
         self._append(node, best.results)
+        for name, placement in zip(node.outputs, best.results):
+            if isinstance(placement, WindowTerms):
+                self._settle(name, self.windows.part(placement), [node])
+
+    def _scattered(self, node: Node) -> bool:
+        """Whether members scatter what they have into the windows that it is of, and sum those."""
+        found = self.windows.scattered(node, self.placements)
+        if found is None:
+            return False
+        flat, places = node.outputs[0], self._named(node.outputs[0], "places")
+        self.graph.types[places] = replace(self.graph.types[flat], shape=found.shape)
+        made = found.node(node, self.axis, places)
+        self._append(made, [found.terms])
+        self._settle(places, self.windows.part(found.terms), [made])
+        back = Node("Reshape", [places, self.build.ints(self.graph.types[flat].dims)], [flat], made_by=PASS)
+        back.phase = node.phase
+        self._visit(back)
+        return True
 
     def _expand(self, node: Node, known: Sequence[Placement]) -> bool:
         """Place the nodes that are written for one, if there are such, and other axes can split them."""
@@ -180,69 +205,6 @@ class _Sweep:
         for each in inner.nodes:
             self._visit(each)
         return True
-
-    def _cheapest(self, node: Node, known: Sequence[Placement]) -> Strategy:
-        """What the links of the operator give for the placements that operands have; and that they may have, where
-        nothing comes for free. A product is split whatever that sends: its work is what members share out."""
-        whole = Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
-        options = self._options(node, [(place, each) for place, each in enumerate(known) if isinstance(each, Shard)])
-        best, least = self._least(node, known, options)
-        if least > 0 and self.tokens is not None:
-            may = [
-                (place, each) for place, (name, placement) in enumerate(zip(node.inputs, known))
-                for each in self.tokens.shards(self.graph.type_of(name), placement, self.others.of(name))
-            ]  # fmt: skip
-            best, least = self._least(node, known, [*options, *self._options(node, may)])
-        if best is not None and (node.is_a(*PRODUCTS) or least <= self._weigh(node, known, whole)):
-            return best
-        return whole
-
-    def _options(self, node: Node, shards: Sequence[tuple[int, Shard]]) -> list[Strategy]:
-        """The strategies by which some operand is sharded so, of those that go together with other axes."""
-        found: dict[Strategy, None] = {}
-        if is_mapping(node, self.others.axes):
-            found = dict.fromkeys(Strategy((shard,), (shard,)) for _, shard in shards)
-        else:
-            described = described_as(node, self.graph, self.constants)
-            if described is not None:
-                for place, shard in shards:
-                    found.update(dict.fromkeys(strategies(described, Slot(place), shard)))
-        return [each for each in found if not (each.masked and node.domain == SPMD) and self._fit(node, each)]
-
-    def _fit(self, node: Node, strategy: Strategy) -> bool:
-        """Whether the parts of all values of a node fit those of other axes."""
-        return self.others.fit(zip((*node.inputs, *node.outputs), (*strategy.operands, *strategy.results)))
-
-    def _least(
-        self, node: Node, known: Sequence[Placement], options: Sequence[Strategy]
-    ) -> tuple[Strategy | None, float]:  # fmt: skip
-        """The option that costs least, and how much; the first of those that cost as much."""
-        best, least = None, float("inf")
-        for option in options:
-            cost = self._weigh(node, known, option)
-            if cost < least:
-                best, least = option, cost
-        return best, least
-
-    def _weigh(self, node: Node, known: Sequence[Placement], option: Strategy) -> float:
-        """What a strategy costs: to place operands, and to complete terms of results."""
-        cost = sum(self._cost(name, a, b) for name, a, b in zip(node.inputs, known, option.operands) if name)
-        for name, placement in zip(node.outputs, option.results):
-            if isinstance(placement, Partial):
-                cost += self._priced(name, placement, REPLICATED)
-        return cost
-
-    def _cost(self, name: str, before: Placement, after: Placement) -> float:
-        cost = self._priced(name, before, after)
-        return cost * _WEIGHT if name in self.weights and isinstance(before, Shard) else cost
-
-    def _priced(self, name: str, before: Placement, after: Placement) -> float:
-        packed = self.packed is not None and self.packed.has(name, self.build.phase)
-        return self.cost.of(before, after, self._bytes(name), packed=packed)
-
-    def _bytes(self, name: str) -> int:
-        type = self.graph.type_of(name)
-        return nbytes(type.dtype, max(type.elements, 1))
 
     def _passes_terms(self, node: Node, known: Sequence[Placement]) -> bool:
         """Whether a node hands terms on: all its operands are terms, of which it is the one reader."""
@@ -274,7 +236,7 @@ class _Sweep:
             if move is not None and behind is not None:
                 self.converted[key] = self._moved(name, move, behind, placement)
                 return self.converted[key]
-            role = {Replicated: "whole", Shard: "part"}[type(placement)]
+            role = {Replicated: "whole", Shard: "part", Window: "window"}[type(placement)]
             count = len(self.out.converted.get(name, ()))
             made = self._named(name, f"{role}{count or ''}")
             self._count(before, placement)
@@ -291,11 +253,14 @@ class _Sweep:
         """How a move's operand must be placed so that its result is, where it is had so already or is whole."""
         if isinstance(placement, Replicated):
             return REPLICATED
+        if isinstance(placement, Window):
+            perm = list(move.attributes.get("perm") or reversed(range(len(self.graph.types[move.outputs[0]].dims))))
+            return replace(placement, dim=perm[placement.dim]) if move.is_a("Transpose") else None
         assert isinstance(placement, Shard)
         value, further = move.inputs[0], self.moves.get(move.inputs[0])
         for each in strategies(operator(move, self.graph, self.constants), Slot(0, True), placement):
             known = (value, each.operands[0]) in self.converted
-            if not self._fit(move, each):
+            if not self.choose.fit(move, each):
                 continue
             if known or (further is not None and self._behind(further, each.operands[0]) is not None):
                 return each.operands[0]
@@ -325,6 +290,9 @@ class _Sweep:
 
     def _mask(self, node: Node, strategy: Strategy) -> None:
         """Let a member choose from its own part."""
+        if node.is_a("MaxPool"):
+            self.windows.pool(node, strategy, self.axis)
+            return
         shard = next(each for each in strategy.operands if isinstance(each, Shard))
         attributes = {key: value for key, value in node.attributes.items() if key in ("axis", "reduction")}
         masked = Node(
@@ -352,6 +320,7 @@ class _Sweep:
     def _note(self, name: str, placement: Placement) -> None:
         if name and not isinstance(placement, Replicated):
             self.placements[name] = placement
+        self.windows.note(placement)
 
     def _named(self, value: str, role: str) -> str:
         """What a mapping of a value is called."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph
-from gopt.sharding.placements import Placement, Shard, Sharding
+from gopt.sharding.placements import PARTS, Placement, Sharding
 from gopt.tensor_parallel.axes import AxisSplit
 from gopt.tensor_parallel.check import Checker, check, check_together
 from gopt.tensor_parallel.marks import Marks
@@ -42,15 +42,12 @@ def split_step(training: TrainingGraph, splits: Sequence[AxisSplit], marks: Mark
         if marks is not None and (count := marks.settle(graph, split.axis, made.placements)):
             made.conversions["mean as marked"] = count
         along.append(replace(made, graph=replace(graph, types=dict(graph.types))))
-        checkers.append(Checker(graph, split.axis, axes, check(training, graph, split.axis, split.seeds, axes)))
-    placements: dict[str, Mapping[str, Placement]] = {}
-    for place, (split, checker) in enumerate(zip(splits, checkers), 1):
-        done = place == len(splits)  # else nodes were put in since for the axes behind it
-        placements[split.axis] = checker.known if done else check(training, graph, split.axis, split.seeds, axes)
+        checkers.append(Checker(graph, split.axis, axes, dict(made.placements)))
+    placements = {each.axis: check(training, graph, each.axis, each.seeds, axes) for each in splits}
     check_together(placements)
     shards: dict[str, list[tuple[str, Placement]]] = {}
     for axis, placed in placements.items():
         for name, placement in placed.items():
-            if isinstance(placement, Shard):
+            if isinstance(placement, PARTS):
                 shards.setdefault(name, []).append((axis, placement))
     return SplitStep(graph, {name: Sharding(tuple(each)) for name, each in shards.items()}, along)

@@ -34,7 +34,9 @@ def test_every_command_is_in_the_docs(name):
     assert re.search(rf"`gopt {name}\b", ALL)
 
 
-PLACEMENTS = ["Replicated", "PerMember", "Shard", "FlatShard", "Partial", "FlagCount", "OnMember"]
+PLACEMENTS = [
+    "Replicated", "PerMember", "Shard", "Window", "WindowTerms", "FlatShard", "Partial", "FlagCount", "OnMember",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)

@@ -66,7 +66,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("lower.lowered", _RECORDS, "lower/test_layout_operators.py", "lower/test_member_operators.py"),
     **_each(
         "sharding.links.choices sharding.links.elements sharding.links.link sharding.links.moves "
-        "sharding.links.normalise sharding.links.products",
+        "sharding.links.normalise sharding.links.products sharding.links.windows",
         "families of one table: every operator of it is run whole and split", "sharding/test_links.py",
     ),
     **_each("tensor_parallel.losses", "written by expansions", "tensor_parallel/test_expansions.py"),

@@ -151,9 +151,21 @@ def losses(*, log: bool) -> list[Case]:
 
 
 PLACES: dict[str, list[Case]] = {
-    "MaxPool": [*POOLED, case(x(6, 5, 7, 7), kernel_shape=[2, 2], results=2)],
-    "AveragePool": [*POOLED, case(x(6, 5, 7), kernel_shape=[3], pads=[1, 1], count_include_pad=1)],
-    "LpPool": POOLED,
+    "MaxPool": [
+        *POOLED, case(x(6, 5, 7, 7), kernel_shape=[2, 2], results=2),
+        case(signed(2, 3, 7, 13), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1], results=2),
+        case(signed(1, 2, 9, 4, 5), kernel_shape=[3, 2, 1], strides=[2, 1, 1], pads=[1, 0, 0, 1, 1, 0], results=2),
+        case(signed(2, 2, 33), kernel_shape=[5], strides=[3], dilations=[2], pads=[2, 2], ceil_mode=1),
+        case(signed(2, 2, 14), kernel_shape=[3], strides=[2], auto_pad="SAME_LOWER"),
+        case(signed(2, 2, 6), kernel_shape=[2], strides=[2], results=2, storage_order=1),
+        case(whole(2, 2, 9, top=200, dtype="uint8"), kernel_shape=[3], pads=[1, 1]),
+    ],
+    "AveragePool": [
+        *POOLED, case(x(6, 5, 7), kernel_shape=[3], pads=[1, 1], count_include_pad=1),
+        case(x(2, 3, 13, 7), kernel_shape=[3, 3], strides=[2, 1], pads=[0, 1, 0, 1]),
+        case(x(2, 3, 12), kernel_shape=[4], strides=[3], ceil_mode=1, count_include_pad=1, pads=[1, 2]),
+    ],
+    "LpPool": [*POOLED, case(x(2, 3, 13), kernel_shape=[3], strides=[2], pads=[1, 1], p=3)],
     "GlobalAveragePool": [case(x(6, 5, 7, 7))],
     "GlobalMaxPool": [case(x(6, 5, 7))],
     "GlobalLpPool": [case(x(6, 5, 7, 7))],
@@ -176,6 +188,11 @@ PLACES: dict[str, list[Case]] = {
         case(x(4, 6, 3, 5), np.array([1, 1, 2, 2], np.float32), opset=10),
         case(x(4, 6, 3, 5), np.array([], np.float32), np.array([1, 1, 1.2, 1], np.float32), opset=13),
         case(x(2, 2, 4, 4), None, None, ints(2, 2, 8, 7), keep_aspect_ratio_policy="not_larger"),
+        case(x(1, 2, 7, 4), None, None, ints(21, 8), axes=[2, 3], nearest_mode="round_prefer_ceil"),
+        case(x(1, 2, 6), None, np.array([1, 1, 4], np.float32), coordinate_transformation_mode="asymmetric",
+             nearest_mode="floor"),
+        case(x(1, 2, 6), None, np.array([1, 1, 2], np.float32), nearest_mode="floor"),
+        case(x(1, 2, 6), None, np.array([1, 1, 4], np.float32), coordinate_transformation_mode="asymmetric"),
     ],
     "SoftmaxCrossEntropyLoss": losses(log=True), "NegativeLogLikelihoodLoss": losses(log=False),
 }  # fmt: skip
@@ -211,11 +228,19 @@ PRODUCTS: dict[str, list[Case]] = {
     "Conv": [
         case(x(2, 6, 5, 5), x(4, 6, 3, 3)), case(x(2, 6, 5), x(4, 6, 3), x(4)),
         case(x(2, 6, 5, 5), x(6, 1, 3, 3), x(6), group=6), case(x(2, 6, 5), x(9, 2, 3), group=3),
-        case(x(3, 4, 5), x(8, 1, 2), group=4),
+        case(x(3, 4, 5), x(8, 1, 2), group=4), case(signed(1, 2, 33), signed(3, 2, 7), strides=[2], pads=[3, 3]),
+        case(signed(1, 2, 13, 7), signed(2, 2, 3, 1), x(2), strides=[1, 2], dilations=[2, 1], pads=[2, 0, 1, 0]),
+        case(signed(1, 2, 12), signed(3, 2, 4), strides=[3], auto_pad="SAME_UPPER"),
+        case(signed(1, 2, 9, 4, 3), signed(2, 2, 3, 1, 1), auto_pad="VALID", strides=[2, 1, 1]),
+        case(signed(1, 4, 8), signed(4, 1, 5), group=4, pads=[4, 4]),
     ],
     "ConvTranspose": [
         case(x(2, 6, 5, 5), x(6, 4, 3, 3)), case(x(2, 6, 5), x(6, 4, 3), x(4)),
         case(x(2, 6, 5), x(6, 2, 3), x(6), group=3), case(x(2, 6, 5), x(6, 1, 3), group=6),
+        case(signed(1, 2, 9, 4), signed(2, 3, 3, 2), strides=[2, 1], pads=[1, 0, 1, 1], output_padding=[1, 0]),
+        case(signed(1, 2, 13), signed(2, 3, 5), dilations=[2], pads=[4, 4]),
+        case(signed(1, 2, 6), signed(2, 3, 1), strides=[3], output_padding=[2]),
+        case(signed(1, 2, 6), signed(2, 3, 3), strides=[2], auto_pad="SAME_UPPER"),
     ],
     "Attention": [
         attention(opset=23), attention(opset=23, causal=1, keys=4), attention(opset=23, keys=1),
@@ -272,13 +297,14 @@ MOVES: dict[str, list[Case]] = {
     "Slice": [
         case(x(4, 6, 5), ints(1), ints(4), ints(1)), case(x(4, 6), ints(-6, 0), ints(99, 2), ints(1, 0)),
         case(x(4, 6), ints(0, 1), ints(4, 6), None, ints(1, 2)), case(x(4, 6), ints(-1), ints(-99), ints(1), ints(-1)),
-        case(x(4, 6), opset=9, starts=[1], ends=[3], axes=[1]),
+        case(x(4, 6), opset=9, starts=[1], ends=[3], axes=[1]), case(x(33), ints(-31), ints(31), ints(0), ints(3)),
         case(x(5, 18), ints(6), ints(12), ints(-1)), case(x(12, 7), ints(-3), ints(99), ints(0), ints(1)),
         case(x(6, 9), ints(2, 3), ints(4, 6)), case(x(18, 2), ints(5), ints(11), ints(0)),
     ],
     "Pad": [
         case(x(4, 6), ints(0, 1, 0, 2)), case(x(4, 6), ints(1, 0, -1, 0)), case(x(4, 6), ints(1, 1), x(), ints(-1)),
-        case(x(4, 6), opset=10, pads=[0, 1, 0, 1]), case(x(4, 6), ints(0, 2, 0, 1), mode="reflect"),
+        case(x(4, 6), opset=10, pads=[0, 1, 0, 1]), case(x(13), ints(3, -2)),
+        case(x(6), ints(1, 0), np.array(2, np.float32)), case(x(4, 6), ints(0, 2, 0, 1), mode="reflect"),
     ],
     "Concat": [
         case(x(4, 6), x(4, 6), axis=1), case(x(4, 6), x(4, 3), axis=-1), case(x(4, 6), x(4, 6), x(4, 6), axis=0),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from halo_numbers import summed, windowed
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -17,9 +18,10 @@ from gopt.ir.graph import SPMD, Graph, Node, Tensor
 from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, Here
 from gopt.sharding.links import Operator, Strategy
-from gopt.sharding.placements import Partial, Placement, Replicated, Shard, Sharding
+from gopt.sharding.placements import PARTS, Partial, Placement, Replicated, Shard, Sharding, Window, WindowTerms
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.propagate import MASKED
+from gopt.tensor_parallel.window_nodes import pool_member
 
 Array = np.ndarray
 AXIS = "tp"
@@ -102,7 +104,7 @@ class Split:
             if isinstance(placed[name], Replicated)
         }  # fmt: skip
         graph = Graph("part", [node], {}, {}, held, logical, header)
-        shardings = {name: Sharding.along(AXIS, each) for name, each in placed.items() if isinstance(each, Shard)}
+        shardings = {name: Sharding.along(AXIS, each) for name, each in placed.items() if isinstance(each, PARTS)}
         localise(graph, shardings, {AXIS: member})
         values = {name: cut(each, placed[name], member) for name, each in self.values.items()}
         values |= {name: each.numpy() for name, each in graph.initializers.items()}
@@ -119,6 +121,10 @@ class Split:
 
     def masked(self, strategy: Strategy) -> Node:
         """The operator that lets a member choose from its own part, as propagation writes it."""
+        if self.op_type == "MaxPool":
+            node = self.node()
+            pool_member(node, strategy, AXIS, self.values["x0"].shape)
+            return node
         shard = next(each for each in strategy.operands if isinstance(each, Shard))
         own = {key: value for key, value in self.case.attributes.items() if key in ("axis", "reduction")}
         attributes = {"axis": 0, **own, "group": AXIS, "sizes": list(shard.sizes)}
@@ -156,6 +162,8 @@ def cut(whole: Array, placement: Placement, member: int) -> Array:
     """What a member has of an operand: not contiguous where that is possible."""
     if isinstance(placement, Replicated):
         return whole
+    if isinstance(placement, Window):
+        return windowed(whole, placement, member)
     assert isinstance(placement, Shard)
     assert placement.length == whole.shape[placement.dim], "parts of another length"
     parts = [whole.take(range(*part), placement.dim) for part in placement.parts(member)]
@@ -170,6 +178,8 @@ def joined(parts: Sequence[Array], placement: Placement) -> Iterator[Array]:
         yield np.concatenate(runs, placement.dim)
     elif isinstance(placement, Partial):
         yield reduced(parts, placement.op)
+    elif isinstance(placement, WindowTerms):
+        yield summed(parts, placement)
     else:
         assert isinstance(placement, Replicated)
         yield from parts
@@ -205,6 +215,8 @@ def described(strategy: Strategy) -> str:
     def one(placement: Placement) -> str:
         if isinstance(placement, Partial):
             return placement.op
+        if isinstance(placement, (Window, WindowTerms)):
+            return f"{'terms' if isinstance(placement, WindowTerms) else 'window'}{placement.dim}"
         return str(placement.dim) if isinstance(placement, Shard) else "-"
 
     rows = (" ".join(one(each) for each in row) for row in (strategy.operands, strategy.results))

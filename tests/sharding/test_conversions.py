@@ -7,8 +7,10 @@ from math import inf
 import pytest
 
 from gopt.sharding.conversions import Conversion, Mapping
-from gopt.sharding.placements import PER_MEMBER, REPLICATED, OnMember, Partial, Placement, Shard
+from gopt.sharding.placements import PER_MEMBER, REPLICATED, OnMember, Partial, Placement, Shard, Window, WindowTerms
 
+WINDOW = Window(0, ((-1, 18), (16, 34)), 33)
+TERMS = WindowTerms(0, WINDOW.ranges, 33)
 ROWS, COLUMNS, SUM = Shard(0, (17, 16)), Shard(1, (33, 32)), Partial("sum")
 TABLE: list[tuple[Placement, Placement, Mapping | None]] = [
     (SUM, REPLICATED, Mapping.REDUCE),
@@ -16,7 +18,17 @@ TABLE: list[tuple[Placement, Placement, Mapping | None]] = [
     (ROWS, REPLICATED, Mapping.GATHER),
     (REPLICATED, ROWS, Mapping.SCATTER),
     (ROWS, COLUMNS, Mapping.TRANSPOSE),
-    (ROWS, Shard(0, (16, 17)), Mapping.TRANSPOSE),
+    (Shard(0, (17, 16), runs=2), Shard(0, (34, 32)), Mapping.TRANSPOSE),
+    (ROWS, Shard(0, (16, 17)), Mapping.HALO_EXCHANGE),
+    (ROWS, WINDOW, Mapping.HALO_EXCHANGE),
+    (TERMS, ROWS, Mapping.HALO_SUM),
+    (REPLICATED, WINDOW, Mapping.SCATTER),
+    (COLUMNS, WINDOW, None),
+    (Shard(0, (9, 7)), WINDOW, None),
+    (Shard(0, (9, 7), runs=2), WINDOW, None),
+    (TERMS, REPLICATED, None),
+    (TERMS, COLUMNS, None),
+    (WINDOW, REPLICATED, None),
     (ROWS, ROWS, Mapping.NOTHING),
     (SUM, SUM, Mapping.NOTHING),
     (REPLICATED, REPLICATED, Mapping.NOTHING),
@@ -44,6 +56,8 @@ def test_what_a_member_sends(before, after, mapping):
         None: inf, Mapping.NOTHING: 0, Mapping.SCATTER: 0, Mapping.REDUCE: 1.5, Mapping.REDUCE_SCATTER: 0.75,
         Mapping.GATHER: 0.75, Mapping.TRANSPOSE: 0.75 / 4 if across else 0.75,
     }  # fmt: skip
+    if mapping in (Mapping.HALO_EXCHANGE, Mapping.HALO_SUM) or (isinstance(before, Shard) and before.runs > 1):
+        return  # below
     assert Conversion(before, after).sent(1000, 4) == pytest.approx(shares[mapping] * 1000)
 
 
@@ -54,3 +68,17 @@ def test_every_mapping_has_a_row():
 def test_a_sum_costs_what_its_two_halves_cost():
     whole = Conversion(SUM, REPLICATED).sent(4096, 8)
     assert whole == Conversion(SUM, ROWS).sent(4096, 8) + Conversion(ROWS, REPLICATED).sent(4096, 8)
+
+
+def test_a_halo_costs_the_strips_of_others():
+    """Member 0 hands out place 16, member 1 place 17: on a ring each of them sends one of 33."""
+    for one in (Conversion(ROWS, WINDOW), Conversion(TERMS, ROWS)):
+        assert one.sent(3300, 2) == pytest.approx(100)
+    assert Conversion(ROWS, Shard(0, (16, 17))).sent(3300, 2) == pytest.approx(100)
+    assert Conversion(ROWS, Window(0, ((0, 3), (17, 33)), 33)).sent(3300, 2) == 0
+    wide = Window(0, ((0, 33), (0, 33)), 33)
+    assert Conversion(ROWS, wide).sent(3300, 2) == pytest.approx(1700), "all of the other's part: that of a gather"
+
+
+def test_runs_that_are_shared_out_anew_are_gathered():
+    assert Conversion(Shard(0, (17, 16), runs=2), Shard(0, (34, 32))).sent(1000, 2) == pytest.approx(500)

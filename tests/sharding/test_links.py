@@ -19,7 +19,7 @@ from gopt.ir.types import TensorType
 from gopt.sharding.links import RULES, Operator, Slot, Strategy, strategies
 from gopt.sharding.links.link import Link, Links, all_results, beside, linked
 from gopt.sharding.links.moves import sliced
-from gopt.sharding.placements import REPLICATED, Partial, Shard
+from gopt.sharding.placements import REPLICATED, Partial, Shard, Window
 
 
 def slots(operator: Operator) -> Iterator[tuple[Slot, Shard]]:
@@ -36,12 +36,18 @@ def placed(strategy: Strategy) -> Iterator[tuple[Slot, Shard]]:
         yield from ((Slot(place, result), each) for place, each in enumerate(row) if isinstance(each, Shard))
 
 
+def slides(strategy: Strategy, slot: Slot, shard: Shard) -> bool:
+    """Whether what was asked for is read in windows, or in other parts, of the same dimension."""
+    given = strategy.operands[slot.place]
+    return not slot.result and isinstance(given, (Shard, Window)) and given.dim == shard.dim
+
+
 def found(operator: Operator) -> dict[Strategy, None]:
     """Every strategy there is, each of which shards what was asked for."""
     made: dict[Strategy, None] = {}
     for slot, shard in slots(operator):
         for strategy in strategies(operator, slot, shard):
-            assert (slot, shard) in list(placed(strategy))
+            assert (slot, shard) in list(placed(strategy)) or slides(strategy, slot, shard)
             made[strategy] = None
     return made
 

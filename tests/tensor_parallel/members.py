@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from halo_numbers import terms_of, windowed
 from onnx import helper
 
 from gopt.collectives.reference import reduced
@@ -16,7 +17,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, SPMD, Graph, Node, Tensor
 from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, Here
-from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard, Sharding
+from gopt.sharding.placements import PARTS, REPLICATED, Partial, Placement, Shard, Sharding, Window, WindowTerms
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.propagate import Propagated, propagate
 
@@ -69,14 +70,16 @@ def swept(node: Node, values: Mapping[str, Array], seeds: Mapping[str, Placement
 
 
 def simulated(
-    graph: Graph, placements: Mapping[str, Placement], values: Mapping[str, Array], members: int
-) -> dict[str, list[Array]]:
-    """Value -> what each member has of it."""
-    shardings = {name: Sharding.along(AXIS, each) for name, each in placements.items() if isinstance(each, Shard)}
+    graph: Graph, placements: Mapping[str, Placement], values: Mapping[str, Array], members: int,
+    parts: Mapping[str, list[Array]] | None = None,
+) -> dict[str, list[Array]]:  # fmt: skip
+    """Value -> what each member has of it; ``parts``: of values that are not taken apart here."""
+    shardings = {name: Sharding.along(AXIS, each) for name, each in placements.items() if isinstance(each, PARTS)}
     locals_ = [graph.copy() for _ in range(members)]
     for member, each in enumerate(locals_):
         localise(each, shardings, {AXIS: member})
     held = {name: taken(each, placements.get(name, REPLICATED), members) for name, each in values.items()}
+    held |= dict(parts or {})
     opset = graph.header.opset_import[0].version
     for place, node in enumerate(graph.nodes):
         nodes = [each.nodes[place] for each in locals_]
@@ -120,6 +123,10 @@ def taken(whole: Array, placement: Placement, members: int) -> list[Array]:
         generator = np.random.default_rng(0)
         terms = [generator.integers(-4, 4, whole.shape).astype(whole.dtype) for _ in range(members - 1)]
         return [*terms, whole - sum(terms)]
+    if isinstance(placement, Window):
+        return [windowed(whole, placement, member) for member in range(members)]
+    if isinstance(placement, WindowTerms):
+        return terms_of(whole, placement, np.random.default_rng(0))
     return [whole] * members
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from halo_numbers import summed
 from members import Array, graph_of, joined, run, simulated, taken
 
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
-from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard
+from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard, Window, WindowTerms
 from gopt.tensor_parallel.builder import Builder
 
 SHARDS = [
@@ -121,3 +122,83 @@ def test_what_is_added_knows_its_pass():
     build = Builder(graph_of([Node("Relu", ["x"], ["y"])], {"x": WHOLE}, 20), "tp")
     build.convert("x", REPLICATED, SHARDS[4], "z")
     assert {node.made_by for node in build.nodes} == {"tensor-parallel"}
+
+
+# --- halo -------------------------------------------------------------------------------------------------------------
+
+WINDOWS = [
+    (Shard(0, (17, 16)), ((-1, 18), (16, 34))),
+    (Shard(0, (11, 11, 11)), ((-3, 14), (8, 25), (19, 36))),
+    (Shard(0, (1, 31, 1)), ((-2, 4), (-1, 33), (29, 35))),  # wider than a neighbour's part: several hops
+    (Shard(0, (2, 1, 0, 30)), ((0, 9), (5, 13), (3, 3), (0, 33))),
+    (Shard(0, (8, 9, 8, 8)), ((0, 33), (0, 33), (0, 33), (0, 33))),
+    (Shard(0, (17, 16)), ((20, 33), (0, 5))),  # nothing of its own
+    (Shard(0, (17, 16)), ((-4, -1), (33, 35))),  # beside the dimension alone
+    (Shard(0, (17, 16)), ((0, 15), (18, 31))),  # nothing of the other's
+    (Shard(1, (33, 32)), ((-2, 35), (31, 66))),
+    (Shard(2, (1, 1, 1)), ((0, 2), (0, 3), (1, 4))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("border", ["zeros", "lowest"])
+@pytest.mark.parametrize(("parts", "ranges"), WINDOWS)
+def test_halo_exchange(parts, ranges, border):
+    window = Window(parts.dim, ranges, parts.length, border)
+    members = len(ranges)
+    wanted = taken(WHOLE, window, members)
+    for before in (parts, REPLICATED):
+        made = mapped(WHOLE, before, window, members)
+        assert all((one == other).all() for one, other in zip(made, wanted, strict=True))
+        assert [each.shape[parts.dim] for each in made] == [stop - start for start, stop in ranges]
+
+
+@pytest.mark.parametrize(("parts", "ranges"), WINDOWS)
+def test_halo_sum(parts, ranges):
+    terms = WindowTerms(parts.dim, ranges, parts.length)
+    members = len(ranges)
+    wanted = taken(summed(taken(WHOLE, terms, members), terms), parts, members)
+    made = mapped(WHOLE, terms, parts, members)
+    assert all((one == other).all() for one, other in zip(made, wanted, strict=True))
+
+
+@pytest.mark.parametrize(("parts", "ranges"), WINDOWS)
+def test_halo_exchange_and_halo_sum_are_duals(parts, ranges):
+    """<exchange(x), y> = <x, sum(y)> for any terms y."""
+    window, terms = Window(parts.dim, ranges, parts.length), WindowTerms(parts.dim, ranges, parts.length)
+    members = len(ranges)
+    y = taken(WHOLE, terms, members)
+    there = mapped(WHOLE, parts, window, members)
+    back = mapped(WHOLE, terms, parts, members)
+    x = taken(WHOLE, parts, members)
+    assert sum(float((a * b).sum()) for a, b in zip(there, y)) == sum(float((a * b).sum()) for a, b in zip(x, back))
+
+
+def test_a_dimension_shared_out_anew_sends_what_moves():
+    for before, after in [((17, 16), (16, 17)), ((0, 33), (33, 0)), ((10, 11, 12), (12, 11, 10)), ((5, 28), (5, 28))]:
+        shards = Shard(0, before), Shard(0, after)
+        if before != after:
+            made = mapped(WHOLE, *shards, len(before))
+            assert all((one == other).all() for one, other in zip(made, taken(WHOLE, shards[1], len(after))))
+
+
+def test_halves_of_a_halo_are_summed_in_float32():
+    """Of 2048 + 1 + 1 halves, one by one, nothing is left but 2048."""
+    terms = WindowTerms(0, ((0, 3), (0, 3), (0, 3)), 3)
+    graph = graph_of([], {"x": np.ones((3, 2), np.float16)}, 20)
+    build = Builder(graph, "tp")
+    build.convert("x", terms, Shard(0, (1, 1, 1)), "y")
+    graph.nodes = build.nodes
+    parts = [np.full((3, 2), 2048 if member == 0 else 1, np.float16) for member in range(3)]
+    held = simulated(graph, {"x": terms, **build.placements}, {"x": np.ones((3, 2), np.float16)}, 3, {"x": parts})
+    assert all((each == 2050).all() and each.dtype == np.float16 for each in held["y"])
+
+
+def test_only_strips_that_others_need_are_joined():
+    graph = graph_of([], {"x": WHOLE}, 20)
+    build = Builder(graph, "tp")
+    build.convert("x", Shard(0, (11, 11, 11)), Window(0, ((-1, 12), (10, 23), (21, 34)), 33), "y")
+    (call,) = (node for node in build.nodes if node.domain == COMM)
+    assert (call.op_type, call.attributes["sizes"]) == ("AllGather", [1, 2, 1])
+    build.nodes.clear()
+    build.convert("x", Shard(0, (17, 16)), Window(0, ((0, 9), (17, 33)), 33), "z")
+    assert [node.op_type for node in build.nodes] == ["HaloJoin"], "nothing is sent"

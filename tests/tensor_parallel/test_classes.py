@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gopt.sharding.placements import REPLICATED, Shard, Sharding
+from gopt.sharding.placements import REPLICATED, Shard, Sharding, Window, WindowTerms
 from gopt.tensor_parallel.classes import classes
 
 
@@ -29,6 +29,15 @@ def test_the_class_with_the_largest_parts_is_the_first():
 
 def test_an_empty_part_is_a_size_as_well():
     assert places(classes(along((1, 1, 0, 0)), {"tp": 4})) == [[(0,), (1,)], [(2,), (3,)]]
+
+
+def test_windows_of_other_lengths_are_sizes_as_well():
+    """Between others a member reads on both sides: in a row of places that are not beside the dimension."""
+    even, parts = Window(2, ((-1, 5), (3, 9)), 8), Shard(2, (4, 4))
+    shardings = [Sharding.along("tp", parts), Sharding.along("tp", even)]
+    assert places(classes(shardings, {"tp": 2})) == [[(0,), (1,)]]
+    for other in (Window(2, ((0, 5), (2, 8)), 8), WindowTerms(2, ((0, 5), (2, 8)), 8)):
+        assert places(classes([*shardings, Sharding.along("tp", other)], {"tp": 2})) == [[(1,)], [(0,)]]
 
 
 def test_what_is_whole_makes_no_class():

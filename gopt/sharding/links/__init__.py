@@ -12,7 +12,8 @@ from gopt.analysis.operators import ELEMENTWISE
 from gopt.sharding.links import choices, elements, moves, normalise, products
 from gopt.sharding.links.elements import axes_of, softmax_axes
 from gopt.sharding.links.link import Index, Link, Operator, Rule, Slot, Strategy, beside, linked
-from gopt.sharding.placements import Shard
+from gopt.sharding.links.windows import WINDOWED
+from gopt.sharding.placements import Shard, Window
 from gopt.sharding.rules import FULL_REDUCTIONS
 
 __all__ = ["RULES", "Index", "Link", "Operator", "Slot", "Strategy", "axes_of", "softmax_axes", "strategies"]
@@ -21,13 +22,16 @@ OLDEST = 7
 """The first operator set whose operators broadcast as these rules say."""
 
 
-def strategies(operator: Operator, slot: Slot, shard: Shard) -> list[Strategy]:
+def strategies(operator: Operator, slot: Slot, shard: Shard | Window) -> list[Strategy]:
     """The ways to split an operator of which one operand or result is sharded so; none where it has no such link."""
-    rule = RULES.get(operator.op_type)
+    rule, windowed = RULES.get(operator.op_type), WINDOWED.get(operator.op_type)
     types = (*operator.operands, *operator.results)
-    if rule is None or operator.opset < OLDEST or not all(type is None or type.static for type in types):
+    if operator.opset < OLDEST or not all(type is None or type.static for type in types):
         return []
-    return list(dict.fromkeys(rule(operator, slot, shard)))
+    found = list(rule(operator, slot, shard)) if rule is not None and isinstance(shard, Shard) else []
+    if windowed is not None:
+        found += windowed(operator, slot, shard)
+    return list(dict.fromkeys(found))
 
 
 _NORMS = ["LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"]

@@ -88,13 +88,14 @@ def depth_space(operator: Operator) -> Iterator[Link]:
 
 
 def resize(operator: Operator) -> Iterator[Link]:
-    """Dimensions that keep their length, where no region of interest and no ratio ties them to others."""
+    """Dimensions that keep their length, and those whose places are repeated a whole number of times, where no region
+    of interest and no ratio ties them to others."""
     mode = operator.attributes.get("coordinate_transformation_mode", "half_pixel")
     if mode == "tf_crop_and_resize" or operator.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return
     before, after, place = operator.dims(0), operator.made(), 1 if operator.opset < 11 else 2
     axes = [axis % len(before) for axis in operator.attributes.get("axes", range(len(before)))]
-    factors = dict.fromkeys(range(len(before)), 1.0)
+    factors = {dim: new / max(old, 1) for dim, (old, new) in enumerate(zip(before, after))}
     if operator.has(place) and operator.dims(place) != (0,):
         scales = operator.constant(place)
         if scales is None:
@@ -103,3 +104,19 @@ def resize(operator: Operator) -> Iterator[Link]:
     for dim, (old, new) in enumerate(zip(before, after)):
         if old == new and factors[dim] == 1.0:
             yield Link((dim, *[None] * (len(operator.operands) - 1)), all_results(operator, dim))
+        elif old and new > old and new % old == 0 and factors[dim] == new // old and _repeats(operator):
+            many = Index(dim, new // old)
+            yield Link((dim, *[None] * (len(operator.operands) - 1)), all_results(operator, many), filled=True)
+
+
+def _repeats(operator: Operator) -> bool:
+    """Whether a Resize by a whole number takes each place as often as that, one after the other."""
+    given = operator.attributes
+    if given.get("mode", "nearest") != "nearest":
+        return False
+    if operator.opset < 11:
+        return True
+    where = given.get("coordinate_transformation_mode", "half_pixel")
+    how = given.get("nearest_mode", "round_prefer_floor")
+    halves = where in ("half_pixel", "pytorch_half_pixel") and how in ("round_prefer_floor", "round_prefer_ceil")
+    return halves or (where == "asymmetric" and how == "floor")

@@ -1,0 +1,216 @@
+"""The halo on one rank: strips that others need, and what is put together of its own value and of the joined strips.
+
+Which places a member has and wants is known (``gopt.sharding.halo``); here they become slices, joins and sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+from onnx import numpy_helper
+
+from gopt.ir.graph import Node
+from gopt.ir.types import LOW_PRECISION, dtype_code, numpy_dtype
+from gopt.lower.lowered import Here, Lowered, bounds, make
+from gopt.sharding.halo import Halo, Piece
+
+
+def lowest(dtype: str) -> np.ndarray:
+    """The lowest number of a type, of one element: -infinity where there is one."""
+    kind = numpy_dtype(dtype)
+    return np.array([float("-inf") if kind.kind == "f" else np.iinfo(kind).min], kind)
+
+
+@dataclass(slots=True)
+class _Made:
+    """Nodes of one member in the making."""
+
+    node: Node
+    here: Here
+    halo: Halo
+    member: int
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, node: Node, here: Here) -> _Made:
+        return cls(node, here, Halo.of(node.attributes), here.coordinates[node.attributes["group"]])
+
+    @property
+    def output(self) -> str:
+        return self.node.outputs[0]
+
+    @property
+    def axis(self) -> int:
+        return int(self.node.attributes["axis"])
+
+    def constant(self, role: str, value: Sequence[int]) -> str:
+        name = f"{self.output}.{role}"
+        self.constants[name] = np.array(value, np.int64)
+        return name
+
+    def add(self, op_type: str, inputs: Sequence[str], output: str, **attributes: object) -> str:
+        self.nodes.append(make(self.node, op_type, inputs, output, **attributes))
+        return output
+
+    def slice(self, piece: Piece, role: str) -> str:
+        """Some places of what the member has, or of the joined strips."""
+        name = f"{self.output}.{role}"
+        cut = bounds(name, piece.at, piece.at + piece.stop - piece.start)
+        self.constants |= cut
+        return self.add("Slice", [self.node.inputs[piece.strips], *cut, self.constant("axis", [self.axis])], name)
+
+    def filled(self, count: int, role: str, value: np.ndarray) -> str:
+        """Places that nobody has."""
+        dims = list(self.here.types[self.node.inputs[0]].dims)
+        dims[self.axis] = count
+        shape = self.constant(f"{role}.shape", dims)
+        return self.add("ConstantOfShape", [shape], f"{self.output}.{role}", value=numpy_helper.from_array(value))
+
+    def zeros(self, count: int, role: str) -> str:
+        return self.filled(count, role, np.zeros(1, numpy_dtype(self.here.types[self.node.inputs[0]].dtype)))
+
+    def joined(self, parts: Sequence[str]) -> Lowered:
+        """The result: its parts one behind the other."""
+        if not parts:
+            parts = [self.zeros(0, "none")]
+        self.add(
+            "Concat" if len(parts) > 1 else "Identity",
+            parts,
+            self.output,
+            **({"axis": self.axis} if len(parts) > 1 else {}),
+        )
+        shape = tuple((each.op_type, *each.inputs, *each.outputs) for each in self.nodes)
+        return Lowered(shape, lambda: self.nodes, self.constants)
+
+
+def strips(node: Node, here: Here) -> Lowered:
+    """What a member has that others need."""
+    made = _Made.of(node, here)
+    pieces = made.halo.strip_pieces(made.member)
+    if not pieces:
+        pieces = [Piece(0, 0, 0)]
+    return made.joined([made.slice(each, f"strip{number}") for number, each in enumerate(pieces)])
+
+
+def join(node: Node, here: Here) -> Lowered:
+    """A member's window: its own places, those of strips, and what stands beside the dimension."""
+    made = _Made.of(node, here)
+    halo, member = made.halo, made.member
+    runs = [pieces[0] for _, pieces in halo.runs(member)]
+    before, behind = halo.border(member)
+    size = here.types[node.inputs[0]].dims[made.axis]
+    if not before and not behind and len(runs) == 1 and runs[0] == Piece(runs[0].start, runs[0].start + size, 0):
+        return made.joined(node.inputs[:1])  # not an alias: it may be a result of the step
+    dtype = here.types[node.inputs[0]].dtype
+    value = lowest(dtype) if node.attributes["border"] == "lowest" else np.zeros(1, numpy_dtype(dtype))
+    parts = [made.filled(before, "before", value)] if before else []
+    parts += [made.slice(piece, f"run{number}") for number, piece in enumerate(runs)]
+    parts += [made.filled(behind, "behind", value)] if behind else []
+    return made.joined(parts)
+
+
+def total(node: Node, here: Here) -> Lowered:
+    """A member's part: the sum of all terms for its places, those of halves in float32."""
+    made = _Made.of(node, here)
+    parts = []
+    for number, ((start, stop), pieces) in enumerate(made.halo.runs(made.member)):
+        terms = [made.slice(piece, f"run{number}.{place}") for place, piece in enumerate(pieces)]
+        if not terms:
+            parts.append(made.zeros(stop - start, f"run{number}"))
+        else:
+            parts.append(terms[0] if len(terms) == 1 else _sum(made, terms, f"{made.output}.sum{number}"))
+    return made.joined(parts)
+
+
+def _sum(made: _Made, terms: list[str], name: str) -> str:
+    dtype = made.here.types[made.node.inputs[0]].dtype
+    if dtype not in LOW_PRECISION:
+        return made.add("Sum", terms, name)
+    wide = [made.add("Cast", [term], f"{term}.wide", to=dtype_code("float32")) for term in terms]
+    return made.add("Cast", [made.add("Sum", wide, f"{name}.wide")], name, to=dtype_code(dtype))
+
+
+def member_pool(node: Node, here: Here) -> Lowered:
+    """A pool over a window, and the places of what it took, counted through the whole operand as ONNX does: a member
+    counts through its window, which begins at another place and is shorter. What is beside the dimension is taken where
+    nothing in the window is higher; of the whole operand the first place of the window is taken then."""
+    given = node.attributes
+    member, axis = here.coordinates[given["group"]], int(given["axis"])
+    start, stop = given["ranges"][2 * member : 2 * member + 2]
+    dims = here.types[node.inputs[0]].dims
+    inner = prod(dims[axis + 1 :])
+    values, places = node.outputs
+    roles = "own count step offset outer begin beside from inner none row ahead there"
+    names = {role: f"{places}.{role}" for role in roles.split()}
+    constants = {
+        names["count"]: (stop - start) * inner, names["step"]: given["length"] * inner, names["offset"]: start * inner,
+    }  # fmt: skip
+
+    if start < 0:
+        constants |= {names["inner"]: inner, names["none"]: 0}
+    first = (
+        make(node, "Mod", [names["from"], names["inner"]], names["row"]),
+        make(node, "Less", [names["from"], names["none"]], names["ahead"]),
+        make(node, "Where", [names["ahead"], names["row"], names["from"]], names["there"]),
+    )
+
+    def nodes() -> list[Node]:
+        own = {key: value for key, value in given.items() if key not in ("group", "axis", "ranges", "length")}
+        pool = Node("MaxPool", node.inputs, [values, names["own"]], attributes=own, made_by=node.made_by)
+        return [
+            pool,
+            make(node, "Div", [names["own"], names["count"]], names["outer"]),
+            make(node, "Mul", [names["outer"], names["count"]], names["begin"]),
+            make(node, "Sub", [names["own"], names["begin"]], names["beside"]),
+            make(node, "Add", [names["beside"], names["offset"]], names["from"]),
+            *(first if start < 0 else ()),
+            make(node, "Mul", [names["outer"], names["step"]], f"{places}.plane"),
+            make(node, "Add", [f"{places}.plane", names["there" if start < 0 else "from"]], places),
+        ]
+
+    return Lowered(start < 0, nodes, {name: np.array(value, np.int64) for name, value in constants.items()})
+
+
+def window_scatter(node: Node, here: Here) -> Lowered:
+    """Updates added to zeros of the member's window, at places that count through planes of the whole."""
+    given, (data, indices, updates), output = node.attributes, node.inputs, node.outputs[0]
+    member, axis = here.coordinates[given["group"]], int(given["axis"])
+    start, stop = given["ranges"][2 * member : 2 * member + 2]
+    dims = here.types[output].dims
+    inner, dtype = prod(dims[axis + 1 :]), numpy_dtype(here.types[data].dtype)
+    names = {role: f"{output}.{role}" for role in ("step", "offset", "count", "flat", "shape")}
+    constants = {
+        names["step"]: given["length"] * inner, names["offset"]: start * inner, names["count"]: (stop - start) * inner,
+    }  # fmt: skip
+    shapes = {names["flat"]: (*dims[:2], prod(dims[2:])), names["shape"]: dims}
+
+    def nodes() -> list[Node]:
+        steps: list[tuple[str, list[str], str]] = [
+            ("Div", [indices, names["step"]], "outer"), ("Mul", [f"{output}.outer", names["step"]], "begin"),
+            ("Sub", [indices, f"{output}.begin"], "beside"), ("Sub", [f"{output}.beside", names["offset"]], "moved"),
+            ("Mul", [f"{output}.outer", names["count"]], "plane"),
+            ("Add", [f"{output}.plane", f"{output}.moved"], "own"),
+        ]  # fmt: skip
+        zero = numpy_helper.from_array(np.zeros(1, dtype))
+        kept = [f"{output}.none", f"{output}.own", updates]
+        return [
+            *(make(node, kind, inputs, f"{output}.{role}") for kind, inputs, role in steps),
+            make(node, "ConstantOfShape", [names["flat"]], f"{output}.none", value=zero),
+            make(node, "ScatterElements", kept, f"{output}.sums", axis=2, reduction="add"),
+            make(node, "Reshape", [f"{output}.sums", names["shape"]], output),
+        ]
+
+    kind = numpy_dtype(here.types[indices].dtype)
+    numbers = {name: np.array(value, kind) for name, value in constants.items()}
+    return Lowered("window", nodes, numbers | {name: np.array(value, np.int64) for name, value in shapes.items()})
+
+
+HALO_OPERATORS = {
+    "HaloStrips": strips, "HaloJoin": join, "HaloSum": total, "MemberMaxPool": member_pool,
+    "WindowScatter": window_scatter,
+}  # fmt: skip
+"""Operator of ``gopt.spmd`` on a window -> what it becomes on a rank."""

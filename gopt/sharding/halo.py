@@ -1,0 +1,200 @@
+"""The halo: which places of a dimension members take from one another, for windows that overlap and for their sums.
+
+One record serves both directions. An exchange gives every member its window: its own places, and those that others
+have of it. A sum is the dual: every member has terms for the places of its window, and terms of others' places go to
+those. Members join the *strips* that others need in one call; a strip may come from any member, so that a window is as
+wide as it needs to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any
+
+from gopt.sharding.placements import Ranges, Shard, Window
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Places ``[start, stop)`` of the dimension that stand from ``at`` on in what a member holds: ``strips``: in the
+    joined strips of all members, else in its own value."""
+
+    start: int
+    stop: int
+    at: int
+    strips: bool = False
+
+
+@dataclass(frozen=True)
+class Halo:
+    """Parts of a dimension, in ``sizes``, and windows of it, ``ranges``: one of each for every member.
+
+    ``kind``: whether members have their parts and make windows (``exchange``), have terms for windows and make parts
+    (``sum``), or have all of it and cut their windows out (``cut``).
+    """
+
+    sizes: tuple[int, ...]
+    ranges: Ranges
+    kind: str = "exchange"
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> Halo:
+        """That of a node of ``gopt.spmd``."""
+        ends = attributes["ranges"]
+        return cls(tuple(attributes["sizes"]), tuple(zip(ends[::2], ends[1::2])), str(attributes["kind"]))
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What a node says of it."""
+        return {
+            "sizes": list(self.sizes), "ranges": [end for each in self.ranges for end in each], "kind": self.kind,
+        }  # fmt: skip
+
+    @cached_property
+    def parts(self) -> Ranges:
+        """The places of each member's part."""
+        return tuple(pairwise((0, *accumulate(self.sizes))))
+
+    @property
+    def length(self) -> int:
+        """Elements of the dimension."""
+        return sum(self.sizes)
+
+    @cached_property
+    def held(self) -> Ranges:
+        """What each member has before: its part, or the places of its window that there are."""
+        if self.kind == "cut":
+            return ((0, self.length),) * len(self.ranges)
+        return self._there if self.kind == "sum" else self.parts
+
+    @cached_property
+    def _there(self) -> Ranges:
+        return tuple(_inside(each, (0, self.length)) for each in self.ranges)
+
+    @cached_property
+    def wanted(self) -> Ranges:
+        """What each member has behind it, without what lies beyond the dimension."""
+        return self.parts if self.kind == "sum" else self._there
+
+    @cached_property
+    def strips(self) -> tuple[tuple[Range, ...], ...]:
+        """Of each member, the runs of places that others want, in order."""
+        if self.kind == "cut":
+            return ((),) * len(self.ranges)
+        return tuple(
+            _joined(_inside(have, want) for other, want in enumerate(self.wanted) if other != member)
+            for member, have in enumerate(self.held)
+        )
+
+    @cached_property
+    def strip_sizes(self) -> tuple[int, ...]:
+        """Places that each member hands out."""
+        return tuple(sum(stop - start for start, stop in each) for each in self.strips)
+
+    @property
+    def sends(self) -> int:
+        """The most places that a member sends on a ring, on which strips of all others pass through it."""
+        total = sum(self.strip_sizes)
+        return max(total - each for each in self.strip_sizes) if total else 0
+
+    @cached_property
+    def _joined_at(self) -> tuple[tuple[Piece, ...], ...]:
+        """Of each member, its strips as they stand in the joined ones."""
+        found, at = [], 0
+        for strips in self.strips:
+            pieces = []
+            for start, stop in strips:
+                pieces.append(Piece(start, stop, at, strips=True))
+                at += stop - start
+            found.append(tuple(pieces))
+        return tuple(found)
+
+    def own(self, member: int, at: Range) -> Piece:
+        """Places of what a member holds; where they stand in it."""
+        if self.kind == "cut":
+            return Piece(*at, at[0])
+        first, _ = (self.ranges if self.kind == "sum" else self.parts)[member]
+        return Piece(*at, at[0] - first)
+
+    def strip_pieces(self, member: int) -> list[Piece]:
+        """Where a member's strips stand in what it holds."""
+        return [self.own(member, each) for each in self.strips[member]]
+
+    def sources(self, member: int) -> list[Piece]:
+        """All that a member can take what it wants from, of itself and of others in order; none of it empty."""
+        found = []
+        for other, have in enumerate(self.held):
+            if other == member:
+                pieces = [self.own(member, _inside(have, self.wanted[member]))]
+            else:
+                pieces = [_cut(each, self.wanted[member]) for each in self._joined_at[other]]
+            found += [each for each in pieces if each.start < each.stop]
+        return found
+
+    def runs(self, member: int) -> list[tuple[Range, list[Piece]]]:
+        """What a member wants, in runs of places in order, each with all that there is of it: one piece in an exchange,
+        every term in a sum, none where a sum has no terms."""
+        low, high = self.wanted[member]
+        if low >= high:
+            return []
+        sources = self.sources(member)
+        ends = sorted({low, high, *(end for each in sources for end in (each.start, each.stop))})
+        return [
+            (
+                (start, stop),
+                [_cut(each, (start, stop)) for each in sources if each.start <= start and stop <= each.stop],
+            )
+            for start, stop in pairwise(ends)
+        ]
+
+    def border(self, member: int) -> tuple[int, int]:
+        """Places of a member's window in front of the dimension and behind it."""
+        start, stop = self.ranges[member]
+        before = max(min(0, stop) - start, 0)
+        return before, max(stop - max(self.length, start), 0)
+
+
+def shared_like(sizes: Sequence[int], length: int) -> tuple[int, ...]:
+    """Another length shared out as ``sizes`` share out theirs, to the nearest place."""
+    total = sum(sizes) or 1
+    ends = [(2 * end * length + total) // (2 * total) for end in accumulate(sizes)]
+    return tuple(stop - start for start, stop in pairwise((0, *ends)))
+
+
+def window(dim: int, ranges: Ranges, length: int, border: str = "zeros") -> Shard | Window:
+    """A window; the parts themselves where windows lie end to end and are all of the dimension."""
+    if tiled(ranges, length):
+        return Shard(dim, tuple(stop - start for start, stop in ranges))
+    return Window(dim, ranges, length, border)
+
+
+def tiled(ranges: Sequence[Range], length: int) -> bool:
+    """Whether ranges lie end to end and are all of a dimension: parts of it."""
+    ends = [0, *(end for each in ranges for end in each), length]
+    return all(a == b for a, b in zip(ends[::2], ends[1::2])) and all(start <= stop for start, stop in ranges)
+
+
+def _inside(one: Range, other: Range) -> Range:
+    start = max(one[0], other[0])
+    return start, max(min(one[1], other[1]), start)
+
+
+def _cut(piece: Piece, to: Range) -> Piece:
+    start, stop = _inside((piece.start, piece.stop), to)
+    return Piece(start, stop, piece.at + start - piece.start, piece.strips)
+
+
+def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Ranges in order, those that meet as one."""
+    found: list[Range] = []
+    for start, stop in sorted(each for each in ranges if each[0] < each[1]):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+        else:
+            found.append((start, stop))
+    return tuple(found)

@@ -1,0 +1,176 @@
+"""Operators over places that are split, written as operators that can be: statistics of a batch, pools of all places,
+means that leave out what is beside the operand."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from gopt.ir.graph import Node, Tensor
+from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code, numpy_dtype
+from gopt.sharding.links import Operator
+from gopt.sharding.links.windows import Sliding, sliding
+from gopt.tensor_parallel.builder import Builder
+
+_GLOBAL = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
+
+
+def global_pool(build: Builder, node: Node, operator: Operator) -> None:
+    """A reduction over all places."""
+    axes = range(2, operator.rank(0))
+    build.reduction(_GLOBAL[node.op_type], node.inputs[0], axes, node.outputs[0])
+
+
+def batch_normalization(build: Builder, node: Node, operator: Operator) -> None:
+    """(x - mean) / sqrt(variance + epsilon) * scale + offset, with statistics of all samples and places; and the
+    running ones, of which ``momentum`` is kept."""
+    out = node.outputs[0]
+    root, type = f"gopt.tensor-parallel.{out}", build.graph.types[out]
+    value = _cast(build, node.inputs[0], "float32" if type.dtype in LOW_PRECISION else type.dtype, f"{root}.wide")
+    wide = build.graph.types[value]
+    axes = [dim for dim in range(len(type.dims)) if dim != 1]
+    shape = tuple(size if dim == 1 else 1 for dim, size in enumerate(type.dims))
+    row = TensorType(wide.dtype, shape)
+
+    def of_channel(name: str, role: str) -> str:
+        made = _cast(build, name, wide.dtype, f"{root}.{role}.wide")
+        return build.add("Reshape", [made, build.ints(shape)], f"{root}.{role}", row)
+
+    mean = build.reduction("ReduceMean", value, axes, f"{root}.mean")
+    moved = build.add("Sub", [value, mean], f"{root}.moved", wide)
+    squares = build.add("Mul", [moved, moved], f"{root}.squares", wide)
+    variance = build.reduction("ReduceMean", squares, axes, f"{root}.variance")
+    epsilon = build.number(float(node.attributes.get("epsilon", 1e-5)), wide.dtype)
+    added = build.add("Add", [variance, epsilon], f"{root}.added", row)
+    deviation = build.add("Sqrt", [added], f"{root}.deviation", row)
+    scaled = build.add("Div", [moved, deviation], f"{root}.normal", wide)
+    scaled = build.add("Mul", [scaled, of_channel(node.inputs[1], "scale")], f"{root}.scaled", wide)
+    narrow = wide.dtype != type.dtype
+    name = f"{root}.result" if narrow else out
+    build.add("Add", [scaled, of_channel(node.inputs[2], "offset")], name, wide)
+    if narrow:
+        build.add("Cast", [name], out, type, to=dtype_code(type.dtype))
+    for role, made, place in (("mean", mean, 1), ("variance", variance, 2)):
+        if place < len(node.outputs) and node.outputs[place]:
+            _running(build, node, made, place, f"{root}.running_{role}")
+
+
+def _running(build: Builder, node: Node, made: str, place: int, root: str) -> None:
+    """A running statistic: some of the old one, and the rest of the new one."""
+    old, out = node.inputs[place + 2], node.outputs[place]
+    type, momentum = build.graph.types[out], float(node.attributes.get("momentum", 0.9))
+    kind = build.graph.types[made].dtype
+    flat = TensorType(kind, type.shape)
+    new = build.add("Reshape", [made, build.ints(type.dims)], f"{root}.flat", flat)
+    kept = _cast(build, old, kind, f"{root}.wide")
+    kept = build.add("Mul", [kept, build.number(momentum, kind)], f"{root}.kept", flat)
+    new = build.add("Mul", [new, build.number(1 - momentum, kind)], f"{root}.new", flat)
+    if kind == type.dtype:
+        build.add("Add", [kept, new], out, type)
+        return
+    added = build.add("Add", [kept, new], f"{root}.added", flat)
+    build.add("Cast", [added], out, type, to=dtype_code(type.dtype))
+
+
+def group_normalization(build: Builder, node: Node, operator: Operator) -> None:
+    """(x - mean) / sqrt(variance + epsilon) * scale + offset, with statistics of all places of the channels of a group;
+    of each channel alone where the operator is InstanceNormalization."""
+    out = node.outputs[0]
+    root, type = f"gopt.tensor-parallel.{out}", build.graph.types[out]
+    value = _cast(build, node.inputs[0], "float32" if type.dtype in LOW_PRECISION else type.dtype, f"{root}.wide")
+    wide, (samples, channels, *places) = build.graph.types[value], type.dims
+    groups = int(node.attributes.get("num_groups", channels))
+    shape = (samples, channels, *[1] * len(places))
+
+    def mean(of: str, role: str) -> str:
+        """A statistic of each group, for each of its channels."""
+        made = build.reduction("ReduceMean", of, range(2, len(type.dims)), f"{root}.{role}.places")
+        if groups == channels:
+            return made
+        apart = (samples, groups, channels // groups)
+        made = build.add("Reshape", [made, build.ints(apart)], f"{root}.{role}.apart", TensorType(wide.dtype, apart))
+        made = build.reduction("ReduceMean", made, [2], f"{root}.{role}.group")
+        made = build.add("Expand", [made, build.ints(apart)], f"{root}.{role}.all", TensorType(wide.dtype, apart))
+        return build.add("Reshape", [made, build.ints(shape)], f"{root}.{role}", TensorType(wide.dtype, shape))
+
+    def of_channel(name: str, role: str) -> str:
+        """Scale or offset, which before operator set 21 has one element for each group."""
+        made, kind = _cast(build, name, wide.dtype, f"{root}.{role}.wide"), wide.dtype
+        count = build.graph.types[name].dims[0]
+        if count != channels:
+            apart = (count, channels // count)
+            made = build.add(
+                "Reshape", [made, build.ints((count, 1))], f"{root}.{role}.one", TensorType(kind, (count, 1))
+            )
+            made = build.add("Expand", [made, build.ints(apart)], f"{root}.{role}.all", TensorType(kind, apart))
+        row = (channels, *[1] * len(places))
+        return build.add("Reshape", [made, build.ints(row)], f"{root}.{role}", TensorType(kind, row))
+
+    moved = build.add("Sub", [value, mean(value, "mean")], f"{root}.moved", wide)
+    variance = mean(build.add("Mul", [moved, moved], f"{root}.squares", wide), "variance")
+    row = TensorType(wide.dtype, shape)
+    epsilon = build.number(float(node.attributes.get("epsilon", 1e-5)), wide.dtype)
+    added = build.add("Add", [variance, epsilon], f"{root}.added", row)
+    normal = build.add("Div", [moved, build.add("Sqrt", [added], f"{root}.deviation", row)], f"{root}.normal", wide)
+    scaled = build.add("Mul", [normal, of_channel(node.inputs[1], "scale")], f"{root}.scaled", wide)
+    narrow = wide.dtype != type.dtype
+    name = f"{root}.result" if narrow else out
+    build.add("Add", [scaled, of_channel(node.inputs[2], "offset")], name, wide)
+    if narrow:
+        build.add("Cast", [name], out, type, to=dtype_code(type.dtype))
+
+
+def _cast(build: Builder, value: str, dtype: str, name: str) -> str:
+    type = build.graph.types[value]
+    if type.dtype == dtype:
+        return value
+    return build.add("Cast", [value], name, TensorType(dtype, type.shape), to=dtype_code(dtype))
+
+
+def mean_pool(build: Builder, node: Node, operator: Operator) -> None:
+    """A mean of zeros beside the operand too, times how many more those are than what is there."""
+    out = node.outputs[0]
+    type, root = build.graph.types[out], f"gopt.tensor-parallel.{out}"
+    counts = mean_counts(operator)
+    assert counts is not None
+    factor = f"{root}.factor"
+    made = Tensor(TensorType(type.dtype, counts.shape), array=counts.astype(numpy_dtype(type.dtype)))
+    build.graph.initializers[factor], build.graph.types[factor] = made, made.type
+    attributes = {**node.attributes, "count_include_pad": 1}
+    mean = build.add("AveragePool", node.inputs, f"{root}.padded", type, **attributes)
+    build.add("Mul", [mean, factor], out, type)
+
+
+def mean_counts(operator: Operator) -> np.ndarray | None:
+    """What a mean that counts zeros is multiplied with, for each place of the result; None where windows reach beyond
+    the zeros that the operator names."""
+    dims = range(2, operator.rank(0))
+    slides = [sliding(operator, dim) for dim in dims]
+    made = np.ones((1, 1), np.float64)
+    for slide in slides:
+        if slide is None or slide.read(0, slide.made)[1] > slide.length + slide.behind:
+            return None
+        with np.errstate(divide="ignore"):  # a window beside the operand alone has a mean of nothing
+            made = made[..., None] * (slide.kernel / _counted(slide))
+    return made
+
+
+def _counted(slide: Sliding) -> np.ndarray:
+    places = np.arange(slide.made)[:, None] * slide.stride - slide.pad + np.arange(slide.kernel) * slide.dilation
+    found: np.ndarray = ((places >= 0) & (places < slide.length)).sum(1)
+    return found
+
+
+def is_training(operator: Operator) -> bool:
+    """Whether a BatchNormalization makes statistics of its batch, in a form that is known here."""
+    return operator.opset >= 14 and bool(operator.attributes.get("training_mode", 0))
+
+
+def padded_mean(operator: Operator, dim: int) -> bool:
+    """Whether the means along a dimension of places are of unequal numbers of elements, and can be written anew."""
+    slide = sliding(operator, dim)
+    if slide is None or slide.inside or operator.attributes.get("count_include_pad", 0):
+        return False
+    counts = mean_counts(operator)
+    return counts is not None and bool(np.isfinite(counts).all()) and prod(counts.shape) <= 2**20

@@ -1,0 +1,128 @@
+"""How a node is split along an axis: of the strategies that its links give, the one that costs least."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from gopt.ir.graph import SPMD, Graph, Node
+from gopt.ir.types import nbytes
+from gopt.sharding.links import Slot, Strategy, strategies
+from gopt.sharding.placements import REPLICATED, Partial, Placement, Shard, WindowTerms
+from gopt.tensor_parallel.cost import Cost, Packed
+from gopt.tensor_parallel.forward import PRODUCTS
+from gopt.tensor_parallel.mappings import described_as, is_mapping
+from gopt.tensor_parallel.operators import Constants
+from gopt.tensor_parallel.other_axes import OtherAxes
+from gopt.tensor_parallel.tokens import Tokens
+from gopt.tensor_parallel.window_nodes import Windows
+
+Weight: TypeAlias = tuple[float, int]
+"""What a strategy costs, and in how many calls: of two that cost as much, the one with fewer calls is taken."""
+FREE: Weight = (0.0, 0)
+_WEIGHT = 1000.0
+"""How much more a byte of a weight costs that would be gathered: it was sharded so that nobody has it whole."""
+
+
+@dataclass(slots=True)
+class StrategyChooser:
+    """What a choice depends on. ``weights``: states, and what follows from them alone; ``wanted``: how results of the
+    step must be placed."""
+
+    graph: Graph
+    constants: Constants
+    cost: Cost
+    tokens: Tokens | None
+    others: OtherAxes
+    windows: Windows
+    weights: set[str]
+    wanted: Mapping[str, Placement]
+    packed: Packed | None = field(init=False)
+    """Which calls go with others; None where the cost is by bytes."""
+
+    def __post_init__(self) -> None:
+        self.packed = Packed.of(self.graph) if self.cost.link is not None else None
+
+    def cheapest(self, node: Node, known: Sequence[Placement]) -> Strategy:
+        """What the links of the operator give for the placements that operands have; those that results must have; and
+        those that operands may have, where nothing comes for free. A product is split whatever that sends: its work is
+        what members share out."""
+        whole = Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
+        options = self._options(node, [(Slot(place), each) for place, each in enumerate(known)])
+        options += self._options(node, self._aims(node))
+        best, least = self._least(node, known, options)
+        if least > FREE and self.tokens is not None:
+            may = [
+                (Slot(place), each) for place, (name, placement) in enumerate(zip(node.inputs, known))
+                for each in self.tokens.shards(self.graph.type_of(name), placement, self.others.of(name))
+            ]  # fmt: skip
+            best, least = self._least(node, known, [*options, *self._options(node, may)])
+        if best is not None and (node.is_a(*PRODUCTS) or least <= self._weigh(node, known, whole)):
+            return best
+        return whole
+
+    def aimed(self, node: Node) -> bool:
+        """Whether a result must be sharded."""
+        return bool(self._aims(node))
+
+    def _aims(self, node: Node) -> list[tuple[Slot, Placement]]:
+        found = [(Slot(place, True), self.wanted.get(name)) for place, name in enumerate(node.outputs)]
+        return [(slot, each) for slot, each in found if isinstance(each, Shard)]
+
+    def _options(self, node: Node, placed: Sequence[tuple[Slot, Placement]]) -> list[Strategy]:
+        """The strategies by which some operand or result is sharded so, of those that go together with other axes."""
+        shards = [(slot, each) for slot, each in placed if isinstance(each, Shard)]
+        found: dict[Strategy, None] = {}
+        if is_mapping(node, self.others.axes):
+            count = len(node.inputs)
+            found = dict.fromkeys(
+                Strategy((each,) * count, (each,)) for _, each in shards if self.others.adds(node, each)
+            )
+        elif shards:
+            described = described_as(node, self.graph, self.constants)
+            if described is not None:
+                for slot, shard in shards:
+                    found.update(dict.fromkeys(strategies(described, slot, shard)))
+        return [each for each in found if not (each.masked and node.domain == SPMD) and self.fit(node, each)]
+
+    def fit(self, node: Node, strategy: Strategy) -> bool:
+        """Whether the parts of all values of a node fit those of other axes."""
+        return self.others.fit(zip((*node.inputs, *node.outputs), (*strategy.operands, *strategy.results)))
+
+    def _least(
+        self, node: Node, known: Sequence[Placement], options: Sequence[Strategy]
+    ) -> tuple[Strategy | None, Weight]:  # fmt: skip
+        """The option that costs least, and how much; the first of those that cost as much."""
+        best, least = None, (float("inf"), 0)
+        for option in options:
+            cost = self._weigh(node, known, option)
+            if cost < least:
+                best, least = option, cost
+        return best, least
+
+    def _weigh(self, node: Node, known: Sequence[Placement], option: Strategy) -> Weight:
+        """What a strategy costs: to place operands and results, and to complete terms."""
+        costs = [self._moved(node, name, a, b) for name, a, b in zip(node.inputs, known, option.operands) if name]
+        for name, placement in zip(node.outputs, option.results):
+            aim = self.wanted.get(name)
+            if isinstance(placement, WindowTerms):
+                costs.append(self._priced(node, name, placement, self.windows.part(placement)))
+            elif isinstance(aim, Shard) and isinstance(placement, Shard):
+                costs.append(self._priced(node, name, placement, aim))
+            elif isinstance(placement, Partial):
+                costs.append(self._priced(node, name, placement, REPLICATED))
+        return sum(costs), sum(cost > 0 for cost in costs)
+
+    def _moved(self, node: Node, name: str, before: Placement, after: Placement) -> float:
+        cost = self._priced(node, name, before, after)
+        return cost * _WEIGHT if name in self.weights and isinstance(before, Shard) else cost
+
+    def _priced(self, node: Node, name: str, before: Placement, after: Placement) -> float:
+        packed = self.packed is not None and self.packed.has(name, node.phase)
+        return self.cost.of(before, after, self.nbytes(name), packed=packed)
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of a whole value."""
+        type = self.graph.type_of(name)
+        return nbytes(type.dtype, max(type.elements, 1))

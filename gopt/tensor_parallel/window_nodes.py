@@ -1,0 +1,94 @@
+"""Windows in a step: operators of ``gopt.spmd`` that make or read them, and what they take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.linearity import is_zero
+from gopt.ir.graph import SPMD, Graph, Node
+from gopt.sharding.halo import Halo, shared_like, window
+from gopt.sharding.links import Strategy
+from gopt.sharding.placements import REPLICATED, Placement, Shard, Window, WindowTerms
+from gopt.tensor_parallel.operators import Constants
+from gopt.tensor_parallel.pool_gradients import Scattered, scattered
+
+
+@dataclass(slots=True)
+class Windows:
+    """What propagation keeps for windows, while it goes through a graph."""
+
+    graph: Graph
+    constants: Constants
+    index: GraphIndex = field(init=False)
+    pools: dict[str, Node] = field(default_factory=dict)
+    """Places that members took -> the pool, of which each has a window."""
+    shared: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    """How the first value with a dimension of some length had it shared out; it stays so, where there is a choice."""
+
+    def __post_init__(self) -> None:
+        self.index = GraphIndex(self.graph)
+
+    def note(self, placement: Placement) -> None:
+        """A value is placed so."""
+        if isinstance(placement, Shard) and placement.runs == 1:
+            self.shared.setdefault((placement.dim, placement.length), placement.sizes)
+
+    def part(self, terms: WindowTerms) -> Shard:
+        """The parts that terms are summed to."""
+        known = self.shared.get((terms.dim, terms.length))
+        return Shard(terms.dim, known or shared_like(terms.sizes, terms.length))
+
+    def pool(self, node: Node, strategy: Strategy, axis: str) -> None:
+        """Let a MaxPool count places through the whole operand."""
+        pool_member(node, strategy, axis, self.graph.types[node.inputs[0]].dims)
+        self.pools[node.outputs[1]] = node
+
+    def scattered(self, node: Node, placements: Mapping[str, Placement]) -> Scattered | None:
+        """How members scatter what they have into zeros of their windows; None where they cannot."""
+        if not self.pools or not node.is_a("ScatterElements") or not is_zero(self.index, node.inputs[0]):
+            return None
+        return scattered(node, self.graph, self.constants, self.index.producers.get, self.pools, placements)
+
+
+def pool_member(node: Node, strategy: Strategy, axis: str, dims: Sequence[int]) -> None:
+    """Let a MaxPool count the places of what it takes through the whole operand, of which a member has a window."""
+    read = strategy.operands[0]
+    assert isinstance(read, (Shard, Window))
+    own = {"group": axis, "axis": read.dim, "ranges": _ends(read), "length": dims[read.dim]}
+    attributes = {**node.attributes, **own}
+    node.op_type, node.domain, node.encoded, node._attributes = "MemberMaxPool", SPMD, None, attributes
+
+
+def counted_as(node: Node, read: Placement) -> bool:
+    """Whether such a pool counts through the window that it reads."""
+    given = node.attributes
+    if not isinstance(read, (Shard, Window)) or given["axis"] != read.dim or list(given["ranges"]) != _ends(read):
+        return False
+    return bool(given["length"] == read.length)
+
+
+def _ends(read: Shard | Window) -> list[int]:
+    parts = read.ranges if isinstance(read, Window) else tuple(map(read.part, range(len(read.sizes))))
+    return [end for each in parts for end in each]
+
+
+def taken(node: Node) -> tuple[Placement, ...]:
+    """How the operands of a node of ``gopt.spmd`` that makes windows, or parts of them, must be placed."""
+    halo, dim = Halo.of(node.attributes), int(node.attributes["axis"])
+    before: dict[str, Placement] = {
+        "exchange": Shard(dim, halo.sizes), "cut": REPLICATED, "sum": WindowTerms(dim, halo.ranges, halo.length),
+    }  # fmt: skip
+    first = before[halo.kind]
+    return (first, REPLICATED)[: len(node.inputs)]
+
+
+def placed(node: Node) -> Placement:
+    """How the result of such a node is placed."""
+    halo, dim = Halo.of(node.attributes), int(node.attributes["axis"])
+    if node.op_type == "HaloStrips":
+        return Shard(dim, halo.strip_sizes)
+    if node.op_type == "HaloSum":
+        return Shard(dim, halo.sizes)
+    return window(dim, halo.ranges, halo.length, str(node.attributes.get("border", "zeros")))
