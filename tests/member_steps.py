@@ -1,4 +1,4 @@
-"""Steps of one member, written by hand: SGD of a small network with a call along ``tp`` in its forward, and its dual."""
+"""Steps of one member, written by hand: SGD of a small network with a call along ``tp`` in its forward and its dual."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ def comm(b: Builder, op_type: str, value: str, **attributes: object) -> str:
 def calls(kind: str) -> tuple[tuple[str, dict], tuple[str, dict], tuple[int, int]]:
     """A call, its dual, and the shape of what the call makes of ``[ROWS, WIDE]``."""
     half = {"axis": 0, "sizes": [ROWS // 2] * 2}
+    columns, rows = [WIDE // 2] * 2, [ROWS] * 2
     return {
         "gather": (("AllGather", {"axis": 0, "sizes": [ROWS] * 2}), ("ReduceScatter", {"axis": 0, "sizes": [ROWS] * 2}),
                    (2 * ROWS, WIDE)),
         "scatter": (("ReduceScatter", half), ("AllGather", half), (ROWS // 2, WIDE)),
         "exchange": (
-            ("AllToAll", {"split_axis": 1, "concat_axis": 0, "split_sizes": [WIDE // 2] * 2, "concat_sizes": [ROWS] * 2}),
-            ("AllToAll", {"split_axis": 0, "concat_axis": 1, "split_sizes": [ROWS] * 2, "concat_sizes": [WIDE // 2] * 2}),
+            ("AllToAll", {"split_axis": 1, "concat_axis": 0, "split_sizes": columns, "concat_sizes": rows}),
+            ("AllToAll", {"split_axis": 0, "concat_axis": 1, "split_sizes": rows, "concat_sizes": columns}),
             (2 * ROWS, WIDE // 2)),
     }[kind]  # fmt: skip
 
@@ -46,10 +47,11 @@ def backward(b: Builder, kind: str, lost: str, gradient: str) -> str:
     return str(b.op("Reshape", gradient, _ints(b, ROWS, WIDE)))
 
 
-def through(kind: str, lost: str = "") -> onnx.ModelProto:
+def through(kind: str, lost: str = "", *, alike: bool = False) -> onnx.ModelProto:
     """``x·A`` through a call, then ``·B``; the weighted mean of squares of what follows is the loss.
 
     Members have parts of what stands before a gather, or behind a scatter: there they sum gradients of weights.
+    ``alike``: all rows weigh the same, so that a slice of any member is the gradient of each.
     """
     b = Builder(3)
     call, _, (rows, wide) = calls(kind)
@@ -58,7 +60,7 @@ def through(kind: str, lost: str = "") -> onnx.ModelProto:
     h = b.op("Tanh", b.op("MatMul", x, above))
     y = comm(b, call[0], h, **call[1])
     z = b.op("Tanh", b.op("MatMul", y, below))
-    weights = b.const([[1.0 + row] for row in range(rows)])  # so that members' parts are not alike
+    weights = b.const([[1.0 if alike else 1.0 + row] for row in range(rows)])
     weighted = b.op("Mul", z, weights)
     loss = b.op("ReduceMean", b.op("Mul", z, weighted), keepdims=0)
     b.output("loss", loss if kind == "gather" else comm(b, "AllReduce", loss, reduce="mean"), ())
@@ -76,7 +78,11 @@ def region(*, lost: bool = False, megatron: bool = False) -> onnx.ModelProto:
     """A pair of products by columns and rows, beside the stream that they read: all-reduces in forward and backward."""
     b = Builder(5)
     x = b.input("x", (ROWS, 3))
-    table, columns, rows = b.parameter("T", (3, WIDE)), b.parameter("C", (WIDE, INSIDE)), b.parameter("R", (INSIDE, WIDE))
+    table, columns, rows = (
+        b.parameter("T", (3, WIDE)),
+        b.parameter("C", (WIDE, INSIDE)),
+        b.parameter("R", (INSIDE, WIDE)),
+    )
     h = b.op("Tanh", b.op("MatMul", x, table))
     copy = _microsoft(b, "MegatronF", h) if megatron else h
     g = b.op("Tanh", b.op("MatMul", copy, columns))
@@ -119,3 +125,18 @@ def _sgd(b: Builder, name: str, shape: tuple[int, ...], gradient: str) -> None:
     b.output(f"{name}.new", b.op("Sub", name, b.op("Mul", gradient, b.const(0.1))), shape)
 
 
+def of_rank(model: onnx.ModelProto) -> onnx.ModelProto:
+    """What gopt wrote for a rank, as if somebody else had: without names and marks of gopt."""
+
+    def renamed(name: str) -> str:
+        return "m." + name.removeprefix("gopt.") if name.startswith("gopt.") else name
+
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = map(renamed, names)
+        del node.metadata_props[:]
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = renamed(value.name)
+    del model.metadata_props[:]
+    return model

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gopt.analysis.graph_walks import GraphIndex, ancestors, descendants
+from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.look_through import data_axes, look_through, spans_data_axes
 from gopt.analysis.training import TrainingGraph
 from gopt.importers.collectives import COPIES
@@ -104,7 +104,8 @@ class _Finder:
         to_loss = ancestors(self.index, [training.loss])[1]
         self.forward = [call for call in calls if call.made in to_loss]
         backward = [call for call in calls if call.made not in to_loss]
-        below = {call.made: self._gradients_below(call.made) for call in backward}
+        self._made_of, reaches = (self._parameters(), self._gradients()) if calls or copied(self.graph) else ({}, {})
+        below = {call.made: self._named(reaches.get(call.made, 0)) for call in backward}
         self.backward = [call for call in backward if below[call.made]]
         self.below, self.used = below, set[str]()
 
@@ -118,12 +119,35 @@ class _Finder:
 
     def _above(self, value: str) -> frozenset[str]:
         """Parameters with gradients of which a value is made."""
-        return frozenset(ancestors(self.index, [value])[1] & self.training.gradients.keys())
+        return self._named(self._made_of.get(value, 0))
 
-    def _gradients_below(self, value: str) -> frozenset[str]:
-        """Parameters whose gradients are made of a value."""
-        reached = descendants(self.index, [value])
-        return frozenset(name for name, gradient in self.training.gradients.items() if gradient in reached)
+    def _named(self, bits: int) -> frozenset[str]:
+        return frozenset(name for place, name in enumerate(self.training.gradients) if bits >> place & 1)
+
+    def _parameters(self) -> dict[str, int]:
+        """Value -> the parameters of which it is made, a bit for each; one sweep."""
+        found = {name: 1 << place for place, name in enumerate(self.training.gradients)}
+        for node in self.index.graph.nodes:
+            bits = 0
+            for name in node.reads:
+                bits |= found.get(name, 0)
+            if bits:
+                found.update((name, bits) for name in node.outputs)
+        return found
+
+    def _gradients(self) -> dict[str, int]:
+        """Value -> the parameters whose gradients are made of it, a bit for each; one sweep back."""
+        found: dict[str, int] = {}
+        for place, gradient in enumerate(self.training.gradients.values()):
+            found[gradient] = found.get(gradient, 0) | 1 << place
+        for node in reversed(self.index.graph.nodes):
+            bits = 0
+            for name in node.outputs:
+                bits |= found.get(name, 0)
+            if bits:
+                for name in node.reads:
+                    found[name] = found.get(name, 0) | bits
+        return found
 
     def _passes_on(self, call: _Call) -> bool:
         """Whether a call carries the gradient of an activation: a parameter's is summed for that one alone."""

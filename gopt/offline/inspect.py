@@ -121,8 +121,8 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         record: dict[str, Any] = {"format": "gopt-inspection/1", "what": "model"}
-        lists = {"couplings": self.couplings, "mappings": self.mappings}
-        return record | asdict(self) | {key: [each.to_json() for each in found] for key, found in lists.items()}
+        couplings = [each.to_json() for each in self.couplings]
+        return record | asdict(self) | {"couplings": couplings, "mappings": [e.to_json() for e in self.mappings]}
 
 
 def inspect_model(source: Source) -> Inspection:

@@ -1,10 +1,10 @@
 """Whether a source whose calls have no dual that data flow finds computes gradients nevertheless.
 
 Members of the source run side by side on equal values. For a right gradient, the mean over members of ⟨g, d⟩ is
-proportional to the change of their mean loss along d, moved on all members alike: a parameter that all members share has
-one times that, one of which each has its own part a share of it, and no dual is needed where nothing flows back. A slice
-of one fixed member, a sum that is missing beside a term that needs none, a dual of other sizes or axes do not agree with
-any factor. What is measured may refuse a source; what cannot be measured only leaves a note.
+proportional to the change of their mean loss along d, moved on all members alike: of a parameter that all members share
+it is the change, of one of which each has its own part a share of it. No dual is needed where nothing flows back. A
+slice of one fixed member, a sum that is missing beside a term that needs none, a dual of other sizes or axes agree with
+no factor. What is measured may refuse a source; what cannot be measured only leaves a note.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from gopt.analysis.region_mappings import RegionMapping, find_region_mappings, without_dual
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError, RunError, UnsupportedError
-from gopt.ir.graph import Graph
+from gopt.ir.graph import COMM, Graph
 from gopt.ir.types import LOW_PRECISION
 from gopt.mesh import Mesh
 from gopt.runtime.float64 import Float64Graph
@@ -28,9 +28,9 @@ from gopt.verification import sampling
 from gopt.verification.reference_graphs import local_graph, subgraph
 from gopt.verification.source_members import MOST, Values, member_mesh, run_members
 
-NEAR, MANY, CONTROL = 3, 8, 3
+NEAR, MANY, CONTROL = 2, 8, 3
 """Parameters that are measured: of those above a mapping without a dual, above an all-reduce, and of all others."""
-DIRECTIONS = 4
+DIRECTIONS = 3
 STEPS = (1e-4, 3e-5)
 """Lengths of a move in float64, relative to the parameter's size: slopes that differ between them are no verdict."""
 STEADY, WRONG, WRONG_IN_HALVES = 1e-4, 2e-3, 5e-2
@@ -67,7 +67,10 @@ def _judge(
     """A note where it cannot be told whether the dual of a mapping was lost, '' where it was not.
 
     A lost dual spoils the gradients of all parameters above its mapping (of some, where what is summed is missing: its
-    region's own are right), and of no other. Raises UnsupportedError where just that is measured.
+    region's own are right), and of no other. Where members differ in more than their states (each has its own range of
+    a vocabulary), gradients follow no loss of equal members. There a mapping has lost its dual if the backward has no
+    call for it, others of its form have theirs, and the loss depends on what it makes.
+    Raises UnsupportedError where the dual was lost.
     """
     above = [name for name in training.gradients if name in mapping.parameters]
     beyond = {name for each in suspects for name in each.parameters}
@@ -78,9 +81,10 @@ def _judge(
     wrong = [name for name, fits in verdicts.items() if fits is False]
     if not wrong:
         return "" if all(verdicts.values()) else f"{_named(mapping)}: its dual was not found, and could not be measured"
-    others = [measured.fits(name) for name in control]
     spoilt = any(verdicts.values()) if summed else not any(verdicts.values())
-    if False in others or not spoilt:
+    spoilt = spoilt and not any(measured.fits(name) is False for name in control)
+    alone = not spoilt and not mapping.dual and _has_like(training, mapping) and measured.matters(mapping.value)
+    if not spoilt and not alone:
         return (
             f"{_named(mapping)}: its dual was not found, and gradients such as that of {wrong[0]!r} follow no loss of "
             "equal members: it cannot be told whether it was lost"
@@ -91,6 +95,20 @@ def _judge(
         f"loss of {members.ranks} members side by side",
         f"export the step with {_due(mapping)}",
     )
+
+
+def _has_like(training: TrainingGraph, mapping: RegionMapping) -> bool:
+    """Whether another mapping of the same form has its dual."""
+    made = {name: node for node in training.graph.nodes if node.domain == COMM for name in node.outputs}
+
+    def form(each: RegionMapping) -> tuple[object, ...]:
+        node = made[each.value]
+        return node.op_type, training.graph.type_of(node.inputs[0]).shape, sorted(node.attributes.items())
+
+    if mapping.call in ("", "AllReduce"):
+        return False
+    others = [each for each in find_region_mappings(training) if each.call == mapping.call and each.gradient]
+    return any(form(each) == form(mapping) and not each.doubtful for each in others)
 
 
 def _nearest(above: Sequence[str], suspects: Sequence[RegionMapping], mapping: RegionMapping) -> list[str]:
@@ -107,7 +125,8 @@ def _named(mapping: RegionMapping) -> str:
 
 def _due(mapping: RegionMapping) -> str:
     return {
-        "AllGather": "a ReduceScatter of the same axis and sizes", "ReduceScatter": "an AllGather of the same axis and sizes",
+        "AllGather": "a ReduceScatter of the same axis and sizes",
+        "ReduceScatter": "an AllGather of the same axis and sizes",
         "AllToAll": "an AllToAll with the axes exchanged", "": "an AllReduce of the gradient",
     }.get(mapping.call, "an AllReduce where the region begins")  # fmt: skip
 
@@ -131,7 +150,7 @@ class _Measured:
         half = any(type.dtype in LOW_PRECISION for type in training.graph.types.values())
         self._tolerance = WRONG_IN_HALVES if half else WRONG
         graph = widened(local_graph(training), "float64")
-        cache = SessionCache()
+        self._graph, self._cache = graph, (cache := SessionCache())
         self._all = Float64Graph(graph, cache)
         self._loss = Float64Graph(subgraph(graph, graph.nodes, [training.loss], ()), cache)
         states = {s.tensor: sampling.initial_state(training, s, self.generator) for s in training.states}
@@ -153,6 +172,26 @@ class _Measured:
             self._known[name] = self._fits(name)
         return self._known[name]
 
+    def matters(self, value: str) -> bool:
+        """Whether the loss depends on a value of the forward: where it does not, no gradient flows back through it."""
+        reader = Float64Graph(subgraph(self._graph, self._graph.nodes, [value], ()), self._cache)
+        behind = Float64Graph(subgraph(self._graph, self._graph.nodes, [self.training.loss], [value]), self._cache)
+        for point in self.points:
+            held = [each[value] for each in self._run(reader, point)]
+            size = 1e-3 * max(float(np.max(np.abs(each))) for each in held) or 1e-3
+            moved = [each + size * self.generator.standard_normal(each.shape) for each in held]
+            before, after = (
+                self._losses(behind, [{**point, value: each} for each in given]) for given in (held, moved)
+            )
+            if not np.allclose(before, after, rtol=1e-9, atol=0):
+                return True
+        return False
+
+    def _losses(self, program: Float64Graph, points: Sequence[Values]) -> list[float]:
+        feeds = [{name: value for name, value in point.items() if name in program.graph.inputs} for point in points]
+        made = run_members(program, feeds, self.members)
+        return [float(np.asarray(each[self.training.loss]).reshape(())) for each in made]
+
     def _fits(self, name: str) -> bool | None:
         here, there = (each[self.training.gradients[name]] for each in self.gradients)
         origin = self.points[0].get(name)
@@ -171,7 +210,9 @@ class _Measured:
             change.transpose(order) for order in permutations(range(change.ndim))
             if 1 < change.ndim <= 3 and change.transpose(order).shape == change.shape
         ]  # fmt: skip
-        return any(_rest(np.array([float(np.vdot(each, d)) for d in directions]), rise) < self._tolerance for each in shapes)
+        return any(
+            _rest(np.array([float(np.vdot(each, d)) for d in directions]), rise) < self._tolerance for each in shapes
+        )
 
     def _slope(self, name: str, direction: np.ndarray) -> _Slope:
         """The change of the loss along a direction, between the batches."""

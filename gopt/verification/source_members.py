@@ -40,7 +40,9 @@ def member_mesh(mesh: Mesh, nodes: Iterable[Node]) -> Mesh | None:
     groups = {str(node.attributes["group"]) for node in nodes if node.domain == COMM and "group" in node.attributes}
     axes = {axis for group in groups for axis in mesh.split(group)} - set(mesh.data_axes)
     sizes = tuple((name, size) for name, size in mesh.axes if name in axes)
-    return Mesh(sizes, tuple((name, mesh.sees(name)) for name, _ in sizes if name in dict(mesh.kinds))) if sizes else None
+    return (
+        Mesh(sizes, tuple((name, mesh.sees(name)) for name, _ in sizes if name in dict(mesh.kinds))) if sizes else None
+    )
 
 
 def run_members(program: Program, feeds: Sequence[Values], members: Mesh) -> list[Values]:
