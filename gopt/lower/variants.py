@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
-from gopt.errors import InvariantError
+from gopt.errors import InvariantError, UnsupportedError
 from gopt.ir.graph import COMM
 from gopt.lower.specialise import common_states
 from gopt.program import SpmdProgram
 
 
 def check_variants(program: SpmdProgram) -> None:
-    """Raise InvariantError where variants of a program differ in more than the sizes of parts.
+    """Raise InvariantError where variants of a program differ in more than the sizes of parts; UnsupportedError where
+    that follows from a parameter of which only some members have one element, which is no bucket's.
 
     Calls along an axis that splits the computation join ranks of several variants. All of them must be the same calls
     in one order, whatever their groups: ranks of two variants that wait in two groups for one another wait forever.
@@ -21,9 +22,22 @@ def check_variants(program: SpmdProgram) -> None:
         theirs = dict(_common(other))
         for what, items in mine.items():
             if items != theirs[what]:
+                _refuse_single(program, other)
                 a, b = next((a, b) for a, b in zip([*items, None], [*theirs[what], None]) if a != b)
                 where = f"ranks at {_where(program)} and at {_where(other)}"
                 raise InvariantError(f"{where} have parts of other sizes, and their {what} differ: {a} and {b}")
+
+
+def _refuse_single(program: SpmdProgram, other: SpmdProgram) -> None:
+    """Raise UnsupportedError for a parameter that has one element at some places and not at others."""
+    for state in program.training.parameters:
+        mine, theirs = (each.training.graph.types[state.tensor].elements for each in (program, other))
+        if 1 in (mine, theirs) and mine != theirs:
+            raise UnsupportedError(
+                f"ranks at {_where(program)} have {mine} and ranks at {_where(other)} have {theirs} elements of "
+                f"{state.tensor!r}: a parameter of one element is not sharded, and all ranks must shard the same",
+                "share another dimension of it out, in other sizes, or say replicate",
+            )
 
 
 def _common(program: SpmdProgram) -> Iterator[tuple[str, list[Hashable]]]:

@@ -31,7 +31,8 @@ class Options:
     shared out (``mask:dim2@cp``, or whole); ``gradients``: over which axes the gradients of some parameters are shared
     (``*.norm.weight:tp+cp``, or none), held against what the step computes; ``auto``: whether others are found by
     structure; ``sizes``: how a dimension is shared out: balanced, ceil or floor-last; ``sequence``: along tp, between
-    two pairs of products, activations are shared out by tokens; ``configuration``: the device configuration of the file
+    two pairs of products, activations are shared out by tokens; ``regather``: what is gathered in the forward is
+    gathered again in the backward, and not kept; ``configuration``: the device configuration of the file
     whose sharding specs count; none: no one; '': the one that fits the mesh; ``link``: the links between ranks, as gopt
     plan takes them: conflicts are settled by time on them; '': by bytes."""
 
@@ -41,6 +42,7 @@ class Options:
     auto: bool = True
     sizes: Sizes = Sizes.BALANCED
     sequence: bool = False
+    regather: bool = False
     configuration: str = ""
     link: str = ""
 
@@ -66,7 +68,7 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     splits = split_axes(training, mesh, request, notes.append)
     axes = [split.axis for split in splits]
     marks = Marks.read(training, mesh, axes, parse_marks(options.gradients))
-    made = split_step(training, splits, marks)
+    made = split_step(training, splits, marks, regather=options.regather)
     program.warnings += marks.warnings
     for split, result in zip(splits, made.along):
         reasons = {name: choice.why for name, choice in split.choices.items()}

@@ -51,6 +51,8 @@ def _folded(node: Node, swapped: Mapping[str, str], types: Mapping[str, TensorTy
     # A vector operand is a row or a column as the product needs it: nothing to transpose.
     if any((type := types.get(name)) is None or type.shape is None or len(type.shape) < 2 for name in node.inputs[:2]):
         return node
+    if any(0 in (types[name].shape or ()) for name in node.inputs[:2]):
+        return node  # over nothing, the runtime's product leaves all matrices but the first as it finds them
     attributes = dict(node.attributes)
     for place, key in enumerate(("transA", "transB")):
         attributes[key] = int(attributes.get(key, 0)) ^ (node.inputs[place] in swapped)

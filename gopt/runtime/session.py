@@ -32,6 +32,9 @@ _OTHER_BITS = {"TransposeOptimizer", "DivMulFusion", "NoopElimination", "NotWher
 """Rewrites of level basic that change bits: (1 / a) · b becomes b / a; 0 + a, and a Where after a Not, give zeros of
 another sign; a Transpose that moves past a reduction changes the order of its sum. A node would then have another
 result in a session than alone, or than when it is cut from its neighbours."""
+_FULL_ALONE = {"MatMulAddFusion"}
+"""Rewrites that are wrong about values without elements: a product of [2, 0, 3] and its bias are reshaped to [0, 3],
+where a zero stands for the length that was there."""
 _PACKED = frozenset({"int4", "uint4", "float4e2m1"})
 """NumPy keeps one element in a byte, the runtime two."""
 _INSTALL = "install exactly one of onnxruntime and onnxruntime-gpu: they share a folder, and removing one breaks both"
@@ -73,20 +76,21 @@ class SessionCache:
         self._sessions: dict[bytes, Any] = {}
         self._lock = threading.Lock()
 
-    def get(self, model: bytes) -> Any:
-        """The session of a model, built on first use. Raises NoKernelError, or RunError on anything else."""
-        key = hashlib.sha256(model).digest()
+    def get(self, model: bytes, *, empty: bool = False) -> Any:
+        """The session of a model, built on first use; ``empty``: some value has no elements. Raises NoKernelError, or
+        RunError on anything else."""
+        key = hashlib.sha256(model).digest() + bytes([empty])
         with self._lock:
             if key in self._sessions:
                 self.reused += 1
             else:
-                self._sessions[key] = self.build(model)
+                self._sessions[key] = self.build(model, empty=empty)
                 self.built += 1
             return self._sessions[key]
 
-    def build(self, model: bytes) -> Any:
+    def build(self, model: bytes, *, empty: bool = False) -> Any:
         """A new session; raises as ``get`` does."""
-        session = _session(model)
+        session = _session(model, _OTHER_BITS | _FULL_ALONE if empty else _OTHER_BITS)
         return session if self.deadline is None else _DeadlineSession(session, self.deadline)
 
 
@@ -123,7 +127,7 @@ class _DeadlineSession:
             timer.cancel()
 
 
-def _session(model: bytes) -> Any:
+def _session(model: bytes, disabled: set[str]) -> Any:
     ort = runtime()
     options = ort.SessionOptions()
     options.log_severity_level = 4  # what is fatal is raised as well
@@ -135,7 +139,7 @@ def _session(model: bytes) -> Any:
     # memory of every value that leaves a segment.
     options.add_session_config_entry("session.use_env_allocators", "1")
     try:
-        return ort.InferenceSession(model, options, providers=_PROVIDERS, disabled_optimizers=_OTHER_BITS)
+        return ort.InferenceSession(model, options, providers=_PROVIDERS, disabled_optimizers=disabled)
     except Exception as error:  # its exceptions have no common base
         raise refusal(error) from error
 
@@ -269,7 +273,9 @@ def session_of(
         {name: TensorType(types[name].dtype if name in types else "undefined", None) for name in segment.outputs},
         [stored(name, graph.initializers[name]) for name in embedded],
     )
-    session = cache.get(model.SerializeToString(deterministic=True))
+    read = {name for node in segment.nodes for name in node.reads}
+    empty = any(name in types and 0 in (types[name].shape or ()) for name in read)
+    session = cache.get(model.SerializeToString(deterministic=True), empty=empty)
     for info in session.get_outputs():
         types.setdefault(info.name, _runtime_type(info.type))
     return inputs, session

@@ -128,6 +128,8 @@ class _BucketOrder:
             elements = total_elements([shape])
             expected = self._expected.get(name)
             given = owners.get(offset)
+            if not elements:
+                continue  # an empty part is nobody's
             if given is not None and given.elements == elements:
                 self._check_result(node, name, given.tensor)
                 self._own([name], given.tensor)
@@ -173,7 +175,7 @@ class _BucketOrder:
         types = self.program.graph.types
         for name in names:
             parameter = self._expected.get(name) if owner == "" else owner
-            if parameter is not None and name in types and types[name].elements != 1:
+            if parameter is not None and name in types and types[name].elements > 1:
                 self.owners[name] = parameter
 
     def _keep(self, names: Iterable[str], contents: Contents) -> None:
@@ -190,12 +192,14 @@ class _BucketOrder:
     def _placed(self, slices: Sequence[BucketSlice]) -> Contents:
         """Tensors of the source in a bucket, as the parameters that they belong to."""
         found = ((self._expected.get(piece.tensor), piece) for piece in slices)
-        return tuple(BucketSlice(of, piece.offset, piece.elements) for of, piece in found if of is not None)
+        return tuple(
+            BucketSlice(of, piece.offset, piece.elements) for of, piece in found if of is not None and piece.elements
+        )  # fmt: skip
 
     def _named(self, rows: Iterable[tuple[str, int, int]]) -> Contents:
         """Values with their offsets and sizes in a bucket, as the parameters that they belong to."""
         return tuple(
-            BucketSlice(self.owners[name], start, size) for name, start, size in rows if name in self.owners
+            BucketSlice(self.owners[name], start, size) for name, start, size in rows if size and name in self.owners
         )  # fmt: skip
 
     def _joined(self, names: Sequence[str]) -> Contents:

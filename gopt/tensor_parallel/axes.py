@@ -79,8 +79,22 @@ def split_axes(training: TrainingGraph, mesh: Mesh, request: Request, note: Call
     planner = _Planner(training, mesh, axes, request, note)
     found: list[AxisSplit] = []
     for axis in axes:
-        found.append(replace(_inside(planner.split(axis), found), cost=Cost.parse(request.link, mesh, axis)))
+        made = _inside(planner.split(axis), found)
+        _shared_out(made)
+        found.append(replace(made, cost=Cost.parse(request.link, mesh, axis)))
     return found
+
+
+def _shared_out(split: AxisSplit) -> None:
+    """Raise OptionError for a dimension of which one member has all: nothing is split, and a value of it that is
+    reshaped does not tell which of its dimensions that was."""
+    for name, shard in {**split.states, **split.fed, **split.cut}.items():
+        if sum(size > 0 for size in shard.sizes) < 2 <= split.members:
+            raise OptionError(
+                f"tensor-parallel: one of the {split.members} members along {split.axis} would have all of dimension "
+                f"{shard.dim} of {name!r}, which is shared out in {list(shard.sizes)}",
+                "share out another dimension, in other sizes, or say replicate (of an input: whole)",
+            )
 
 
 @dataclass(frozen=True, slots=True)

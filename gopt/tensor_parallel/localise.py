@@ -12,9 +12,11 @@ from gopt.ir.graph import COMM, SPMD, Graph, Node, Tensor
 from gopt.ir.types import TensorType
 from gopt.sharding.links import Operator
 from gopt.sharding.links.choices import run_written
+from gopt.sharding.links.elements import axes_of
 from gopt.sharding.links.moves import run_taken
 from gopt.sharding.links.windows import paddings, pads, slices
 from gopt.sharding.placements import PARTS, Shard, Sharding
+from gopt.sharding.rules import FULL_REDUCTIONS
 from gopt.tensor_parallel.builder import PASS, Builder
 from gopt.tensor_parallel.operators import Constants, operator
 
@@ -229,6 +231,17 @@ class _Local:
             node.op_type, node.inputs, node.encoded, node._attributes = "Reshape", [node.inputs[0], ""], None, {}
             _reshape(self, node)
 
+    def reduced(self, node: Node) -> None:
+        """Count axes from the front: runtimes do not see behind a dimension without elements."""
+        dims = self.graph.types[node.inputs[0]].dims
+        axes = axes_of(self._described(node))
+        if 0 not in dims or not axes:
+            return
+        if len(node.inputs) > 1 and node.inputs[1]:
+            node.inputs[1] = self.build.ints(axes)
+        elif "axes" in node.attributes:
+            self._attribute(node, "axes", axes)
+
     def _attribute(self, node: Node, key: str, value: Sequence[int] | int) -> None:
         node._attributes = {**node.attributes, key: value if isinstance(value, int) else list(value)}
         node.encoded = None
@@ -281,5 +294,6 @@ _FIXES: dict[str, Callable[[_Local, Node], None]] = {
     "GroupNormalization": lambda local, node: local.count(node, "num_groups", 0, 1),
     "RotaryEmbedding": lambda local, node: local.count(node, "num_heads", 0, 2),
     "Attention": _attention,
+    **dict.fromkeys(FULL_REDUCTIONS, _Local.reduced),
 }
 """Operators that name lengths, groups or heads -> how they get those of a member."""

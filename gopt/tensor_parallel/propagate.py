@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import SPMD, Graph, Node, clone
+from gopt.ir.phase import Phase
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Slot, Strategy, strategies
 from gopt.sharding.placements import REPLICATED, Partial, Placement, Replicated, Shard, Window, WindowTerms
@@ -53,19 +54,19 @@ class Propagated:
 def propagate(
     training: TrainingGraph, graph: Graph, axis: str, members: int, seeds: Mapping[str, Placement],
     tokens: Tokens | None = None, others: OtherAxes | None = None, cut: Mapping[str, Shard] | None = None,
-    cost: Cost | None = None,
+    cost: Cost | None = None, *, regather: bool = False,
 ) -> Propagated:  # fmt: skip
     """Split a step along an axis, from the placements of its states and batch inputs. ``graph``: with logical types,
     changed in place; ``others``: the axes along which it is split already.
 
     With ``tokens``, terms may be scattered over them in place of being summed on all members (sequence parallelism).
     ``cut``: batch inputs that members have whole and read a part of. ``cost``: what mappings cost; by default, bytes.
+    ``regather``: each phase gathers what it reads, so that a gathered value does not live from forward to backward.
     Raises UnsupportedError where a new state cannot be brought to the placement of the old one.
     """
     weighed = cost or Cost(members)
-    return _Sweep(training, graph, axis, members, dict(seeds), tokens, others or OtherAxes(graph), weighed).run(
-        cut or {}
-    )
+    sweep = _Sweep(training, graph, axis, members, dict(seeds), tokens, others or OtherAxes(graph), weighed, regather)
+    return sweep.run(cut or {})
 
 
 @dataclass(slots=True)
@@ -78,12 +79,14 @@ class _Sweep:
     tokens: Tokens | None
     others: OtherAxes
     cost: Cost
+    regather: bool
     wanted: Mapping[str, Placement] = field(init=False)
     choose: StrategyChooser = field(init=False)
     build: Builder = field(init=False)
     constants: Constants = field(init=False)
     out: Propagated = field(init=False)
-    converted: dict[tuple[str, Placement], str] = field(default_factory=dict)
+    converted: dict[tuple[str, Placement, Phase | None], str] = field(default_factory=dict)
+    """A value, a placement, and the phase that made it so, where phases gather anew -> what it is called."""
     moves: dict[str, Node] = field(default_factory=dict)
     """What a node makes that moves elements alone -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
@@ -229,7 +232,7 @@ class _Sweep:
         before = self.placements.get(name, REPLICATED)
         if before == placement:
             return name
-        key = (name, placement)
+        key = self._key(name, placement)
         if key not in self.converted:
             move = self.moves.get(name)
             behind = self._behind(move, placement) if isinstance(before, Shard) and move is not None else None
@@ -249,6 +252,9 @@ class _Sweep:
             self.converted[key] = made
         return self.converted[key]
 
+    def _key(self, name: str, placement: Placement) -> tuple[str, Placement, Phase | None]:
+        return name, placement, self.build.phase if self.regather else None
+
     def _behind(self, move: Node, placement: Placement) -> Placement | None:
         """How a move's operand must be placed so that its result is, where it is had so already or is whole."""
         if isinstance(placement, Replicated):
@@ -259,7 +265,7 @@ class _Sweep:
         assert isinstance(placement, Shard)
         value, further = move.inputs[0], self.moves.get(move.inputs[0])
         for each in strategies(operator(move, self.graph, self.constants), Slot(0, True), placement):
-            known = (value, each.operands[0]) in self.converted
+            known = self._key(value, each.operands[0]) in self.converted
             if not self.choose.fit(move, each):
                 continue
             if known or (further is not None and self._behind(further, each.operands[0]) is not None):
@@ -270,7 +276,8 @@ class _Sweep:
         """A value in another placement by the move of what it was moved from: that is converted once for all views."""
         node = clone(move)
         others = self.out.converted.setdefault(name, [])
-        made = self._named(name, "whole" if isinstance(placement, Replicated) else f"moved{len(others) or ''}")
+        made = self._named(name, "whole" if isinstance(placement, Replicated) else "moved")
+        made = f"{made}{len(others) or ''}" if made in self.graph.types else made
         others.append(made)
         node.source, node.made_by, node.encoded, node._attributes = None, PASS, None, dict(move.attributes)
         node.inputs = [self._as(move.inputs[0], operand), *move.inputs[1:]]

@@ -25,8 +25,11 @@ class SplitStep:
     along: list[Propagated]
 
 
-def split_step(training: TrainingGraph, splits: Sequence[AxisSplit], marks: Marks | None = None) -> SplitStep:
-    """Split a step; the result holds against the rules along every axis. ``marks``: what the user says of gradients.
+def split_step(
+    training: TrainingGraph, splits: Sequence[AxisSplit], marks: Marks | None = None, *, regather: bool = False
+) -> SplitStep:
+    """Split a step; the result holds against the rules along every axis. ``marks``: what the user says of gradients;
+    ``regather``: no phase reads what another has gathered.
 
     Raises UnsupportedError where two axes do not go together, InvariantError where the result breaks a rule.
     """
@@ -37,8 +40,9 @@ def split_step(training: TrainingGraph, splits: Sequence[AxisSplit], marks: Mark
     for split in splits:
         others = OtherAxes(graph, tuple(checkers))
         made = propagate(
-            training, graph, split.axis, split.members, split.seeds, split.tokens, others, split.cut, split.cost
-        )
+            training, graph, split.axis, split.members, split.seeds, split.tokens, others, split.cut, split.cost,
+            regather=regather,
+        )  # fmt: skip
         if marks is not None and (count := marks.settle(graph, split.axis, made.placements)):
             made.conversions["mean as marked"] = count
         along.append(replace(made, graph=replace(graph, types=dict(graph.types))))

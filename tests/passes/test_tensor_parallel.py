@@ -10,6 +10,7 @@ from products import spread
 
 import gopt
 from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.phase import Phase
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.verification.verify import Verifier
@@ -180,3 +181,43 @@ def test_the_manifest_says_what_a_rank_is_fed(tmp_path):
     assert fed[0] == fed[1], "ranks along tp are fed alike"
     assert manifest["common"]["inputs"][0]["shape"] == [4, 8], "of the whole batch"
     assert manifest["split"] == {"tp": "balanced", "cp": "balanced"}
+
+
+def test_activations_gathered_anew_in_the_backward(tmp_path):
+    """One call more for each of the forward: what it gathered does not live until the backward reads it."""
+    kept, anew = (
+        gopt.shard(source("gpt_adamw"), Mesh.parse("tp=2"), pipeline=pipeline(sequence=True, regather=regather))
+        for regather in (False, True)
+    )
+
+    def gathers(made: gopt.Sharded, phase: Phase) -> int:
+        return sum(node.op_type == "AllGather" and node.phase is phase for node in made.program.graph.nodes)
+
+    forward = gathers(kept, Phase.FORWARD)
+    assert forward == gathers(anew, Phase.FORWARD) > 0
+    assert gathers(anew, Phase.BACKWARD) == gathers(kept, Phase.BACKWARD) + forward
+    anew.write(tmp_path / "out")
+    equal(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "sequence"),
+    [("gpt_adamw", "tp=2", True), ("gpt_adamw", "cp=2,tp=2", True), ("gpt_adamw", "sp=2", False),
+     ("families/moe_adamw", "ep=2", False), ("families/llama_adamw_clip", "tp=4", True), ("cnn_sgd", "h=2", False)],
+)  # fmt: skip
+def test_no_pair_of_inverse_conversions_is_left(name, mesh, sequence):
+    made = gopt.shard(source(name), Mesh.parse(mesh), pipeline=pipeline(sequence=sequence))
+    graph = made.program.graph
+    makers = graph.producers()
+    inverse = {"DimSlice": "AllGather", "AllGather": "DimSlice", "AllToAll": "AllToAll"}
+    calls = 0
+    for node in graph.nodes:
+        before = makers.get(node.inputs[0]) if node.op_type in inverse else None
+        calls += node.op_type in inverse
+        if before is not None and before.op_type == inverse[node.op_type]:
+            same = [before.attributes.get(key) == node.attributes.get(key) for key in ("group", "axis", "sizes")]
+            assert not all(same) or node.op_type == "AllToAll", node.label
+            back = [before.attributes.get(f"{a}_axis") == node.attributes.get(f"{b}_axis") is not None
+                    for a, b in (("split", "concat"), ("concat", "split"))]  # fmt: skip
+            assert not all(back), node.label
+    assert calls

@@ -65,3 +65,11 @@ def test_vectors_and_other_types_are_left_alone(tmp_path):
                  {"y": ("float32", [5]), "z": ("float64", [3, 3])},
                  values={"wt": ("float32", [4, 5]), "dt": ("float64", [4, 3])})  # fmt: skip
     assert fold_transposes(graph) is graph
+
+
+def test_products_over_nothing_are_left_alone(tmp_path):
+    """The runtime's product leaves all matrices but the first as it finds them."""
+    nodes = [op("Transpose", ["x"], ["xt"], perm=[0, 2, 1]), op("MatMul", ["xt", "v"], ["y"])]
+    given = {"x": ("float32", [2, 0, 3]), "v": ("float32", [2, 0, 4])}
+    graph = make(tmp_path, nodes, given, {"y": ("float32", [2, 3, 4])})
+    assert fold_transposes(graph) is graph

@@ -104,6 +104,8 @@ class World:
         }
         self.ranks = range(len(self.records))
         self.sums = [record.get("accumulators", []) for record in self.records]
+        self.last: list[Values] = [{} for _ in self.records]
+        """What each rank's files last gave."""
         common = self.manifest["common"]["state"]
         self.held = [[*common, *record["state"]] for record in self.records]
 
@@ -128,12 +130,17 @@ class World:
         types = {each.name: each.type.tensor_type for program in programs for each in program.model.graph.input}
         fed = {each["input"]: np.zeros(each["shape"], each["dtype"]) for each in self.sums[rank]}
         for state in self.held[rank]:
-            parts = [states[p["tensor"]].reshape(-1)[p["start"] : p["stop"]] for p in state["pieces"]]
+            parts = [held(states[p["tensor"]], p) for p in state["pieces"]]
             type = types[state["input"]]
             dtype = helper.tensor_dtype_to_np_dtype(type.elem_type)
             shape = [each.dim_value for each in type.shape.dim]
             fed[state["input"]] = np.concatenate(parts).astype(dtype).reshape(shape)
         return fed
+
+    def part(self, rank: int, batch: Values) -> Values:
+        """What a rank is fed of a whole batch."""
+        boxes = {each["input"]: each["box"] for each in self.records[rank].get("fed", [])}
+        return {name: boxed(each, boxes[name]) if name in boxes else each for name, each in batch.items()}
 
     def step(self, held: Sequence[Values], settings: Sequence[Sequence[Values]]) -> None:
         """All ranks through one step; ``held``, what each has of states, follows.
@@ -144,6 +151,7 @@ class World:
             for turn in range(times):
                 feeds = [{**mine, **given} for mine, given in zip(held, settings[turn], strict=True)]
                 for rank, output in enumerate(self._phase(self.programs[name], feeds)):
+                    self.last[rank].update(output)
                     for each in (*self.held[rank], *self.sums[rank]):
                         if each["output"] in output:
                             held[rank][each["input"]] = output[each["output"]]
@@ -187,6 +195,20 @@ class World:
         return members if same else None
 
 
+def boxed(whole: np.ndarray, box: Sequence[Sequence[int]]) -> np.ndarray:
+    """The part of an array in a box: of each dimension one range or several, ``[start, stop, start, stop, …]``."""
+    for dim, ends in enumerate(box):
+        places = [place for start, stop in zip(ends[::2], ends[1::2]) for place in range(start, stop)]
+        whole = whole.take(places, dim)
+    return whole
+
+
+def held(whole: np.ndarray, piece: Mapping[str, Any]) -> np.ndarray:
+    """The elements of a piece, flat."""
+    part = boxed(whole, piece["box"]) if "box" in piece else whole
+    return part.reshape(-1)[piece["start"] : piece["stop"]]
+
+
 def attributes(node: NodeProto) -> dict[str, Any]:
     found = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     return {
@@ -215,6 +237,10 @@ def perform(calls: Sequence[tuple[NodeProto, list[np.ndarray]]]) -> list[list[np
         return [[flat[start:stop]] for start, stop in itertools.pairwise(cuts)]
     if kind == "Broadcast":
         return [given[about["root"]] for _ in given]
+    if kind == "AllToAll":
+        ends = np.cumsum(about["split_sizes"])[:-1]
+        cut = [np.split(each[0], ends, about["split_axis"]) for each in given]
+        return [[np.concatenate([parts[place] for parts in cut], about["concat_axis"])] for place in range(len(given))]
     assert kind == "AllGather", kind
     if "axis" in about:
         return [[np.concatenate([each[0] for each in given], about["axis"])] for _ in given]

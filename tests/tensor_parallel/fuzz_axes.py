@@ -23,10 +23,13 @@ from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.verification.verify import Verifier
 
-FIXTURES = ["gpt_adamw", "emb_adamw", "mlp_adamw", "cnn_sgd", "mlp_sgd", "mlp_lamb", "gpt_adamw_clip_sched_fp16"]
+FIXTURES = [
+    "gpt_adamw", "emb_adamw", "mlp_adamw", "cnn_sgd", "mlp_lamb", "gpt_adamw_clip_sched_fp16",
+    "families/llama_adamw_clip", "families/t5_adamw", "families/moe_adamw", "families/vit_mom",
+]  # fmt: skip
 MESHES = [
     "cp=2", "sp=2", "cp=3", "cp=2,tp=2", "tp=2,cp=2", "sp=2,tp=2", "cp=2,sp=2", "cp=2,sp=2,tp=2", "tp=3,cp=2",
-    "dp=2,cp=2,tp=2", "shard=2,cp=2", "shard=2,sp=2,tp=2",
+    "dp=2,cp=2,tp=2", "shard=2,cp=2", "shard=2,sp=2,tp=2", "ep=2,tp=2", "ep=2,cp=2", "h=2,tp=2", "h=2,w=2",
 ]  # fmt: skip
 
 
@@ -35,7 +38,7 @@ def case(seed: int) -> str:
     random = np.random.default_rng(seed)
     name, mesh = str(random.choice(FIXTURES)), str(random.choice(MESHES))
     training = source(name).training
-    types, axes = training.graph.types, [axis for axis in ("tp", "cp", "sp") if axis in mesh]
+    types, axes = training.graph.types, [axis for axis in ("tp", "ep", "cp", "sp", "h", "w") if f"{axis}=" in mesh]
 
     def said(names: list[str], share: float, words: list[str], among: list[str]) -> str:
         parts = []
@@ -46,11 +49,11 @@ def case(seed: int) -> str:
                 parts.append(f"{each}:{word}@{random.choice(among)}")
         return ";".join(parts)
 
-    fed = [axis for axis in axes if axis != "tp"]
+    fed = [axis for axis in axes if axis not in ("tp", "ep")]
     options = {
         "parameters": said([state.tensor for state in training.parameters], 0.2, ["replicate"], axes),
         "inputs": said(training.batch, 0.5 if "gpt" in name or "emb" in name else 1.0, ["whole"], fed) if fed else "",
-        "sequence": bool(random.random() < 0.4) and "tp" in mesh,
+        "sequence": bool(random.random() < 0.4) and "tp" in axes,
         "sizes": str(random.choice(["balanced", "ceil", "floor-last"])),
     }
     stage = int(random.integers(4))

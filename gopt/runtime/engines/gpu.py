@@ -50,7 +50,7 @@ class Sessions(SessionCache):
             "cudnn_conv_algo_search": "HEURISTIC",  # timing kernels gives other results each time
         }  # fmt: skip
 
-    def build(self, model: bytes) -> Any:
+    def build(self, model: bytes, *, empty: bool = False) -> Any:
         ort = session.runtime()
         options = ort.SessionOptions()
         options.log_severity_level = 4

@@ -20,7 +20,8 @@ def matmul(operator: Operator) -> Iterator[Link]:
         yield Link((len(a) - 2, None), (len(samples),), filled=filled)
     if columns:
         yield Link((None, len(b) - 1), (len(out) - 1,), filled=filled)
-    yield Link((len(a) - 1, len(b) - 2 if columns else 0), (None,), "sum", filled=filled)
+    # Of a product with a transposed operand, runtimes leave all matrices but the first as they find them.
+    yield Link((len(a) - 1, len(b) - 2 if columns else 0), (None,), "sum", filled=filled or len(b) > 2)
 
 
 def gemm(operator: Operator) -> Iterator[Link]:

@@ -1,0 +1,1 @@
+"""Steps of token streams with a truth of their own, and ranks of every kind of mesh held against it."""
