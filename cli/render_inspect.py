@@ -49,6 +49,12 @@ def render_inspection(found: Inspection) -> None:
         if named:
             more = f" and {len(named) - 8} more" if len(named) > 8 else ""
             out.print(Text(f"{title}: {', '.join(map(_named, named[:8]))}{more}"), soft_wrap=True)
+    if found.mappings:
+        rows = [(e.mapping, e.group, e.call, e.value, e.dual or "?", e.gradient) for e in found.mappings[:MOST]]
+        heads = ("mapping", "over", "forward", "value", "backward", "gradient")
+        out.print(table("Region mappings of the source", heads, rows, ()))
+        if len(found.mappings) > MOST:
+            out.print(f"… and {len(found.mappings) - MOST} more: see --json")
     held = ", ".join(f"{kind.replace('_', ' ')} {format_bytes(n)}" for kind, n in found.bytes.items() if n)
     out.print(f"bytes: {held}", soft_wrap=True)
     for note in found.notes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,10 @@ from .options import (
     role_options,
 )
 from .terminal import print_json, print_text
+
+if TYPE_CHECKING:
+    from gopt.api import Source
+    from gopt.mesh import Mesh
 
 
 @click.command("shard")
@@ -144,7 +148,9 @@ def command(model: str, **given: Any) -> None:
         if given["auto"]:
             knobs, choice = choose(source, mesh, given, advance)
             pipeline = _pipeline(given | knobs, config)
+        unsure = confirm_duals(source, mesh)
         sharded = api.shard(source, mesh, accumulate=accumulate, pipeline=pipeline, only_ranks=wanted)
+        sharded.program.warnings += unsure
         if given["explain"] is not None:
             lines = [line for each in sharded.program.explanations for line in each.lines(given["explain"])]
             print_text("\n".join(lines or ["no axis of the mesh splits the computation: every value is whole"]))
@@ -160,6 +166,18 @@ def command(model: str, **given: Any) -> None:
         print_json(report.to_json())
     else:
         render_report(report, None if given["dry_run"] else output)
+
+
+def confirm_duals(source: Source, mesh: Mesh) -> list[str]:
+    """Notes on mappings of the source whose dual was not found; nothing is loaded or run where there are none."""
+    from gopt.analysis.region_mappings import find_region_mappings, without_dual
+    from gopt.api import on_mesh
+
+    if not without_dual(find_region_mappings(source.training)):
+        return []
+    from gopt.verification.source_duals import check_source_duals
+
+    return check_source_duals(on_mesh(source, mesh), mesh)
 
 
 def _pipeline(given: dict[str, Any], config: dict[str, Any]) -> Any:

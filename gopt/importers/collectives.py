@@ -2,6 +2,8 @@
 
 ``gopt.comm`` nodes are taken as they are. Of the ``com.microsoft`` ones the group is an integer whose meaning changed
 between schema generations (0 = all ranks or the data group, 1 = data or tensor group), so the user must declare it.
+``_c10d_functional`` ones are torch's functional collectives, with torch's names of arguments as attributes; their group
+is the name of a process group, a number as a rule.
 """
 
 from __future__ import annotations
@@ -18,13 +20,18 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.inference import infer_types
 
 MICROSOFT = "com.microsoft"
+TORCH = "_c10d_functional"
+COPIES = "gopt.copies"
+"""Key of a loaded source's metadata: a line ``VALUE=GROUP`` for each value that a MegatronF copies to a region."""
+HORIZONTAL = 4
+"""The ``group_type`` along which MegatronF and MegatronG go; some of their schemas do not say it."""
 DECLARED = "gopt.group_type"
 """Key of the model's metadata that may hold what ``--group-type`` says."""
 WORLD = "all"
 """Stands for the group of operators that name none."""
 _PACKED = ("NcclAllGather", "NcclReduceScatter")
 _UNSUPPORTED = frozenset([
-    "AdasumAllReduce", "HorovodAllReduce", "HorovodBarrier", "MegatronF", "MegatronG", "AllToAll", "Send", "Recv",
+    "AdasumAllReduce", "HorovodAllReduce", "HorovodBarrier", "AllToAll", "Send", "Recv",
     "DistributedMatMul", "DistributedSlice", "DistributedReshape", "DistributedExpand", "DistributedReduceSum",
 ])  # fmt: skip
 
@@ -49,11 +56,15 @@ def recognise(graph: Graph, groups: Mapping[str, str]) -> None:
     malformed one.
     """
     groups = parse_groups(graph.metadata.get(DECLARED, "")) | dict(groups)
+    copies = [node for node in graph.nodes if node.domain == MICROSOFT and node.op_type == "MegatronF"]
+    if copies:
+        lines = [f"{node.outputs[0]}={_megatron(node, groups)}" for node in copies]
+        graph.metadata[COPIES] = "\n".join(lines)
     nodes = [_recognised(graph, node, groups) for node in graph.nodes]
+    graph.nodes = nodes
     calls = [node for node in nodes if node.domain == COMM]
     if not calls:
         return
-    graph.nodes = nodes
     _declare(graph, groups)
     if not all(graph.type_of(name).static for node in nodes for name in node.outputs if name):
         schemas.register()
@@ -63,6 +74,8 @@ def recognise(graph: Graph, groups: Mapping[str, str]) -> None:
 
 
 def _recognised(graph: Graph, node: Node, groups: Mapping[str, str]) -> Node:
+    if node.domain == TORCH:
+        return _of_torch(graph, node, groups)
     if node.domain != MICROSOFT:
         return node
     if node.op_type in _PACKED:
@@ -77,6 +90,10 @@ def _recognised(graph: Graph, node: Node, groups: Mapping[str, str]) -> Node:
         )
     if node.op_type == "NcclAllReduce":
         return _made(node, "AllReduce", group=_group(node, str(node.attributes.get("group_type", 0)), groups))
+    if node.op_type == "MegatronF":
+        return _identity(node)
+    if node.op_type == "MegatronG":
+        return _made(node, "AllReduce", group=_megatron(node, groups))
     if node.op_type == "AllReduce":
         return _made(node, "AllReduce", group=_group(node, WORLD, groups))
     if node.op_type == "AllGather":
@@ -93,6 +110,52 @@ def _group(node: Node, number: str, groups: Mapping[str, str]) -> str:
         f"{node.op_type} {node.label!r} {what}{why}",
         f"say which mesh axes it is: --group-type {number}=shard, or the model's metadata {DECLARED}",
     )
+
+
+def _megatron(node: Node, groups: Mapping[str, str]) -> str:
+    return _group(node, str(node.attributes.get("group_type", HORIZONTAL)), groups)
+
+
+def _of_torch(graph: Graph, node: Node, groups: Mapping[str, str]) -> Node:
+    """A functional collective of torch: its attributes are named as torch names the arguments."""
+    given = node.attributes
+    if node.op_type == "wait_tensor":
+        return _identity(node)
+    makers = {"all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}
+    if node.op_type not in makers or len(node.inputs) != 1:
+        raise UnsupportedError(
+            f"{node.op_type} {node.label!r} is a collective that gopt cannot take", f"write it in {COMM} operators"
+        )
+    group = _group(node, _text(given.get("group_name", WORLD)), groups)
+    reduce = {"avg": "mean"}.get(_text(given.get("reduce_op", "sum")), _text(given.get("reduce_op", "sum")))
+    if node.op_type == "all_reduce":
+        return _made(node, "AllReduce", group=group, reduce=reduce)
+    type, members = graph.type_of(node.inputs[0]), int(given.get("group_size", 0))
+    splits = [list(given.get(key, ())) for key in ("output_split_sizes", "input_split_sizes")]
+    if not type.static or not type.dims or (node.op_type != "all_to_all_single" and members < 1):
+        raise UnsupportedError(f"{node.op_type} {node.label!r} does not say all: an input of known shape with axes and "
+                               "group_size are needed")  # fmt: skip
+    length = type.dims[0]
+    if node.op_type == "all_gather_into_tensor":
+        return _made(node, "AllGather", group=group, axis=0, sizes=[length] * members)
+    if node.op_type == "reduce_scatter_tensor" and length % members == 0:
+        return _made(node, "ReduceScatter", group=group, reduce=reduce, axis=0, sizes=[length // members] * members)
+    raise UnsupportedError(
+        f"{node.op_type} {node.label!r} cuts and joins the same axis in {splits[0] or length} parts: gopt's AllToAll "
+        "exchanges two axes" if node.op_type == "all_to_all_single"
+        else f"{node.op_type} {node.label!r}: {length} rows cannot be shared out evenly among {members} members",
+        f"write it in {COMM} operators",
+    )  # fmt: skip
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _identity(node: Node) -> Node:
+    made = Node("Identity", node.inputs[:1], node.outputs[:1], name=node.name, attributes={})
+    made.proto = made.to_proto()
+    return made
 
 
 def _gather(graph: Graph, node: Node, group: str) -> Node:
@@ -122,10 +185,12 @@ def _declare(graph: Graph, groups: Mapping[str, str]) -> None:
     if not any(opset.domain == COMM for opset in header.opset_import):
         header.opset_import.append(onnx.helper.make_opsetid(COMM, 1))
     text = ",".join(f"{number}={group}" for number, group in sorted(groups.items()))
-    if text:
-        kept = [entry for entry in header.metadata_props if entry.key != DECLARED]
-        del header.metadata_props[:]
-        header.metadata_props.extend([*kept, onnx.StringStringEntryProto(key=DECLARED, value=text)])
+    said = {DECLARED: text, COPIES: graph.metadata.get(COPIES, "")}
+    said = {key: value for key, value in said.items() if value}
+    kept = [entry for entry in header.metadata_props if entry.key not in said]
+    del header.metadata_props[:]
+    added = [onnx.StringStringEntryProto(key=key, value=value) for key, value in said.items()]
+    header.metadata_props.extend([*kept, *added])
     graph.header = header
 
 

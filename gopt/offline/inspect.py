@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gopt.analysis.coupling import Coupling, find_couplings
 from gopt.analysis.coupling import notes as coupling_notes
+from gopt.analysis.region_mappings import RegionMapping, find_region_mappings
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import UpdateSubgraph
@@ -110,6 +111,8 @@ class Inspection:
     bytes: Mapping[str, int]
     couplings: tuple[Coupling, ...]
     """Where the step of several ranks is not that of one large batch."""
+    mappings: tuple[RegionMapping, ...]
+    """Calls along axes whose ranks see the same samples, with their duals."""
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -118,7 +121,8 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         record: dict[str, Any] = {"format": "gopt-inspection/1", "what": "model"}
-        return record | asdict(self) | {"couplings": [each.to_json() for each in self.couplings]}
+        couplings = [each.to_json() for each in self.couplings]
+        return record | asdict(self) | {"couplings": couplings, "mappings": [e.to_json() for e in self.mappings]}
 
 
 def inspect_model(source: Source) -> Inspection:
@@ -156,6 +160,7 @@ def inspect_model(source: Source) -> Inspection:
         metrics=_named(training, training.metrics),
         bytes=_bytes(training),
         couplings=couplings,
+        mappings=find_region_mappings(training),
         notes=tuple(notes),
     )
 

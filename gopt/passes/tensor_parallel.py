@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gopt.analysis.region_mappings import find_region_mappings
 from gopt.artifact.report import PassResult
 from gopt.ir.graph import Graph, origin
 from gopt.passes.base import Pass
@@ -55,8 +56,10 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
     activations in the forward and two in the backward, 8(t-1)/t of their bytes.
     """
     mesh, training = program.mesh, program.training
+    found = [each.to_json() for each in find_region_mappings(training) if mesh.live(each.group)]
+    of_source = {"source_mappings": found} if found else {}
     if not splitting_axes(mesh, training):
-        return PassResult(note="no axis splits the computation")
+        return PassResult(facts=of_source, note="no axis splits the computation")
     notes: list[str] = []
     request = Request(
         Pattern.parse(options.parameters), Pattern.parse(options.inputs, FED), options.auto, options.sizes,
@@ -83,7 +86,7 @@ def tensor_parallel(program: SpmdProgram, options: Options) -> PassResult:
         next(filter(None, node.outputs)): "written as operators that are split" for node in training.graph.nodes
         if id(node) not in kept
     }  # fmt: skip
-    return PassResult(removed=removed, facts=_facts(program, splits, made.along), note=_joined(notes))
+    return PassResult(removed=removed, facts=_facts(program, splits, made.along) | of_source, note=_joined(notes))
 
 
 def _facts(program: SpmdProgram, splits: Sequence[AxisSplit], made: Sequence[Propagated]) -> dict[str, Any]:

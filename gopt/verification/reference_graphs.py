@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
 
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
-from gopt.collectives.table import COLLECTIVES
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node, clone
-from gopt.mesh import Mesh
 
 
 def local_graph(training: TrainingGraph, weight: str = "") -> Graph:
@@ -99,33 +97,6 @@ def subgraph(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: 
         {name: tensor for name, tensor in graph.initializers.items() if name in needed},
         dict(graph.types), graph.header, {},
     )  # fmt: skip
-
-
-def equal_members(mesh: Mesh) -> Callable[[int, Node, list[np.ndarray]], list[np.ndarray]]:
-    """What a collective gives when all members of its group hold equal values, as they do along no data axis.
-
-    The returned function raises UnsupportedError for a call that gives each member something else, and for one over
-    axes that see different data.
-    """
-
-    def call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
-        group = str(node.attributes["group"])
-        if any(axis in mesh.data_axes for axis in mesh.live(group)):
-            return refuse_call(index, node, inputs)
-        if node.op_type not in ("AllReduce", "Reduce", "Broadcast", "AllGather"):
-            raise UnsupportedError(
-                f"{node.op_type} {node.label!r} over {group} gives each member another part: one rank cannot "
-                "stand for all"
-            )
-        if node.op_type == "Broadcast":
-            return [array.copy() for array in inputs]
-        size = mesh.size(group)
-        dtype = str(inputs[0].dtype)
-        results = COLLECTIVES[node.op_type].execute(node.attributes, [inputs] * size, dtype)
-        root = int(node.attributes.get("root", 0))
-        return results[root] or []
-
-    return call
 
 
 def refuse_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:

@@ -17,7 +17,8 @@ from gopt.runtime.session import SessionCache
 from gopt.verification.compare import Values
 from gopt.verification.gates import Gate, gate_outputs
 from gopt.verification.lockstep import run_in_lockstep, with_shared_means
-from gopt.verification.reference_graphs import equal_members, local_graph, update_graph
+from gopt.verification.reference_graphs import local_graph, update_graph
+from gopt.verification.source_members import SourceMembers, run_source
 from gopt.verification.variants import Variant
 
 Batches = Sequence[Sequence[Values]]
@@ -62,7 +63,7 @@ class ReferenceProgram:
         self.reduction = reduction
         self.shared = shared
         self.statistics_rule = statistics
-        self.call = equal_members(mesh)
+        self.call = SourceMembers(mesh)
         self.gradients = set(training.gradients.values())
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
@@ -143,7 +144,7 @@ class ReferenceProgram:
 
     def _run(self, program: Executor, values: Values) -> Values:
         """Run the source, as one rank, on those of the values that it reads."""
-        return program.run({name: values[name] for name in program.graph.inputs if name in values}, self.call)
+        return run_source(program, {name: values[name] for name in program.graph.inputs if name in values}, self.call)
 
 
 def _put_together(reduction: LossReduction, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:

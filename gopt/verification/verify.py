@@ -42,6 +42,7 @@ from gopt.verification.rank_programs import read_rank
 from gopt.verification.reference_graphs import PROBE
 from gopt.verification.reference_step import ReferenceProgram
 from gopt.verification.result import Verification
+from gopt.verification.source_duals import check_source_duals
 from gopt.verification.variants import (
     PLAIN,
     Variant,
@@ -135,6 +136,8 @@ class Verifier:
             for variant in variants:
                 session.one(variant)
         if confirm:
+            for note in check_source_duals(self.training, self.mesh, seed):
+                result.say(note)
             advance("confirming gradients by finite differences")
             feeds = [{**start, **settings, **each} for each in self._several(batches)]
             result.gradients = check_gradients(self.training, feeds, seed, self.reference.call, advance)

@@ -4,7 +4,7 @@ import pytest
 from onnx import ModelProto
 
 from gopt.errors import InputError, OptionError, UnsupportedError
-from gopt.importers.collectives import DECLARED, MICROSOFT, parse_groups, recognise
+from gopt.importers.collectives import COPIES, DECLARED, MICROSOFT, TORCH, parse_groups, recognise
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType
 
@@ -61,3 +61,47 @@ def test_a_graph_without_calls_is_left_alone():
     recognise(graph, {"1": "dp"})
     assert graph.nodes == [node]
     assert not graph.header.opset_import
+
+
+def test_megatron_s_pair_is_a_copy_and_a_reduction():
+    made = [graph_with(op_type) for op_type in ("MegatronF", "MegatronG")]
+    for graph in made:
+        recognise(graph, {"4": "tp"})
+    copy, reduction = (graph.nodes[0] for graph in made)
+    assert (copy.domain, copy.op_type, made[0].metadata[COPIES]) == ("", "Identity", "b=tp")
+    assert (reduction.domain, reduction.op_type, reduction.attributes) == (COMM, "AllReduce", {"group": "tp"})
+    with pytest.raises(UnsupportedError, match="MegatronF 'call' has group_type 4"):
+        recognise(graph_with("MegatronF"), {"1": "tp"})
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "rows", "made"),
+    [
+        ("all_reduce", {"reduce_op": "avg"}, 2, ("AllReduce", {"reduce": "mean"})),
+        ("all_gather_into_tensor", {"group_size": 2}, 4, ("AllGather", {"axis": 0, "sizes": [2, 2]})),
+        ("reduce_scatter_tensor", {"reduce_op": "sum", "group_size": 2}, 1,
+         ("ReduceScatter", {"reduce": "sum", "axis": 0, "sizes": [1, 1]})),
+    ],
+)  # fmt: skip
+def test_torch_s_functional_collectives(op_type, attributes, rows, made):
+    graph = graph_with(op_type, domain=TORCH, out=TensorType("float32", (rows, 3)), group_name="0", **attributes)
+    graph.nodes.append(Node("wait_tensor", ["b"], ["c"], domain=TORCH, attributes={}))
+    graph.types["c"] = graph.types["b"]
+    recognise(graph, {"0": "tp"})
+    call, wait = graph.nodes
+    assert (call.domain, call.op_type, call.attributes) == (COMM, made[0], {"group": "tp", **made[1]})
+    assert (wait.domain, wait.op_type) == ("", "Identity")
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "said"),
+    [
+        ("all_to_all_single", {"group_name": "0"}, "cuts and joins the same axis"),
+        ("reduce_scatter_tensor", {"group_name": "0", "group_size": 3}, "2 rows cannot be shared out evenly"),
+        ("all_reduce", {"group_name": "7"}, "has group_type 7"),
+        ("broadcast", {"group_name": "0"}, "cannot take"),
+    ],
+)
+def test_a_functional_collective_that_gopt_cannot_take(op_type, attributes, said):
+    with pytest.raises(UnsupportedError, match=said):
+        recognise(graph_with(op_type, domain=TORCH, **attributes), {"0": "tp"})

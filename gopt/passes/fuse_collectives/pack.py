@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from gopt.analysis.look_through import data_axes, spans_data_axes
 from gopt.analysis.partition import choose_cap, packing_bound
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import Graph, Node
@@ -107,6 +108,8 @@ def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
         return "absent value"
     if node.op_type in ALONG_AXIS and node.made_by == "tensor-parallel":
         return "a mapping of a dimension: packed elements would be no part of it"
+    if node.op_type == "ReduceScatter" and not spans_data_axes(node, data_axes(graph)):
+        return "a mapping of the source: members have parts of a dimension"
     unknown = [name for name in (*node.inputs, *node.outputs) if name in parts or not graph.type_of(name).static]
     if unknown:
         return f"the shape of {unknown[0]} is not the same on every rank, or unknown"

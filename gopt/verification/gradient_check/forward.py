@@ -16,6 +16,7 @@ from gopt.runtime.float64 import Float64Graph
 from gopt.runtime.session import SessionCache
 from gopt.runtime.widen import NARROW, widened
 from gopt.verification.reference_graphs import local_graph, subgraph
+from gopt.verification.source_members import run_source
 
 Values = dict[str, np.ndarray]
 """A point: states, hyper-parameters and a batch by name; or what was computed there."""
@@ -91,7 +92,7 @@ class Forward:
         return subgraph(self._graph, self._graph.nodes, [name], fixed).inputs.keys() - set(fixed)
 
     def _run(self, program: Float64Graph, point: Values) -> Values:
-        return program.run({name: point[name] for name in program.graph.inputs if name in point}, self._call)
+        return run_source(program, {name: point[name] for name in program.graph.inputs if name in point}, self._call)
 
     def _ready(self, graph: Graph, outputs: Iterable[str], fixed: Sequence[str] = ()) -> Float64Graph:
         return Float64Graph(subgraph(graph, graph.nodes, dict.fromkeys(outputs), fixed), self._cache)

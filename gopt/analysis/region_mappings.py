@@ -1,0 +1,244 @@
+"""The region mappings that a source already has, and where the dual of each stands in its backward.
+
+A source with calls along axes whose ranks see the same samples is the step of one member. Data flow pairs a call of the
+forward with its dual: of the inverse kind over the same group, from the result's shape back to the operand's, and what
+it makes reaches gradients of parameters above the call, and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gopt.analysis.graph_walks import GraphIndex, ancestors
+from gopt.analysis.look_through import data_axes, look_through, spans_data_axes
+from gopt.analysis.training import TrainingGraph
+from gopt.importers.collectives import COPIES
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import FLOATS
+
+_FORWARD = {
+    "AllReduce": "reduce from region", "AllGather": "gather from region", "ReduceScatter": "reduce-scatter to region",
+    "AllToAll": "transpose",
+}  # fmt: skip
+_INVERSE = {
+    "AllReduce": "AllReduce", "AllGather": "ReduceScatter", "ReduceScatter": "AllGather", "AllToAll": "AllToAll",
+}  # fmt: skip
+COPY = "copy to region"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionMapping:
+    """A mapping of the source.
+
+    ``call``: the forward's operator, '' where the forward only hands the value on; ``value``: what it makes; ``dual``:
+    the backward's operator, ``identity`` where it hands the gradient on, '' where none was found; ``gradient``: what
+    the dual makes, the gradient of the call's operand. ``parameters``: those above it that have gradients.
+    """
+
+    mapping: str
+    group: str
+    call: str
+    value: str
+    dual: str
+    gradient: str
+    parameters: tuple[str, ...] = ()
+    label: str = ""
+    doubtful: bool = False
+    """Whether what was found may not be the dual: it goes along another axis, or in other sizes."""
+    open: bool = False
+    """Whether another call of the backward may do what the dual would."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As the report and ``gopt inspect`` have it."""
+        return {
+            "mapping": self.mapping, "group": self.group, "call": self.call, "value": self.value, "dual": self.dual,
+            "gradient": self.gradient,
+        }  # fmt: skip
+
+
+def find_region_mappings(training: TrainingGraph) -> tuple[RegionMapping, ...]:
+    """The mappings of a source in the order of their values, with duals as far as the data flow tells them.
+
+    A call of the backward without a call in the forward is the dual of one that hands its operand on: an all-reduce
+    that of a copy. One that repeats a call of the forward for the backward is none.
+    """
+    return training.once("region mappings", lambda: _Finder(training).mappings())
+
+
+def copied(graph: Graph) -> dict[str, str]:
+    """Value -> the group to whose region a MegatronF of the file copies it."""
+    lines = filter(None, graph.metadata.get(COPIES, "").split("\n"))
+    return {value: group for value, _, group in (line.rpartition("=") for line in lines)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One tensor of a call: packed calls are as many."""
+
+    node: Node
+    given: str
+    made: str
+
+    @property
+    def group(self) -> str:
+        return str(self.node.attributes["group"])
+
+
+class _Finder:
+    """Pairs calls with their duals. Phases do not tell here: a packed call may have the loss and gradients in it."""
+
+    def __init__(self, training: TrainingGraph) -> None:
+        self.training, self.graph = training, training.graph
+        view = look_through(training.graph)  # in which a packed call is one for each of its tensors
+        self.index = GraphIndex(training.graph if view is None else view.graph)
+        data = data_axes(training.graph)
+        calls = [
+            _Call(node, given, made)
+            for node in self.graph.nodes
+            if node.domain == COMM and node.op_type in _FORWARD and not spans_data_axes(node, data)
+            for given, made in zip(node.inputs, node.outputs)
+            if self.graph.type_of(given).dtype in FLOATS
+        ]
+        to_loss = ancestors(self.index, [training.loss])[1]
+        self.forward = [call for call in calls if call.made in to_loss]
+        backward = [call for call in calls if call.made not in to_loss]
+        self._made_of, reaches = (self._parameters(), self._gradients()) if calls or copied(self.graph) else ({}, {})
+        below = {call.made: self._named(reaches.get(call.made, 0)) for call in backward}
+        self.backward = [call for call in backward if below[call.made]]
+        self.below, self.used = below, set[str]()
+
+    def mappings(self) -> tuple[RegionMapping, ...]:
+        found = [self._copy(value, group) for value, group in copied(self.graph).items()]
+        found += [self._of_forward(call) for call in reversed(self.forward)]
+        for call in self.backward:
+            if call.node.op_type == "AllReduce" and call.made not in self.used and self._passes_on(call):
+                found.append(RegionMapping(COPY, call.group, "", "", "AllReduce", call.made, (), call.node.label))
+        return tuple(sorted(found, key=lambda each: self.index.defined_at(each.value or each.gradient)))
+
+    def _above(self, value: str) -> frozenset[str]:
+        """Parameters with gradients of which a value is made."""
+        return self._named(self._made_of.get(value, 0))
+
+    def _named(self, bits: int) -> frozenset[str]:
+        return frozenset(name for place, name in enumerate(self.training.gradients) if bits >> place & 1)
+
+    def _parameters(self) -> dict[str, int]:
+        """Value -> the parameters of which it is made, a bit for each; one sweep."""
+        found = {name: 1 << place for place, name in enumerate(self.training.gradients)}
+        for node in self.index.graph.nodes:
+            bits = 0
+            for name in node.reads:
+                bits |= found.get(name, 0)
+            if bits:
+                found.update((name, bits) for name in node.outputs)
+        return found
+
+    def _gradients(self) -> dict[str, int]:
+        """Value -> the parameters whose gradients are made of it, a bit for each; one sweep back."""
+        found: dict[str, int] = {}
+        for place, gradient in enumerate(self.training.gradients.values()):
+            found[gradient] = found.get(gradient, 0) | 1 << place
+        for node in reversed(self.index.graph.nodes):
+            bits = 0
+            for name in node.outputs:
+                bits |= found.get(name, 0)
+            if bits:
+                for name in node.reads:
+                    found[name] = found.get(name, 0) | bits
+        return found
+
+    def _passes_on(self, call: _Call) -> bool:
+        """Whether a call carries the gradient of an activation: a parameter's is summed for that one alone."""
+        weights, types = self.below[call.made], self.graph.types
+        return len(weights) > 1 or not any(types[name].elements == types[call.made].elements for name in weights)
+
+    def _of_forward(self, call: _Call) -> RegionMapping:
+        above, node = self._above(call.made), call.node
+        name, dual = _FORWARD[node.op_type], None
+        if node.op_type == "AllReduce":
+            reduce = str(node.attributes.get("reduce", "sum"))
+            summed = reduce in ("sum", "mean")
+            return self._mapping(name if summed else f"{reduce} over region", call, above, "identity" if summed else "")
+        near = [each for each in self.backward if self._may_be(call, each, above)]
+        back = [each for each in near if each.node.op_type == _INVERSE[node.op_type] and self._as_large(call, each)]
+        inverse = (each for each in back if self._shaped(call, each) and _inverse(node, each.node))
+        # Where dimensions are in another order, the call stands behind operators of layout.
+        moved = (each for each in back if self._turned(call, each))
+        dual = next(inverse, None) or next(moved, None) or next(iter(back), None)
+        if dual is None:
+            return replace(self._mapping(name, call, above, ""), open=bool(near))
+        self.used.add(dual.made)
+        if node.op_type == "AllGather" and dual.node.attributes.get("reduce", "sum") == "sum":
+            name = "all-gather from region"
+        doubtful = not (self._turned(call, dual) or (self._shaped(call, dual) and _inverse(node, dual.node)))
+        return replace(self._mapping(name, call, above, dual.node.op_type, dual.made), doubtful=doubtful)
+
+    def _may_be(self, call: _Call, other: _Call, above: frozenset[str]) -> bool:
+        """Whether a call of the backward may do what the dual of a call is due: it moves parts over the same group,
+        and only what stands above the call learns of it."""
+        moves = other.node.op_type == "AllToAll" or other.node.op_type == _INVERSE[call.node.op_type]
+        return moves and other.made not in self.used and call.group == other.group and self.below[other.made] <= above
+
+    def _as_large(self, call: _Call, other: _Call) -> bool:
+        elements = [self.graph.type_of(n).elements for n in (call.given, other.made, call.made, other.given)]
+        return elements[0] == elements[1] and elements[2] == elements[3]
+
+    def _shaped(self, call: _Call, other: _Call) -> bool:
+        return self._shape(call.given) == self._shape(other.made) and self._shape(call.made) == self._shape(other.given)
+
+    def _turned(self, call: _Call, other: _Call) -> bool:
+        """Whether shapes are the same but for the order of dimensions, and ones among them."""
+        pairs = ((call.given, other.made), (call.made, other.given))
+        return not self._shaped(call, other) and all(self._lengths(one) == self._lengths(two) for one, two in pairs)
+
+    def _lengths(self, name: str) -> list[int]:
+        return sorted(size for size in self.graph.type_of(name).dims if size != 1)
+
+    def _shape(self, name: str) -> tuple[int | str | None, ...] | None:
+        return self.graph.type_of(name).shape
+
+    def _copy(self, value: str, group: str) -> RegionMapping:
+        above = self._above(value)
+        for call in self.backward:
+            fits = call.node.op_type == "AllReduce" and call.group == group and call.made not in self.used
+            if fits and self.below[call.made] <= above and self._shape(value) == self._shape(call.made):
+                self.used.add(call.made)
+                return RegionMapping(COPY, group, "", value, "AllReduce", call.made, tuple(sorted(above)), value)
+        return RegionMapping(COPY, group, "", value, "", "", tuple(sorted(above)), value)
+
+    @staticmethod
+    def _mapping(name: str, call: _Call, above: frozenset[str], dual: str, gradient: str = "") -> RegionMapping:
+        return RegionMapping(
+            name, call.group, call.node.op_type, call.made, dual, gradient, tuple(sorted(above)), call.node.label
+        )
+
+
+def _inverse(node: Node, other: Node) -> bool:
+    """Whether a call takes back what another does: along the same axis in the same sizes."""
+    given, back = node.attributes, other.attributes
+    pairs = [("axis", "axis"), ("sizes", "sizes")]
+    if node.op_type == "AllToAll":
+        pairs = [("split_axis", "concat_axis"), ("concat_axis", "split_axis"), ("split_sizes", "concat_sizes"),
+                 ("concat_sizes", "split_sizes")]  # fmt: skip
+    return all(one in given and two in back and given[one] == back[two] for one, two in pairs)
+
+
+def without_dual(mappings: Sequence[RegionMapping]) -> list[RegionMapping]:
+    """Mappings whose gradient must be moved, and for which data flow finds no call that does: those with the fewest
+    parameters above them first.
+
+    An all-reduce hands its gradient on. What its region reads is copied to it, though, and the gradient of that is
+    summed, unless nothing is learnt above: it counts where the backward has no call at all.
+    """
+    found = [
+        each for each in mappings
+        if each.parameters and each.call != "AllReduce" and (each.doubtful or not (each.dual or each.open))
+    ]  # fmt: skip
+    moved = {each.group for each in mappings if each.gradient}
+    found += [
+        each for each in mappings
+        if each.call == "AllReduce" and each.dual and each.parameters and each.group not in moved
+    ]  # fmt: skip
+    return sorted(found, key=lambda each: len(each.parameters))

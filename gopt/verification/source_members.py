@@ -1,0 +1,107 @@
+"""The members of a source that has calls of its own along axes of the same samples: run side by side, on equal values.
+
+One rank can stand for all where its calls give every member the same. Where they give each another part, members run
+together, a thread each, and must agree in what they make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from gopt.collectives.table import COLLECTIVES
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.mesh import Mesh
+from gopt.runtime.bound_calls import CollectiveCallback
+from gopt.runtime.engines.threads import run_ranks
+from gopt.verification.reference_graphs import refuse_call
+
+Values = dict[str, np.ndarray]
+EQUAL = ("AllReduce", "Reduce", "Broadcast", "AllGather")
+"""Calls that give the same to members that hold the same."""
+MOST = 64
+"""Members that run side by side."""
+
+
+class Program(Protocol):
+    """What runs a graph: an Executor, or one in float64."""
+
+    graph: Graph
+
+    def run(self, feeds: Values, call: CollectiveCallback, /) -> Values: ...
+
+
+def member_mesh(mesh: Mesh, nodes: Iterable[Node]) -> Mesh | None:
+    """The axes of the same samples along which calls of a source go; None where there are no such calls."""
+    groups = {str(node.attributes["group"]) for node in nodes if node.domain == COMM and "group" in node.attributes}
+    axes = {axis for group in groups for axis in mesh.split(group)} - set(mesh.data_axes)
+    sizes = tuple((name, size) for name, size in mesh.axes if name in axes)
+    return (
+        Mesh(sizes, tuple((name, mesh.sees(name)) for name, _ in sizes if name in dict(mesh.kinds))) if sizes else None
+    )
+
+
+def run_members(program: Program, feeds: Sequence[Values], members: Mesh) -> list[Values]:
+    """What every member makes of its own feeds; ``members``: the axes along which the source has calls."""
+    return run_ranks([program for _ in feeds], list(feeds), members)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceMembers:
+    """Answers the calls that a source has itself, for members that hold equal values.
+
+    Raises UnsupportedError for a call over axes that see different data.
+    """
+
+    mesh: Mesh
+
+    def __call__(self, index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
+        group = str(node.attributes["group"])
+        if any(axis in self.mesh.data_axes for axis in self.mesh.live(group)) or node.op_type not in EQUAL:
+            return refuse_call(index, node, inputs)
+        if node.op_type == "Broadcast":
+            return [array.copy() for array in inputs]
+        size = self.mesh.size(group)
+        dtype = str(inputs[0].dtype)
+        results = COLLECTIVES[node.op_type].execute(node.attributes, [inputs] * size, dtype)
+        root = int(node.attributes.get("root", 0))
+        return results[root] or []
+
+    def run(self, program: Program, feeds: Values) -> Values:
+        """Run a part of the source: alone, or beside its like where a call gives each member another part.
+
+        Raises UnsupportedError where members that start equal do not end equal.
+        """
+        apart = [n for n in program.graph.nodes if n.domain == COMM and n.op_type in ("ReduceScatter", "AllToAll")]
+        members = member_mesh(self.mesh, program.graph.nodes) if apart else None
+        if members is None or any(axis in self.mesh.data_axes for node in apart for axis in _axes(node)):
+            return program.run(feeds, self)
+        if members.ranks > MOST:
+            raise UnsupportedError(
+                f"{apart[0].op_type} {apart[0].label!r} gives each of {members.ranks} members another part",
+                f"verify on a mesh of at most {MOST} members",
+            )
+        return _alike(run_members(program, [feeds] * members.ranks, members), apart[0])
+
+
+def run_source(program: Program, feeds: Mapping[str, np.ndarray], call: CollectiveCallback) -> Values:
+    """Run a part of the source, whoever answers its calls."""
+    return call.run(program, dict(feeds)) if isinstance(call, SourceMembers) else program.run(dict(feeds), call)
+
+
+def _axes(node: Node) -> list[str]:
+    return str(node.attributes["group"]).split("+")
+
+
+def _alike(made: Sequence[Values], call: Node) -> Values:
+    for name, value in made[0].items():
+        if not all(np.array_equal(value, each[name], equal_nan=value.dtype.kind == "f") for each in made[1:]):
+            raise UnsupportedError(
+                f"{name!r} differs among members that start equal: {call.op_type} {call.label!r} over "
+                f"{call.attributes['group']} gives each another part, and one rank cannot stand for all"
+            )
+    return made[0]
