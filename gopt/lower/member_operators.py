@@ -107,7 +107,7 @@ def member_scatter(node: Node, here: Here) -> Lowered:
     """The member's part with the updates that meet it."""
     part = _Part.of(node, here)
     if part.start == part.stop:
-        return Lowered("none", list, alias=node.inputs[0])
+        return Lowered("none", lambda: [make(node, "Identity", [node.inputs[0]], node.outputs[0])])
     reduction = node.attributes.get("reduction", "none")
     return _replaced(part) if reduction == "none" else _reduced(part, reduction)
 

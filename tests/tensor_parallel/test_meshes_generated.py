@@ -35,6 +35,10 @@ EMPTY = {
         Recipe(5, (4, 4, 8, 2), "ids", ("dense", "dense"), "squares", "adam"),
         Setting("shard=2,tp=3", 1, 1, (("parameters", "p0:dim1=4+0+4;p1:dim0=4+0+4"),)),
     ),
+    "rows of the gradient of a table": (
+        Recipe(300094, (6, 5, 6, 5), "ids", ("rolled",), "pooled", "sgd"),
+        Setting("tp=3", 0, 1, (("parameters", "p0:dim0;p1:dim1"),)),
+    ),
 }
 """What members without a part once did wrong: refused by a runtime, sums of what was left in memory, a crash."""
 
