@@ -82,6 +82,11 @@ class Shard:
         run = sum(self.sizes)
         return tuple((run * number + start, run * number + stop) for number in range(self.runs))
 
+    @property
+    def alone(self) -> bool:
+        """Whether one member has all of the dimension, others nothing: no reshape tells which dimension that was."""
+        return len(self.sizes) > 1 and sum(size > 0 for size in self.sizes) == 1
+
     def fits(self, other: Shard) -> bool:
         """Whether two axes can shard one value so: other dimensions, or each part of one is whole runs of the other.
 

@@ -89,7 +89,7 @@ def _shared_out(split: AxisSplit) -> None:
     """Raise OptionError for a dimension of which one member has all: nothing is split, and a value of it that is
     reshaped does not tell which of its dimensions that was."""
     for name, shard in {**split.states, **split.fed, **split.cut}.items():
-        if sum(size > 0 for size in shard.sizes) < 2 <= split.members:
+        if shard.alone:
             raise OptionError(
                 f"tensor-parallel: one of the {split.members} members along {split.axis} would have all of dimension "
                 f"{shard.dim} of {name!r}, which is shared out in {list(shard.sizes)}",

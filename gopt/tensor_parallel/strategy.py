@@ -87,7 +87,9 @@ class StrategyChooser:
         return [each for each in found if not (each.masked and node.domain == SPMD) and self.fit(node, each)]
 
     def fit(self, node: Node, strategy: Strategy) -> bool:
-        """Whether the parts of all values of a node fit those of other axes."""
+        """Whether the parts of all values of a node fit those of other axes, and several members have some."""
+        if any(isinstance(each, Shard) and each.alone for each in (*strategy.operands, *strategy.results)):
+            return False
         return self.others.fit(zip((*node.inputs, *node.outputs), (*strategy.operands, *strategy.results)))
 
     def _least(

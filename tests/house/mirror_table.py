@@ -46,7 +46,7 @@ OTHERS = {
     "disk/test_sweeps.py": "every command that writes, killed and failed at every write",
     "documents/test_damage.py": "every document that gopt reads, with every key damaged",
     "tensor_parallel/test_random_placements.py": "steps whose parameters are split by dimensions drawn at random",
-    "tensor_parallel/test_meshes_generated.py": "streams of tokens on drawn meshes, held against a simulator of the contract",
+    "tensor_parallel/test_meshes_generated.py": "streams of tokens on drawn meshes against a simulator of the contract",
     "sharding/test_mutants.py": "a step in which one thing is changed at random: what the verifier accepts runs equal",
 }
 """Test files of no one module -> what they hold of many."""
