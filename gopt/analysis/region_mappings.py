@@ -64,6 +64,9 @@ def find_region_mappings(training: TrainingGraph) -> tuple[RegionMapping, ...]:
     A call of the backward without a call in the forward is the dual of one that hands its operand on: an all-reduce
     that of a copy. One that repeats a call of the forward for the backward is none.
     """
+    graph = training.graph
+    if not copied(graph) and not any(node.domain == COMM for node in graph.nodes):
+        return ()
     return training.once("region mappings", lambda: _Finder(training).mappings())
 
 
@@ -104,7 +107,7 @@ class _Finder:
         to_loss = ancestors(self.index, [training.loss])[1]
         self.forward = [call for call in calls if call.made in to_loss]
         backward = [call for call in calls if call.made not in to_loss]
-        self._made_of, reaches = (self._parameters(), self._gradients()) if calls or copied(self.graph) else ({}, {})
+        self._made_of, reaches = self._parameters(), self._gradients()
         below = {call.made: self._named(reaches.get(call.made, 0)) for call in backward}
         self.backward = [call for call in backward if below[call.made]]
         self.below, self.used = below, set[str]()

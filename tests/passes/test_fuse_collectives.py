@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from call_graphs import Calls, calls, run, same
@@ -61,6 +63,17 @@ def test_every_kind_becomes_one_call(kind, axis):
     assert [node.op_type for node in calls(step)] == [kind]
     assert facts["keys"][0]["calls_before"] == 3 and facts["keys"][0]["calls_after"] == 1
     assert facts["keys"][0]["packing_bound"] == 1
+
+
+def test_reduce_scatters_that_map_a_dimension_of_the_source_stay_apart(monkeypatch):
+    b = Calls()
+    for columns in (2, 4):
+        b.scatter(b.op("Neg", b.input((4, columns))))
+    module = sys.modules["gopt.passes.fuse_collectives.pack"]  # the package has a function of this name
+    monkeypatch.setattr(module, "data_axes", lambda graph: frozenset())
+    step, facts = fused(b.step())
+    assert [node.op_type for node in calls(step)] == ["ReduceScatter"] * 2
+    assert whys(facts) == ["a mapping of the source: members have parts of a dimension"]
 
 
 def test_reduces_to_one_root_become_one_call():

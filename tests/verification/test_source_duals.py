@@ -45,6 +45,20 @@ def test_a_lost_dual_is_refused_by_name(kind, lost, call, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_verify_refuses_what_python_wrote(tmp_path):
+    taken = gopt.load(member_steps.saved(member_steps.through("exchange", "reshape"), tmp_path))
+    gopt.shard(taken, MESH).write(tmp_path / "out")
+    with pytest.raises(UnsupportedError, match=r"AllToAll 'n2' over tp .*: its dual was lost"):
+        gopt.verify(tmp_path / "out", steps=1)
+
+
+def test_what_cannot_be_measured_is_noted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("gopt.verification.source_duals.ELEMENTS", 10)
+    path = member_steps.saved(member_steps.through("gather", "slice"), tmp_path)
+    assert main(["shard", str(path), "--mesh", str(MESH), "-o", str(tmp_path / "out")]) == 0
+    assert "its dual was not found, and could not be measured" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_step_that_is_right_without_a_dual_is_taken(tmp_path):
     model = member_steps.through("gather", "slice", alike=True)
     assert check_source_duals(adopted(model, tmp_path), MESH) == []
