@@ -55,10 +55,11 @@ def test_a_kind_of_an_axis_that_is_not_there():
 @pytest.mark.parametrize("mesh", ["ep=4", "ep=2", "tp=1,ep=2", "dp=1,ep=4", "shard=1,ep=2"])
 def test_a_mesh_that_does_nothing(mesh, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["shard", str(MLP), "--mesh", mesh, "-o", str(out)]) == 2
+    assert main(["shard", str(MLP), "--mesh", mesh, "-o", str(out)]) == 4
     text = capsys.readouterr().err
-    assert "shards, splits and replicates nothing" in text and f"shard={Mesh.parse(mesh).ranks}" in text
-    assert main(["plan", str(MLP), "--mesh", mesh]) == 2
+    assert "no weights of experts are found" in text and f"shard={Mesh.parse(mesh).ranks}" in text
+    assert "--axis ep=replica" in text
+    assert main(["plan", str(MLP), "--mesh", mesh]) == 4
     assert not out.exists()
 
 
@@ -75,9 +76,11 @@ def test_copies_that_are_meant(tmp_path):
 
 
 @pytest.mark.parametrize("axis", ["cp", "sp", "h", "w", "pp"])
-def test_axes_that_gopt_cannot_do(axis):
+def test_axes_that_have_nothing_to_share_out(axis):
+    """An MLP has neither tokens nor images, and no step is cut into stages."""
     source = gopt.load(MLP)
-    with pytest.raises(UnsupportedError, match=f"mesh axis '{axis}' is not supported"):
+    why = "mesh axis 'pp' is not supported" if axis == "pp" else f"to share out over the 2 ranks along {axis}"
+    with pytest.raises(UnsupportedError, match=why):
         gopt.shard(source, Mesh(((axis, 2), ("shard", 2))))
     gopt.shard(source, Mesh(((axis, 1), ("shard", 2))))
 
@@ -126,7 +129,7 @@ def test_reshard_remembers_what_was_said(tmp_path, capsys):
     capsys.readouterr()
     assert main(["reshard", str(out), "--mesh", "lane=3", "-o", str(tmp_path / "lanes")]) == 2
     assert "no mesh axis is called 'lane'" in capsys.readouterr().err
-    assert main(["reshard", str(out), "--mesh", "ep=3", "-o", str(tmp_path / "copies")]) == 2
+    assert main(["reshard", str(out), "--mesh", "ep=3", "-o", str(tmp_path / "copies")]) == 4
 
 
 def test_axes_of_a_configuration(tmp_path):

@@ -149,6 +149,8 @@ class _Planner:
                 f"no weights of experts are found to split along {axis}: no product has a dimension that it shares "
                 "with a weight and does not sum over",
                 "name them: -O tensor-parallel.parameters='*.experts.*:expert@ep'",
+                f"use the ranks for data: --mesh dp={members} or shard={members}; or say that copies are meant: "
+                f"--axis {axis}=replica",
             )
         for dim in (0, 1):
             tokens = Tokens.of(self.training, members, self.request.sizes, dim=dim, fed=True)

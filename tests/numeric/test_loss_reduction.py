@@ -25,7 +25,7 @@ UPDATES = {
     "whole": Recipe(direction=("adam",), rows=True, trust=True),
     "scaled halves": Recipe(direction=("momentum",), half=True, loss_scale=True, check="isinf-any"),
 }
-MESHES = {"shard=3": 1, "dp=2,shard=2": 1, "dp=2,shard=2,ep=2": 3, "dp=3": 2, "shard=1": 3, "shard=2": 2}
+MESHES = {"shard=3": 1, "dp=2,shard=2": 1, "dp=2,shard=3": 3, "dp=3": 2, "shard=1": 3, "shard=2": 2}
 
 
 def step_of(update: str, loss: str):
