@@ -21,6 +21,8 @@ from gopt.tensor_parallel.window_nodes import Windows
 Weight: TypeAlias = tuple[float, int]
 """What a strategy costs, and in how many calls: of two that cost as much, the one with fewer calls is taken."""
 FREE: Weight = (0.0, 0)
+_RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+"""Behind these, a dimension that one member has all of cannot be told from another of its length."""
 _WEIGHT = 1000.0
 """How much more a byte of a weight costs that would be gathered: it was sharded so that nobody has it whole."""
 
@@ -87,9 +89,11 @@ class StrategyChooser:
         return [each for each in found if not (each.masked and node.domain == SPMD) and self.fit(node, each)]
 
     def fit(self, node: Node, strategy: Strategy) -> bool:
-        """Whether the parts of all values of a node fit those of other axes, and several members have some."""
-        if any(isinstance(each, Shard) and each.alone for each in (*strategy.operands, *strategy.results)):
-            return False
+        """Whether the parts of all values of a node fit those of other axes, and a reshape tells what they are of."""
+        reshapes = node.is_a(*_RESHAPES)
+        for each in (*strategy.operands, *strategy.results):
+            if isinstance(each, Shard) and each.alone and (reshapes or each.runs > 1):
+                return False
         return self.others.fit(zip((*node.inputs, *node.outputs), (*strategy.operands, *strategy.results)))
 
     def _least(

@@ -147,4 +147,7 @@ def test_a_member_without_part_has_nothing_to_do():
     types = {name: TensorType("float32", (0, 3)) for name in ("x0", "out")}
     node = Node("MemberScatterND", ["x0", "x1", "x2"], ["out"], domain=SPMD, attributes={"group": "tp", "sizes": [0, 7],
                 "axis": 0})  # fmt: skip
-    assert MEMBER_OPERATORS["MemberScatterND"](node, Here({"tp": 0}, frozenset(), types)).alias == "x0"
+    (made,) = MEMBER_OPERATORS["MemberScatterND"](node, Here({"tp": 0}, frozenset(), types)).nodes()
+    assert (made.op_type, made.inputs, made.outputs) == ("Identity", ["x0"], ["out"]), (
+        "not an alias: ranks share readers"
+    )

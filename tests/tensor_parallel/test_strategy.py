@@ -18,6 +18,7 @@ VALUES = {
     "x": np.zeros((4, 8, 16), np.float32), "w": np.zeros((16, 64), np.float32), "y": np.zeros((4, 8, 64), np.float32),
     "z": np.zeros((4, 8, 16), np.float32), "i": np.zeros((2, 1), np.int64), "u": np.zeros((2, 64), np.float32),
     "t": np.zeros((16, 64), np.float32), "last": np.zeros((4, 1, 16), np.float32),
+    "flat": np.zeros((4, 16), np.float32),
 }  # fmt: skip
 MULTIPLY = Node("MatMul", ["x", "w"], ["y"])
 
@@ -68,9 +69,13 @@ def test_terms_are_scattered_over_tokens_where_that_costs_less():
     assert chooser([node], tokens=Tokens(4, 8, (4, 4))).cheapest(node, known).operands == (Shard(1, (4, 4)),)
 
 
-def test_no_strategy_gives_one_member_all_of_a_dimension():
+def test_what_one_member_has_is_not_reshaped():
     """The last token: nobody could tell, behind a reshape, which dimension of one was shared out."""
     ends = {name: np.array([value], np.int64) for name, value in (("from", 7), ("to", 8), ("along", 1))}
-    node = Node("Slice", ["x", "from", "to", "along"], ["last"])
-    found = chooser([node], constants=ends).cheapest(node, [Shard(1, (4, 4)), *[REPLICATED] * 3])
-    assert found.results == (REPLICATED,)
+    cut = Node("Slice", ["x", "from", "to", "along"], ["last"])
+    known: list[Placement] = [Shard(1, (4, 4)), *[REPLICATED] * 3]
+    last = Shard(1, (0, 1))
+    assert chooser([cut], constants=ends).cheapest(cut, known).results == (last,)
+    shape = {"to": np.array([4, 16], np.int64)}
+    flat = Node("Reshape", ["last", "to"], ["flat"])
+    assert chooser([flat], constants=shape).cheapest(flat, [last, REPLICATED]).results == (REPLICATED,)
