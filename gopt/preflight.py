@@ -10,12 +10,10 @@ from gopt.analysis.operators import draws
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import InputError, OptionError, RunError, UnsupportedError
 from gopt.ir.external_data import show
-from gopt.ir.graph import COMM
 from gopt.ir.types import known
 from gopt.mesh import Mesh
 from gopt.passes import PASSES
 from gopt.program import SpmdProgram
-from gopt.tensor_parallel.axes import ORDER
 
 
 def check_mesh(mesh: Mesh) -> None:
@@ -25,27 +23,15 @@ def check_mesh(mesh: Mesh) -> None:
 
 
 def check_axes(mesh: Mesh, training: TrainingGraph) -> None:
-    """Refuse a mesh whose axes shard, split and replicate nothing, and ranks that must compute the same and cannot.
-
-    Axes that see different data share the work out; others do so by calls of the source, or because the user said
-    that copies are meant. Raises OptionError, UnsupportedError.
-    """
-    live = [name for name, size in mesh.axes if size > 1]
-    same = [name for name in live if name not in mesh.data_axes]
+    """Raise UnsupportedError where ranks must compute the same and cannot. An axis that splits nothing is refused by
+    the pass that would split along it."""
+    same = [name for name, size in mesh.axes if size > 1 and name not in mesh.data_axes]
     node = next(filter(draws, training.graph.nodes), None) if same else None
     if node is not None:
         raise UnsupportedError(
             f"{node.op_type} {node.label!r} draws other values on every rank, and ranks along {same[0]!r} must compute "
             "the same",
             "give it a seed, or what it draws as an input",
-        )
-    groups = {str(node.attributes["group"]) for node in training.graph.nodes if node.domain == COMM}
-    called = {axis for group in groups for axis in mesh.live(group)}
-    if live and not {*mesh.data_axes, *called, *dict(mesh.kinds), *ORDER}.intersection(live):
-        raise OptionError(
-            f"the mesh {mesh} shards, splits and replicates nothing: every rank would be a plain copy of the source",
-            f"did you mean --mesh shard={mesh.ranks}, or dp={mesh.ranks}?",
-            f"if copies are meant, say so: --axis {live[0]}=replica",
         )
 
 

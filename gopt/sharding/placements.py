@@ -108,7 +108,29 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class _Places:
+    """Places ``ranges[i]`` of dimension ``dim`` for member i; ``length``: elements of the whole dimension."""
+
+    dim: int
+    ranges: Ranges
+    length: int
+
+    def covers(self, member: int) -> bool:
+        return True
+
+    def local(self, member: int) -> int:
+        """Elements of the dimension that a member has."""
+        start, stop = self.ranges[member]
+        return stop - start
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What each member has."""
+        return tuple(stop - start for start, stop in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Window(_Places):
     """Member i has places ``ranges[i]`` of dimension ``dim``: what an operator reads that slides along it. Ranges of
     neighbours overlap, and may leave out places that nobody reads.
 
@@ -116,49 +138,16 @@ class Window:
     zeros, or lowest: what nothing of the type is below. So no member pads the dimension, at the edges neither.
     """
 
-    dim: int
-    ranges: Ranges
-    length: int
     border: str = "zeros"
-
-    def covers(self, member: int) -> bool:
-        return True
-
-    def local(self, member: int) -> int:
-        """Elements of the dimension that a member has."""
-        start, stop = self.ranges[member]
-        return stop - start
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """What each member has."""
-        return tuple(stop - start for start, stop in self.ranges)
 
     def __str__(self) -> str:
         return f"windows {[list(each) for each in self.ranges]} of dimension {self.dim} with {self.border} beside it"
 
 
 @dataclass(frozen=True, slots=True)
-class WindowTerms:
+class WindowTerms(_Places):
     """The dual of a ``Window``: member i has terms of a sum for places ``ranges[i]``. A place that nobody has is zero;
     terms for places in front of 0 or behind ``length`` belong to nothing."""
-
-    dim: int
-    ranges: Ranges
-    length: int
-
-    def covers(self, member: int) -> bool:
-        return True
-
-    def local(self, member: int) -> int:
-        """Elements of the dimension that a member has."""
-        start, stop = self.ranges[member]
-        return stop - start
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """What each member has."""
-        return tuple(stop - start for start, stop in self.ranges)
 
     def __str__(self) -> str:
         return f"terms of a sum for places {[list(each) for each in self.ranges]} of dimension {self.dim}"

@@ -3,6 +3,7 @@ means that leave out what is beside the operand."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
@@ -41,16 +42,7 @@ def batch_normalization(build: Builder, node: Node, operator: Operator) -> None:
     moved = build.add("Sub", [value, mean], f"{root}.moved", wide)
     squares = build.add("Mul", [moved, moved], f"{root}.squares", wide)
     variance = build.reduction("ReduceMean", squares, axes, f"{root}.variance")
-    epsilon = build.number(float(node.attributes.get("epsilon", 1e-5)), wide.dtype)
-    added = build.add("Add", [variance, epsilon], f"{root}.added", row)
-    deviation = build.add("Sqrt", [added], f"{root}.deviation", row)
-    scaled = build.add("Div", [moved, deviation], f"{root}.normal", wide)
-    scaled = build.add("Mul", [scaled, of_channel(node.inputs[1], "scale")], f"{root}.scaled", wide)
-    narrow = wide.dtype != type.dtype
-    name = f"{root}.result" if narrow else out
-    build.add("Add", [scaled, of_channel(node.inputs[2], "offset")], name, wide)
-    if narrow:
-        build.add("Cast", [name], out, type, to=dtype_code(type.dtype))
+    _normalised(build, node, moved, variance, of_channel)
     for role, made, place in (("mean", mean, 1), ("variance", variance, 2)):
         if place < len(node.outputs) and node.outputs[place]:
             _running(build, node, made, place, f"{root}.running_{role}")
@@ -109,10 +101,18 @@ def group_normalization(build: Builder, node: Node, operator: Operator) -> None:
 
     moved = build.add("Sub", [value, mean(value, "mean")], f"{root}.moved", wide)
     variance = mean(build.add("Mul", [moved, moved], f"{root}.squares", wide), "variance")
-    row = TensorType(wide.dtype, shape)
+    _normalised(build, node, moved, variance, of_channel)
+
+
+def _normalised(build: Builder, node: Node, moved: str, variance: str, of_channel: Callable[[str, str], str]) -> None:
+    """moved / sqrt(variance + epsilon) * scale + offset; ``of_channel`` brings scale and offset to their shape."""
+    out = node.outputs[0]
+    root = f"gopt.tensor-parallel.{out}"
+    type, wide, row = (build.graph.types[each] for each in (out, moved, variance))
     epsilon = build.number(float(node.attributes.get("epsilon", 1e-5)), wide.dtype)
     added = build.add("Add", [variance, epsilon], f"{root}.added", row)
-    normal = build.add("Div", [moved, build.add("Sqrt", [added], f"{root}.deviation", row)], f"{root}.normal", wide)
+    deviation = build.add("Sqrt", [added], f"{root}.deviation", row)
+    normal = build.add("Div", [moved, deviation], f"{root}.normal", wide)
     scaled = build.add("Mul", [normal, of_channel(node.inputs[1], "scale")], f"{root}.scaled", wide)
     narrow = wide.dtype != type.dtype
     name = f"{root}.result" if narrow else out

@@ -55,7 +55,10 @@ def test_what_propagation_makes_is_right(name, members):
 
 
 def test_a_step_by_tokens_is_right():
-    judge(split("gpt_adamw", sequence=True))
+    made = split("gpt_adamw", sequence=True)
+    placements = check(made.training, made.made.graph, "tp", made.states)
+    tokens = [each for each in placements.values() if isinstance(each, Shard) and each.length == 8]
+    assert Shard(1, (4, 4)) in tokens, "activations of [samples, tokens, features]"
 
 
 @pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD])
