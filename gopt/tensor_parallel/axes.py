@@ -152,13 +152,10 @@ class _Planner:
                 f"use the ranks for data: --mesh dp={members} or shard={members}; or say that copies are meant: "
                 f"--axis {axis}=replica",
             )
-        for dim in (0, 1):
-            tokens = Tokens.of(self.training, members, self.request.sizes, dim=dim, fed=True)
-            if tokens is not None:
-                break
-        return AxisSplit(
-            axis, members, choices, self._states(choices), cut=self._fed(axis, tokens) if tokens else {}, tokens=tokens
-        )
+        ways = (Tokens.of(self.training, members, self.request.sizes, dim=dim, fed=True) for dim in (0, 1))
+        tokens = next(filter(None, ways), None)
+        cut = self._fed(tokens) if tokens is not None else {}
+        return AxisSplit(axis, members, choices, self._states(choices), cut=cut, tokens=tokens)
 
     def _batch(self, axis: str, members: int) -> AxisSplit:
         request, tokens = self.request, None
@@ -167,7 +164,7 @@ class _Planner:
             tokens = Tokens.of(
                 self.training, members, request.sizes, runs=outside, fed=True, heads=axis == "sp"
             )  # fmt: skip
-            fed = self._fed(axis, tokens) if tokens else {}
+            fed = self._fed(tokens) if tokens is not None else {}
         else:
             fed = images(self.training, axis, members, request.sizes)
         fed = fed_by(self.training, axis, members, request.sizes, request.inputs, fed)
@@ -187,7 +184,7 @@ class _Planner:
         ahead.sort(key=list(sizes).index)
         return prod(sizes[each] for each in (ahead[: ahead.index(axis)] if axis in ahead else ahead))
 
-    def _fed(self, axis: str, tokens: Tokens) -> dict[str, Shard]:
+    def _fed(self, tokens: Tokens) -> dict[str, Shard]:
         shards = {name: tokens.batch(self.training.graph.types[name]) for name in self.training.batch}
         return {name: shard for name, shard in shards.items() if shard is not None}
 
