@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 
 from gopt.errors import InvariantError, OptionError
 from gopt.parameter_server.server_map import assigned
@@ -86,26 +87,38 @@ def _bytes(pieces: Sequence[PieceSize], rest: Sequence[int], servers: int, told:
     heap = [(nbytes, server) for server, nbytes in enumerate(load)]
     heapq.heapify(heap)
     owner = {}
-    for position in sorted(rest, key=lambda position: (-pieces[position].nbytes, position)):
-        piece = pieces[position]
-        nbytes, server = _pop_least(heap, held, piece.tensor)
-        owner[position] = server
-        held[piece.tensor, server] += 1
-        heapq.heappush(heap, (nbytes + piece.nbytes, server))
+    largest_first = sorted(rest, key=lambda position: (-pieces[position].nbytes, position))
+    for (tensor, nbytes), run in groupby(largest_first, lambda at: (pieces[at].tensor, pieces[at].nbytes)):
+        for position, server in _spread(heap, held, tensor, nbytes, run):
+            owner[position] = server
     return [owner[position] for position in rest]
 
 
-def _pop_least(heap: list[tuple[int, int]], held: Mapping[tuple[str, int], int], tensor: str) -> tuple[int, int]:
-    """Take the least loaded server out of the heap; of equal ones that with the fewest pieces of a tensor."""
-    equal = [heapq.heappop(heap)]
-    # Stops at the first that has none of the tensor, so it looks at no more servers than the tensor has pieces.
-    while held.get((tensor, equal[-1][1])) and heap and heap[0][0] == equal[0][0]:
-        equal.append(heapq.heappop(heap))
-    best = min(equal, key=lambda each: (held.get((tensor, each[1]), 0), each[1]))
-    for each in equal:
-        if each is not best:
-            heapq.heappush(heap, each)
-    return best
+def _spread(
+    heap: list[tuple[int, int]], held: Counter[tuple[str, int]], tensor: str, nbytes: int, run: Iterable[int]
+) -> Iterator[tuple[int, int]]:
+    """Take servers from a heap of (bytes, server) for a run of equal pieces of one tensor.
+
+    ``aside`` has the servers of the fewest bytes, ``level``, that have a piece of the tensor already. They stay aside
+    for the whole run, so that a run looks at each server once and at those that it chooses.
+    """
+    aside: list[tuple[int, int]] = []
+    level = 0
+    for position in run:
+        chosen = None
+        while chosen is None and heap and (not aside or heap[0][0] == level):
+            level, server = heapq.heappop(heap)
+            if held[tensor, server]:
+                heapq.heappush(aside, (held[tensor, server], server))
+            else:
+                chosen = server
+        if chosen is None:
+            _, chosen = heapq.heappop(aside)
+        held[tensor, chosen] += 1
+        heapq.heappush(heap, (level + nbytes, chosen))
+        yield position, chosen
+    for _, server in aside:
+        heapq.heappush(heap, (level, server))
 
 
 _PLACE: dict[Placement, Callable[[Sequence[PieceSize], Sequence[int], int, Mapping[int, int]], Sequence[int]]] = {

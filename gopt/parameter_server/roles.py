@@ -76,9 +76,7 @@ class Roles:
         extra = [role for role in self._ranks if role.number not in range(self._count(role.kind))]
         if extra:
             count = self._count(extra[0].kind)
-            raise OptionError(
-                f"rank {self._ranks[extra[0]]} is {extra[0]}, but {_there(count, extra[0].kind)}", _HINT
-            )
+            raise OptionError(f"rank {self._ranks[extra[0]]} is {extra[0]}, but {_there(count, extra[0].kind)}", _HINT)
 
     def _count(self, kind: RoleKind) -> int:
         return self.trainers if kind is RoleKind.TRAINER else self.servers

@@ -77,6 +77,8 @@ def test_by_bytes_equal_pieces_keep_their_order():
 def test_of_servers_with_equal_bytes_the_one_with_least_of_the_tensor_is_taken():
     # W#0 on 0, V on 1 and U on 2; all have 8 bytes when W#1 comes: 0 has a piece of W, so it goes to 1.
     assert place(sized(W=[8, 2], V=[8], U=[8]), 3, Placement.BYTES) == (0, 1, 1, 2)
+    # The server that is passed over stays: x goes there.
+    assert place(sized(W=[8, 2], V=[8], x=[1]), 2, Placement.BYTES) == (0, 1, 1, 0)
     assert place(sized(W=[8, 8, 8], V=[8, 8, 8]), 3, Placement.BYTES) == (0, 1, 2, 0, 1, 2)
     # Both have some of W: the one with fewer pieces.
     given = {"W#0": 0, "W#1": 0, "W#2": 1}

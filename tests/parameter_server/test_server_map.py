@@ -56,6 +56,7 @@ def test_the_first_entry_that_fits_a_piece_wins(given, wanted):
         ({"W*#3": 0}, r"names piece 3 of 'W', which has pieces 0 to 2", None),
         ({"b#1": 0}, r"names piece 1 of 'b', which has one piece, 0", None),
         ({"*": 0, "W": 1}, r"entry 'W' decides nothing", "put it before them"),
+        ({"W#0": 0, "W#00": 1}, r"entry 'W#00' decides nothing", "put it before them"),
         ({"W": 0, "W#1": 1}, r"entry 'W#1' decides nothing", "put it before them"),
     ],
 )
@@ -84,6 +85,7 @@ def test_names_with_a_number_sign():
     only = [("W#1", 0), ("b", 0)]
     assert named({"W#1": 1}, only) == {"W#1#0": 1}
     assert named({"W#1#0": 1}, only) == {"W#1#0": 1}
+    assert named({"W#7": 1}, [("W", 0), ("W#7", 0)]) == {"W#7#0": 1}
     both = [("W", 0), ("W", 1), ("W#1", 0)]
     with pytest.raises(OptionError, match=r"'W#1', which is a tensor, and piece 1 of 'W'") as refused:
         named({"W#1": 1}, both)
