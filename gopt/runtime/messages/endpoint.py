@@ -53,9 +53,11 @@ class Endpoint:
 
     @property
     def allocate(self) -> Allocate | None:
-        """Called with the header of a message that comes in: where its arrays are to lie, or None for new memory. It runs
-        on any thread, under a lock, and must not wait. A message is taken in before it is received, so the memory must
-        be free from then on."""
+        """Called with the header of a message that comes in: where its arrays are to lie, or None for new memory.
+
+        It runs on any thread, under a lock, and must not wait. A message is taken in before it is received, so the
+        memory must be free from then on. Arrays that travel between threads as owned need none, and are copied.
+        """
         return self._hub.mailboxes[self.number].allocate
 
     @allocate.setter

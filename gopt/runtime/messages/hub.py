@@ -226,10 +226,15 @@ class Hub:
 
         self.wait(number, lambda: not self._unsent[number], deadline, awaited)
         self.gather(number, CLOSED, deadline, "the end")
+        self.wait(number, self._settled, deadline, lambda: Awaited((), "come to the end"))
         with self.changed:
             self.mailboxes[number].closed = True
             self._closed()
             self.changed.notify_all()
+
+    def _settled(self) -> bool:
+        """Held: whether nothing is under way beside messages."""
+        return True
 
     def _closed(self) -> None:
         """Held: an endpoint of this process has closed."""

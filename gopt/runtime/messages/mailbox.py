@@ -65,7 +65,7 @@ class Mailbox:
         return [slot.header for slot in self._heads()]
 
     def _heads(self) -> list[Slot]:
-        first = {}
+        first: dict[int, Slot] = {}
         for slot in self._slots:
             first.setdefault(slot.header.source, slot)
         return [slot for slot in first.values() if not slot.left]

@@ -109,8 +109,8 @@ class Header:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """What travels. ``source``: number of the endpoint that sends it; ``key`` and ``round`` mean what the two ends agree
-    on; ``note``: a small value that JSON can hold."""
+    """What travels. ``source``: number of the endpoint that sends it; ``key`` and ``round`` mean what the two ends
+    agree on; ``note``: a small value that JSON can hold."""
 
     kind: Kind
     source: int
@@ -130,8 +130,8 @@ class Message:
 
 
 def encode(header: Header, inline: Sequence[Array] | None) -> bytes:
-    """A header as bytes; ``inline``: its arrays, where their bytes stand behind it. Raises InvariantError where the note
-    is too large or no JSON."""
+    """A header as bytes; ``inline``: its arrays, where their bytes stand behind it. Raises InvariantError where the
+    note is too large or no JSON."""
     try:
         text = json.dumps([[(spec.dtype, spec.shape) for spec in header.arrays], header.note]).encode()
     except (TypeError, ValueError) as error:

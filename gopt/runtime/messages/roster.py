@@ -53,8 +53,8 @@ class Roster:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """``deadline``: seconds that one wait may take. ``messages``, ``bytes``: an endpoint takes in another message while
-    it holds fewer and less than these. ``beat``: seconds between signs of life, 0 for none; ``silence``: seconds without
-    any after which an endpoint of another process counts as lost."""
+    it holds fewer and less than these. ``beat``: seconds between signs of life, 0 for none; ``silence``: seconds
+    without any after which an endpoint of another process counts as lost."""
 
     deadline: float = 60.0
     messages: int = 64

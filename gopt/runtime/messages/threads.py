@@ -116,8 +116,8 @@ def run_threads(
 ) -> list[T | None]:
     """Let every endpoint do its work in a thread; returns what each returns.
 
-    Raises the first failure, with the name of its endpoint. Where an endpoint ``may_end``, its failure is not one: it is
-    lost, and returns None.
+    Raises the first failure, with the name of its endpoint. Where an endpoint ``may_end``, its failure is not one: it
+    is lost, and returns None.
     """
     results: list[T | None] = [None] * hub.roster.size
     found: list[tuple[int, BaseException]] = []
