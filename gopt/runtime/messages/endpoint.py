@@ -56,7 +56,7 @@ class Endpoint:
         """Called with the header of a message that comes in: where its arrays are to lie, or None for new memory.
 
         It runs on any thread, under a lock, and must not wait. A message is taken in before it is received, so the
-        memory must be free from then on. Arrays that travel between threads as owned need none, and are copied.
+        memory must be free from then on. Where it gives memory that does not fit the header, all endpoints end.
         """
         return self._hub.mailboxes[self.number].allocate
 
@@ -104,7 +104,9 @@ class Endpoint:
 
     def _anything(self) -> Awaited:
         rest = (number for number in range(self.roster.size) if number != self.number)
-        return Awaited(tuple(number for number in rest if number not in self._hub.dropped), "send a message")
+        return Awaited(
+            tuple(number for number in rest if number not in self._hub.dropped[self.number]), "send a message"
+        )
 
     def gather(self, item: Any, deadline: float | None = None, what: str = "the roles' agreement") -> list[Any]:
         """What every endpoint gives, in the order of their numbers: all call it, in the same order. ``item`` is a small
@@ -122,7 +124,7 @@ class Endpoint:
     def drop(self, number: int) -> None:
         """Go on without an endpoint that is lost: what is sent to it is done at once and reaches nobody; what has come
         from it whole can still be received."""
-        self._hub.drop(number)
+        self._hub.drop(self.number, number)
 
     def fail(self, error: BaseException) -> None:
         """Say that this endpoint cannot go on: the waits of all others end with an error that says so."""

@@ -16,6 +16,7 @@ from gopt.runtime.messages.message import Header, Message
 from gopt.runtime.messages.order import AsTheyCome, Order
 from gopt.runtime.messages.outgoing import Sending
 from gopt.runtime.messages.roster import Roster, Settings
+from gopt.runtime.session import Array
 
 Ready = Callable[[], bool]
 CLOSED = "closed"
@@ -37,7 +38,8 @@ class Hub:
         self.failure: Failure | None = None
         self.lost: dict[int, str] = {}
         """Endpoint that is lost -> why."""
-        self.dropped: set[int] = set()
+        self.dropped: dict[int, set[int]] = {number: set() for number in local}
+        """Of each endpoint: those without which it goes on."""
         self._outboxes: dict[int, deque[Sending]] = {number: deque() for number in range(roster.size)}
         self._unsent = dict.fromkeys(local, 0)
         """Of each endpoint: messages that are not done."""
@@ -88,7 +90,7 @@ class Hub:
         """Held: until it is ready. What is ready wins over a loss, and a failure over all."""
         seconds = self.settings.deadline if deadline is None else deadline
         until, idle = self._now() + seconds, 0
-        self._blocked(number, ready, until)
+        self._blocked(number, lambda: ready() or self._missed(number, awaited) is not None, until)
         try:
             while True:
                 if self.failure is not None:
@@ -96,7 +98,7 @@ class Hub:
                 if self._may_go(number):
                     if ready():
                         return
-                    if (gone := self._missed()) is not None:
+                    if (gone := self._missed(number, awaited)) is not None:
                         raise failures.lost(self.roster, number, gone, self.lost[gone], awaited())
                 if self._advance():
                     idle = 0
@@ -109,9 +111,10 @@ class Hub:
         finally:
             self._unblocked(number)
 
-    def _missed(self) -> int | None:
-        """Held: an endpoint that is lost and was not dropped."""
-        return next((number for number in self.lost if number not in self.dropped), None)
+    def _missed(self, number: int, awaited: Callable[[], Awaited]) -> int | None:
+        """Held: an endpoint that is lost, that this one waits for and has not dropped."""
+        lost = self.lost.keys() - self.dropped[number]
+        return min(lost.intersection(awaited().sources), default=None) if lost else None
 
     # --- messages ---
 
@@ -122,7 +125,7 @@ class Hub:
             if self.failure is not None:
                 raise failures.stopped(self.roster, source, self.failure, None)
             self._unsent[source] += 1
-            if sending.to in self.dropped:
+            if sending.to in self.dropped[source]:
                 self._finish(sending)
             else:
                 self._outboxes[sending.to].append(sending)
@@ -148,10 +151,21 @@ class Hub:
     def _room(self, number: int) -> None:
         """Held: a mailbox has room again."""
 
-    def _place(self, to: int, header: Header, arrays: Sequence[Any] | None = None, left: int = 0) -> Slot | None:
-        """Held: take a message in. Memory that does not fit it is the receiver's failure: all end."""
+    def _hand_over(self, to: int) -> None:
+        """Held: bring messages to an endpoint of this process."""
+        box, mailbox = self._outboxes[to], self.mailboxes[to]
+        while box and mailbox.admits():
+            sending = box.popleft()
+            self._place(to, sending.header, sending.message.arrays, sending.owned)
+            self._finish(sending)
+
+    def _place(self, to: int, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Slot | None:
+        """Held: take a message in, unless its source was dropped. Memory that does not fit it is the receiver's
+        failure: all end."""
+        if header.source in self.dropped[to]:
+            return None
         try:
-            return self.mailboxes[to].place(header, arrays, left)
+            return self.mailboxes[to].place(header, arrays, owned)
         except Exception as error:
             self._fail(Failure.of(to, error))
             return None
@@ -159,14 +173,14 @@ class Hub:
     # --- the control plane ---
 
     def gather(self, number: int, item: Any, deadline: float | None, what: str) -> list[Any]:
-        given = self.mailboxes[number].items
+        given, dropped = self.mailboxes[number].items, self.dropped[number]
         with self.changed:
             for other in range(self.roster.size):
-                if other not in self.dropped:
+                if other not in dropped:
                     self._tell(other, {"from": number, "item": item})
 
             def missing() -> list[int]:
-                return [n for n in range(self.roster.size) if n not in self.dropped and not given.get(n)]
+                return [n for n in range(self.roster.size) if n not in dropped and not given.get(n)]
 
             def awaited() -> Awaited:
                 return Awaited(tuple(missing()), f"come to {what}")
@@ -194,18 +208,21 @@ class Hub:
         self.lost.setdefault(number, why)
         self.changed.notify_all()
 
-    def drop(self, number: int) -> None:
+    def drop(self, number: int, gone: int) -> None:
+        """Let an endpoint go on without another."""
         with self.changed:
-            self.dropped.add(number)
-            for mailbox in self.mailboxes.values():
-                mailbox.drop(number)
-            while self._outboxes[number]:
-                self._finish(self._outboxes[number].popleft())
-            self._cancel(number)
+            self.dropped[number].add(gone)
+            self.mailboxes[number].drop(gone)
+            box = self._outboxes[gone]
+            for sending in [each for each in box if each.message.source == number]:
+                box.remove(sending)
+                self._finish(sending)
+            self._cancel(number, gone)
+            self._room(number)
             self.changed.notify_all()
 
-    def _cancel(self, number: int) -> None:
-        """Held: end the transfers to an endpoint that was dropped."""
+    def _cancel(self, number: int, gone: int) -> None:
+        """Held: end the transfers between an endpoint and one that it dropped."""
 
     def fail(self, number: int, error: BaseException) -> None:
         with self.changed:
@@ -221,8 +238,7 @@ class Hub:
         """Wait for what is unsent, then for the others: who leaves early would take in nothing more."""
 
         def awaited() -> Awaited:
-            waiting = {sending.to for box in self._outboxes.values() for sending in box}
-            return Awaited(tuple(waiting), "take its last messages")
+            return Awaited(tuple(self._takers(number)), "take its last messages")
 
         self.wait(number, lambda: not self._unsent[number], deadline, awaited)
         self.gather(number, CLOSED, deadline, "the end")
@@ -231,6 +247,10 @@ class Hub:
             self.mailboxes[number].closed = True
             self._closed()
             self.changed.notify_all()
+
+    def _takers(self, number: int) -> set[int]:
+        """Held: those who have not taken what an endpoint sent."""
+        return {each.to for box in self._outboxes.values() for each in box if each.message.source == number}
 
     def _settled(self) -> bool:
         """Held: whether nothing is under way beside messages."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gopt.errors import InvariantError
 from gopt.runtime.messages.message import ArraySpec, Header, Message
 from gopt.runtime.messages.roster import Settings
@@ -43,18 +45,28 @@ class Mailbox:
         """Whether another message may come in."""
         return len(self._slots) < self._settings.messages and self._bytes < self._settings.bytes
 
-    def place(self, header: Header, arrays: Sequence[Array] | None = None, left: int = 0) -> Slot:
-        """Take a message in. ``arrays``: those that are here already, else memory is made for them."""
-        slot = Slot(header, list(arrays) if arrays is not None else self._memory(header), left)
+    def place(self, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Slot:
+        """Take a message in. ``arrays``: where they are here already; they are copied unless they are ``owned`` and no
+        other place is wanted for them. Raises InvariantError where that place does not fit."""
+        memory = self._memory(header)
+        if memory is None and arrays is not None and owned:
+            memory = list(arrays)
+        elif memory is None:
+            memory = [spec.empty() for spec in header.arrays]
+        if arrays is not None:
+            for target, array in zip(memory, arrays, strict=True):
+                if target is not array:
+                    np.copyto(target, array)
+        slot = Slot(header, memory)
         self._slots.append(slot)
         self._bytes += header.nbytes
         self.heard[header.source] = time.monotonic()
         return slot
 
-    def _memory(self, header: Header) -> list[Array]:
+    def _memory(self, header: Header) -> list[Array] | None:
         given = self.allocate(header) if self.allocate is not None and header.arrays else None
         if given is None:
-            return [spec.empty() for spec in header.arrays]
+            return None
         if tuple(map(ArraySpec.of, given)) != header.arrays or not all(each.flags.c_contiguous for each in given):
             wanted, found = (", ".join(map(str, specs)) for specs in (header.arrays, map(ArraySpec.of, given)))
             raise InvariantError(f"{header} brings {wanted}; the memory for it is {found}")
@@ -78,7 +90,9 @@ class Mailbox:
         return Message.from_header(slot.header, slot.arrays)
 
     def drop(self, source: int) -> None:
-        """Forget what has not come whole from a source that is lost; what has, stays."""
-        gone = [slot for slot in self._slots if slot.header.source == source and slot.left]
+        """Forget what has not come whole from a source that is lost, and what came behind it; the rest stays."""
+        mine = [slot for slot in self._slots if slot.header.source == source]
+        whole = next((place for place, slot in enumerate(mine) if slot.left), len(mine))
+        gone = mine[whole:]
         self._slots = [slot for slot in self._slots if slot not in gone]
         self._bytes -= sum(slot.header.nbytes for slot in gone)

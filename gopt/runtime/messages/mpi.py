@@ -14,21 +14,18 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from gopt.errors import OptionError
 from gopt.runtime.engines.mpi import load_mpi
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Failure
 from gopt.runtime.messages.hub import Hub
-from gopt.runtime.messages.mailbox import Slot
 from gopt.runtime.messages.message import bits, decode, encode
 from gopt.runtime.messages.order import Order
 from gopt.runtime.messages.outgoing import Sending
 from gopt.runtime.messages.roster import Roster, Settings
+from gopt.runtime.messages.transfers import Transfer, Transfers
 from gopt.runtime.session import Array
 
 CHUNK = 1 << 30
@@ -45,47 +42,6 @@ _CONTROL_EVERY = 32
 """Rounds in which something has moved, between two looks at what comes beside messages."""
 FAREWELL = 1.0
 """Seconds that an endpoint which fails has to tell the others."""
-
-
-@dataclass(slots=True)
-class _Transfers:
-    """Requests under way, and what each belongs to."""
-
-    requests: list[Any] = field(default_factory=list)
-    owners: list[Any] = field(default_factory=list)
-
-    def add(self, request: Any, owner: Any) -> None:
-        self.requests.append(request)
-        self.owners.append(owner)
-
-    def finished(self, mpi: Any) -> list[Any]:
-        """The owners of those that have ended, in the order in which they began; they are taken out."""
-        if not self.requests:
-            return []
-        done = mpi.Request.Testsome(self.requests)
-        if not done:
-            return []
-        gone = set(done)
-        ended = [owner for place, owner in enumerate(self.owners) if place in gone]
-        self.requests = [each for place, each in enumerate(self.requests) if place not in gone]
-        self.owners = [each for place, each in enumerate(self.owners) if place not in gone]
-        return ended
-
-
-@dataclass(slots=True, eq=False)
-class _Taken:
-    """A header on its way to an endpoint: until the receiver takes it, it counts. ``data`` must live as long."""
-
-    to: int
-    data: bytes
-
-
-@dataclass(slots=True, eq=False)
-class _Aside:
-    """Something small beside messages; ``data`` must live until it is gone."""
-
-    process: int
-    data: bytes
 
 
 class MpiHub(Hub):
@@ -108,13 +64,10 @@ class MpiHub(Hub):
         super().__init__(roster, settings or Settings(), roster.local(self.process), order)
         self._comm: Any = world.Dup()
         self._chunk = chunk
-        self._transfers = _Transfers()
-        self._abandoned = _Transfers()
-        """To and from endpoints that were dropped: their memory must stay, for MPI does not cancel what was sent."""
+        self._transfers = Transfers()
         self._untaken = [0] * roster.size
+        """Of each endpoint: headers to it that it has not taken."""
         self._status: Any = self._mpi.Status()
-        self._busy = 0
-        """Transfers of arrays that are under way."""
         self._moves = 0
         self._moved_at = 0.0
         self._beats: dict[int, Any] = {}
@@ -141,32 +94,29 @@ class MpiHub(Hub):
             return
         while box and self._untaken[to] < UNTAKEN:
             sending = box.popleft()
+            source, arrays = sending.header.source, sending.message.arrays
             small = sending.header.nbytes <= INLINE
-            data = encode(sending.header, sending.message.arrays if small else None)
+            data = encode(sending.header, arrays if small else None)
+            request = self._comm.Issend([data, self._mpi.BYTE], process, self._header_tag(to))
             self._untaken[to] += 1
-            self._transfers.add(self._comm.Issend([data, self._mpi.BYTE], process, _FIRST + 2 * to), _Taken(to, data))
+            self._transfers.add(Transfer(request, source, to, data))
+            for part in [] if small else self._parts(arrays):
+                request = self._comm.Isend([part, self._mpi.BYTE], process, self._array_tag(source, to))
+                self._transfers.add(Transfer(request, source, to, part, sending))
             if small:
                 self._finish(sending)
-                continue
-            for part in self._parts(sending.message.arrays):
-                sending.left += 1
-                self._busy += 1
-                self._transfers.add(self._comm.Isend([part, self._mpi.BYTE], process, _FIRST + 2 * to + 1), sending)
+
+    def _header_tag(self, to: int) -> int:
+        return _FIRST + to
+
+    def _array_tag(self, source: int, to: int) -> int:
+        """One for each pair: what comes from one that was dropped is never taken for another's."""
+        return _FIRST + self.roster.size * (1 + to) + source
 
     def _parts(self, arrays: Sequence[Array]) -> list[Array]:
         """The bytes of arrays as they are sent: those without any not at all, long ones in chunks."""
         flat = [bits(array) for array in arrays if array.size]
         return [each[start : start + self._chunk] for each in flat for start in range(0, each.size, self._chunk)]
-
-    def _hand_over(self, to: int) -> None:
-        """Bring messages to an endpoint of this process."""
-        box, mailbox = self._outboxes[to], self.mailboxes[to]
-        while box and mailbox.admits():
-            sending = box.popleft()
-            if (slot := self._place(to, sending.header)) is not None:
-                for target, array in zip(slot.arrays, sending.message.arrays, strict=True):
-                    np.copyto(target, array)
-            self._finish(sending)
 
     def _room(self, number: int) -> None:
         self._hand_over(number)
@@ -175,11 +125,12 @@ class MpiHub(Hub):
         if self.roster.processes[to] == self.process:
             self._given(to, json.loads(json.dumps(item)))
         else:
-            self._aside(self.roster.processes[to], {"to": to, **item})
+            self._aside(item["from"], to, {"to": to, **item})
 
-    def _aside(self, process: int, item: dict[str, Any]) -> None:
+    def _aside(self, source: int, to: int, item: dict[str, Any]) -> None:
         data = json.dumps(item).encode()
-        self._transfers.add(self._comm.Isend([data, self._mpi.BYTE], process, _CONTROL), _Aside(process, data))
+        request = self._comm.Isend([data, self._mpi.BYTE], self.roster.processes[to], _CONTROL)
+        self._transfers.add(Transfer(request, source, to, data, aside=True))
 
     # --- moving on ---
 
@@ -195,24 +146,19 @@ class MpiHub(Hub):
         return moved
 
     def _end_transfers(self) -> bool:
-        ended = self._transfers.finished(self._mpi)
-        for owner in ended:
-            if isinstance(owner, _Taken):
-                self._untaken[owner.to] -= 1
-                self._dispatch(owner.to)
-                continue
-            if isinstance(owner, _Aside):
-                continue
-            self._busy -= 1
-            owner.left -= 1
-            if isinstance(owner, Sending) and not owner.left:
-                self._finish(owner)
+        ended = self._transfers.ended(self._mpi)
+        for each in ended:
+            if isinstance(each.message, Sending):
+                if not each.message.left:
+                    self._finish(each.message)
+            elif each.message is None and not each.aside:
+                self._untaken[each.to] -= 1
+                self._dispatch(each.to)
         return bool(ended)
 
     def _take_in(self, number: int) -> bool:
         """Take the next message for an endpoint, and let its arrays come into their memory."""
-        tag = _FIRST + 2 * number
-        found = self._comm.Improbe(self._mpi.ANY_SOURCE, tag, self._status)
+        found = self._comm.Improbe(self._mpi.ANY_SOURCE, self._header_tag(number), self._status)
         if found is None:
             return False
         process = self._status.Get_source()
@@ -220,10 +166,10 @@ class MpiHub(Hub):
         self._alive[process] = time.monotonic()
         slot = self._place(number, header, arrays)
         if slot is not None and arrays is None:
+            tag = self._array_tag(header.source, number)
             for part in self._parts(slot.arrays):
-                slot.left += 1
-                self._busy += 1
-                self._transfers.add(self._comm.Irecv([part, self._mpi.BYTE], process, tag + 1), slot)
+                request = self._comm.Irecv([part, self._mpi.BYTE], process, tag)
+                self._transfers.add(Transfer(request, header.source, number, part, slot))
         return True
 
     def _received(self, found: Any) -> bytearray:
@@ -257,7 +203,7 @@ class MpiHub(Hub):
             finally:
                 self.changed.acquire()
             return
-        longest = _BUSY_SLEEP if self._busy else _LAST_SLEEP
+        longest = _BUSY_SLEEP if self._transfers.arrays else _LAST_SLEEP
         self.changed.wait(min(left, longest, _FIRST_SLEEP * 1.5 ** min(idle - _SPINS, 20)))
 
     # --- signs of life ---
@@ -289,38 +235,32 @@ class MpiHub(Hub):
 
     # --- the end ---
 
-    def _cancel(self, number: int) -> None:
-        kept = _Transfers()
-        for request, owner in zip(self._transfers.requests, self._transfers.owners, strict=True):
-            sent = isinstance(owner, (Sending, _Taken)) and owner.to == number
-            coming = isinstance(owner, Slot) and owner.header.source == number
-            if not sent and not coming:
-                kept.add(request, owner)
-                continue
-            self._abandoned.add(request, owner)
-            if coming:
-                request.Cancel()
-            if not isinstance(owner, _Taken):
-                self._busy -= 1
-            if isinstance(owner, Sending):
-                self._finish(owner)
-        self._transfers = kept
+    def _cancel(self, number: int, gone: int) -> None:
+        ends = {(number, gone), (gone, number)}
+        for each in self._transfers.abandon(lambda transfer: (transfer.source, transfer.to) in ends):
+            if isinstance(each.message, Sending):
+                self._finish(each.message)
 
     def _fail(self, failure: Failure) -> None:
         """Held: tell all processes, and give them a moment to hear it."""
         if self.failure is not None:
             return
         super()._fail(failure)
-        for process in range(max(self.roster.processes) + 1):
-            if process != self.process and any(number not in self.lost for number in self.roster.local(process)):
-                self._aside(process, {"failed": [failure.source, failure.text, failure.exit_code]})
+        first = {process: self.roster.local(process)[0] for process in self._alive if process != self.process}
+        for to in first.values():
+            if to not in self.lost:
+                self._aside(failure.source, to, {"failed": [failure.source, failure.text, failure.exit_code]})
         until, idle = time.monotonic() + FAREWELL, 0
-        while time.monotonic() < until and not self._settled():
+        while time.monotonic() < until and not self._transfers.settled:
             idle = 0 if self._advance() else idle + 1
             self._pause(idle, until - time.monotonic())
 
     def _settled(self) -> bool:
-        return not any(isinstance(owner, _Aside) for owner in self._transfers.owners)
+        return self._transfers.settled
+
+    def _takers(self, number: int) -> set[int]:
+        under_way = {each.to for each in self._transfers.under_way if isinstance(each.message, Sending)}
+        return super()._takers(number) | under_way
 
     def _closed(self) -> None:
         self._open = {number for number, mailbox in self.mailboxes.items() if not mailbox.closed}
@@ -354,5 +294,5 @@ def _move_on(held: weakref.ref[MpiHub], ended: threading.Event) -> None:
                 except Exception as error:
                     Hub._fail(hub, Failure.of(next(iter(hub.mailboxes)), error))
                     return
-            pause = _BUSY_SLEEP * 2 if hub._busy else _LAST_SLEEP
+            pause = _BUSY_SLEEP * 2 if hub._transfers.arrays else _LAST_SLEEP
         del hub  # a thread that held it would keep it alive

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
 from gopt.errors import GoptError
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, Failure
@@ -59,19 +57,10 @@ class ThreadHub(Hub):
             self._schedule()
 
     def _dispatch(self, to: int) -> None:
-        box, mailbox = self._outboxes[to], self.mailboxes[to]
-        while box and mailbox.admits():
-            sending = box.popleft()
-            given = sending.message.arrays
-            if sending.owned and mailbox.allocate is None:
-                self._place(to, sending.header, given)
-            elif (slot := self._place(to, sending.header)) is not None:
-                for target, array in zip(slot.arrays, given, strict=True):
-                    np.copyto(target, array)
-            self._finish(sending)
+        self._hand_over(to)
 
     def _room(self, number: int) -> None:
-        self._dispatch(number)
+        self._hand_over(number)
 
     def _tell(self, to: int, item: dict[str, Any]) -> None:
         self._given(to, json.loads(json.dumps(item)))
@@ -102,7 +91,7 @@ class ThreadHub(Hub):
         """Held: let one endpoint go on, once all wait."""
         if self._serial is None or self._running is not None or len(self._waits) + len(self._ended) < self.roster.size:
             return
-        able = [number for number, (ready, _) in self._waits.items() if self._missed() is not None or ready()]
+        able = [number for number, (ready, _) in self._waits.items() if ready()]
         if able:
             self._running = self._serial.pick(able)
         elif self._waits:
