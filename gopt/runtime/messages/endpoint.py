@@ -40,8 +40,8 @@ class Endpoint:
     """One role among the others of a job. One thread uses it at a time.
 
     Every wait has a deadline in seconds, by default the job's. A wait raises LateError when it takes longer, LostError
-    when another endpoint is lost and was not dropped, and RunError when another endpoint has failed. The error names
-    this endpoint, those it waited for, and what.
+    when an endpoint that it waits for is lost and was not dropped, and RunError when another endpoint has failed. The
+    error names this endpoint, those it waited for, and what.
     """
 
     def __init__(self, hub: Hub, number: int) -> None:
@@ -97,16 +97,15 @@ class Endpoint:
             raise sending.error
 
     def receive(self, deadline: float | None = None, awaited: Callable[[], Awaited] | None = None) -> Message:
-        """The next message from any endpoint. ``awaited`` says what is missing, for the error."""
+        """The next message from any endpoint. ``awaited`` says what is missing, and from whom: by default, a message of
+        any. The loss of others does not end the wait."""
         message = self._hub.receive(self.number, deadline, awaited or self._anything)
         self.arrivals.append(Arrival.of(message.header))
         return message
 
     def _anything(self) -> Awaited:
-        rest = (number for number in range(self.roster.size) if number != self.number)
-        return Awaited(
-            tuple(number for number in rest if number not in self._hub.dropped[self.number]), "send a message"
-        )
+        without = {self.number, *self._hub.dropped[self.number]}
+        return Awaited(tuple(number for number in range(self.roster.size) if number not in without), "send a message")
 
     def gather(self, item: Any, deadline: float | None = None, what: str = "the roles' agreement") -> list[Any]:
         """What every endpoint gives, in the order of their numbers: all call it, in the same order. ``item`` is a small
