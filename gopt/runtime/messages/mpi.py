@@ -36,8 +36,11 @@ UNTAKEN = 16
 """Headers to one endpoint that the receiver has not taken: the rest wait here."""
 _CONTROL, _BEAT, _FIRST = 1, 2, 4
 """Tags: values beside all messages, signs of life, and two for each endpoint: headers and arrays."""
-_SPINS, _FIRST_SLEEP, _LAST_SLEEP, _BUSY_SLEEP = 40, 2e-5, 1e-3, 5e-5
-"""How often a wait only gives the processor away; then it sleeps, in seconds; the last while arrays travel."""
+_YIELDS, _YIELDS_BUSY = 3e-4, 5e-3
+"""Seconds for which a wait only gives the processor away, while nothing happens and while arrays travel: they move on
+in calls of both ends. Then it sleeps."""
+_FIRST_SLEEP, _LAST_SLEEP, _BUSY_SLEEP = 2e-5, 1e-3, 1e-4
+"""How long it sleeps: longer each time; the last while arrays travel."""
 _CONTROL_EVERY = 32
 """Rounds in which something has moved, between two looks at what comes beside messages."""
 FAREWELL = 1.0
@@ -70,6 +73,8 @@ class MpiHub(Hub):
         self._status: Any = self._mpi.Status()
         self._moves = 0
         self._moved_at = 0.0
+        self._idle_since = 0.0
+        self._yields_after = 0.0 if (os.cpu_count() or 1) < wanted else 5e-4
         self._beats: dict[int, Any] = {}
         self._last_beat = 0.0
         self._alive = dict.fromkeys(range(wanted), time.monotonic())
@@ -196,15 +201,19 @@ class MpiHub(Hub):
         super()._fail(failure)
 
     def _pause(self, idle: int, left: float) -> None:
-        if idle <= _SPINS:
+        now, busy = time.perf_counter(), self._transfers.arrays > 0
+        if idle == 1:
+            self._idle_since = now
+        if now - self._idle_since < (_YIELDS_BUSY if busy else _YIELDS):
             self.changed.release()
             try:
-                os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
+                if now - self._idle_since > self._yields_after:
+                    os.sched_yield()
             finally:
                 self.changed.acquire()
             return
-        longest = _BUSY_SLEEP if self._transfers.arrays else _LAST_SLEEP
-        self.changed.wait(min(left, longest, _FIRST_SLEEP * 1.5 ** min(idle - _SPINS, 20)))
+        longest = _BUSY_SLEEP if busy else _LAST_SLEEP
+        self.changed.wait(min(left, longest, (now - self._idle_since - _YIELDS) / 4 + _FIRST_SLEEP))
 
     # --- signs of life ---
 
@@ -287,12 +296,13 @@ def _move_on(held: weakref.ref[MpiHub], ended: threading.Event) -> None:
         if (hub := held()) is None:
             return
         with hub.changed:
-            if time.monotonic() - hub._moved_at > pause / 2 and not ended.is_set():
+            alone = time.monotonic() - hub._moved_at > pause / 2
+            if alone and not ended.is_set():
                 try:
                     if hub._advance():
                         hub.changed.notify_all()
                 except Exception as error:
                     Hub._fail(hub, Failure.of(next(iter(hub.mailboxes)), error))
                     return
-            pause = _BUSY_SLEEP * 2 if hub._transfers.arrays else _LAST_SLEEP
+            pause = _BUSY_SLEEP if alone and hub._transfers.arrays else _LAST_SLEEP
         del hub  # a thread that held it would keep it alive
