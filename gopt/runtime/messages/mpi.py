@@ -13,7 +13,9 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from gopt.errors import OptionError
@@ -32,10 +34,17 @@ CHUNK = 1 << 30
 """Bytes of one transfer: counts of MPI are 32 bits in many functions."""
 INLINE = 8 << 10
 """Bytes of arrays that travel with the header: two copies cost less than two transfers."""
-UNTAKEN = 16
-"""Headers to one endpoint that the receiver has not taken: the rest wait here."""
+UNTAKEN = 8
+"""Headers to one endpoint that the receiver has not taken: the rest wait here.
+
+MPICH's processes on one host have 64 cells each for all that they have sent and nobody has looked at: what is sent to a
+process that is dead or stands still takes them for good, and without cells nothing goes to anybody. So little is sent
+unasked.
+"""
 _CONTROL, _BEAT, _FIRST = 1, 2, 4
-"""Tags: values beside all messages, signs of life, and two for each endpoint: headers and arrays."""
+"""Tags: values beside all messages, signs of life, then headers to each endpoint, and arrays."""
+_NUMBERS = 256
+"""Messages between two endpoints whose arrays have tags of their own."""
 _YIELDS, _YIELDS_BUSY = 3e-4, 5e-3
 """Seconds for which a wait only gives the processor away, while nothing happens and while arrays travel: they move on
 in calls of both ends. Then it sleeps."""
@@ -70,6 +79,8 @@ class MpiHub(Hub):
         self._transfers = Transfers()
         self._untaken = [0] * roster.size
         """Of each endpoint: headers to it that it has not taken."""
+        self._sent: Counter[tuple[int, int]] = Counter()
+        """Of two endpoints: messages whose arrays travel by themselves."""
         self._status: Any = self._mpi.Status()
         self._moves = 0
         self._moved_at = 0.0
@@ -101,22 +112,33 @@ class MpiHub(Hub):
             sending = box.popleft()
             source, arrays = sending.header.source, sending.message.arrays
             small = sending.header.nbytes <= INLINE
-            data = encode(sending.header, arrays if small else None)
+            parts = [] if small else self._parts(arrays)
+            tag = self._array_tag(source, to, self._sent[source, to])
+            data = encode(sending.header, arrays if small else None, self._sent[source, to])
+            self._sent[source, to] += not small
             request = self._comm.Issend([data, self._mpi.BYTE], process, self._header_tag(to))
             self._untaken[to] += 1
-            self._transfers.add(Transfer(request, source, to, data))
-            for part in [] if small else self._parts(arrays):
-                request = self._comm.Isend([part, self._mpi.BYTE], process, self._array_tag(source, to))
-                self._transfers.add(Transfer(request, source, to, part, sending))
+            header = Transfer(request, source, to, data)
+            self._transfers.add(header)
             if small:
                 self._finish(sending)
+            elif len(parts) == 1:
+                self._send_arrays(sending, parts, tag)
+            else:  # when the receiver has taken the header: these may be many
+                header.waiting = sending, parts, tag
+
+    def _send_arrays(self, sending: Sending, parts: Sequence[Array], tag: int) -> None:
+        source, to = sending.header.source, sending.to
+        for part in parts:
+            request = self._comm.Isend([part, self._mpi.BYTE], self.roster.processes[to], tag)
+            self._transfers.add(Transfer(request, source, to, part, sending))
 
     def _header_tag(self, to: int) -> int:
         return _FIRST + to
 
-    def _array_tag(self, source: int, to: int) -> int:
-        """One for each pair: what comes from one that was dropped is never taken for another's."""
-        return _FIRST + self.roster.size * (1 + to) + source
+    def _array_tag(self, source: int, to: int, number: int) -> int:
+        pair = self.roster.size * (1 + to) + source
+        return _FIRST + pair * _NUMBERS + number % _NUMBERS
 
     def _parts(self, arrays: Sequence[Array]) -> list[Array]:
         """The bytes of arrays as they are sent: those without any not at all, long ones in chunks."""
@@ -151,15 +173,21 @@ class MpiHub(Hub):
         return moved
 
     def _end_transfers(self) -> bool:
-        ended = self._transfers.ended(self._mpi)
+        ended, failed = self._transfers.ended(self._mpi)
+        for each, why in failed:
+            other = each.to if each.source in self.mailboxes else each.source
+            for number in self.roster.local(self.roster.processes[other]):
+                self._lose(number, f"MPI has given up a transfer: {why}")
         for each in ended:
             if isinstance(each.message, Sending):
                 if not each.message.left:
                     self._finish(each.message)
             elif each.message is None and not each.aside:
                 self._untaken[each.to] -= 1
+                if each.waiting is not None:
+                    self._send_arrays(*each.waiting)
                 self._dispatch(each.to)
-        return bool(ended)
+        return bool(ended or failed)
 
     def _take_in(self, number: int) -> bool:
         """Take the next message for an endpoint, and let its arrays come into their memory."""
@@ -167,12 +195,12 @@ class MpiHub(Hub):
         if found is None:
             return False
         process = self._status.Get_source()
-        header, arrays = decode(self._received(found))
+        header, arrays, turn = decode(self._received(found))
         self._alive[process] = time.monotonic()
         slot = self._place(number, header, arrays)
         if slot is not None and arrays is None:
-            tag = self._array_tag(header.source, number)
-            for part in self._parts(slot.arrays):
+            tag = self._array_tag(header.source, number, turn)
+            for part in self._parts(slot.arrays):  # the order in which MPI pairs them
                 request = self._comm.Irecv([part, self._mpi.BYTE], process, tag)
                 self._transfers.add(Transfer(request, header.source, number, part, slot))
         return True
@@ -236,8 +264,10 @@ class MpiHub(Hub):
             if now - self._alive[process] > self.settings.silence:
                 for number in self.roster.local(process):
                     self._lose(number, f"it has given no sign of life for {self.settings.silence:g} s")
-            elif process not in self._beats or self._beats[process].Test():
-                self._beats[process] = self._comm.Isend([b"", self._mpi.BYTE], process, _BEAT)
+                continue
+            with suppress(self._mpi.Exception):  # it is gone, then: its silence will say so
+                if process not in self._beats or self._beats[process].Test():
+                    self._beats[process] = self._comm.Issend([b"", self._mpi.BYTE], process, _BEAT)
 
     def heard(self, number: int, other: int) -> float:
         return time.monotonic() - self._alive[self.roster.processes[other]]
@@ -247,6 +277,8 @@ class MpiHub(Hub):
     def _cancel(self, number: int, gone: int) -> None:
         ends = {(number, gone), (gone, number)}
         for each in self._transfers.abandon(lambda transfer: (transfer.source, transfer.to) in ends):
+            if each.waiting is not None:
+                self._finish(each.waiting[0])
             if isinstance(each.message, Sending):
                 self._finish(each.message)
 
@@ -268,8 +300,8 @@ class MpiHub(Hub):
         return self._transfers.settled
 
     def _takers(self, number: int) -> set[int]:
-        under_way = {each.to for each in self._transfers.under_way if isinstance(each.message, Sending)}
-        return super()._takers(number) | under_way
+        ways = self._transfers.under_way
+        return super()._takers(number) | {each.to for each in ways if each.source == number and not each.aside}
 
     def _closed(self) -> None:
         self._open = {number for number, mailbox in self.mailboxes.items() if not mailbox.closed}
