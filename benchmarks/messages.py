@@ -1,9 +1,9 @@
 """Bandwidth of the message layer against MPI's own Send and Recv, in the same processes and the same run.
 
-``python benchmarks/messages.py [--mib 1,4,16] [--seconds 2]`` starts 2 and 4 processes with mpiexec: one trainer and one
-server, then two and two. In a round a trainer pushes ``KEYS`` arrays, then it pulls as many of the same size, as in a
-step; with two servers in turn. MPI moves the same bytes the same ways with blocking calls. A line of JSON for each size
-of an array: MB per second of all trainers, and how they compare.
+``python benchmarks/messages.py [--mib 1,4,16] [--seconds 2]`` starts 2 and 4 processes with mpiexec: one trainer and
+one server, then two and two. In a round a trainer pushes ``KEYS`` arrays, then it pulls as many of the same size, as
+in a step; with two servers in turn. MPI moves the same bytes the same ways with blocking calls. A line of JSON for
+each size of an array: MB per second of all trainers, and how they compare.
 """
 
 from __future__ import annotations

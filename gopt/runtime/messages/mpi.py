@@ -22,7 +22,7 @@ from gopt.errors import OptionError
 from gopt.runtime.engines.mpi import load_mpi
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Failure
-from gopt.runtime.messages.hub import Hub
+from gopt.runtime.messages.hub import Hub, Ready
 from gopt.runtime.messages.message import bits, decode, encode
 from gopt.runtime.messages.order import Order
 from gopt.runtime.messages.outgoing import Sending
@@ -83,9 +83,9 @@ class MpiHub(Hub):
         """Of two endpoints: messages whose arrays travel by themselves."""
         self._status: Any = self._mpi.Status()
         self._moves = 0
-        self._moved_at = 0.0
+        self._waiting = 0
+        """Threads that wait, and so move transfers on."""
         self._idle_since = 0.0
-        self._yields_after = 0.0 if (os.cpu_count() or 1) < wanted else 5e-4
         self._beats: dict[int, Any] = {}
         self._last_beat = 0.0
         self._alive = dict.fromkeys(range(wanted), time.monotonic())
@@ -169,7 +169,6 @@ class MpiHub(Hub):
         self._moves += 1
         if not moved or self._moves % _CONTROL_EVERY == 0:
             moved = self._listen() or moved
-        self._moved_at = time.monotonic()
         return moved
 
     def _end_transfers(self) -> bool:
@@ -228,6 +227,12 @@ class MpiHub(Hub):
     def _hear_failure(self, failure: Failure) -> None:
         super()._fail(failure)
 
+    def _blocked(self, number: int, ready: Ready, until: float) -> None:
+        self._waiting += 1
+
+    def _unblocked(self, number: int) -> None:
+        self._waiting -= 1
+
     def _pause(self, idle: int, left: float) -> None:
         now, busy = time.perf_counter(), self._transfers.arrays > 0
         if idle == 1:
@@ -235,8 +240,7 @@ class MpiHub(Hub):
         if now - self._idle_since < (_YIELDS_BUSY if busy else _YIELDS):
             self.changed.release()
             try:
-                if now - self._idle_since > self._yields_after:
-                    os.sched_yield()
+                os.sched_yield()
             finally:
                 self.changed.acquire()
             return
@@ -328,8 +332,8 @@ def _move_on(held: weakref.ref[MpiHub], ended: threading.Event) -> None:
         if (hub := held()) is None:
             return
         with hub.changed:
-            alone = time.monotonic() - hub._moved_at > pause / 2
-            if alone and not ended.is_set():
+            alone = not hub._waiting and not ended.is_set()
+            if alone:
                 try:
                     if hub._advance():
                         hub.changed.notify_all()

@@ -11,6 +11,10 @@ from gopt.runtime.messages.outgoing import Sending
 from gopt.runtime.session import Array
 
 
+_LOOKS = 20
+"""At what is under way, before a wait gives the processor away."""
+
+
 @dataclass(slots=True, eq=False)
 class Transfer:
     """``source``, ``to``: endpoints; ``message``: whose arrays travel, None for a header or what goes beside messages;
@@ -47,7 +51,7 @@ class Transfers:
         failed: list[tuple[Transfer, str]] = []
         while self.under_way:
             try:
-                place, done = mpi.Request.Testany([each.request for each in self.under_way])
+                place, done = self._test(mpi.Request.Testany)
             except mpi.Exception as error:
                 gone = [place for place, each in enumerate(self.under_way) if not each.request]
                 if not gone:
@@ -61,6 +65,15 @@ class Transfers:
                 each.message.left -= 1
             ended.append(each)
         return ended, failed
+
+    def _test(self, test: Callable[[list[Any]], tuple[int, bool]]) -> tuple[int, bool]:
+        """Which has ended. While arrays travel it looks often: MPI moves a part of them each time."""
+        requests = [each.request for each in self.under_way]
+        for _ in range(_LOOKS if self.arrays else 0):
+            place, done = test(requests)
+            if done:
+                return place, done
+        return test(requests)
 
     def _remove(self, place: int) -> Transfer:
         each = self.under_way.pop(place)
