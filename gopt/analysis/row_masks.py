@@ -39,6 +39,8 @@ def masked_ids(values: RowValues, ids: str, rows: str, count: int, known: frozen
                 break
             if _leads(values, mask.flag, node.outputs[0], math.prod(shape)):
                 found |= _Condition(values, ids, count, known).ids(mask.flag, mask.zero_where)
+            if values.shape(mask.kept) != values.shape(node.outputs[0]):
+                break  # rows are repeated, and no longer one for each id
             rows = mask.kept
         else:
             break
