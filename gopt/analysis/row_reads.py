@@ -52,6 +52,10 @@ def row_reads(values: RowValues, parameter: str, after_parameters: set[str]) -> 
                 if keeps_rows(values, node):
                     views.append((node.outputs[0], (*through, node)))
                     continue
+                back = values.undone(node)
+                if back:
+                    views += [(other.outputs[0], (*through, node, other)) for other in back]
+                    continue
                 ids = _looked_up(values, node)
                 if ids:
                     early = ids not in after_parameters
@@ -64,6 +68,8 @@ def row_reads(values: RowValues, parameter: str, after_parameters: set[str]) -> 
 def keeps_rows(values: RowValues, node: Node) -> bool:
     """Whether a node makes a table of its first operand, row by row: in another shape, or another floating type."""
     before, after = values.shape(node.inputs[0]), values.shape(node.outputs[0])
+    if values.root(node.outputs[0]) == values.root(node.inputs[0]):
+        return True
     if not before or not after or before[0] != after[0]:
         return False
     if node.is_a("Cast"):

@@ -72,23 +72,25 @@ class RowSums:
             if isinstance(part, SparseGradient):
                 self.terms.append(part)
                 continue
+            for value in self.values.way_to_root(part.value):
+                self._refuse_readers(value, gradient)
+            part = replace(part, value=self.values.root(part.value))
             node = self.values.index.producers.get(part.value)
             if node is None:
                 raise NoRowSum(f"{part.value} is no sum of rows")
-            self._refuse_readers(part, gradient)
             parts += self._taken_apart(part, node)[::-1]
         if not self.terms:
             raise NoRowSum(f"{gradient} is no sum of rows")
 
-    def _refuse_readers(self, part: _Part, gradient: str) -> None:
+    def _refuse_readers(self, value: str, gradient: str) -> None:
         """The dense sum must be of no further use."""
-        if part.value in self.values.graph.outputs:
-            raise NoRowSum(f"output {part.value} shows all of its gradient")
-        readers = self.values.index.users.get(part.value, ())
-        if part.value != gradient and len(readers) > 1:
-            raise NoRowSum(f"{part.value}, a part of its gradient, has {len(readers)} readers")
+        if value in self.values.graph.outputs:
+            raise NoRowSum(f"output {value} shows all of its gradient")
+        readers = self.values.index.users.get(value, ())
+        if value != gradient and len(readers) > 1:
+            raise NoRowSum(f"{value}, a part of its gradient, has {len(readers)} readers")
         other = next((node for node in readers if node.phase is not Phase.UPDATE), None)
-        if part.value == gradient and other is not None:
+        if value == gradient and other is not None:
             raise NoRowSum(f"{other.op_type} {other.label} of the backward reads its gradient")
 
     def _taken_apart(self, part: _Part, node: Node) -> list[_Part | SparseGradient]:

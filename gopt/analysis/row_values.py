@@ -15,7 +15,7 @@ import onnx
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.isomorphism import signature
-from gopt.analysis.layout_aliases import find_aliases
+from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases
 from gopt.analysis.operators import control_flow, draws
 from gopt.ir.graph import Graph, Node
 
@@ -44,6 +44,22 @@ class RowValues:
     def root(self, name: str) -> str:
         """The value that ``name`` is in the same type, shape and order."""
         return self._aliases.get(name, name)
+
+    def undone(self, node: Node) -> list[Node]:
+        """The readers of a layout operator's result, where each gives back what the operator read: half of a pair."""
+        if len(node.outputs) != 1 or node.outputs[0] in self.graph.outputs or not node.is_in(LAYOUT_OPERATORS):
+            return []
+        readers = self.index.users.get(node.outputs[0], [])
+        source = self.root(node.inputs[0])
+        same = all(self.root(name) == source for reader in readers for name in reader.outputs)
+        return readers if same and all(not reader.captures for reader in readers) else []
+
+    def way_to_root(self, name: str) -> list[str]:
+        """A value, those that it is made of by layout operators, and its root."""
+        way, root = [name], self.root(name)
+        while way[-1] != root:
+            way.append(self.index.producers[way[-1]].inputs[0])
+        return way
 
     def producer(self, name: str) -> Node | None:
         """The node that makes the root of a value; None for an input or an initializer."""
