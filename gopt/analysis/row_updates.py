@@ -115,8 +115,9 @@ class _Known:
 
     def _cast(self, node: Node, held: _Held) -> _Held:
         """A narrower type rounds what it cannot hold, and small numbers to zero."""
-        before, after = (self.values.graph.type_of(name).dtype for name in (node.inputs[0], node.outputs[0]))
-        if before == after or (before in FLOATS and after in _WIDER.get(before, ())):
+        source = held.same or node.inputs[0]  # a state in a wider type still has its own numbers alone
+        before, after = (self.values.graph.type_of(name).dtype for name in (source, node.outputs[0]))
+        if before == after or after in _WIDER.get(before, ()):
             return held
         if held.number is None or after not in FLOATS:
             return _Held(non_negative=held.non_negative and after in FLOATS)
