@@ -96,10 +96,11 @@ class RowSums:
     def _taken_apart(self, part: _Part, node: Node) -> list[_Part | SparseGradient]:
         """What a node joins: terms, and parts that are to be taken apart."""
         if node.is_a("Add", "Sum"):
-            if any(self.values.shape(name) != self.values.shape(part.value) for name in node.inputs):
+            summands = [name for name in node.inputs if not self.values.zero(name)]
+            if any(self.values.shape(name) != self.values.shape(part.value) for name in summands):
                 raise NoRowSum(f"{node.op_type} {node.label} adds something that is not of its shape")
             self.joins.append(node)
-            return [replace(part, value=name) for name in node.inputs if not self.values.zero(name)]
+            return [replace(part, value=name) for name in summands]
         if node.is_a("ScatterND", "ScatterElements"):
             return self._scatter(part, node)
         if node.is_a("MatMul", "Gemm"):

@@ -128,9 +128,9 @@ class RowValues:
         """
         stack = [name]
         while stack:
-            name = self.in_order(stack.pop(), rows, known)
-            if self.value_number(name) not in known:
-                parts = self._parts(name)
+            *_, last = self._towards(stack.pop(), rows, known)
+            if self.value_number(last) not in known:
+                parts = self._parts(last)
                 if not parts:
                     return False
                 stack.extend(parts)
@@ -141,14 +141,19 @@ class RowValues:
 
         A negative id counts from the end.
         """
-        first = found = self.plain(name)
-        while self.value_number(found) not in known:
-            node = self.index.producers.get(found)
+        first, *rest = self._towards(name, rows, known)
+        return rest[-1] if rest and self.value_number(rest[-1]) in known else first
+
+    def _towards(self, name: str, rows: int, known: frozenset[int]) -> list[str]:
+        """Values that have the ids of one in their order, as far as a known source, or as far as there are any."""
+        way = [self.plain(name)]
+        while self.value_number(way[-1]) not in known:
+            node = self.index.producers.get(way[-1])
             source = "" if node is None else self._bounded(node, rows)
             if not source:
-                return first
-            found = self.plain(source)
-        return found
+                break
+            way.append(self.plain(source))
+        return way
 
     def plain(self, name: str) -> str:
         """The value that has the elements of ``name`` in their order, nearest the data."""

@@ -64,6 +64,21 @@ CASES = {
 }  # fmt: skip
 
 
+def test_rows_that_are_repeated_are_no_longer_one_for_each_id(tmp_path):
+    """The inner mask is over columns: ids have as many as rows have."""
+    text = """g (int64[2] ids, float[1,2] d) => (float[2,2] rows)
+    <int64 zero = {0}, int64 three = {3}, int64[1] axis = {-1}, int64[1] front = {0}, float none = {0.0}>
+    { e = Equal(ids, zero) f = Unsqueeze(e, front) k = Where(f, none, d)
+      o = Equal(ids, three) c = Unsqueeze(o, axis) n = Not(c) rows = Where(n, k, none) }"""
+    values = RowValues(parsed(text, tmp_path))
+    assert masked_ids(values, "ids", "rows", 9, values.sources("ids")) == (3,)
+    columns = text.replace("rows = Where(n, k, none)", "rows = Expand(k, axis2)").replace(
+        "float none", "int64[2] axis2 = {2, 2}, float none"
+    )
+    values = RowValues(parsed(columns, tmp_path))
+    assert masked_ids(values, "ids", "rows", 9, values.sources("ids")) == ()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_masked_ids(name, tmp_path):
     body, wanted = CASES[name]

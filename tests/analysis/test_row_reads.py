@@ -11,7 +11,8 @@ from gopt.analysis.training import Phase
 
 HEAD = """g (float[5,2] w, float[5] b, float[5,1] column, float[5,2,3] cube, float[1,5] row, int64[4] ids,
 int64[4,1] at, int64[4,2] each) => (float[2] out)
-<int64[2] wide = {4, 2}, int64[1] flat = {5}, int64[1] last = {-1}, int64[1] one = {1}, int64[2] other = {2, 5}>
+<int64[2] wide = {4, 2}, int64[1] flat = {5}, int64[1] last = {-1}, int64[1] one = {1}, int64[2] other = {2, 5},
+ int64[3] part = {4, 2, 1}, int64[1] none = {0}>
 { """
 ROWS = {
     "gather": ("r = Gather(w, ids)", "w", "ids"),
@@ -32,6 +33,8 @@ WHOLE = {
     "elements by n-d indices": "r = GatherND(w, each)",
     "elements inside rows": "r = GatherElements <axis = 1> (w, each)",
     "indices that differ inside a row": "r = GatherElements <axis = 0> (w, each)",
+    "a part of each row": "k = Unsqueeze(at, last) i = Expand(k, part) r = GatherElements <axis = 0> (cube, i)",
+    "one id repeated": "k = Slice(at, none, one) i = Expand(k, wide) r = GatherElements <axis = 0> (w, i)",
     "a product": "r = MatMul(row, w)",
     "a transpose": "r = Transpose(w)",
     "a sum": "r = ReduceSum <keepdims = 0> (w)",
@@ -61,7 +64,13 @@ def test_rows(name, tmp_path):
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_whole(name, tmp_path):
-    assert reads(WHOLE[name], "w", tmp_path).whole
+    assert reads(WHOLE[name], "cube" if "cube" in WHOLE[name] else "w", tmp_path).whole
+
+
+def test_a_cast_of_it_that_is_shown(tmp_path):
+    graph = parsed(f"{HEAD}h = Cast <to = 10> (w) r = Gather(h, ids) out = Cast <to = 1> (wide) }}", tmp_path)
+    graph.outputs["h"] = graph.types["h"]
+    assert row_reads(RowValues(graph), "w", set()).whole == "output h shows all of it"
 
 
 def test_ids_behind_parameters_are_not_known_before_them(tmp_path):

@@ -32,7 +32,7 @@ SUMS: dict[str, tuple[str, int]] = {
     "one-hot along the first axis": ("h = OneHot <axis = 0> (ids, depth, pair) g = MatMul(h, d)", 1),
     "one-hot by a Gemm": ("h = OneHot(ids, depth, pair) g = Gemm <transA = 1> (h, d)", 1),
     "one-hot of ids in two dimensions": (
-        "h = OneHot(square, depth, pair) k = Reshape(h, rows) t = Transpose(k) c = Reshape(cube, high) g = MatMul(t, c)",
+        "h = OneHot(square, depth, pair) k = Reshape(h, rows) t = Transpose(k) c = Reshape(cube, high) g = MatMul(t,c)",
         1,
     ),
     "two added": (SUM + OTHER + "g = Add(s, u)", 2),

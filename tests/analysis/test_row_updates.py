@@ -105,6 +105,7 @@ STAY: dict[str, Way] = {
         b, w, b.op("Div", b.op("Tanh", g), b.op("Add", b.op("Abs", w), b.const(1e-3)))
     ),
     "mask": lambda b, w, g: stepped(b, w, b.op("Mul", g, b.const(np.ones((3, 2))))),
+    "gate": lambda b, w, g: b.op("Where", flag(b), stepped(b, w, b.op("Tanh", g)), w),
     "wider": lambda b, w, g: b.op("Cast", stepped64(b, w, g), to=1),
 }
 MOVE: dict[str, Way] = {
@@ -114,6 +115,7 @@ MOVE: dict[str, Way] = {
     "zero by zero": lambda b, w, g: stepped(b, w, b.op("Div", g, b.op("Sqrt", b.op("Mul", g, g)))),
     "noise": lambda b, w, g: stepped(b, w, b.op("Add", g, b.const(np.ones((3, 2))))),
     "narrower": lambda b, w, g: stepped(b, b.op("Cast", b.op("Cast", w, to=10), to=1), g),
+    "gated decay": lambda b, w, g: b.op("Where", flag(b), stepped(b, w, b.op("Tanh", g)), b.op("Mul", w, b.const(0.9))),
     "cosine": lambda b, w, g: stepped(b, w, b.op("Cos", g)),
     "rounded to zero": lambda b, w, g: stepped(b, w, b.op("Div", b.op("Tanh", g), b.op("Cast", half(b, w), to=1))),
 }
@@ -122,6 +124,10 @@ MOVE: dict[str, Way] = {
 def stepped64(b: Builder, w: str, g: str) -> str:
     wide = [b.op("Cast", name, to=11) for name in (w, g)]
     return str(b.op("Sub", wide[0], b.op("Mul", wide[1], b.op("Cast", b.input("lr", ()), to=11))))
+
+
+def flag(b: Builder) -> str:
+    return str(b.op("Greater", b.input("setting", ()), b.const(0.0)))
 
 
 def half(b: Builder, w: str) -> str:

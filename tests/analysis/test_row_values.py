@@ -42,6 +42,8 @@ OTHER = {
     "wrapped where others are negative": "n = Less(others, zero) a = Add(rows, ids) v = Where(n, a, ids)",
     "moved": "v = Add(ids, zero)",
     "joined with others": "v = Concat <axis = 0> (ids, others)",
+    "through a float": "f = Cast <to = 1> (ids) v = Cast <to = 7> (f)",
+    "wrapped below another number": "n = Less(ids, seven) a = Add(rows, ids) v = Where(n, a, ids)",
     "from a float": "v = Cast <to = 7> (x)",
 }
 
@@ -88,6 +90,13 @@ def test_parts_of_joined_ids(tmp_path):
     known = found.sources("k")
     assert len(known) == 2 and found.within("v", 9, known) and found.within("k", 9, known)
     assert not found.within("square", 9, known)
+
+
+def test_joined_ids_that_are_clipped(tmp_path):
+    found = values("k = Concat <axis = 0> (ids, others) v = Clip(k, least, last) w = Clip(k, zero, last)", tmp_path)
+    known = found.sources("k")
+    assert found.within("v", 9, known) and found.in_order("v", 9, known) == "v"
+    assert not found.within("w", 9, known)
 
 
 def test_ids_cut_out_twice_are_the_same(tmp_path):

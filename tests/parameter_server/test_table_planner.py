@@ -99,6 +99,19 @@ def test_memory_splits_what_would_fit_no_server():
         plan_tables([table("a", by_row=False, by_column=False), table("b", rows=100)], 2, memory=size - 64)
 
 
+def test_a_server_that_is_full_is_passed_over():
+    """It has the least to move, and no room."""
+    tables = [TableSize("held", 1000, 16, lookups=1), TableSize("busy", 100, 16, lookups=90), TableSize("next", 90, 16)]
+    given = {"held": "whole:0", "busy": "whole:1"}
+    assert plan_tables(tables, 2, given=given)[2].servers == (0,)
+    assert plan_tables(tables, 2, given=given, memory=tables[0].nbytes)[2].servers == (1,)
+
+
+def test_tables_that_are_alike_go_by_their_names():
+    tables = [table(name) for name in "abc"]
+    assert plan_tables(tables, 2) == plan_tables(tables[::-1], 2)[::-1]
+
+
 def test_few_wide_rows_are_cut_into_columns():
     found = plan_tables([table(rows=2, width=4096, lookups=1)], 4)[0]
     assert found.layout is Layout.COLUMNS and found.cuts == (0, 1024, 2048, 3072, 4096)

@@ -85,6 +85,13 @@ def test_a_request_keeps_the_order_of_ids(table, data):
         assert (np.diff(request.positions) > 0).all()
 
 
+def test_long_requests_keep_their_order():
+    """Sorts that keep no order keep that of a few ids all the same."""
+    ids = np.random.default_rng(0).integers(0, 10, 1000)
+    for request in TableLayout("t", 10, 4, Layout.MODULO, (0, 1, 2)).partition(ids):
+        assert (np.diff(request.positions) > 0).all()
+
+
 def test_modulo_is_the_remainder():
     """Specification B10.4, B10.5: ids 7, 2, 7, 4 on three servers, and how many rows each has."""
     table = TableLayout("t", 10, 4, Layout.MODULO, (0, 1, 2))
