@@ -196,13 +196,19 @@ class _Checker:
     def _ranks(self, mesh: Mesh) -> None:
         common = self._once("common.state", [state.input for state in self.manifest.common.state])
         phases, last = list(self.manifest.schedule), -1
+        servers = self.manifest.parameter_server.servers if self.manifest.parameter_server is not None else 0
         for index, rank in enumerate(self.manifest.ranks):
             where = f"ranks[{index}]"
-            if not last < rank.rank < mesh.ranks:
-                _refuse(self.name, f"{where}.rank", f"{rank.rank} behind {last}, of {mesh.ranks} ranks")
+            if not last < rank.rank < mesh.ranks + servers:
+                _refuse(self.name, f"{where}.rank", f"{rank.rank} behind {last}, of {mesh.ranks + servers} ranks")
             last = rank.rank
-            if list(rank.files) != phases:
-                _refuse(self.name, f"{where}.files", f"the keys are not the phases {', '.join(map(show, phases))}")
+            if (rank.role == "server") != (rank.rank >= mesh.ranks):
+                _refuse(
+                    self.name, f"{where}.role", f"{show(rank.role)}, of {mesh.ranks} trainers and {servers} servers"
+                )
+            due = phases if rank.rank < mesh.ranks else ["step"]
+            if list(rank.files) != due:
+                _refuse(self.name, f"{where}.files", f"the keys are not the phases {', '.join(map(show, due))}")
             for phase, file in rank.files.items():
                 self._plain(f"{where}.files.{phase}", file)
             self._pieces(f"{where}.state", rank.state)

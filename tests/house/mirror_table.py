@@ -59,6 +59,14 @@ _SHOWN = "a table: what it shows is tested with its command"
 _RECORDS = "records without behaviour"
 
 TESTED_ELSEWHERE: dict[str, Elsewhere] = {
+    **_each(
+        "parameter_server.components parameter_server.homes parameter_server.options parameter_server.plan "
+        "parameter_server.report parameter_server.servers parameter_server.trainers parameter_server.views "
+        "parameter_server.folder",
+        "what makes a split", "parameter_server/test_parameter_server_split.py",
+    ),
+    **_each("artifact.pieces artifact.server_entries", _RECORDS, "parameter_server/test_parameter_server_split.py"),
+    **_each("collectives.messages", "messages as schemas", "collectives/test_schemas.py"),
     **_each("sharding.traffic", "bytes of calls", "offline/test_times.py", "passes/test_overlap.py"),
     **_each("lower.rank_graph", _RECORDS, "lower/test_specialise.py"),
     **_each(

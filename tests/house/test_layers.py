@@ -19,6 +19,7 @@ LAYERS = (
         "gopt.topology",
         "gopt.sharding.placements",
         "gopt.sharding.boxes",
+        "gopt.parameter_server.roles",
     },
     {"gopt.artifact.report", "gopt.disk"},
     {"gopt.collectives"},
@@ -47,6 +48,7 @@ LAYERS = (
     {"gopt.api"},
     {"gopt.runtime", "gopt.offline"},
     {"gopt.runtime.engines"},
+    {"gopt.runtime.messages"},
     {"gopt.runtime.training", "gopt.verification"},
     {"gopt.cli"},
 )
@@ -147,6 +149,8 @@ def test_planted_imports_are_caught():
         "gopt.verification.verify": "import onnxruntime as ort",
         "gopt.runtime.executor": "from gopt.runtime.engines.base import CollectiveRunner",
         "gopt.runtime.engines.mpi": "from gopt.runtime.training.trace import Trace",
+        "gopt.runtime.messages.mpi": "from mpi4py import MPI",
+        "gopt.runtime.engines.threads": "from gopt.runtime.messages.message import Kind",
         "gopt.cli.shard": "from rich.console import Console",
         "gopt.mesh": "from .artifact.report import Change",
     }

@@ -1,0 +1,1 @@
+"""Messages between roles: point to point, beside the collectives. Knows nothing of graphs or parameter servers."""

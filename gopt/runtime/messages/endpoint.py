@@ -1,0 +1,134 @@
+"""One role's side of the messages: what it can do, whatever carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gopt.errors import InvariantError
+from gopt.runtime.messages.failures import Awaited
+from gopt.runtime.messages.hub import Hub
+from gopt.runtime.messages.mailbox import Allocate
+from gopt.runtime.messages.message import Kind, Message
+from gopt.runtime.messages.order import Arrival
+from gopt.runtime.messages.outgoing import Sending
+from gopt.runtime.messages.roster import Roster
+from gopt.runtime.session import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What ``isend`` returns: the arrays may not be written while it is not done."""
+
+    endpoint: Endpoint
+    sending: Sending
+
+    @property
+    def done(self) -> bool:
+        """Whether the memory of the arrays may be used again. Moves nothing on."""
+        return self.sending.done
+
+    def wait(self, deadline: float | None = None) -> None:
+        """Until it is done; raises LateError after ``deadline`` seconds."""
+        self.endpoint.wait_for(self.sending, deadline)
+
+
+class Endpoint:
+    """One role among the others of a job. One thread uses it at a time.
+
+    Every wait has a deadline in seconds, by default the job's. A wait raises LateError when it takes longer, LostError
+    when an endpoint that it waits for is lost and was not dropped, and RunError when another endpoint has failed. The
+    error names this endpoint, those it waited for, and what.
+    """
+
+    def __init__(self, hub: Hub, number: int) -> None:
+        self._hub, self.number = hub, number
+        self.roster: Roster = hub.roster
+        self.name = hub.roster.names[number]
+        self.arrivals: list[Arrival] = []
+        """The messages that were received, in order: a run on threads can repeat it."""
+
+    @property
+    def allocate(self) -> Allocate | None:
+        """Called with the header of a message that comes in: where its arrays are to lie, or None for new memory.
+
+        It runs on any thread, under a lock, and must not wait. A message is taken in before it is received, so the
+        memory must be free from then on. Where it gives memory that does not fit the header, all endpoints end.
+        """
+        return self._hub.mailboxes[self.number].allocate
+
+    @allocate.setter
+    def allocate(self, call: Allocate | None) -> None:
+        with self._hub.changed:
+            self._hub.mailboxes[self.number].allocate = call
+
+    def message(
+        self, kind: Kind, key: int = 0, round_number: int = 0, arrays: Sequence[Array] = (), note: Any = None
+    ) -> Message:
+        """A message from this endpoint."""
+        return Message(kind, self.number, key, round_number, tuple(arrays), note)
+
+    def isend(self, to: int, message: Message, *, owned: bool = False) -> Sent:
+        """Begin to send, without waiting. Messages to one endpoint are received in the order in which they were sent.
+
+        ``owned``: the arrays are given away; between threads they are then not copied. Raises InvariantError where the
+        message names another source, or has arrays that cannot travel.
+        """
+        if message.source != self.number or not 0 <= to < self.roster.size:
+            raise InvariantError(f"{self.roster.describe(self.number)} sends as {message.source} to {to}")
+        arrays = tuple(np.require(each, requirements="C") for each in message.arrays)
+        kept = Message(message.kind, message.source, message.key, message.round, arrays, message.note)
+        return Sent(self, self._hub.post(Sending(to, kept, kept.header, owned)))
+
+    def send(self, to: int, message: Message, deadline: float | None = None, *, owned: bool = False) -> None:
+        """Send, and wait until the memory of the arrays may be used again. Waits while the receiver takes nothing in
+        because its queue is full."""
+        self.isend(to, message, owned=owned).wait(deadline)
+
+    def wait_for(self, sending: Sending, deadline: float | None = None) -> None:
+        """Until a message that was sent is done."""
+        if not sending.done:
+            awaited = Awaited((sending.to,), f"take {sending.header}")
+            self._hub.wait(self.number, lambda: sending.done, deadline, lambda: awaited)
+        if sending.error is not None:
+            raise sending.error
+
+    def receive(self, deadline: float | None = None, awaited: Callable[[], Awaited] | None = None) -> Message:
+        """The next message from any endpoint. ``awaited`` says what is missing, and from whom: by default, a message of
+        any. The loss of others does not end the wait."""
+        message = self._hub.receive(self.number, deadline, awaited or self._anything)
+        self.arrivals.append(Arrival.of(message.header))
+        return message
+
+    def _anything(self) -> Awaited:
+        without = {self.number, *self._hub.dropped[self.number]}
+        return Awaited(tuple(number for number in range(self.roster.size) if number not in without), "send a message")
+
+    def gather(self, item: Any, deadline: float | None = None, what: str = "the roles' agreement") -> list[Any]:
+        """What every endpoint gives, in the order of their numbers: all call it, in the same order. ``item`` is a small
+        value that JSON can hold. Endpoints that were dropped give None."""
+        return self._hub.gather(self.number, item, deadline, what)
+
+    def barrier(self, deadline: float | None = None) -> None:
+        """Until all endpoints have come."""
+        self.gather(None, deadline, "the barrier")
+
+    def heard(self, number: int) -> float:
+        """Seconds since the last message or sign of life of an endpoint; since the start where none came."""
+        return self._hub.heard(self.number, number)
+
+    def drop(self, number: int) -> None:
+        """Go on without an endpoint that is lost: what is sent to it is done at once and reaches nobody; what has come
+        from it whole can still be received."""
+        self._hub.drop(self.number, number)
+
+    def fail(self, error: BaseException) -> None:
+        """Say that this endpoint cannot go on: the waits of all others end with an error that says so."""
+        self._hub.fail(self.number, error)
+
+    def close(self, deadline: float | None = None) -> None:
+        """End well: wait until all messages of this endpoint are gone and all others close too."""
+        self._hub.close(self.number, deadline)

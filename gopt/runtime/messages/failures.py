@@ -1,0 +1,69 @@
+"""What a wait that cannot end says: who waited, for whom, and for what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gopt.errors import GoptError, RunError
+from gopt.runtime.messages.roster import Roster
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """``sources``: the endpoints that are waited for; ``what``: what they are to do, such as ``send VALUES of key 3 in
+    round 7``."""
+
+    sources: tuple[int, ...]
+    what: str
+
+
+class LateError(RunError):
+    """A wait took longer than its deadline."""
+
+    def __init__(self, message: str, awaited: Awaited) -> None:
+        super().__init__(message)
+        self.awaited = awaited
+
+
+class LostError(RunError):
+    """An endpoint is lost: its thread or process has ended, or shows no sign of life."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why all endpoints end: what one of them said; ``source`` is its number."""
+
+    source: int
+    text: str
+    exit_code: int
+
+    @classmethod
+    def of(cls, source: int, error: BaseException) -> Failure:
+        text = error.message if isinstance(error, GoptError) else f"{type(error).__name__}: {error}"
+        return cls(source, text, getattr(error, "exit_code", 70))
+
+
+def late(roster: Roster, number: int, awaited: Awaited, seconds: float) -> LateError:
+    return LateError(f"after {seconds:g} s, {_waits(roster, number, awaited)}", awaited)
+
+
+def stuck(roster: Roster, number: int, awaited: Awaited) -> LateError:
+    return LateError(f"no role can go on: {_waits(roster, number, awaited)}", awaited)
+
+
+def lost(roster: Roster, number: int, gone: int, why: str, awaited: Awaited) -> LostError:
+    text = f"{roster.describe(gone)} is lost: {why}; {_waits(roster, number, awaited, 'waited')}"
+    return LostError(text, gone)
+
+
+def stopped(roster: Roster, number: int, failure: Failure, awaited: Awaited | None) -> RunError:
+    where = "" if awaited is None else f"; {_waits(roster, number, awaited, 'waited')}"
+    return RunError(f"stopped, because {roster.describe(failure.source)} failed: {failure.text}{where}")
+
+
+def _waits(roster: Roster, number: int, awaited: Awaited, word: str = "still waits") -> str:
+    return f"{roster.describe(number)} {word} for {roster.describe_all(awaited.sources)} to {awaited.what}"

@@ -1,0 +1,260 @@
+"""What endpoints of one process share: their mailboxes, and how they wait. What carries messages is a subclass."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gopt.errors import RunError
+from gopt.runtime.messages import failures
+from gopt.runtime.messages.failures import Awaited, Failure
+from gopt.runtime.messages.mailbox import Mailbox, Slot
+from gopt.runtime.messages.message import Header, Message
+from gopt.runtime.messages.order import AsTheyCome, Order
+from gopt.runtime.messages.outgoing import Sending
+from gopt.runtime.messages.roster import Roster, Settings
+from gopt.runtime.session import Array
+
+Ready = Callable[[], bool]
+CLOSED = "closed"
+"""What an endpoint gives to all when it closes."""
+
+
+class Hub:
+    """Endpoints of this process. ``changed`` is the lock over all that the hub has; it is notified at each change.
+
+    Subclasses say how messages go out and how a thread that waits moves them on. Methods with the comment "held" are
+    called with the lock.
+    """
+
+    def __init__(self, roster: Roster, settings: Settings, local: Sequence[int], order: Order | None = None) -> None:
+        self.roster, self.settings = roster, settings
+        self.mailboxes = {number: Mailbox(settings) for number in local}
+        self.changed = threading.Condition()
+        self.order: Order = order or AsTheyCome()
+        self.failure: Failure | None = None
+        self.lost: dict[int, str] = {}
+        """Endpoint that is lost -> why."""
+        self.dropped: dict[int, set[int]] = {number: set() for number in local}
+        """Of each endpoint: those without which it goes on."""
+        self._outboxes: dict[int, deque[Sending]] = {number: deque() for number in range(roster.size)}
+        self._unsent = dict.fromkeys(local, 0)
+        """Of each endpoint: messages that are not done."""
+        self._begun = time.monotonic()
+
+    # --- what a subclass does ---
+
+    def _dispatch(self, to: int) -> None:
+        """Held: send what can be sent of an endpoint's outbox."""
+        raise NotImplementedError
+
+    def _tell(self, to: int, item: dict[str, Any]) -> None:
+        """Held: bring a small value to an endpoint, beside all messages."""
+        raise NotImplementedError
+
+    def _advance(self) -> bool:
+        """Held: move transfers on; returns whether anything has happened."""
+        return False
+
+    def _pause(self, idle: int, left: float) -> None:
+        """Held: leave the lock and the processor for a moment; ``idle``: how often nothing has happened."""
+        self.changed.wait(min(left, 1.0))
+
+    def _now(self) -> float:
+        return time.monotonic()
+
+    def _blocked(self, number: int, ready: Ready, until: float) -> None:
+        """Held: an endpoint begins to wait, until a time at the latest."""
+
+    def _unblocked(self, number: int) -> None:
+        """Held: its wait is over."""
+
+    def _may_go(self, number: int) -> bool:
+        """Held: whether it is an endpoint's turn."""
+        return True
+
+    def _expired(self, number: int, until: float) -> bool:
+        """Held: whether the time of a wait is over."""
+        return self._now() >= until
+
+    # --- waiting ---
+
+    def wait(self, number: int, ready: Ready, deadline: float | None, awaited: Callable[[], Awaited]) -> None:
+        with self.changed:
+            self._wait(number, ready, deadline, awaited)
+
+    def _wait(self, number: int, ready: Ready, deadline: float | None, awaited: Callable[[], Awaited]) -> None:
+        """Held: until it is ready. What is ready wins over a loss, and a failure over all."""
+        seconds = self.settings.deadline if deadline is None else deadline
+        until, idle = self._now() + seconds, 0
+        self._blocked(number, lambda: ready() or self._missed(number, awaited) is not None, until)
+        try:
+            while True:
+                if self.failure is not None:
+                    raise failures.stopped(self.roster, number, self.failure, awaited())
+                if self._may_go(number):
+                    if ready():
+                        return
+                    if (gone := self._missed(number, awaited)) is not None:
+                        raise failures.lost(self.roster, number, gone, self.lost[gone], awaited())
+                if self._advance():
+                    idle = 0
+                    self.changed.notify_all()
+                elif self._expired(number, until):
+                    raise failures.late(self.roster, number, awaited(), seconds)
+                else:
+                    idle += 1
+                    self._pause(idle, until - self._now())
+        finally:
+            self._unblocked(number)
+
+    def _missed(self, number: int, awaited: Callable[[], Awaited]) -> int | None:
+        """Held: an endpoint that is lost, that this one waits for and has not dropped."""
+        lost = self.lost.keys() - self.dropped[number]
+        return min(lost.intersection(awaited().sources), default=None) if lost else None
+
+    # --- messages ---
+
+    def post(self, sending: Sending) -> Sending:
+        """Begin to send."""
+        source = sending.message.source
+        with self.changed:
+            if self.failure is not None:
+                raise failures.stopped(self.roster, source, self.failure, None)
+            self._unsent[source] += 1
+            if sending.to in self.dropped[source]:
+                self._finish(sending)
+            else:
+                self._outboxes[sending.to].append(sending)
+                self._dispatch(sending.to)
+        return sending
+
+    def _finish(self, sending: Sending, error: RunError | None = None) -> None:
+        """Held: a message is done."""
+        if not sending.done:
+            sending.done, sending.error = True, error
+            self._unsent[sending.message.source] -= 1
+            self.changed.notify_all()
+
+    def receive(self, number: int, deadline: float | None, awaited: Callable[[], Awaited]) -> Message:
+        """Take the next message of an endpoint, which makes room for another."""
+        mailbox, order = self.mailboxes[number], self.order
+        with self.changed:
+            self._wait(number, lambda: order.ready(number, mailbox.heads()), deadline, awaited)
+            message = mailbox.take(order.choose(number, mailbox.heads()))
+            self._room(number)
+            return message
+
+    def _room(self, number: int) -> None:
+        """Held: a mailbox has room again."""
+
+    def _hand_over(self, to: int) -> None:
+        """Held: bring messages to an endpoint of this process."""
+        box, mailbox = self._outboxes[to], self.mailboxes[to]
+        while box and mailbox.admits():
+            sending = box.popleft()
+            self._place(to, sending.header, sending.message.arrays, sending.owned)
+            self._finish(sending)
+
+    def _place(self, to: int, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Slot | None:
+        """Held: take a message in, unless its source was dropped. Memory that does not fit it is the receiver's
+        failure: all end."""
+        if header.source in self.dropped[to]:
+            return None
+        try:
+            return self.mailboxes[to].place(header, arrays, owned)
+        except Exception as error:
+            self._fail(Failure.of(to, error))
+            return None
+
+    # --- the control plane ---
+
+    def gather(self, number: int, item: Any, deadline: float | None, what: str) -> list[Any]:
+        given, dropped = self.mailboxes[number].items, self.dropped[number]
+        with self.changed:
+            for other in range(self.roster.size):
+                if other not in dropped:
+                    self._tell(other, {"from": number, "item": item})
+
+            def missing() -> list[int]:
+                return [n for n in range(self.roster.size) if n not in dropped and not given.get(n)]
+
+            def awaited() -> Awaited:
+                return Awaited(tuple(missing()), f"come to {what}")
+
+            self._wait(number, lambda: not missing(), deadline, awaited)
+            return [given[n].popleft() if given.get(n) else None for n in range(self.roster.size)]
+
+    def _given(self, to: int, item: dict[str, Any]) -> None:
+        """Held: a value has come for an endpoint."""
+        mailbox, source = self.mailboxes[to], item["from"]
+        mailbox.heard[source] = time.monotonic()
+        mailbox.items.setdefault(source, deque()).append(item["item"])
+        self.changed.notify_all()
+
+    def heard(self, number: int, other: int) -> float:
+        return time.monotonic() - self.mailboxes[number].heard.get(other, self._begun)
+
+    def lose(self, number: int, why: str) -> None:
+        """Say that an endpoint is lost: waits of others raise until they drop it."""
+        with self.changed:
+            self._lose(number, why)
+
+    def _lose(self, number: int, why: str) -> None:
+        """Held."""
+        self.lost.setdefault(number, why)
+        self.changed.notify_all()
+
+    def drop(self, number: int, gone: int) -> None:
+        """Let an endpoint go on without another."""
+        with self.changed:
+            self.dropped[number].add(gone)
+            self.mailboxes[number].drop(gone)
+            box = self._outboxes[gone]
+            for sending in [each for each in box if each.message.source == number]:
+                box.remove(sending)
+                self._finish(sending)
+            self._cancel(number, gone)
+            self._room(number)
+            self.changed.notify_all()
+
+    def _cancel(self, number: int, gone: int) -> None:
+        """Held: end the transfers between an endpoint and one that it dropped."""
+
+    def fail(self, number: int, error: BaseException) -> None:
+        with self.changed:
+            self._fail(Failure.of(number, error))
+
+    def _fail(self, failure: Failure) -> None:
+        """Held: the first failure stands."""
+        if self.failure is None:
+            self.failure = failure
+        self.changed.notify_all()
+
+    def close(self, number: int, deadline: float | None) -> None:
+        """Wait for what is unsent, then for the others: who leaves early would take in nothing more."""
+
+        def awaited() -> Awaited:
+            return Awaited(tuple(self._takers(number)), "take its last messages")
+
+        self.wait(number, lambda: not self._unsent[number], deadline, awaited)
+        self.gather(number, CLOSED, deadline, "the end")
+        self.wait(number, self._settled, deadline, lambda: Awaited((), "come to the end"))
+        with self.changed:
+            self.mailboxes[number].closed = True
+            self._closed()
+            self.changed.notify_all()
+
+    def _takers(self, number: int) -> set[int]:
+        """Held: those who have not taken what an endpoint sent."""
+        return {each.to for box in self._outboxes.values() for each in box if each.message.source == number}
+
+    def _settled(self) -> bool:
+        """Held: whether nothing is under way beside messages."""
+        return True
+
+    def _closed(self) -> None:
+        """Held: an endpoint of this process has closed."""

@@ -1,0 +1,164 @@
+"""What travels: a kind, who sent it, two numbers, a small note, and arrays. And its form as bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from gopt.collectives.layout import ITEM_BYTES
+from gopt.errors import InvariantError
+from gopt.ir.types import numpy_dtype
+from gopt.runtime.session import Array, array_dtype
+
+NOTE_BYTES = 1 << 20
+"""Most that a note takes as JSON: it travels with the header, outside the receiver's limit of bytes."""
+_FIXED = struct.Struct("<qqqqqqq")
+"""Kind, source, key, round, bytes of the description, arrays, and whether their bytes follow it."""
+
+
+class Kind(IntEnum):
+    """What a message asks for or brings."""
+
+    HELLO = 1
+    """A role reports: who it is, and what it was made from."""
+    WELCOME = 2
+    """The answer to HELLO: the role belongs to the job."""
+    REFUSED = 3
+    """A request or a HELLO is refused; the note says why."""
+    PUSH = 4
+    """Arrays of one key or bucket go to the one that holds it."""
+    PULL = 5
+    """Asks for the values of one key or bucket."""
+    VALUES = 6
+    """The answer to PULL."""
+    PUSH_ROWS = 7
+    """Ids and rows of a table go to the one that holds them."""
+    PULL_ROWS = 8
+    """Asks for rows of a table by their ids."""
+    ROWS = 9
+    """The answer to PULL_ROWS."""
+    PARTIAL = 10
+    """Partial results of a reduction, among those that hold its parts."""
+    TOTAL = 11
+    """The result of that reduction."""
+    BARRIER = 12
+    """A role has come to a barrier."""
+    RELEASE = 13
+    """All have come to it."""
+    SAVE = 14
+    """Asks for what a checkpoint takes."""
+    SAVED = 15
+    """The answer to SAVE."""
+    BYE = 16
+    """A role sends nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Type and shape of an array that travels; ``dtype`` is a word of the manifest, such as ``bfloat16``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: Array) -> ArraySpec:
+        """Raises InvariantError where arrays of that type do not travel."""
+        word = array_dtype(array)
+        if word not in ITEM_BYTES:
+            raise InvariantError(f"arrays of {word} do not travel")
+        return cls(word, array.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    def empty(self) -> Array:
+        """An array of this type and shape, with values of no meaning."""
+        return np.empty(self.shape, numpy_dtype(self.dtype))
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A message without its arrays: what a receiver knows before they come."""
+
+    kind: Kind
+    source: int
+    key: int
+    round: int
+    arrays: tuple[ArraySpec, ...] = ()
+    note: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """What its arrays take."""
+        return sum(spec.nbytes for spec in self.arrays)
+
+    def __str__(self) -> str:
+        return f"{self.kind.name} of key {self.key} in round {self.round}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """What travels. ``source``: number of the endpoint that sends it; ``key`` and ``round`` mean what the two ends
+    agree on; ``note``: a small value that JSON can hold."""
+
+    kind: Kind
+    source: int
+    key: int = 0
+    round: int = 0
+    arrays: tuple[Array, ...] = ()
+    note: Any = None
+
+    @property
+    def header(self) -> Header:
+        specs = tuple(ArraySpec.of(array) for array in self.arrays)
+        return Header(self.kind, self.source, self.key, self.round, specs, self.note)
+
+    @classmethod
+    def from_header(cls, header: Header, arrays: Sequence[Array]) -> Message:
+        return cls(header.kind, header.source, header.key, header.round, tuple(arrays), header.note)
+
+
+def encode(header: Header, inline: Sequence[Array] | None) -> bytes:
+    """A header as bytes; ``inline``: its arrays, where their bytes stand behind it. Raises InvariantError where the
+    note is too large or no JSON."""
+    try:
+        text = json.dumps([[(spec.dtype, spec.shape) for spec in header.arrays], header.note]).encode()
+    except (TypeError, ValueError) as error:
+        raise InvariantError(f"the note of {header} is no JSON: {error}") from error
+    if len(text) > NOTE_BYTES:
+        raise InvariantError(f"the note of {header} takes {len(text)} bytes, {NOTE_BYTES} are the most")
+    numbers = header.kind, header.source, header.key, header.round, len(text), len(header.arrays), inline is not None
+    return b"".join([_FIXED.pack(*numbers), text, *(array.tobytes() for array in inline or ())])
+
+
+def decode(data: bytes | bytearray) -> tuple[Header, list[Array] | None]:
+    """The header, and its arrays where their bytes stand behind it: views of ``data``."""
+    kind, source, key, number, length, _, inline = _FIXED.unpack_from(data)
+    specs, note = json.loads(data[_FIXED.size : _FIXED.size + length])
+    header = Header(
+        Kind(kind), source, key, number, tuple(ArraySpec(dtype, tuple(shape)) for dtype, shape in specs), note
+    )
+    if not inline:
+        return header, None
+    arrays, place = [], _FIXED.size + length
+    for spec in header.arrays:
+        part = np.frombuffer(data, np.uint8, spec.nbytes, place)
+        arrays.append(part.copy().view(numpy_dtype(spec.dtype)).reshape(spec.shape))  # a copy is aligned
+        place += spec.nbytes
+    return header, arrays
+
+
+def bits(array: Array) -> Array:
+    """The bytes of a contiguous array: a view."""
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,298 @@
+"""Endpoints in MPI processes. A header goes out first; large arrays follow, each straight into its final memory.
+
+A header is sent so that it counts as sent when the receiver takes it, and the receiver takes none while its queue is
+full: that is the flow control. All calls of MPI are made under one lock. Whoever waits moves all transfers of its
+process on; while nobody waits, a thread does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from gopt.errors import OptionError
+from gopt.runtime.engines.mpi import load_mpi
+from gopt.runtime.messages.endpoint import Endpoint
+from gopt.runtime.messages.failures import Failure
+from gopt.runtime.messages.hub import Hub
+from gopt.runtime.messages.message import bits, decode, encode
+from gopt.runtime.messages.order import Order
+from gopt.runtime.messages.outgoing import Sending
+from gopt.runtime.messages.roster import Roster, Settings
+from gopt.runtime.messages.transfers import Transfer, Transfers
+from gopt.runtime.session import Array
+
+CHUNK = 1 << 30
+"""Bytes of one transfer: counts of MPI are 32 bits in many functions."""
+INLINE = 8 << 10
+"""Bytes of arrays that travel with the header: two copies cost less than two transfers."""
+UNTAKEN = 16
+"""Headers to one endpoint that the receiver has not taken: the rest wait here."""
+_CONTROL, _BEAT, _FIRST = 1, 2, 4
+"""Tags: values beside all messages, signs of life, and two for each endpoint: headers and arrays."""
+_SPINS, _FIRST_SLEEP, _LAST_SLEEP, _BUSY_SLEEP = 40, 2e-5, 1e-3, 5e-5
+"""How often a wait only gives the processor away; then it sleeps, in seconds; the last while arrays travel."""
+_CONTROL_EVERY = 32
+"""Rounds in which something has moved, between two looks at what comes beside messages."""
+FAREWELL = 1.0
+"""Seconds that an endpoint which fails has to tell the others."""
+
+
+class MpiHub(Hub):
+    """The endpoints of this process in a job of MPI processes. All processes make it together.
+
+    Raises OptionError where the launcher started another number of processes than the roster has.
+    """
+
+    def __init__(
+        self, roster: Roster, settings: Settings | None = None, order: Order | None = None, chunk: int = CHUNK
+    ) -> None:
+        self._mpi: Any = load_mpi()
+        world = self._mpi.COMM_WORLD
+        wanted = max(roster.processes) + 1
+        if world.size != wanted:
+            raise OptionError(
+                f"the launcher started {world.size} processes, the roles need {wanted}", f"start it with {wanted}"
+            )
+        self.process: int = world.rank
+        super().__init__(roster, settings or Settings(), roster.local(self.process), order)
+        self._comm: Any = world.Dup()
+        self._chunk = chunk
+        self._transfers = Transfers()
+        self._untaken = [0] * roster.size
+        """Of each endpoint: headers to it that it has not taken."""
+        self._status: Any = self._mpi.Status()
+        self._moves = 0
+        self._moved_at = 0.0
+        self._beats: dict[int, Any] = {}
+        self._last_beat = 0.0
+        self._alive = dict.fromkeys(range(wanted), time.monotonic())
+        """Process -> when something came from it."""
+        self._ended = threading.Event()
+        self._open = set(self.mailboxes)
+        self._stop = weakref.finalize(self, self._ended.set)
+        threading.Thread(target=_move_on, args=(weakref.ref(self), self._ended), name="messages", daemon=True).start()
+
+    def endpoint(self, number: int) -> Endpoint:
+        """An endpoint of this process."""
+        if number not in self.mailboxes:
+            raise OptionError(f"{self.roster.describe(number)} is not in process {self.process}")
+        return Endpoint(self, number)
+
+    # --- out ---
+
+    def _dispatch(self, to: int) -> None:
+        box, process = self._outboxes[to], self.roster.processes[to]
+        if process == self.process:
+            self._hand_over(to)
+            return
+        while box and self._untaken[to] < UNTAKEN:
+            sending = box.popleft()
+            source, arrays = sending.header.source, sending.message.arrays
+            small = sending.header.nbytes <= INLINE
+            data = encode(sending.header, arrays if small else None)
+            request = self._comm.Issend([data, self._mpi.BYTE], process, self._header_tag(to))
+            self._untaken[to] += 1
+            self._transfers.add(Transfer(request, source, to, data))
+            for part in [] if small else self._parts(arrays):
+                request = self._comm.Isend([part, self._mpi.BYTE], process, self._array_tag(source, to))
+                self._transfers.add(Transfer(request, source, to, part, sending))
+            if small:
+                self._finish(sending)
+
+    def _header_tag(self, to: int) -> int:
+        return _FIRST + to
+
+    def _array_tag(self, source: int, to: int) -> int:
+        """One for each pair: what comes from one that was dropped is never taken for another's."""
+        return _FIRST + self.roster.size * (1 + to) + source
+
+    def _parts(self, arrays: Sequence[Array]) -> list[Array]:
+        """The bytes of arrays as they are sent: those without any not at all, long ones in chunks."""
+        flat = [bits(array) for array in arrays if array.size]
+        return [each[start : start + self._chunk] for each in flat for start in range(0, each.size, self._chunk)]
+
+    def _room(self, number: int) -> None:
+        self._hand_over(number)
+
+    def _tell(self, to: int, item: dict[str, Any]) -> None:
+        if self.roster.processes[to] == self.process:
+            self._given(to, json.loads(json.dumps(item)))
+        else:
+            self._aside(item["from"], to, {"to": to, **item})
+
+    def _aside(self, source: int, to: int, item: dict[str, Any]) -> None:
+        data = json.dumps(item).encode()
+        request = self._comm.Isend([data, self._mpi.BYTE], self.roster.processes[to], _CONTROL)
+        self._transfers.add(Transfer(request, source, to, data, aside=True))
+
+    # --- moving on ---
+
+    def _advance(self) -> bool:
+        moved = self._end_transfers()
+        for number, mailbox in self.mailboxes.items():
+            while mailbox.admits() and self._take_in(number):
+                moved = True
+        self._moves += 1
+        if not moved or self._moves % _CONTROL_EVERY == 0:
+            moved = self._listen() or moved
+        self._moved_at = time.monotonic()
+        return moved
+
+    def _end_transfers(self) -> bool:
+        ended = self._transfers.ended(self._mpi)
+        for each in ended:
+            if isinstance(each.message, Sending):
+                if not each.message.left:
+                    self._finish(each.message)
+            elif each.message is None and not each.aside:
+                self._untaken[each.to] -= 1
+                self._dispatch(each.to)
+        return bool(ended)
+
+    def _take_in(self, number: int) -> bool:
+        """Take the next message for an endpoint, and let its arrays come into their memory."""
+        found = self._comm.Improbe(self._mpi.ANY_SOURCE, self._header_tag(number), self._status)
+        if found is None:
+            return False
+        process = self._status.Get_source()
+        header, arrays = decode(self._received(found))
+        self._alive[process] = time.monotonic()
+        slot = self._place(number, header, arrays)
+        if slot is not None and arrays is None:
+            tag = self._array_tag(header.source, number)
+            for part in self._parts(slot.arrays):
+                request = self._comm.Irecv([part, self._mpi.BYTE], process, tag)
+                self._transfers.add(Transfer(request, header.source, number, part, slot))
+        return True
+
+    def _received(self, found: Any) -> bytearray:
+        data = bytearray(self._status.Get_count(self._mpi.BYTE))
+        found.Recv([data, self._mpi.BYTE])
+        return data
+
+    def _listen(self) -> bool:
+        """Take in what comes beside messages."""
+        moved = False
+        while (found := self._comm.Improbe(self._mpi.ANY_SOURCE, _CONTROL, self._status)) is not None:
+            self._alive[self._status.Get_source()] = time.monotonic()
+            item = json.loads(self._received(found))
+            if "failed" in item:
+                self._hear_failure(Failure(*item["failed"]))
+            else:
+                self._given(item["to"], item)
+            moved = True
+        if self.settings.beat:
+            self._beat()
+        return moved
+
+    def _hear_failure(self, failure: Failure) -> None:
+        super()._fail(failure)
+
+    def _pause(self, idle: int, left: float) -> None:
+        if idle <= _SPINS:
+            self.changed.release()
+            try:
+                os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
+            finally:
+                self.changed.acquire()
+            return
+        longest = _BUSY_SLEEP if self._transfers.arrays else _LAST_SLEEP
+        self.changed.wait(min(left, longest, _FIRST_SLEEP * 1.5 ** min(idle - _SPINS, 20)))
+
+    # --- signs of life ---
+
+    def _beat(self) -> None:
+        """Send a sign of life to each process and take in theirs; who has given none for long is lost."""
+        now = time.monotonic()
+        while (found := self._comm.Improbe(self._mpi.ANY_SOURCE, _BEAT, self._status)) is not None:
+            self._alive[self._status.Get_source()] = now
+            self._received(found)
+        if now - self._last_beat < self.settings.beat:
+            return
+        late = now - self._last_beat > self.settings.silence and self._last_beat > 0
+        self._last_beat = now
+        for process in self._alive:
+            gone = all(number in self.lost for number in self.roster.local(process))
+            if process == self.process or gone:
+                continue
+            if late:  # this process itself stood still: it has looked at nothing meanwhile
+                self._alive[process] = now
+            if now - self._alive[process] > self.settings.silence:
+                for number in self.roster.local(process):
+                    self._lose(number, f"it has given no sign of life for {self.settings.silence:g} s")
+            elif process not in self._beats or self._beats[process].Test():
+                self._beats[process] = self._comm.Isend([b"", self._mpi.BYTE], process, _BEAT)
+
+    def heard(self, number: int, other: int) -> float:
+        return time.monotonic() - self._alive[self.roster.processes[other]]
+
+    # --- the end ---
+
+    def _cancel(self, number: int, gone: int) -> None:
+        ends = {(number, gone), (gone, number)}
+        for each in self._transfers.abandon(lambda transfer: (transfer.source, transfer.to) in ends):
+            if isinstance(each.message, Sending):
+                self._finish(each.message)
+
+    def _fail(self, failure: Failure) -> None:
+        """Held: tell all processes, and give them a moment to hear it."""
+        if self.failure is not None:
+            return
+        super()._fail(failure)
+        first = {process: self.roster.local(process)[0] for process in self._alive if process != self.process}
+        for to in first.values():
+            if to not in self.lost:
+                self._aside(failure.source, to, {"failed": [failure.source, failure.text, failure.exit_code]})
+        until, idle = time.monotonic() + FAREWELL, 0
+        while time.monotonic() < until and not self._transfers.settled:
+            idle = 0 if self._advance() else idle + 1
+            self._pause(idle, until - time.monotonic())
+
+    def _settled(self) -> bool:
+        return self._transfers.settled
+
+    def _takers(self, number: int) -> set[int]:
+        under_way = {each.to for each in self._transfers.under_way if isinstance(each.message, Sending)}
+        return super()._takers(number) | under_way
+
+    def _closed(self) -> None:
+        self._open = {number for number, mailbox in self.mailboxes.items() if not mailbox.closed}
+        if not self._open:
+            self._stop()
+
+    def leave(self, code: int) -> None:
+        """End this process at once, without the end that MPI's processes make together: one that died never comes."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def abort(self, code: int) -> None:
+        """End all processes of the job at once."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._comm.Abort(code)
+
+
+def _move_on(held: weakref.ref[MpiHub], ended: threading.Event) -> None:
+    """Move transfers on while the threads of the endpoints compute."""
+    pause = _LAST_SLEEP
+    while not ended.wait(pause):
+        if (hub := held()) is None:
+            return
+        with hub.changed:
+            if time.monotonic() - hub._moved_at > pause / 2 and not ended.is_set():
+                try:
+                    if hub._advance():
+                        hub.changed.notify_all()
+                except Exception as error:
+                    Hub._fail(hub, Failure.of(next(iter(hub.mailboxes)), error))
+                    return
+            pause = _BUSY_SLEEP * 2 if hub._transfers.arrays else _LAST_SLEEP
+        del hub  # a thread that held it would keep it alive

@@ -1,0 +1,22 @@
+"""A message on its way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gopt.errors import RunError
+from gopt.runtime.messages.message import Header, Message
+
+
+@dataclass(slots=True, eq=False)
+class Sending:
+    """``done``: the memory of its arrays may be used again, or the receiver is lost."""
+
+    to: int
+    message: Message
+    header: Header
+    owned: bool = False
+    done: bool = False
+    error: RunError | None = None
+    left: int = field(default=0)
+    """Transfers that are under way."""

@@ -1,0 +1,67 @@
+"""Who takes part: endpoints with their names and processes; and what they may hold and for how long they wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gopt.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """All endpoints of a job. An endpoint is one role, not one process: several may live in a process.
+
+    ``names``: for people, such as ``server 0``; ``processes``: of each endpoint the number of its process.
+    """
+
+    names: tuple[str, ...]
+    processes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str], processes: Sequence[int] | None = None) -> Roster:
+        """``processes``: one each by default. Raises OptionError where a process from 0 to the last has no endpoint."""
+        numbers = tuple(range(len(names)) if processes is None else processes)
+        if not names or len(numbers) != len(names):
+            raise OptionError(f"{len(names)} roles stand on {len(numbers)} processes")
+        idle = set(range(max(numbers) + 1)) - set(numbers)
+        if idle or min(numbers) < 0:
+            raise OptionError(f"process {min(idle, default=min(numbers))} has no role")
+        return cls(tuple(names), numbers)
+
+    @property
+    def size(self) -> int:
+        return len(self.names)
+
+    def local(self, process: int) -> list[int]:
+        """The endpoints of a process."""
+        return [number for number, home in enumerate(self.processes) if home == process]
+
+    def describe(self, number: int) -> str:
+        """``server 0 (endpoint 2, process 1)``."""
+        if not 0 <= number < self.size:
+            return f"endpoint {number}"
+        return f"{self.names[number]} (endpoint {number}, process {self.processes[number]})"
+
+    def describe_all(self, numbers: Iterable[int]) -> str:
+        """Some endpoints, and not all of many."""
+        found = sorted(set(numbers))
+        more = f" and {len(found) - 8} others" if len(found) > 8 else ""
+        return ", ".join(self.describe(number) for number in found[:8]) + more
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``deadline``: seconds that one wait may take. ``messages``, ``bytes``: an endpoint takes in another message while
+    it holds fewer and less than these. ``beat``: seconds between signs of life, 0 for none; ``silence``: seconds
+    without any after which an endpoint of another process counts as lost."""
+
+    deadline: float = 60.0
+    messages: int = 64
+    bytes: int = 256 << 20
+    beat: float = 0.0
+    silence: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.deadline <= 0 or self.messages < 1 or self.bytes < 1 or self.beat < 0 or self.silence <= self.beat:
+            raise OptionError(f"{self} cannot be: limits are at least 1, and silence is longer than a beat")

@@ -1,0 +1,160 @@
+"""Endpoints as threads of one process: for tests, for replay, and for jobs on one machine without MPI."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from gopt.errors import GoptError
+from gopt.runtime.messages.endpoint import Endpoint
+from gopt.runtime.messages.failures import Awaited, Failure
+from gopt.runtime.messages.hub import Hub, Ready
+from gopt.runtime.messages.order import Order, Seeded
+from gopt.runtime.messages.roster import Roster, Settings
+
+T = TypeVar("T")
+GRACE = 2.0
+"""Seconds that threads have to end when one of them has failed."""
+
+
+class ThreadHub(Hub):
+    """All endpoints of a job in this process. Arrays are copied when the receiver takes them in; ones that were given
+    away are handed over.
+
+    With a ``Seeded`` order endpoints go on one at a time, and time is virtual: where all wait and none can go on, the
+    wait that would end first is over at once.
+    """
+
+    def __init__(self, roster: Roster, settings: Settings | None = None, order: Order | None = None) -> None:
+        super().__init__(roster, settings or Settings(), range(roster.size), order)
+        self._serial = order if isinstance(order, Seeded) else None
+        self._clock = 0.0
+        self._waits: dict[int, tuple[Ready, float]] = {}
+        """Of a serial run: who waits for what, and until when."""
+        self._running: int | None = None
+        self._over: set[int] = set()
+        """Endpoints whose virtual time is over."""
+        self._ended: set[int] = set()
+
+    def endpoint(self, number: int) -> Endpoint:
+        return Endpoint(self, number)
+
+    def start(self, number: int) -> None:
+        """Called by an endpoint's thread before anything else: a serial run begins when all have come."""
+        if self._serial is not None:
+            self.wait(number, lambda: True, None, lambda: Awaited((), "start"))
+
+    def end(self, number: int) -> None:
+        """Called by an endpoint's thread at its end."""
+        with self.changed:
+            self._ended.add(number)
+            if self._running == number:
+                self._running = None
+            self._schedule()
+
+    def _dispatch(self, to: int) -> None:
+        self._hand_over(to)
+
+    def _room(self, number: int) -> None:
+        self._hand_over(number)
+
+    def _tell(self, to: int, item: dict[str, Any]) -> None:
+        self._given(to, json.loads(json.dumps(item)))
+
+    # --- serial runs ---
+
+    def _now(self) -> float:
+        return self._clock if self._serial is not None else super()._now()
+
+    def _blocked(self, number: int, ready: Ready, until: float) -> None:
+        if self._serial is not None:
+            self._waits[number] = ready, until
+            if self._running == number:
+                self._running = None
+            self._schedule()
+
+    def _unblocked(self, number: int) -> None:
+        self._waits.pop(number, None)
+        self._over.discard(number)
+
+    def _may_go(self, number: int) -> bool:
+        return self._serial is None or self._running == number
+
+    def _expired(self, number: int, until: float) -> bool:
+        return number in self._over if self._serial is not None else super()._expired(number, until)
+
+    def _schedule(self) -> None:
+        """Held: let one endpoint go on, once all wait."""
+        if self._serial is None or self._running is not None or len(self._waits) + len(self._ended) < self.roster.size:
+            return
+        able = [number for number, (ready, _) in self._waits.items() if ready()]
+        if able:
+            self._running = self._serial.pick(able)
+        elif self._waits:
+            self._clock, self._running = min((until, number) for number, (_, until) in self._waits.items())
+            self._over.add(self._running)
+        self.changed.notify_all()
+
+
+def run_threads(
+    hub: ThreadHub, work: Callable[[Endpoint], T], may_end: Callable[[int], bool] = lambda _: False
+) -> list[T | None]:
+    """Let every endpoint do its work in a thread; returns what each returns.
+
+    Raises the first failure, with the name of its endpoint. Where an endpoint ``may_end``, its failure is not one: it
+    is lost, and returns None.
+    """
+    results: list[T | None] = [None] * hub.roster.size
+    found: list[tuple[int, BaseException]] = []
+
+    def live(number: int) -> None:
+        try:
+            hub.start(number)
+            results[number] = work(hub.endpoint(number))
+        except BaseException as error:
+            if may_end(number):
+                hub.lose(number, Failure.of(number, error).text)
+            else:
+                found.append((number, error))
+                hub.fail(number, error)
+        finally:
+            hub.end(number)
+
+    names = hub.roster.names
+    threads = [threading.Thread(target=live, args=(n,), name=name, daemon=True) for n, name in enumerate(names)]
+    for thread in threads:
+        thread.start()
+    try:
+        _join(threads, found)
+    except BaseException as error:  # an interrupt
+        hub.fail(0, error)
+        raise
+    if found:
+        raise _named(hub.roster, *found[0])
+    return results
+
+
+def _join(threads: Sequence[threading.Thread], found: Sequence[object]) -> None:
+    """Wait until all have ended; once one has failed, threads that reach no wait are left running: they are daemons."""
+    until = math.inf
+    while alive := [thread for thread in threads if thread.is_alive()]:
+        alive[0].join(0.1)
+        if found and until == math.inf:
+            until = time.monotonic() + GRACE
+        if time.monotonic() > until:
+            return
+
+
+def _named(roster: Roster, number: int, error: BaseException) -> BaseException:
+    """The error with the name of the endpoint that it befell, where it does not begin with it."""
+    name = roster.names[number]
+    if isinstance(error, GoptError) and type(error).__init__ is GoptError.__init__:
+        named = type(error)(f"{name}: {error.message}", *error.hints)
+        named.__cause__ = error
+        return named
+    error.add_note(f"in {name}")
+    return error
