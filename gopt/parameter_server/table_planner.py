@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+from gopt.analysis.embeddings import EmbeddingTable
+from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
 from gopt.ir.types import nbytes
 from gopt.parameter_server.tables import Layout, TableLayout, even_cuts
@@ -57,6 +59,19 @@ class TableSize:
     def traffic(self, parts: int = 1) -> float:
         """Bytes of a step where rows are pulled and pushed, and ids go to ``parts`` servers."""
         return self.lookups * (2 * self.row_bytes + ID_BYTES * parts)
+
+
+def table_size(training: TrainingGraph, table: EmbeddingTable, trainers: int) -> TableSize:
+    """The size of a recognised table. In each step a trainer is expected to ask for every id of a batch once, and for
+    no row twice; states count as far as they have the table's rows."""
+    types, update = training.graph.types, table.update
+    ids = sum(types[lookup.ids].elements for lookup in table.lookups)
+    states = [types[name].nbytes for name in update.states if name != table.parameter] if update else []
+    split = update is not None and update.by_row
+    return TableSize(
+        table.parameter, table.rows, table.width, table.dtype, sum(states) // max(table.rows, 1),
+        float(trainers * min(ids, table.rows)), split, split,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

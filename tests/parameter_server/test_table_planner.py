@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from helpers import FIXTURES
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gopt
+from gopt.analysis.embeddings import find_embeddings
 from gopt.errors import OptionError
-from gopt.parameter_server.table_planner import TableSize, plan_tables, server_loads
+from gopt.parameter_server.table_planner import TableSize, plan_tables, server_loads, table_size
 from gopt.parameter_server.tables import Layout
 
 KB = 1 << 10
@@ -147,6 +150,15 @@ def test_an_update_that_needs_the_whole_is_not_split():
         plan_tables([table(by_row=False)], 2, given={"t": "modulo"})
     with pytest.raises(OptionError, match="more than one element at a time"):
         plan_tables([table(by_column=False)], 2, given={"t": "columns"})
+
+
+def test_the_size_of_a_recognised_table():
+    """Adam keeps two numbers for each; a bag of five ids for each of six samples is 30, of a table of 24 rows 24."""
+    training = gopt.load(FIXTURES / "sparse" / "dlrm_adam.onnx").training
+    sizes = [table_size(training, each, 3) for each in find_embeddings(training)]
+    assert sizes[0] == TableSize("table0", 64, 8, "float32", 64, 18.0)
+    assert sizes[2] == TableSize("table2", 24, 8, "float32", 64, 72.0)
+    assert [each.layout for each in plan_tables(sizes, 2)] == [Layout.MODULO, Layout.MODULO, Layout.DENSE]
 
 
 def test_no_servers_are_refused():
