@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gopt.analysis.row_locality import mixes_rows
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase, State
 from gopt.analysis.updates import Mode, UpdateSubgraph
@@ -29,12 +30,14 @@ class RowUpdate:
     """How the update of a table treats rows.
 
     ``by_row``: every row is updated from what it alone holds, so that any rows can be updated without the others;
-    ``why`` says why not. ``states``: those that have the table's rows, the table first. ``moved``: those of them that
-    change where the gradient is zero: empty where lazy and dense updates are the same. ``operands``: what else it reads
-    that has a row for each row of the table. ``reductions``: results of reductions over the whole table or gradient.
+    ``by_element``: so is every element. ``why`` says why it is not by element, or not even by row. ``states``: those
+    that have the table's rows, the table first. ``moved``: those of them that change where the gradient is zero: empty
+    where lazy and dense updates are the same. ``operands``: what else it reads that has a row for each row of the
+    table. ``reductions``: results of reductions over the whole table or gradient.
     """
 
     by_row: bool
+    by_element: bool
     why: str
     states: tuple[str, ...]
     moved: tuple[str, ...]
@@ -71,16 +74,20 @@ _WIDER = {"float16": ("float32", "float64"), "bfloat16": ("float32", "float64"),
 def row_update(values: RowValues, subgraph: UpdateSubgraph) -> RowUpdate:
     """How a parameter's update treats rows."""
     shape = values.shape(subgraph.parameter.tensor)
-    aligned = [state for state in subgraph.states if values.shape(state.tensor) == shape]
+    rows = shape[0] if shape else 0
+    aligned = [state for state in subgraph.states if (values.shape(state.tensor) or (0,))[0] == rows]
     own = {subgraph.gradient, *(state.tensor for state in aligned)}
     own.update(name for node in subgraph.nodes for name in node.outputs)
     read = dict.fromkeys(name for node in subgraph.nodes for name in node.reads)
-    operands = tuple(name for name in read if name not in own and values.shape(name) == shape)
-    by_row = subgraph.mode is Mode.SPLIT
+    others = {name: values.shape(name) or () for name in read if name not in own}
+    operands = tuple(name for name, other in others.items() if other[:1] == (rows,) and len(other) == len(shape or ()))
+    by_element = subgraph.mode is Mode.SPLIT
+    mixed = mixes_rows(values, subgraph) if subgraph.mode is Mode.WHOLE else subgraph.why
+    by_row = by_element or not mixed
+    why = "" if by_element else mixed or subgraph.why
     moved = _moved(values, subgraph, aligned) if by_row else tuple(state.tensor for state in aligned)
     reductions = tuple(node.outputs[0] for node in subgraph.reductions)
-    why = "" if by_row else subgraph.why
-    return RowUpdate(by_row, why, tuple(state.tensor for state in aligned), moved, operands, reductions)
+    return RowUpdate(by_row, by_element, why, tuple(state.tensor for state in aligned), moved, operands, reductions)
 
 
 def _moved(values: RowValues, subgraph: UpdateSubgraph, states: list[State]) -> tuple[str, ...]:
@@ -243,5 +250,6 @@ _RULES: dict[str, Rule] = {
     "Identity": _kept, "Cast": _kept, "Reshape": _kept, "Squeeze": _kept, "Unsqueeze": _kept, "Flatten": _kept,
     "Expand": _kept, "Add": _sum, "Sum": _sum, "Sub": _difference, "Mul": _product, "Div": _quotient, "Sqrt": _root,
     "Pow": _power, "Abs": _absolute, "Neg": _negative, "Sign": _odd, "Tanh": _odd, "Max": _extreme, "Min": _extreme,
-    "Clip": _clip, "Where": _chosen,
+    "Clip": _clip, "Where": _chosen, "ReduceSum": _odd, "ReduceMean": _odd, "ReduceSumSquare": _odd, "ReduceL1": _odd,
+    "ReduceL2": _odd, "ReduceMax": _odd, "ReduceMin": _odd,
 }  # fmt: skip

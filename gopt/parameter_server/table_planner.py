@@ -67,10 +67,10 @@ def table_size(training: TrainingGraph, table: EmbeddingTable, trainers: int) ->
     types, update = training.graph.types, table.update
     ids = sum(types[lookup.ids].elements for lookup in table.lookups)
     states = [types[name].nbytes for name in update.states if name != table.parameter] if update else []
-    split = update is not None and update.by_row
+    by_row, by_element = (update.by_row, update.by_element) if update else (False, False)
     return TableSize(
         table.parameter, table.rows, table.width, table.dtype, sum(states) // max(table.rows, 1),
-        float(trainers * min(ids, table.rows)), split, split,
+        float(trainers * min(ids, table.rows)), by_row, by_element,
     )  # fmt: skip
 
 

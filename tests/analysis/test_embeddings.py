@@ -258,7 +258,7 @@ def test_a_metric_of_a_table_belongs_to_its_update(tmp_path):
 
     assert shown("ReduceSumSquare").reductions == ("part",) and shown("ReduceSumSquare").by_row
     product = shown("MatMul")
-    assert not product.by_row and not product.lazy_is_dense and product.why == "MatMul part is not elementwise"
+    assert not product.by_row and not product.lazy_is_dense and product.why == "MatMul part takes more than one row"
 
 
 def test_other_ids_behind_than_in_front_are_none(tmp_path):

@@ -151,10 +151,10 @@ def test_operands_of_its_shape_are_listed(tmp_path):
     assert len(mask.operands) == 1 and update_of(stepped, tmp_path).operands == ()
 
 
-def test_an_update_over_rows_is_told(tmp_path):
+def test_an_update_of_each_row_is_told(tmp_path):
     def way(b: Builder, w: str, g: str) -> str:
         square = b.op("ReduceMean", b.op("Mul", g, g), b.const([1], "int64"), keepdims=1)
         return stepped(b, w, b.op("Div", g, b.op("Add", b.op("Sqrt", square), b.const(1e-3))))
 
     found = update_of(way, tmp_path)
-    assert not found.by_row and "is not elementwise" in found.why and found.moved == ("w0",)
+    assert found.lazy_is_dense and not found.by_element and "is not elementwise" in found.why
