@@ -31,6 +31,8 @@ from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.mesh import Mesh, axis_kinds
 from gopt.opaque import schema_roles
 from gopt.opaque.expand import expand
+from gopt.parameter_server.options import SplitOptions
+from gopt.parameter_server.split import SplitStep, split_step
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_axes, check_mesh, check_passes, check_states
 from gopt.program import SpmdProgram
@@ -177,6 +179,46 @@ class Sharded:
                 file.writelines(piece.encode() for piece in report.pieces())
             write_new(staged / MANIFEST_FILE, self.manifest().text().encode())
         return report
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A step shared out between trainers and servers, checked."""
+
+    source: Source
+    step: SplitStep
+
+    def __repr__(self) -> str:
+        return f"<Split {self.source.name}: {self.step}>"
+
+    def manifest(self) -> Manifest:
+        """The manifest as it is written."""
+        from gopt.parameter_server.folder import split_manifest
+
+        return split_manifest(self.step)
+
+    def report(self) -> Report:
+        """The report as it is written."""
+        from gopt.parameter_server.report import build_split_report
+
+        return build_split_report(self.step, self.source.entry())
+
+    @gc_paused()
+    def write(self, folder: str | os.PathLike[str], *, force: bool = False, jobs: int = 1) -> Report:
+        """Write the output folder, whole or not at all, ``jobs`` files at a time; returns the report."""
+        from gopt.parameter_server.folder import write_split
+
+        roles = roles_text(self.step.training)
+        return write_split(self.step, folder, self.source.entry(), roles, force=force, jobs=jobs)
+
+
+@gc_paused()
+def split(source: Source, options: SplitOptions) -> Split:
+    """Split a step between trainers and servers and check the result; nothing is written.
+
+    Raises OptionError and UnsupportedError for what cannot be split so.
+    """
+    return Split(source, split_step(source.training, options))
 
 
 def roles_text(training: TrainingGraph) -> str:

@@ -20,11 +20,13 @@ from gopt.sharding.placements import EVERYWHERE, FlatShard, OnMember, Sharding
 
 @dataclass(frozen=True, slots=True)
 class BucketSlice:
-    """A source tensor inside a bucket: where it starts, and how many elements it has."""
+    """Elements of a source tensor inside a bucket: where they start in the bucket, how many they are, and the first of
+    them in the tensor."""
 
     tensor: str
     offset: int
     elements: int
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ FLATTENING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 """Layout operators through which a full reduction may look."""
 
 
-def find_updates(training: TrainingGraph, *, whole_accumulators: bool, uncut: bool = False) -> Updates:
+def find_updates(training: TrainingGraph, *, whole_accumulators: bool, uncut: bool | frozenset[str] = False) -> Updates:
     """The update of every parameter with a gradient; found once for a training, and not to be changed.
 
     ``whole_accumulators``: gradient accumulators stay whole on every rank (stage 1), what they hold included.
-    ``uncut``: no tensor is to be cut, also where its update would allow it.
+    ``uncut``: no tensor is to be cut, or none of these, also where its update would allow it.
     Raises UnsupportedError for an operator that gopt does not know inside an update.
     """
     whole_accumulators = whole_accumulators and any(state.kind is StateKind.ACCUMULATOR for state in training.states)
@@ -34,12 +34,13 @@ def find_updates(training: TrainingGraph, *, whole_accumulators: bool, uncut: bo
     return training.once(question, lambda: _find(training, whole_accumulators, uncut))
 
 
-def _find(training: TrainingGraph, whole_accumulators: bool, uncut: bool) -> Updates:
+def _find(training: TrainingGraph, whole_accumulators: bool, uncut: bool | frozenset[str]) -> Updates:
     finder = _Finder(training, whole_accumulators)
     finder.collect()
     finder.settle()
-    for subgraph in finder.subgraphs.values() if uncut else ():
-        subgraph.weaken(Mode.WHOLE, "its owner updates it whole")
+    for name, subgraph in finder.subgraphs.items():
+        if uncut is True or (uncut and name in uncut):
+            subgraph.weaken(Mode.WHOLE, "its owner updates it whole")
     finder.localise()
     updates = Updates(finder.subgraphs, *finder.scalar_reductions())
     isomorphism.assign_classes(training, updates)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -18,6 +18,8 @@ import numpy as np
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind
 from gopt.artifact.json_writer import pretty_json
+from gopt.artifact.pieces import Piece as Piece
+from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh, Sees
@@ -100,21 +102,6 @@ class OutputEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Elements ``start`` to ``stop`` of a flattened tensor of the source, or of a ``box`` of it: what a rank has where
-    dimensions are sharded, one list of ranges per dimension."""
-
-    tensor: str
-    start: int
-    stop: int
-    box: Box | None = field(default=None, metadata=OPTIONAL)
-
-    @property
-    def elements(self) -> int:
-        return self.stop - self.start
-
-
-@dataclass(frozen=True, slots=True)
 class LocalState:
     """A state as a rank holds it: its pieces, flattened, one after the other."""
 
@@ -168,6 +155,7 @@ class RankEntry:
 
     rank: int
     role: str
+    """``trainer`` or ``server``."""
     files: Mapping[str, str]
     state: tuple[LocalState, ...]
     accumulators: tuple[LocalAccumulator, ...] = field(default=(), metadata=OPTIONAL)
@@ -198,6 +186,8 @@ class Manifest:
     mesh: MeshEntry
     split: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
     """Axis that splits the computation -> the rule by which parts get their sizes."""
+    parameter_server: ServerPlanEntry | None = field(default=None, metadata=OPTIONAL)
+    """With trainers and servers: the mesh is that of the trainers, and the servers are ranks behind them."""
     source: str
     loss: str
     states: tuple[SourceState, ...]
@@ -208,6 +198,15 @@ class Manifest:
     def schedule(self) -> dict[str, int]:
         """The phases in the order in which they run -> how often each runs in one step."""
         return {each.name: each.times for each in self.phases or (PhaseEntry("step", 1),)}
+
+    def with_trainers(self, count: int) -> Manifest:
+        """The manifest of a split for another number of trainers, who are all alike."""
+        trainers = [each for each in self.ranks if each.role == "trainer"]
+        if len(trainers) == count:
+            return self
+        ranks = [trainers[0]] * count + [each for each in self.ranks if each.role != "trainer"]
+        mesh = MeshEntry((("dp", count),), count)
+        return replace(self, mesh=mesh, ranks=tuple(replace(each, rank=n) for n, each in enumerate(ranks)))
 
     def states_of(self, rank: RankEntry) -> tuple[LocalState, ...]:
         """All states that a rank holds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -29,15 +30,17 @@ def write_ranks(
     common: Sequence[RankState],
     ranks: Sequence[RankGraph],
     jobs: int = 1,
+    names: RankFiles | None = None,
 ) -> dict[str, int]:
     """Write one file per rank and phase, ``jobs`` at a time; returns bytes by file. Raises OSError."""
+    names = names or RankFiles()
     writers: dict[int, _RankWriter] = {}
     for rank in ranks:
         if id(rank.phase) not in writers:
-            writers[id(rank.phase)] = _RankWriter(program.of(rank.rank), rank.phase, values, common)
+            writers[id(rank.phase)] = _RankWriter(program.of(rank.rank), rank.phase, values, common, names)
 
     def write(rank: RankGraph) -> tuple[str, int]:
-        name = rank_file(rank.rank, rank.phase)
+        name = names.of(rank.rank, rank.phase)
         with create(folder / name) as file:
             return name, sum(map(file.write, writers[id(rank.phase)].model(rank)))
 
@@ -47,15 +50,37 @@ def write_ranks(
         return dict(pool.map(write, ranks))
 
 
+@dataclass(frozen=True, slots=True)
+class RankFiles:
+    """What files of ranks are called, and what they say of themselves: ``role`` and a number, unless ``alone``."""
+
+    role: str = "rank"
+    alone: bool = False
+
+    def of(self, rank: int, phase: Phase) -> str:
+        """The file of a phase of a rank."""
+        stem = self.role if self.alone else f"{self.role}_{rank:04d}"
+        return f"{stem}.onnx" if phase.name == STEP else f"{stem}.{phase.name}.onnx"
+
+    def metadata(self, program: SpmdProgram, rank: int) -> dict[str, str]:
+        """Entries of a file's metadata."""
+        if self.role == "rank":
+            return {"gopt.format": "gopt-rank/1", "gopt.mesh": str(program.mesh), "gopt.rank": str(rank)}
+        entries = {"gopt.format": "gopt-rank/1", "gopt.role": self.role}
+        return entries if self.alone else entries | {"gopt.server": str(rank)}
+
+
 def rank_file(rank: int, phase: Phase) -> str:
-    return f"rank_{rank:04d}.onnx" if phase.name == STEP else f"rank_{rank:04d}.{phase.name}.onnx"
+    return RankFiles().of(rank, phase)
 
 
 class _RankWriter:
     """Builds rank files from parts that are serialised once: a protobuf message is the sum of its fields."""
 
-    def __init__(self, program: SpmdProgram, phase: Phase, values: StatesFile, common: Sequence[RankState]) -> None:
-        self.program, self.values, self.graph = program, values, phase.graph
+    def __init__(
+        self, program: SpmdProgram, phase: Phase, values: StatesFile, common: Sequence[RankState], names: RankFiles
+    ) -> None:
+        self.program, self.values, self.graph, self.names = program, values, phase.graph, names
         self._blocks: dict[Block, bytes] = {}
         """The bytes of blocks that several ranks may have."""
         graph, types = phase.graph, program.training.graph.types
@@ -75,12 +100,12 @@ class _RankWriter:
         shown = [name for name in (program.training.loss, *program.training.metrics) if name in graph.outputs]
         outputs = {name: types[name] for name in shown}
         outputs |= {state.output: state.type for state in common if state.output in graph.outputs}
-        for names, table, border in (
+        for given_names, table, border in (
             (program.training.graph.inputs, inputs, body.input),
             (program.training.graph.outputs, outputs, body.output),
         ):
             # What the source has keeps the source's order; what a pass made comes behind it.
-            order = {name: place for place, name in enumerate(names)}
+            order = {name: place for place, name in enumerate(given_names)}
             for name in sorted(table, key=lambda name: order.get(name, len(order))):
                 border.append(value_info(name, table[name]))
         used = {name for node in graph.nodes for name in node.reads} | set(given) | set(frozen)
@@ -108,9 +133,16 @@ class _RankWriter:
             return external_tensor(name, tensor.type, self.values.offset[name])
         return named_tensor(name, tensor)
 
+    def _stored(self, state: RankState) -> str:
+        """The name under which a state is stored: its own where it has a place of its own."""
+        if state.input in self.values.offset and not any(piece.box for piece in state.pieces):
+            return state.input
+        return stored(state.stored, state.pieces[0].box)
+
     def _initial(self, state: RankState) -> TensorProto:
         piece = state.pieces[0]
-        start = self.values.offset[stored(state.stored, piece.box)] + nbytes(state.type.dtype, piece.start)
+        key = self._stored(state)
+        start = self.values.offset[key] + (0 if key == state.input else nbytes(state.type.dtype, piece.start))
         return external_tensor(state.input, state.type, start)
 
     def _block(self, block: Block) -> bytes:
@@ -130,7 +162,7 @@ class _RankWriter:
             if state.output in self.graph.outputs:
                 own.output.append(value_info(state.output, state.type))
         for held in rank.states:
-            if held.input in self.graph.inputs and stored(held.stored, held.pieces[0].box) in self.values.offset:
+            if held.input in self.graph.inputs and self._stored(held) in self.values.offset:
                 own.initializer.append(self._initial(held))
         for name in sorted(rank.constants):
             own.initializer.append(onnx.numpy_helper.from_array(rank.constants[name], name))
@@ -141,8 +173,7 @@ class _RankWriter:
         graph = [*map(self._block, rank.blocks), self._body, own.SerializeToString(deterministic=True)]
         header = onnx.ModelProto()
         header.CopyFrom(self._header)
-        entries = {"gopt.format": "gopt-rank/1", "gopt.mesh": str(self.program.mesh), "gopt.rank": str(rank.rank)}
-        for key, value in entries.items():
+        for key, value in self.names.metadata(self.program, rank.rank).items():
             entry = header.metadata_props.add()
             entry.key, entry.value = key, value
         prepare(header, rank.functions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,6 +41,13 @@ class StatesFile:
             self._order.append((name, tensor, self.size))
             self.offset[name] = self.size
             self.size += tensor.nbytes
+
+    def without(self, names: Container[str]) -> StatesFile:
+        """The same file for who has no values of some names."""
+        other = StatesFile()
+        other._order, other.size = self._order, self.size
+        other.offset = {name: offset for name, offset in self.offset.items() if name not in names}
+        return other
 
     def write(self, path: Path) -> None:
         """All of it as a new file, or none where there is nothing; raises OSError, RunError."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gopt.collectives.call import Attribute, PartialType
 from gopt.collectives.layout import FLOATS, INTEGERS, ITEM_BYTES
+from gopt.collectives.messages import MESSAGES, MessageOperator
 from gopt.collectives.spec import DOMAIN, VERSION, Collective
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import InputError
@@ -34,6 +35,9 @@ def register() -> None:
     for record in COLLECTIVES.values():
         if not onnx.defs.has(record.name, DOMAIN):
             onnx.defs.register_schema(schema(record))
+    for message in MESSAGES.values():
+        if not onnx.defs.has(message.name, DOMAIN):
+            onnx.defs.register_schema(message_schema(message))
 
 
 def schema(record: Collective) -> OpSchema:
@@ -62,6 +66,53 @@ def schema(record: Collective) -> OpSchema:
     return result
 
 
+def message_schema(record: MessageOperator) -> OpSchema:
+    """The ONNX schema of a message operator, its shape inference included."""
+    from onnx.defs import OpSchema
+
+    def many(name: str, type: str, low: int, high: int | None) -> list[OpSchema.FormalParameter]:
+        if high is None:
+            option = OpSchema.FormalParameterOption.Variadic
+            return [OpSchema.FormalParameter(name, type, param_option=option, min_arity=low)]
+        single, optional = OpSchema.FormalParameterOption.Single, OpSchema.FormalParameterOption.Optional
+        options = [single] * low + [optional] * (high - low)
+        return [
+            OpSchema.FormalParameter(f"{name}{place}", type, param_option=option)
+            for place, option in enumerate(options)
+        ]
+
+    number = "tensor(int64)"
+    inputs = [OpSchema.FormalParameter("round", number)]
+    if record.weighed:
+        optional = OpSchema.FormalParameterOption.Optional
+        inputs.append(OpSchema.FormalParameter("weight", "tensor(float)", param_option=optional))
+    if record.ids:
+        inputs.append(OpSchema.FormalParameter("ids", number))
+    skipped = int(record.ids)
+    high = None if record.max_inputs is None else record.max_inputs - skipped
+    inputs += many("X", "T", record.min_inputs - skipped, high) if high != 0 else []
+    if record.token:
+        outputs = [OpSchema.FormalParameter("token", number)]
+    elif record.name == "AggregateRows":
+        outputs = [OpSchema.FormalParameter("ids", number), OpSchema.FormalParameter("Y", "T")]
+    else:
+        outputs = many("Y", "T", record.min_outputs, record.max_outputs)
+    used = any(parameter.type_str == "T" for parameter in (*inputs, *outputs))
+    types = sorted(f"tensor({_ONNX_WORDS.get(name, name)})" for name in ITEM_BYTES)
+    result = OpSchema(
+        record.name,
+        DOMAIN,
+        VERSION,
+        record.doc,
+        inputs=inputs,
+        outputs=outputs,
+        type_constraints=[("T", types, "All tensors of one message have one type.")] if used else [],
+        attributes=[_attribute(attribute) for attribute in record.attributes],
+    )
+    result.set_type_and_shape_inference_function(_inference(record))
+    return result
+
+
 def _attribute(attribute: Attribute) -> OpSchema.Attribute:
     from onnx import helper
     from onnx.defs import OpSchema
@@ -74,14 +125,14 @@ def _attribute(attribute: Attribute) -> OpSchema.Attribute:
     return OpSchema.Attribute(attribute.name, kind, attribute.doc, required=attribute.required)
 
 
-def _inference(record: Collective) -> Callable[[Any], None]:
+def _inference(record: Collective | MessageOperator) -> Callable[[Any], None]:
     def infer(context: Any) -> None:
         attributes = {}
         for attribute in record.attributes:
             proto = context.get_attribute(attribute.name)
             if proto is not None:
                 attributes[attribute.name] = _value(proto)
-        inputs = _input_types(context)
+        inputs = _input_types(context) if isinstance(record, Collective) else _message_types(context)
         if inputs is None:
             return
         types = record.infer(attributes, inputs)
@@ -104,29 +155,48 @@ def _value(proto: onnx.AttributeProto) -> Any:
     return [item.decode("utf-8", "replace") if isinstance(item, bytes) else item for item in value]
 
 
-def _input_types(context: Any) -> list[PartialType] | None:
-    """Types of the inputs; one of which nothing is known has the dtype of the others. None: not even that."""
+def _input_type(proto: onnx.TypeProto) -> PartialType | None:
+    """Dtype and shape of an input; None where the dtype is not known."""
     import onnx
 
+    code = proto.tensor_type.elem_type
+    if not code:
+        return None
+    name = onnx.TensorProto.DataType.Name(code).lower()
+    shape = None
+    if proto.tensor_type.HasField("shape"):
+        shape = tuple(
+            size.dim_value if size.HasField("dim_value") else size.dim_param or None
+            for size in proto.tensor_type.shape.dim
+        )
+    return _MANIFEST_WORDS.get(name, name), shape
+
+
+def _input_types(context: Any) -> list[PartialType] | None:
+    """Types of the inputs; one of which nothing is known has the dtype of the others. None: not even that."""
     found: list[PartialType | None] = []
     for place in range(context.get_num_inputs()):
         proto = context.get_input_type(place)
-        code = proto.tensor_type.elem_type if proto is not None else 0
-        if not code:
-            found.append(None)
-            continue
-        name = onnx.TensorProto.DataType.Name(code).lower()
-        shape = None
-        if proto.tensor_type.HasField("shape"):
-            shape = tuple(
-                size.dim_value if size.HasField("dim_value") else size.dim_param or None
-                for size in proto.tensor_type.shape.dim
-            )
-        found.append((_MANIFEST_WORDS.get(name, name), shape))
+        found.append(_input_type(proto) if proto is not None else None)
     known = [given for given in found if given is not None]
     if found and not known:
         return None
     return [(known[0][0], None) if given is None else given for given in found]
+
+
+def _message_types(context: Any) -> list[PartialType] | None:
+    """Types of the inputs of a message, ("", None) of an absent one; None where one is not known."""
+    found: list[PartialType] = []
+    for place in range(context.get_num_inputs()):
+        proto = context.get_input_type(place)
+        if proto is None:
+            found.append(("", None))
+            continue
+        known = _input_type(proto)
+        if known is None:
+            return None
+        found.append(known)
+    return found
 
 
 def _type_proto(dtype: str, shape: tuple[int | str | None, ...] | None) -> onnx.TypeProto:

@@ -51,23 +51,7 @@ class Collective:
 
         Raises InputError on one that is unknown, missing, of another type, or of no complete form.
         """
-        unknown = sorted(set(attributes) - {attribute.name for attribute in self.attributes})
-        if unknown:
-            raise InputError(f"{self.name} has no attribute {unknown[0]!r}")
-        missing = [a.name for a in self.attributes if a.required and a.name not in attributes]
-        if missing:
-            raise InputError(f"{self.name} needs the attribute {missing[0]!r}")
-        given = {name for form in self.forms for name in form if name in attributes}
-        if self.forms and given not in self.forms:
-            forms = " or ".join(" and ".join(sorted(form)) for form in self.forms)
-            raise InputError(f"{self.name} needs {forms}, not {' and '.join(sorted(given)) or 'none of them'}")
-        result = {}
-        for attribute in self.attributes:
-            if attribute.name in attributes:
-                result[attribute.name] = attribute.read(self.name, attributes[attribute.name])
-            elif attribute.default is not None:
-                result[attribute.name] = attribute.default
-        return result
+        return resolve_attributes(self.name, self.attributes, self.forms, attributes)
 
     def infer(
         self, attributes: Mapping[str, Any], input_types: Sequence[PartialType], size: int | None = None,
@@ -167,6 +151,29 @@ class Collective:
         fits = FLOATS if how == "mean" else FLOATS | INTEGERS if how == "sum" else FLOATS | INTEGERS | {"bool"}
         if call.dtype not in fits:
             raise UnsupportedError(f"{self.name}: no {how} of {call.dtype}")
+
+
+def resolve_attributes(
+    name: str, known: Sequence[Attribute], forms: Sequence[frozenset[str]], attributes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The attributes of an operator called ``name``, as ``Collective.resolve`` gives and refuses them."""
+    unknown = sorted(set(attributes) - {attribute.name for attribute in known})
+    if unknown:
+        raise InputError(f"{name} has no attribute {unknown[0]!r}")
+    missing = [a.name for a in known if a.required and a.name not in attributes]
+    if missing:
+        raise InputError(f"{name} needs the attribute {missing[0]!r}")
+    given = {key for form in forms for key in form if key in attributes}
+    if forms and given not in forms:
+        wanted = " or ".join(" and ".join(sorted(form)) for form in forms)
+        raise InputError(f"{name} needs {wanted}, not {' and '.join(sorted(given)) or 'none of them'}")
+    result = {}
+    for attribute in known:
+        if attribute.name in attributes:
+            result[attribute.name] = attribute.read(name, attributes[attribute.name])
+        elif attribute.default is not None:
+            result[attribute.name] = attribute.default
+    return result
 
 
 def _concrete(op: str, types: Sequence[PartialType]) -> list[Type]:

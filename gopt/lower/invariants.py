@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.training import StateKind
+from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import SPMD, Node
 from gopt.lower.rank_graph import RankGraph, RankState
@@ -120,7 +121,7 @@ def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
     count = 0
     for rank in ranks:
         members: dict[str, tuple[int, ...]] = {}
-        for node in rank.calls:
+        for node in (each for each in rank.calls if each.op_type not in MESSAGES):
             group = str(node.attributes["group"])
             if group not in members:
                 members[group] = program.mesh.members(group, rank.rank)

@@ -27,9 +27,14 @@ def local_slice(node: Node, here: Here) -> Lowered:
     """The rank's elements of a run, cut out of whole tensors."""
     start, stop = node.sharding.part(here.coordinates)
     starts, sizes = node.attributes["starts"], node.attributes["sizes"]
+    firsts = node.attributes.get("firsts", [0] * len(starts))
+    wholes = node.attributes.get("wholes", sizes)
     first, last = bisect_right(starts, start) - 1, bisect_right(starts, stop - 1)
-    ranges = [(max(start - starts[at], 0), min(stop - starts[at], sizes[at])) for at in range(first, last)]
-    cut = tuple(bound != (0, sizes[at]) for at, bound in zip(range(first, last), ranges))
+    ranges = [
+        (firsts[at] + max(start - starts[at], 0), firsts[at] + min(stop - starts[at], sizes[at]))
+        for at in range(first, last)
+    ]
+    cut = tuple(bound != (0, wholes[at]) for at, bound in zip(range(first, last), ranges))
     output = node.outputs[0]
     names = [output] if len(cut) == 1 else [f"{output}.{number}" for number in range(len(cut))]
     constants = {FLAT: np.array([-1], np.int64)}

@@ -197,8 +197,8 @@ def _run(program: SpmdProgram, at: _Rank, state: ShardedState) -> RankState:
     pieces = tuple(
         ShardRange(
             part.tensor,
-            max(start - part.offset, 0),
-            min(stop - part.offset, part.elements),
+            part.start + max(start - part.offset, 0),
+            part.start + min(stop - part.offset, part.elements),
             program.box(part.tensor, at.coordinates),
         )
         for part in state.slices

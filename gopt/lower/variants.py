@@ -52,7 +52,9 @@ def _common(program: SpmdProgram) -> Iterator[tuple[str, list[Hashable]]]:
         [
             (node.op_type, str(sorted(node.attributes.items())))
             for node in program.graph.nodes
-            if node.domain == COMM and split.intersection(program.mesh.live(str(node.attributes["group"])))
+            if "group" in node.attributes
+            and node.domain == COMM
+            and split.intersection(program.mesh.live(str(node.attributes["group"])))
         ],
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from typing import TypeAlias
 
 from gopt.analysis.operators import ELEMENTWISE
@@ -148,7 +148,8 @@ class _BucketOrder:
     def _layout(self, node: Node) -> None:
         flat = node.sharding.flat
         if node.op_type == "LocalSlice":
-            rows = zip(node.inputs, node.attributes["starts"], node.attributes["sizes"])
+            firsts = node.attributes.get("firsts", [0] * len(node.inputs))
+            rows = zip(node.inputs, node.attributes["starts"], node.attributes["sizes"], firsts)
             self._keep(node.outputs, self._named(rows))
         elif node.op_type == "ShardSlice" and flat is not None and node.inputs[0] in self.contents:
             self._keep(node.outputs, _inside(self.contents[node.inputs[0]], flat[1]))
@@ -193,20 +194,23 @@ class _BucketOrder:
         """Tensors of the source in a bucket, as the parameters that they belong to."""
         found = ((self._expected.get(piece.tensor), piece) for piece in slices)
         return tuple(
-            BucketSlice(of, piece.offset, piece.elements) for of, piece in found if of is not None and piece.elements
+            BucketSlice(of, piece.offset, piece.elements, piece.start)
+            for of, piece in found if of is not None and piece.elements
         )  # fmt: skip
 
-    def _named(self, rows: Iterable[tuple[str, int, int]]) -> Contents:
-        """Values with their offsets and sizes in a bucket, as the parameters that they belong to."""
+    def _named(self, rows: Iterable[tuple[str, int, int, int]]) -> Contents:
+        """Values with their offsets and sizes in a bucket, and their first elements there, as the parameters that they
+        belong to."""
         return tuple(
-            BucketSlice(self.owners[name], start, size) for name, start, size in rows if size and name in self.owners
+            BucketSlice(self.owners[name], offset, size, first)
+            for name, offset, size, first in rows if size and name in self.owners
         )  # fmt: skip
 
     def _joined(self, names: Sequence[str]) -> Contents:
         """Whole values one behind the other."""
         types = self.program.graph.types
         sizes = [types[name].elements for name in names]
-        return self._named(zip(names, accumulate(sizes, initial=0), sizes))
+        return self._named(zip(names, accumulate(sizes, initial=0), sizes, repeat(0)))
 
     def _merged(self, node: Node, parts: Sequence[Contents]) -> Contents:
         """What operands have together; raises InvariantError where they differ."""

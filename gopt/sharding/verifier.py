@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.linearity import is_zero
 from gopt.analysis.operators import MAY_DRAW, draws
+from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.types import TensorType
@@ -137,7 +138,9 @@ class Shardings:
     def _visit(self, node: Node) -> None:
         if node.sharding.by_axis or node.domain == SPMD:
             self._placed_values.update(node.outputs)
-        if node.domain == COMM:
+        if node.domain == COMM and node.op_type in MESSAGES:
+            self._give(node, self._placed(self._equal, node.sharding))
+        elif node.domain == COMM:
             self._call(node)
         elif node.domain == SPMD:
             self._layout(node)

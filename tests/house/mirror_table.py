@@ -34,6 +34,7 @@ KINDS = {
 """Folders of tests that mirror no folder of gopt -> what they are."""
 
 OTHERS = {
+    "runtime/parameter_server/test_server_run.py": "trainers and servers, from split to losses and checkpoints",
     "analysis/test_coupling_random.py": "how samples of a batch meet, in graphs drawn at random",
     "opaque/test_shard_opaque.py": "steps with an opaque optimizer, from file to ranks",
     "runtime/engines/test_nccl_api.py": "the functions of NCCL that the engine calls",
@@ -59,6 +60,22 @@ _SHOWN = "a table: what it shows is tested with its command"
 _RECORDS = "records without behaviour"
 
 TESTED_ELSEWHERE: dict[str, Elsewhere] = {
+    **_each(
+        "parameter_server.components parameter_server.homes parameter_server.options parameter_server.plan "
+        "parameter_server.report parameter_server.servers parameter_server.trainers parameter_server.views "
+        "parameter_server.folder",
+        "what makes a split", "parameter_server/test_parameter_server_split.py",
+    ),
+    **_each(
+        "runtime.parameter_server.contributions runtime.parameter_server.job runtime.parameter_server.keeping "
+        "runtime.parameter_server.run runtime.parameter_server.server runtime.parameter_server.trainer "
+        "runtime.parameter_server.trainer_messages",
+        "trainers and servers as they run", "runtime/parameter_server/test_server_run.py",
+    ),
+    **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),
+    **_each("runtime.training.hyper_parameters", "values fed in every step", "runtime/test_run.py"),
+    **_each("artifact.pieces artifact.server_entries", _RECORDS, "parameter_server/test_parameter_server_split.py"),
+    **_each("collectives.messages", "messages as schemas", "collectives/test_schemas.py"),
     **_each("sharding.traffic", "bytes of calls", "offline/test_times.py", "passes/test_overlap.py"),
     **_each("lower.rank_graph", _RECORDS, "lower/test_specialise.py"),
     **_each(

@@ -19,6 +19,7 @@ LAYERS = (
         "gopt.topology",
         "gopt.sharding.placements",
         "gopt.sharding.boxes",
+        "gopt.parameter_server.roles",
     },
     {"gopt.artifact.report", "gopt.disk"},
     {"gopt.collectives"},
@@ -42,12 +43,14 @@ LAYERS = (
         "gopt.artifact",
         "gopt.artifact.checkpoint_index",
         "gopt.artifact.report_builder",
-        "gopt.api",
     },
+    {"gopt.parameter_server"},
+    {"gopt.api"},
     {"gopt.runtime", "gopt.offline"},
     {"gopt.runtime.engines"},
     {"gopt.runtime.messages"},
     {"gopt.runtime.training", "gopt.verification"},
+    {"gopt.runtime.parameter_server"},
     {"gopt.cli"},
 )
 """Each may import those above it and its own."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
+from gopt.program import BucketSlice
 from gopt.sharding.placements import EVERYWHERE, Sharding
 
 
@@ -41,11 +42,14 @@ def run(dtype: str, sharding: Sharding) -> TensorType:
 
 
 def local_slice(
-    rewriter: GraphRewriter, sources: Sequence[str], starts: Sequence[int], sharding: Sharding, output: str, dtype: str
+    rewriter: GraphRewriter, slices: Sequence[BucketSlice], sharding: Sharding, output: str, dtype: str
 ) -> None:
-    """The rank's elements of a run, cut out of whole tensors that lie at ``starts`` of the bucket."""
-    sizes = [rewriter.graph.types[name].elements for name in sources]
-    attributes = {"starts": list(starts), "sizes": sizes}
+    """The rank's elements of a run, cut out of whole tensors of which the bucket has ``slices``."""
+    sources = [each.tensor for each in slices]
+    sizes, wholes = [each.elements for each in slices], [rewriter.graph.types[name].elements for name in sources]
+    attributes = {"starts": [each.offset for each in slices], "sizes": sizes}
+    if sizes != wholes:
+        attributes |= {"firsts": [each.start for each in slices], "wholes": wholes}
     rewriter.add(
         "LocalSlice", sources, {output: run(dtype, sharding)}, domain=SPMD, attributes=attributes, sharding=sharding
     )

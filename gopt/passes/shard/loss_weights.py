@@ -117,14 +117,14 @@ class LossWeights:
         if held.input not in self.rewriter.graph.types:
             self.rewriter.graph.types[held.input] = type
             self._add("Add", [held.input, value], held.added, type)
-            self._add("Constant", [], held.output, type, value=_array(0.0, type.dtype))
+            self._add("Constant", [], held.output, type, value=constant_value(0.0, type.dtype))
             self.program.accumulators.append(held)
         return held.input
 
     def _constant(self, value: float) -> str:
         name = f"const{value:g}"
         if _named(name) not in self.rewriter.graph.types:
-            self._add("Constant", [], _named(name), self._type(), value=_array(value, self._type().dtype))
+            self._add("Constant", [], _named(name), self._type(), value=constant_value(value, self._type().dtype))
         return _named(name)
 
     def _as(self, value: str, dtype: str) -> str:
@@ -148,7 +148,7 @@ class LossWeights:
         none = self._once("own.none", "Equal", [self._own(), self._constant(0.0)], TensorType("bool", ()))
         zero = f"zero.{type.dtype}"
         if _named(zero) not in self.rewriter.graph.types:
-            self._add("Constant", [], _named(zero), TensorType(type.dtype, ()), value=_array(0.0, type.dtype))
+            self._add("Constant", [], _named(zero), TensorType(type.dtype, ()), value=constant_value(0.0, type.dtype))
         self._add("Mul", [value, factor], f"{root}_times", type, sharding=sharding, after=[value, factor])
         inputs = [none, _named(zero), f"{root}_times"]
         self._add("Where", inputs, f"{root}_weighed", type, sharding=sharding, after=inputs)
@@ -166,5 +166,6 @@ def _named(role: str) -> str:
     return f"gopt.shard.weights.{role}"
 
 
-def _array(value: float, dtype: str) -> onnx.TensorProto:
+def constant_value(value: float | list[float], dtype: str) -> onnx.TensorProto:
+    """A number, or a list of them, as the value of a constant."""
     return onnx.numpy_helper.from_array(np.array(value, numpy_dtype(dtype)))

@@ -30,7 +30,7 @@ from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
 from gopt.collectives.layout import flat_cuts
 from gopt.ir.types import TensorType
-from gopt.program import ShardedState
+from gopt.program import BucketSlice, ShardedState
 from gopt.sharding.placements import FlatShard, OnMember, Sharding
 
 
@@ -43,11 +43,23 @@ class Style(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Neighbouring tensors of one class inside a bucket; ``starts``: where each begins in it."""
+    """Neighbouring tensors of one class inside a bucket; ``starts``: where each begins in it.
+
+    ``ranges``: the elements of each tensor that stand there; () for all of each.
+    """
 
     subgraphs: tuple[UpdateSubgraph, ...]
     starts: tuple[int, ...]
     sharding: Sharding
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    def slices(self, tensors: Sequence[str], types: Mapping[str, TensorType]) -> tuple[BucketSlice, ...]:
+        """What the bucket has of tensors, one of each subgraph and of its parameter's shape."""
+        ranges = self.ranges or [(0, types[tensor].elements) for tensor in tensors]
+        return tuple(
+            BucketSlice(tensor, offset, stop - start, start)
+            for tensor, offset, (start, stop) in zip(tensors, self.starts, ranges)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gopt.passes.shard.gradient_reduction import GradientReduction, ReducedValue
 from gopt.passes.shard.parameter_gather import GatherBucket, OwnedParameter
 from gopt.passes.shard.plan import ParameterGroup, SplitBucket
 from gopt.passes.shard.scalar_reductions import PartialScalar, ScalarReductions
-from gopt.program import BucketSlice, ShardedState
+from gopt.program import ShardedState
 
 
 def emit_split(
@@ -37,8 +37,8 @@ def emit_split(
         shard = reduction.to_shard(bucket.name, gradients, bucket.cuts)
     parts = []
     for number, group in enumerate(bucket.groups):
-        name = f"{bucket.name}.c{number}"
-        emitter = _GroupEmitter(rewriter, group, name, scalars, out.reduced.values, owned=owned)
+        name = emit.named(bucket.name, f"c{number}")
+        emitter = GroupEmitter(rewriter, group, name, scalars, out.reduced.values, owned=owned)
         parts.append(emitter.run(shard, alone=len(bucket.groups) == 1))
         out.states.update(emitter.states)
         out.scalars += emitter.partials
@@ -56,8 +56,11 @@ def emit_split(
     return out
 
 
-class _GroupEmitter:
-    """One class of a bucket: its first subgraph, written over 1-D runs in place of the tensors."""
+class GroupEmitter:
+    """One class of a bucket: its first subgraph, written over 1-D runs in place of the tensors.
+
+    ``name``: that of what it makes, in front of the role.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class _GroupEmitter:
         self.partials: list[PartialScalar] = []
 
     def _named(self, role: str) -> str:
-        return emit.named(self.name, role)
+        return f"{self.name}.{role}"
 
     def run(self, shard: ReducedValue | None, *, alone: bool) -> OwnedParameter:
         """Emit the class; returns its part of the parameters, before and after the update.
@@ -101,8 +104,8 @@ class _GroupEmitter:
         if self.owned:
             types[parameter] = emit.run(types[subgraph.parameter.tensor].dtype, run)
         else:
-            sources = [each.parameter.tensor for each in self.group.subgraphs]
-            emit.local_slice(rewriter, sources, self.group.starts, run, parameter, types[sources[0]].dtype)
+            slices = self.group.slices([each.parameter.tensor for each in self.group.subgraphs], types)
+            emit.local_slice(rewriter, slices, run, parameter, types[slices[0].tensor].dtype)
         for slot in range(1, len(subgraph.states)):
             self.local[subgraph.states[slot].tensor] = self._named(f"state{slot}")
             types[self._named(f"state{slot}")] = emit.run(types[subgraph.states[slot].tensor].dtype, run)
@@ -120,10 +123,7 @@ class _GroupEmitter:
     def _add_states(self) -> None:
         types = self.rewriter.graph.types
         for slot in range(0 if self.owned else 1, len(self.subgraph.states)):
-            parts = tuple(
-                BucketSlice(subgraph.states[slot].tensor, start, types[subgraph.states[slot].tensor].elements)
-                for subgraph, start in zip(self.group.subgraphs, self.group.starts)
-            )
+            parts = self.group.slices([each.states[slot].tensor for each in self.group.subgraphs], types)
             state = self.subgraph.states[slot]
             holding = ShardedState(
                 self.local[state.tensor],
@@ -164,7 +164,8 @@ class _GroupEmitter:
         if type.elements > 1:
             output = self._named(f"x{place}_{slot}")
             sources = [self._twin(subgraph, place, slot) for subgraph in self.group.subgraphs]
-            emit.local_slice(self.rewriter, sources, self.group.starts, self.group.sharding, output, type.dtype)
+            slices = self.group.slices(sources, self.rewriter.graph.types)
+            emit.local_slice(self.rewriter, slices, self.group.sharding, output, type.dtype)
             return output
         return self.scalars.flat(name) if len(type.dims) > 1 else name
 

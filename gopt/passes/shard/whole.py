@@ -35,7 +35,7 @@ def emit_whole(
     parts = []
     for place, subgraph in enumerate(bucket.subgraphs):
         part = _run_on_owner(rewriter, bucket, place, owned=owned)
-        out.scalars += _partial_scalars(rewriter, bucket, place, scalars)
+        out.scalars += partial_scalars(rewriter, bucket, place, scalars)
         parts.append(part if style is Style.BROADCAST else _flat(rewriter, bucket, place, part, scalars))
         for state in subgraph.states[0 if owned else 1 :]:
             input = part.current if state is subgraph.parameter else state.tensor
@@ -94,7 +94,7 @@ def _flat(
     return OwnedParameter(names[0], names[1], part.sharding, part.elements)
 
 
-def _partial_scalars(
+def partial_scalars(
     rewriter: GraphRewriter, bucket: WholeBucket, place: int, scalars: ScalarReductions
 ) -> list[PartialScalar]:
     """The reductions inside an update, which its owner alone computes."""

@@ -1,0 +1,114 @@
+"""What a manifest says of trainers and servers: who serves what, and what travels in which message.
+
+Endpoints are numbered like ranks: trainers first, servers behind them. A key is what is pushed and pulled as one: in
+synchronous modes a run of pieces of alike updates, in asynchronous ones a piece of one tensor. A bucket is the keys of
+one server that travel in one message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gopt.artifact.pieces import Piece
+from gopt.documents.records import OPTIONAL
+
+
+class Mode(StrEnum):
+    """When servers apply what trainers push."""
+
+    SYNC = "sync"
+    """Once a round, what all trainers pushed."""
+    ASYNC = "async"
+    """Each message as it comes."""
+    HALF_ASYNC = "half-async"
+    """Each message as it comes; trainers wait for one another behind every step."""
+    GEO = "geo"
+    """Trainers update on their own, and push what has changed every few steps."""
+
+    @property
+    def rounds(self) -> bool:
+        """Whether servers wait for all trainers."""
+        return self is Mode.SYNC
+
+
+class PullAt(StrEnum):
+    """When trainers pull."""
+
+    START = "start"
+    END = "end"
+
+
+class KeyKind(StrEnum):
+    """What a key is."""
+
+    PARAMETER = "parameter"
+    """Trainers push gradients and pull parameters."""
+    SCALAR = "scalar"
+    """Trainers pull a state that the forward reads, such as a loss scale."""
+    VALUE = "value"
+    """Trainers push a number of their forward; servers read the merged one."""
+    METRIC = "metric"
+    """Trainers pull an output that servers compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """A key. Its block is the part of the server's graph from ``gradient`` and ``inputs`` to ``outputs``.
+
+    ``server``: the number of the server, None where every server has it; trainers then pull from server 0.
+    ``pieces``: what it is of, one behind the other. ``gradient``: what the server's graph calls the merged
+    contributions, '' where nothing is pushed. ``inputs`` and ``outputs``: states of the block before and after the
+    update, the value that is pulled first; of a metric, the output alone. ``dtype`` and ``shape`` are those of the
+    value that is pulled, or of what is pushed where nothing is pulled; ``wire``: the type in which both travel.
+    """
+
+    name: str
+    kind: KeyKind
+    server: int | None
+    bucket: int
+    dtype: str
+    wire: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    gradient: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements that travel."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlanEntry:
+    """How trainers and servers share the work.
+
+    ``fixed_trainers``: a run must have as many trainers as the manifest. ``every``: in mode geo, steps between pushes.
+    ``compensation``: the strength of delay compensation, None without it. ``count``: in asynchronous modes, what
+    advances the counters of a key by one: each push of it, a push for each trainer, or a push of trainer 0.
+    """
+
+    servers: int
+    mode: Mode
+    pull: PullAt
+    fixed_trainers: bool = field(default=False, metadata=OPTIONAL)
+    every: int = field(default=1, metadata=OPTIONAL)
+    compensation: float | None = field(default=None, metadata=OPTIONAL)
+    count: str = field(default="round", metadata=OPTIONAL)
+    slicing: str
+    minimum: int
+    placement: str
+    keys: tuple[KeyEntry, ...]
+
+    @property
+    def buckets(self) -> dict[int, list[KeyEntry]]:
+        """Bucket -> its keys in order."""
+        found: dict[int, list[KeyEntry]] = {}
+        for key in self.keys:
+            found.setdefault(key.bucket, []).append(key)
+        return found

@@ -1,0 +1,158 @@
+"""The output folder of a split: one file for all trainers, one for each server, values once, manifest and report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from gopt.artifact.manifest import (
+    MANIFEST_FILE,
+    CommonEntry,
+    InputEntry,
+    InputKind,
+    LocalAccumulator,
+    LocalState,
+    Manifest,
+    MeshEntry,
+    OutputEntry,
+    PhaseEntry,
+    Piece,
+    RankEntry,
+    SourceState,
+)
+from gopt.artifact.output_folder import output_folder
+from gopt.artifact.ranks import RankFiles, write_ranks
+from gopt.artifact.report_record import REPORT_FILE, Report, SourceEntry
+from gopt.artifact.serialize import SOURCE_FILE, model_bytes
+from gopt.artifact.states_file import INLINE, STATES_FILE, StatesFile
+from gopt.disk.files import create, write_new
+from gopt.ir.graph import Tensor
+from gopt.ir.types import TensorType
+from gopt.lower.rank_graph import RankState
+from gopt.parameter_server.report import build_split_report
+from gopt.parameter_server.split import SplitStep
+
+TRAINER_FILES = RankFiles("trainer", alone=True)
+SERVER_FILES = RankFiles("server")
+
+
+def split_manifest(split: SplitStep) -> Manifest:
+    """The manifest of a split: trainers are ranks 0 to T-1, servers the ranks behind them."""
+    training, options = split.training, split.options
+    types = training.graph.types
+    inputs = [(name, InputKind.BATCH) for name in training.batch] + [(name, InputKind.HYPER) for name in training.hyper]
+    phases = [part.phase for part in split.trainer_graphs.ranks]
+    many = options.accumulate > 1
+    return Manifest(
+        accumulate=options.accumulate,
+        phases=tuple(PhaseEntry(phase.name, phase.times) for phase in phases) if many else None,
+        loss_reduction=str(options.loss_reduction),
+        mesh=MeshEntry((("dp", options.trainers),), options.trainers),
+        parameter_server=split.entry(),
+        source=SOURCE_FILE,
+        loss=training.loss,
+        states=tuple(
+            SourceState(s.tensor, s.updated, s.kind, s.of, types[s.tensor].dtype, types[s.tensor].shape)
+            for s in training.states
+        ),
+        common=CommonEntry(
+            inputs=tuple(InputEntry(name, types[name].dtype, types[name].shape, kind) for name, kind in inputs),
+            outputs=tuple(
+                OutputEntry(name, types[name].dtype, types[name].shape) for name in (training.loss, *training.metrics)
+            ),
+            state=(),
+        ),
+        ranks=tuple(_entries(split)),
+    )
+
+
+def _entries(split: SplitStep) -> Iterator[RankEntry]:
+    graphs = split.trainer_graphs
+    files = {part.phase.name: TRAINER_FILES.of(0, part.phase) for part in graphs.ranks}
+    sums = tuple(
+        LocalAccumulator(each.input, each.output, each.type.dtype, each.type.dims)
+        for each in graphs.ranks[0].accumulators
+    )
+    local = [replace(state, copy=state.input in split.homes.served) for state in graphs.common]
+    held = tuple(map(_local_state, local))
+    for trainer in range(split.options.trainers):
+        yield RankEntry(trainer, "trainer", files, held, sums)
+    shared = tuple(map(_local_state, split.server_graphs.common))
+    for part in split.server_graphs.ranks:
+        number = split.options.trainers + part.rank
+        own = tuple(map(_local_state, part.states))
+        yield RankEntry(number, "server", {part.phase.name: SERVER_FILES.of(part.rank, part.phase)}, (*shared, *own))
+
+
+def _local_state(state: RankState) -> LocalState:
+    pieces = tuple(Piece(piece.tensor, piece.start, piece.stop) for piece in state.pieces)
+    return LocalState(state.input, state.output, pieces, state.local, state.copy)
+
+
+def write_split(split: SplitStep, folder: str | os.PathLike[str], source: SourceEntry, roles: str, *, force: bool,
+                jobs: int = 1) -> Report:  # fmt: skip
+    """Write the folder, whole or not at all; returns the report. ``roles``: the roles as metadata of the source.
+
+    Raises OptionError, RunError and StoppedError as ``output_folder`` does.
+    """
+    report = build_split_report(split, source)
+    values = _plan_states(split)
+    with output_folder(Path(folder), force=force) as staged:
+        values.write(staged / STATES_FILE)
+        trainers, servers = split.trainer_graphs, split.server_graphs
+        local = values.without(split.homes.served)
+        write_ranks(staged, split.trainer, local, trainers.common, trainers.ranks, jobs, TRAINER_FILES)
+        write_ranks(staged, split.servers, values, servers.common, servers.ranks, jobs, SERVER_FILES)
+        write_new(staged / SOURCE_FILE, _source(split, values, roles))
+        with create(staged / REPORT_FILE) as file:
+            file.writelines(piece.encode() for piece in report.pieces())
+        write_new(staged / MANIFEST_FILE, split_manifest(split).text().encode())
+    return report
+
+
+def _source(split: SplitStep, values: StatesFile, roles: str) -> bytes:
+    """The source without the values of its states."""
+    graph = split.training.graph
+    states = {state.tensor for state in split.training.states}
+    kept = {name: tensor for name, tensor in graph.initializers.items() if name not in states}
+    metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
+    return model_bytes(replace(graph, initializers=kept), values.offset, STATES_FILE, metadata)
+
+
+def _plan_states(split: SplitStep) -> StatesFile:
+    """Where every value lies: what servers have, one after the other, then what is local, then large constants."""
+    source = split.training.graph.initializers
+    values = StatesFile()
+    seen: set[str] = set()
+    held: list[RankState] = [*split.server_graphs.common]
+    held += [state for part in split.server_graphs.ranks for state in part.states]
+    held += [state for state in split.trainer_graphs.common if state.input not in split.homes.served]
+    for state in held:
+        if state.input in seen or any(piece.tensor not in source for piece in state.pieces):
+            continue
+        seen.add(state.input)
+        values.add([(state.input, _value(state, source))])
+    states = {state.tensor for state in split.training.states}
+    for name, tensor in source.items():
+        if name not in states and name not in seen and tensor.nbytes > INLINE:
+            values.add([(name, tensor)])
+    return values
+
+
+def _value(state: RankState, source: dict[str, Tensor]) -> Tensor:
+    """The start value of a state: its pieces, one behind the other."""
+    if len(state.pieces) == 1 and state.type == source[state.pieces[0].tensor].type:
+        return source[state.pieces[0].tensor]
+    parts = tuple(_part(source[piece.tensor], piece.start, piece.stop) for piece in state.pieces)
+    return Tensor(state.type, parts=parts)
+
+
+def _part(tensor: Tensor, start: int, stop: int) -> Tensor:
+    type = TensorType(tensor.type.dtype, (stop - start,))
+    if tensor.path:
+        return tensor.flat_slice(start, stop)
+    return Tensor(type, reader=lambda: np.ascontiguousarray(np.asarray(tensor.read()).reshape(-1)[start:stop]))

@@ -1,0 +1,119 @@
+"""Where every state and every node of a step goes: to the servers, or to the trainers.
+
+Servers have what the new values of trained parameters depend on, up to the gradients. Trainers have what the loss, the
+gradients and their own states depend on, up to the states that servers hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
+from gopt.analysis.updates import Updates
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import Node
+from gopt.sanitize import show
+
+
+@dataclass(frozen=True, slots=True)
+class Homes:
+    """``server_nodes`` and ``trainer_nodes`` are nodes of the source in order; some may be in both.
+
+    ``served``: states that servers hold. ``shared``: those among them that no parameter with a gradient owns: every
+    server has them. ``pulled``: those that trainers read. ``metrics``: outputs that servers compute. ``merged``: values
+    that servers read as a merge over the trainers -> what a trainer makes of them.
+    """
+
+    server_nodes: tuple[Node, ...]
+    trainer_nodes: tuple[Node, ...]
+    served: frozenset[str]
+    shared: tuple[str, ...]
+    pulled: frozenset[str]
+    metrics: tuple[str, ...]
+    merged: dict[str, str]
+
+
+def find_homes(training: TrainingGraph, updates: Updates, weight: str = "") -> Homes:
+    """Share a step out. ``weight``: a value that trainers send with their gradients.
+
+    Raises UnsupportedError, with the value's name, for an update that reads a batch or random numbers beside its
+    gradients.
+    """
+    graph, index = training.graph, GraphIndex(training.graph)
+    owned = {state.tensor for subgraph in updates.subgraphs.values() for state in subgraph.states}
+    cut = {*training.gradients.values(), *training.shared}
+    by_input = training.state_of()
+    metrics = [name for name in training.metrics if _in_update(index, name) and name not in cut]
+    served = dict.fromkeys([*owned, *(state.tensor for state in training.states if _follows(index, state))])
+    server_ids: set[int] = set()
+    reached: set[str] = set()
+    pending = [*metrics, *(by_input[name].updated for name in served)]
+    while pending:
+        found = _walk(index, pending, cut, server_ids, reached)
+        new = [name for name in found if name in by_input and name not in served]
+        served.update(dict.fromkeys(new))
+        pending = [by_input[name].updated for name in new]
+    _refuse_batch(training, server_ids, reached)
+    local = [state.updated for state in training.states if state.tensor not in served]
+    wanted = [training.loss, *(name for name in training.metrics if name not in metrics), *local]
+    wanted += [*(training.gradients[name] for name in updates.subgraphs), *training.shared.values()]
+    trainer_ids: set[int] = set()
+    read: set[str] = set()
+    _walk(index, [*wanted, *filter(None, [weight])], set(training.shared), trainer_ids, read)
+    return Homes(
+        tuple(node for node in graph.nodes if id(node) in server_ids),
+        tuple(node for node in graph.nodes if id(node) in trainer_ids),
+        frozenset(served),
+        tuple(state.tensor for state in training.states if state.tensor in served and state.tensor not in owned),
+        frozenset(name for name in read if name in served),
+        tuple(metrics),
+        {made: own for made, own in training.shared.items() if made in reached},
+    )
+
+
+def _in_update(index: GraphIndex, name: str) -> bool:
+    node = index.producers.get(name)
+    return node is not None and node.phase is Phase.UPDATE
+
+
+def _follows(index: GraphIndex, state: State) -> bool:
+    """Whether a state follows the update, and is no running statistic."""
+    return state.kind is not StateKind.STATISTIC and _in_update(index, state.updated)
+
+
+def _walk(index: GraphIndex, targets: Iterable[str], cut: set[str], ids: set[int], reached: set[str]) -> list[str]:
+    """Go back from values to what they depend on, but not behind ``cut``; notes nodes and values, and returns the
+    values that no node makes."""
+    found: list[str] = []
+    stack = [name for name in targets if name not in reached]
+    while stack:
+        name = stack.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        node = index.producers.get(name) if name not in cut else None
+        if node is None:
+            if name not in cut:
+                found.append(name)
+        elif id(node) not in ids:
+            ids.add(id(node))
+            stack += [each for each in node.reads if each not in reached]
+    return found
+
+
+def _refuse_batch(training: TrainingGraph, ids: set[int], reached: set[str]) -> None:
+    random = next((node for node in training.random if id(node) in ids), None)
+    if random is not None:
+        raise UnsupportedError(
+            f"the update draws random numbers at {show(random.label)}: servers would draw others than the source",
+            "round to nearest, or shard the step with gopt shard",
+        )
+    given = next((name for name in training.batch if name in reached), None)
+    if given is not None:
+        reader = next(node for node in training.graph.nodes if id(node) in ids and given in node.reads)
+        raise UnsupportedError(
+            f"the update reads the batch {show(given)} beside the gradients, at {show(reader.label)}",
+            "servers see no batch: --shared VALUE sends one number of the forward as its mean over the trainers",
+        )

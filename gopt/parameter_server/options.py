@@ -1,0 +1,86 @@
+"""What a user asks of a split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gopt.analysis.loss_reduction import LossReduction, LossRule
+from gopt.artifact.server_entries import Mode, PullAt
+from gopt.errors import OptionError
+from gopt.limits import RANKS
+from gopt.parameter_server.placement import Placement
+from gopt.parameter_server.slicing import Slicing
+
+COUNTS = ("round", "push", "chief")
+WIRES = ("", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitOptions:
+    """The options of ``gopt split``. Raises OptionError for a value that is none, and for options that do not compose.
+
+    ``given``: the user's server map, piece or pattern -> server. ``cap``: bytes of a message that carries several keys.
+    ``wire``: the type in which gradients and parameters travel, '' for their own. The others are as in
+    ``ServerPlanEntry``.
+    """
+
+    trainers: int
+    servers: int
+    mode: Mode = Mode.SYNC
+    pull: PullAt | None = None
+    slicing: Slicing = Slicing.BALANCED
+    minimum: int = 8192
+    placement: Placement = Placement.BYTES
+    given: Mapping[str, int] = field(default_factory=dict)
+    loss_reduction: LossReduction = field(default_factory=LossReduction)
+    accumulate: int = 1
+    fixed_trainers: bool = False
+    every: int = 1
+    compensation: float | None = None
+    count: str = "round"
+    wire: str = ""
+    cap: int = 4 << 20
+
+    def __post_init__(self) -> None:
+        for what, count in (("--trainers", self.trainers), ("--servers", self.servers)):
+            if not 1 <= count <= RANKS:
+                raise OptionError(f"{what} cannot be {count}", f"it is 1 to {RANKS}")
+        for what, count in (("--accumulate", self.accumulate), ("--minimum", self.minimum), ("--every", self.every)):
+            if count < 1:
+                raise OptionError(f"{what} cannot be {count}", "it is at least 1")
+        if self.cap < 1:
+            raise OptionError("--bucket-mb must be more than 0")
+        if self.count not in COUNTS:
+            raise OptionError(f"--count cannot be {self.count!r}", f"it is {', '.join(COUNTS)}")
+        if self.wire not in WIRES:
+            raise OptionError(f"--wire cannot be {self.wire!r}", "it is float16 or bfloat16")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        waits = self.mode.rounds
+        if self.compensation is not None and self.mode not in (Mode.ASYNC, Mode.HALF_ASYNC):
+            raise OptionError("--delay-compensation needs --mode async", f"in mode {self.mode} no gradient is late")
+        if self.compensation is not None and not 0 <= self.compensation < float("inf"):
+            raise OptionError(f"--delay-compensation cannot be {self.compensation}", "it is a number from 0")
+        if self.every > 1 and self.mode is not Mode.GEO:
+            raise OptionError(f"--every {self.every} needs --mode geo", "see --accumulate for sums of gradients")
+        if self.count != "round" and (waits or self.mode is Mode.GEO):
+            raise OptionError(f"--count {self.count} needs --mode async", f"in mode {self.mode} a round is a step")
+        if self.loss_reduction.rule is not LossRule.MEAN and not waits:
+            raise OptionError(
+                f"--loss-reduction {self.loss_reduction} needs --mode sync", "elsewhere nothing is merged on servers"
+            )
+        if self.accumulate > 1 and self.mode is Mode.GEO:
+            raise OptionError("--accumulate does not go with --mode geo", "--every says how often trainers push")
+        if self.accumulate > 1 and self.loss_reduction.rule is LossRule.WEIGHTED:
+            raise OptionError(f"--accumulate does not go with --loss-reduction {self.loss_reduction}")
+        if self.accumulate > 1 and self.pull is PullAt.START:
+            raise OptionError("--pull start does not go with --accumulate", "micro-steps share what was pulled once")
+
+    @property
+    def pulls(self) -> PullAt:
+        """When trainers pull."""
+        if self.pull is not None:
+            return self.pull
+        return PullAt.END if self.accumulate > 1 or self.mode is Mode.GEO else PullAt.START

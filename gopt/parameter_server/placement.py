@@ -1,0 +1,142 @@
+"""Which server owns which piece. One table is made, and both pushes and pulls follow it."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
+
+from gopt.errors import InvariantError, OptionError
+from gopt.parameter_server.server_map import assigned
+from gopt.sanitize import show
+
+
+class Placement(str, Enum):
+    """How pieces find their server."""
+
+    ROUND_ROBIN = "round_robin"
+    """One after the other: the counts of two servers differ by one at most."""
+    HASH = "hash"
+    """By a stable digest of the piece's key: a piece stays where it is when others come or go."""
+    BYTES = "bytes"
+    """Largest first to the server with the fewest bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSize:
+    """A piece to place: number ``index`` of its tensor's pieces, and its bytes."""
+
+    tensor: str
+    index: int
+    nbytes: int
+
+    @property
+    def key(self) -> str:
+        """A text that no other piece has: the number behind the last ``#`` has digits alone, so any name may stand
+        before it."""
+        return f"{self.tensor}#{self.index}"
+
+
+def place(
+    pieces: Sequence[PieceSize], servers: int, placement: Placement, given: Mapping[str, int] | None = None
+) -> tuple[int, ...]:
+    """The server of each piece, the same for the same arguments on every machine.
+
+    ``given`` is the user's server map (``server_map``): what it names goes where it says and takes no turn; its bytes
+    count before others are placed. A piece without bytes goes to server 0 and takes no turn either. Takes time
+    O(n log n) for n pieces. Raises OptionError.
+    """
+    if servers < 1:
+        raise OptionError(f"the number of servers cannot be {show(servers)}", "it is at least 1")
+    if len({(piece.tensor, piece.index) for piece in pieces}) != len(pieces):
+        raise InvariantError("a piece is to be placed twice")
+    told = assigned([(piece.tensor, piece.index) for piece in pieces], servers, given or {})
+    rest = [position for position, piece in enumerate(pieces) if position not in told and piece.nbytes]
+    owners = [told.get(position, 0) for position in range(len(pieces))]
+    for position, server in zip(rest, _PLACE[placement](pieces, rest, servers, told), strict=True):
+        owners[position] = server
+    return tuple(owners)
+
+
+def _round_robin(
+    pieces: Sequence[PieceSize], rest: Sequence[int], servers: int, told: Mapping[int, int]
+) -> Sequence[int]:
+    return [turn % servers for turn in range(len(rest))]
+
+
+def _hash(pieces: Sequence[PieceSize], rest: Sequence[int], servers: int, told: Mapping[int, int]) -> Sequence[int]:
+    digests = (hashlib.sha256(pieces[position].key.encode()).digest() for position in rest)
+    return [int.from_bytes(digest[:8], "big") % servers for digest in digests]
+
+
+def _bytes(pieces: Sequence[PieceSize], rest: Sequence[int], servers: int, told: Mapping[int, int]) -> Sequence[int]:
+    """Of the servers with the fewest bytes, the one with the fewest pieces of this tensor, then the lowest number.
+
+    Bytes decide first: pieces of one tensor meet on a server only where that keeps the bytes more equal, or where all
+    the servers with the fewest bytes have some.
+    """
+    load = [0] * servers
+    held: Counter[tuple[str, int]] = Counter()
+    for position, server in told.items():
+        load[server] += pieces[position].nbytes
+        held[pieces[position].tensor, server] += 1
+    heap = [(nbytes, server) for server, nbytes in enumerate(load)]
+    heapq.heapify(heap)
+    owner = {}
+    largest_first = sorted(rest, key=lambda position: (-pieces[position].nbytes, position))
+    for (tensor, nbytes), run in groupby(largest_first, lambda at: (pieces[at].tensor, pieces[at].nbytes)):
+        for position, server in _spread(heap, held, tensor, nbytes, run):
+            owner[position] = server
+    return [owner[position] for position in rest]
+
+
+def _spread(
+    heap: list[tuple[int, int]], held: Counter[tuple[str, int]], tensor: str, nbytes: int, run: Iterable[int]
+) -> Iterator[tuple[int, int]]:
+    """Take servers from a heap of (bytes, server) for a run of equal pieces of one tensor.
+
+    ``aside`` has the servers of the fewest bytes, ``level``, that have a piece of the tensor already. They stay aside
+    for the whole run, so that a run looks at each server once and at those that it chooses.
+    """
+    aside: list[tuple[int, int]] = []
+    level = 0
+    for position in run:
+        chosen = None
+        while chosen is None and heap and (not aside or heap[0][0] == level):
+            level, server = heapq.heappop(heap)
+            if held[tensor, server]:
+                heapq.heappush(aside, (held[tensor, server], server))
+            else:
+                chosen = server
+        if chosen is None:
+            _, chosen = heapq.heappop(aside)
+        held[tensor, chosen] += 1
+        heapq.heappush(heap, (level + nbytes, chosen))
+        yield position, chosen
+    for _, server in aside:
+        heapq.heappush(heap, (level, server))
+
+
+_PLACE: dict[Placement, Callable[[Sequence[PieceSize], Sequence[int], int, Mapping[int, int]], Sequence[int]]] = {
+    Placement.ROUND_ROBIN: _round_robin,
+    Placement.HASH: _hash,
+    Placement.BYTES: _bytes,
+}
+
+
+def bytes_per_server(pieces: Sequence[PieceSize], owners: Sequence[int], servers: int) -> tuple[int, ...]:
+    """Bytes of the pieces that each server owns."""
+    held = [0] * servers
+    for piece, server in zip(pieces, owners, strict=True):
+        held[server] += piece.nbytes
+    return tuple(held)
+
+
+def balance(bytes_per_server: Sequence[int]) -> float:
+    """The bytes of the fullest server over their mean: 1 where all have the same, or nothing."""
+    total = sum(bytes_per_server)
+    return max(bytes_per_server) * len(bytes_per_server) / total if total else 1.0

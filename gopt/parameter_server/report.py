@@ -1,0 +1,194 @@
+"""The report of a split: what each role lost and gained, what servers hold, and what travels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gopt.analysis.training import StateKind
+from gopt.artifact.manifest import MeshEntry
+from gopt.artifact.report import OpRecord, PassRecord, VarRecord, rank_ranges
+from gopt.artifact.report_record import (
+    CallCounts,
+    CallEntry,
+    CastCounts,
+    Figures,
+    RankBytes,
+    RankUsage,
+    Report,
+    SourceEntry,
+    Traffic,
+)
+from gopt.collectives.table import COLLECTIVES
+from gopt.ir.graph import COMM, Node, origin
+from gopt.lower.rank_graph import RankGraph
+from gopt.parameter_server.servers import PASS
+from gopt.parameter_server.split import SplitStep
+from gopt.sharding.traffic import Overlap
+
+
+def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
+    """The report of a split; ranks are the trainers, and the servers behind them."""
+    removed_ops, removed_vars = _removed(split)
+    added_ops, added_vars = _added(split)
+    usages = list(_usages(split))
+    servers = usages[split.options.trainers :]
+    balance = {kind: _balance([each.nbytes.by_kind[kind] for each in servers]) for kind in _KINDS}
+    return Report(
+        source=source,
+        mesh=MeshEntry((("dp", split.options.trainers),), split.options.trainers),
+        pipeline=(PassRecord(PASS, _options(split), _facts(split)),),
+        notes=(*split.training.notes, *_notes(split)),
+        couplings=(),
+        removed_ops=tuple(removed_ops),
+        removed_vars=tuple(removed_vars),
+        added_ops=tuple(added_ops),
+        added_vars=tuple(added_vars),
+        ranks=tuple(usages),
+        balance=balance,
+        figures=_figures(split, usages),
+        checks=split.checks,
+    )
+
+
+_KINDS = ("parameters", "optimizer_states", "gradients")
+
+
+def _options(split: SplitStep) -> dict[str, object]:
+    given = split.options
+    return {
+        "trainers": given.trainers, "servers": given.servers, "mode": given.mode.value, "pull": given.pulls.value,
+        "slicing": given.slicing.value, "minimum": given.minimum, "placement": given.placement.value,
+        "loss_reduction": str(given.loss_reduction), "accumulate": given.accumulate, "wire": given.wire,
+        "bucket_bytes": given.cap, "every": given.every, "compensation": given.compensation, "count": given.count,
+    }  # fmt: skip
+
+
+def _facts(split: SplitStep) -> dict[str, object]:
+    pieces = [piece for pieces in split.plan.owners.values() for piece in pieces]
+    by_server = [sum(piece.server == server for piece in pieces) for server in range(split.options.servers)]
+    return {
+        "parameters": len(split.plan.owners), "pieces": len(pieces), "keys": len(split.keys),
+        "buckets": len(split.plan.buckets), "pieces_by_server": by_server,
+    }  # fmt: skip
+
+
+def _notes(split: SplitStep) -> list[str]:
+    owners = {piece.server for pieces in split.plan.owners.values() for piece in pieces}
+    idle = [server for server in range(split.options.servers) if server not in owners]
+    if not idle:
+        return []
+    what = f"server {idle[0]} holds" if len(idle) == 1 else f"servers {rank_ranges(idle)} hold"
+    return [f"{what} no parameter: fewer servers do, or a smaller --minimum"]
+
+
+def _balance(values: Sequence[int]) -> float:
+    total = sum(values)
+    return round(max(values) * len(values) / total, 6) if total else 1.0
+
+
+def _removed(split: SplitStep) -> tuple[list[OpRecord], list[VarRecord]]:
+    """Nodes of the source that some role does not run as they are."""
+    trainers = range(split.options.trainers)
+    servers = range(split.options.trainers, split.options.trainers + split.options.servers)
+    on_trainers = {id(node) for node in split.homes.trainer_nodes}
+    left = {id(root): node for node in split.servers.graph.nodes if (root := origin(node)) is not None}
+    members = [split.servers.mesh.coordinates(number) for number in range(len(servers))]
+    ops: list[OpRecord] = []
+    variables: list[VarRecord] = []
+    for node in split.training.graph.nodes:
+        kept = left.get(id(node))
+        gone = [server for server, at in zip(servers, members) if kept is None or not kept.sharding.covers(at)]
+        rows = [] if id(node) in on_trainers else [(list(trainers), "servers run the update")]
+        if gone:
+            rows.append((gone, split.reasons.get(node.first_output, "trainers run forward and backward")))
+        for ranks, why in rows:
+            where = rank_ranges(ranks)
+            ops.append(OpRecord(node.label, node.op_type, PASS, why, where))
+            for name in node.outputs:
+                if name and name not in split.training.graph.outputs:
+                    type = split.training.graph.type_of(name)
+                    variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, PASS, why, where))
+    return ops, variables
+
+
+def _added(split: SplitStep) -> tuple[list[OpRecord], list[VarRecord]]:
+    """What messages and pieces add to each role."""
+    trainers = list(range(split.options.trainers))
+    found: dict[int, tuple[Node, list[int]]] = {}
+    for graph in split.trainer_graphs.ranks:
+        for node in _own(graph):
+            found[id(node)] = (node, trainers)
+    for graph in split.server_graphs.ranks:
+        for node in _own(graph):
+            found.setdefault(id(node), (node, []))[1].append(split.options.trainers + graph.rank)
+    types = {**split.trainer.graph.types, **split.servers.graph.types}
+    ops: list[OpRecord] = []
+    variables: list[VarRecord] = []
+    for node, ranks in found.values():
+        why, where = _purpose(node), rank_ranges(sorted(set(ranks)))
+        ops.append(OpRecord(node.label, f"{node.domain}.{node.op_type}".lstrip("."), PASS, why, where))
+        for name in node.outputs:
+            if name and (type := types.get(name)) is not None:
+                variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, PASS, why, where))
+    return ops, variables
+
+
+def _own(graph: RankGraph) -> Iterator[Node]:
+    return (node for block in graph.blocks for node in block.nodes if node.made_by)
+
+
+def _purpose(node: Node) -> str:
+    if node.domain == COMM:
+        return "a call among servers" if node.op_type in COLLECTIVES else "a message between trainers and servers"
+    return "the update of pieces, or their layout"
+
+
+def _usages(split: SplitStep) -> Iterator[RankUsage]:
+    kinds = {state.tensor: state.kind for state in split.training.states}
+    pushed, pulled = _traffic(split)
+    sent = tuple(CallEntry(op, "server", calls, size) for op, (calls, size) in pushed.items())
+    held = split.trainer_graphs.common
+    for trainer in range(split.options.trainers):
+        parameters = sum(each.type.nbytes for each in held if kinds[each.pieces[0].tensor] is StateKind.PARAMETER)
+        yield RankUsage(trainer, RankBytes(parameters, 0, sum(size for _, size in pushed.values())), sent)
+    for graph in split.server_graphs.ranks:
+        mine = [each for each in graph.states if each.pieces] + split.server_graphs.common
+        parameters = sum(each.type.nbytes for each in mine if kinds[each.pieces[0].tensor] is StateKind.PARAMETER)
+        states = sum(each.type.nbytes for each in mine if kinds[each.pieces[0].tensor] is StateKind.OPTIMIZER_STATE)
+        types = {**split.servers.graph.types, **graph.types}
+        merged = sum(types[n].nbytes for node in graph.calls if node.op_type == "Aggregate" for n in node.outputs)
+        calls, size = pulled.get(graph.rank, (0, 0))
+        answers = CallEntry("Pull", "trainer", calls * split.options.trainers, size * split.options.trainers)
+        yield RankUsage(split.options.trainers + graph.rank, RankBytes(parameters, states, merged), (answers,))
+
+
+def _traffic(split: SplitStep) -> tuple[dict[str, tuple[int, int]], dict[int, tuple[int, int]]]:
+    """Messages and bytes of a step: what a trainer pushes, and what each server gives one trainer."""
+    types = split.trainer.graph.types
+    calls = pushed = 0
+    pulled: dict[int, tuple[int, int]] = {}
+    for graph in split.trainer_graphs.ranks:
+        for node in graph.calls:
+            if node.op_type == "Push":
+                calls += graph.phase.times
+                pushed += graph.phase.times * sum(types[name].nbytes for name in node.inputs[2:])
+            elif node.op_type == "Pull":
+                count, size = pulled.get(node.attributes["server"], (0, 0))
+                given = sum(types[name].nbytes for name in node.outputs)
+                pulled[node.attributes["server"]] = (count + 1, size + given)
+    return {"Push": (calls, pushed)}, pulled
+
+
+def _figures(split: SplitStep, usages: Sequence[RankUsage]) -> Figures:
+    """A trainer sends each gradient once; the least is its size, and each parameter comes back once."""
+    types = split.training.graph.types
+    bound = sum(types[split.training.gradients[name]].nbytes for name in split.plan.owners)
+    sent = usages[0].bytes_sent
+    calls = sum(entry.calls for entry in usages[0].communication)
+    least = -(-bound // split.options.cap)
+    return Figures(
+        Traffic(sent, {"gradients": sent}, bound, round(sent / bound, 6) if bound else 1.0),
+        CallCounts(calls, max(least, 1), split.options.cap),
+        CastCounts(0, 0, 0),
+        Overlap(0.0, {}, 0),
+    )

@@ -1,0 +1,137 @@
+"""The user's server map: entries that say which server owns a tensor or one of its pieces.
+
+An entry is ``TENSOR = SERVER`` or ``TENSOR#PIECE = SERVER``. TENSOR is a name, or a pattern with ``*``, ``?`` and
+``[...]``; a name that is a tensor's is never read as a pattern. The first entry that fits a piece wins. An entry that
+decides nothing is refused: it is a mistake of its writer.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import translate
+
+from gopt.errors import OptionError
+from gopt.sanitize import show
+
+Tensors = Mapping[str, frozenset[int]]
+"""Tensor -> the numbers of its pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One line of the map: ``name`` or ``pattern`` says which tensors, ``index`` which of their pieces (None: all)."""
+
+    text: str
+    server: int
+    name: str
+    pattern: re.Pattern[str] | None
+    index: int | None
+
+    def fits(self, tensor: str) -> bool:
+        return self.name == tensor if self.pattern is None else self.pattern.match(tensor) is not None
+
+
+def assigned(pieces: Sequence[tuple[str, int]], servers: int, given: Mapping[str, int]) -> dict[int, int]:
+    """The place of each piece ``(tensor, index)`` that the map names -> its server; raises OptionError.
+
+    Takes time linear in pieces and entries, and in tensors x entries for those that are patterns.
+    """
+    if not given:
+        return {}
+    indices: dict[str, set[int]] = {}
+    for tensor, index in pieces:
+        indices.setdefault(tensor, set()).add(index)
+    tensors = {tensor: frozenset(found) for tensor, found in indices.items()}
+    entries = [_read(text, server, servers, tensors) for text, server in given.items()]
+    found = _first_fits(pieces, entries, tensors)
+    used = set(found.values())
+    for number, entry in enumerate(entries):
+        if number not in used:
+            raise _useless(entry, tensors)
+    return {position: entries[number].server for position, number in found.items()}
+
+
+def _read(text: str, server: int, servers: int, tensors: Tensors) -> _Entry:
+    if not 0 <= server < servers:
+        known = f"there are servers 0 to {servers - 1}" if servers > 1 else "there is server 0 alone"
+        raise OptionError(f"the server map puts {show(text)} on server {show(server)}; {known}")
+    piece = re.fullmatch(r"(.+)#([0-9]{1,9})", text, re.DOTALL)
+    if piece is None:
+        return _entry(text, server, text, None, tensors)
+    part = _entry(text, server, piece[1], int(piece[2]), tensors)
+    if text not in tensors:
+        return part
+    other = next((name for name in _fitting(part, tensors) if part.index in tensors[name]), None)
+    if other is not None:
+        for_piece = f", or {_as_pattern(piece[1])}#{piece[2]} for the piece" if part.pattern is None else ""
+        raise OptionError(
+            f"the server map names {show(text)}, which is a tensor, and piece {part.index} of {show(other)}",
+            f"write {glob.escape(piece[1])}[#]{piece[2]} for the tensor{for_piece}",
+        )
+    return _entry(text, server, text, None, tensors)
+
+
+def _as_pattern(name: str) -> str:
+    """A pattern that fits a name alone, and is not the name."""
+    first = glob.escape(name[0])
+    return (f"[{first}]" if first == name[0] else first) + glob.escape(name[1:])
+
+
+def _entry(text: str, server: int, name: str, index: int | None, tensors: Tensors) -> _Entry:
+    plain = name in tensors or not set("*?[") & set(name)
+    return _Entry(text, server, name, None if plain else re.compile(translate(name)), index)
+
+
+def _first_fits(pieces: Sequence[tuple[str, int]], entries: Sequence[_Entry], tensors: Tensors) -> dict[int, int]:
+    """The place of each piece that an entry fits -> the number of the first such entry."""
+    names: dict[tuple[str, int | None], int] = {}
+    for number, entry in enumerate(entries):
+        if entry.pattern is None:
+            names.setdefault((entry.name, entry.index), number)
+    patterns = [(number, entry) for number, entry in enumerate(entries) if entry.pattern is not None]
+    by_tensor = {tensor: [(number, each) for number, each in patterns if each.fits(tensor)] for tensor in tensors}
+    found: dict[int, int] = {}
+    for position, (tensor, index) in enumerate(pieces):
+        numbers = [number for number, entry in by_tensor[tensor] if entry.index in (None, index)]
+        numbers += [names[key] for key in ((tensor, None), (tensor, index)) if key in names]
+        if numbers:
+            found[position] = min(numbers)
+    return found
+
+
+def _fitting(entry: _Entry, tensors: Tensors) -> Iterable[str]:
+    """The tensors that an entry names."""
+    if entry.pattern is None:
+        return (entry.name,) if entry.name in tensors else ()
+    return (tensor for tensor in tensors if entry.fits(tensor))
+
+
+def _useless(entry: _Entry, tensors: Tensors) -> OptionError:
+    """Why an entry decides nothing."""
+    fitting = list(_fitting(entry, tensors))
+    if not fitting:
+        return OptionError(f"the server map names {show(entry.text)}, which fits no tensor", _known(entry, tensors))
+    if entry.index is not None and not any(entry.index in tensors[name] for name in fitting):
+        most = max(fitting, key=lambda name: max(tensors[name]))
+        has = f"pieces 0 to {max(tensors[most])}" if max(tensors[most]) else "one piece, 0"
+        return OptionError(f"the server map names piece {entry.index} of {show(most)}, which has {has}")
+    return OptionError(
+        f"the server map's entry {show(entry.text)} decides nothing: entries before it take all that it fits",
+        "put it before them, or leave it out",
+    )
+
+
+def _known(entry: _Entry, tensors: Tensors) -> str:
+    close = get_close_matches(entry.name, tensors, 1)
+    if close:
+        return f"did you mean {show(close[0])}?"
+    first = ", ".join(show(name) for name in list(tensors)[:_LISTED])
+    return f"there are {first}" + (f" and {len(tensors) - _LISTED} more" if len(tensors) > _LISTED else "")
+
+
+_LISTED = 5
+"""Tensors that a hint names."""

@@ -1,0 +1,243 @@
+"""The program of the servers: each updates its units from what trainers pushed, once a round.
+
+Servers are the members of one axis. A unit is on one member; scalars that units share are on all; a reduction over
+units of several servers, such as a global norm, is completed by one call among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gopt.analysis.loss_reduction import LossRule
+from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.collectives.layout import format_shape
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import COMM
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType
+from gopt.mesh import Mesh, Sees
+from gopt.parameter_server.homes import Homes
+from gopt.parameter_server.options import SplitOptions
+from gopt.parameter_server.plan import Bucket, ServerPlan, Unit
+from gopt.parameter_server.views import ROUND, role_view
+from gopt.passes.shard.gradient_reduction import ReducedValue
+from gopt.passes.shard.plan import ParameterGroup, WholeBucket
+from gopt.passes.shard.scalar_reductions import PartialScalar, ScalarReductions
+from gopt.passes.shard.split import GroupEmitter
+from gopt.passes.shard.whole import partial_scalars
+from gopt.program import BucketSlice, ShardedState, SpmdProgram
+from gopt.sanitize import show
+from gopt.sharding.placements import EVERYWHERE, FlatShard, OnMember, Sharding
+
+SERVER = "server"
+"""The axis of the servers, and the group of calls among them."""
+PASS = "parameter-server"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKey:
+    """What a server has of a unit, or of one parameter of a whole unit: what is merged, and its states before and
+    after the update, the parameter first."""
+
+    unit: Unit
+    number: int
+    """Of a whole unit: which of its subgraphs."""
+    gradient: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    type: TensorType
+
+
+@dataclass(slots=True)
+class ServerProgram:
+    """The servers' program and its keys. ``reasons``: why a node of the source is on no server, or not on all."""
+
+    program: SpmdProgram
+    keys: dict[int, list[ServerKey]] = field(default_factory=dict)
+    """Bucket -> its keys."""
+    merged: dict[str, int] = field(default_factory=dict)
+    """Value that servers read as a merge over trainers -> its bucket."""
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def server_program(training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions) -> ServerProgram:
+    """Write the servers' program. Raises UnsupportedError for an output that shows what one server alone has."""
+    _check_metrics(training, plan, homes)
+    view = role_view(training, homes.server_nodes, homes.served, homes.metrics, "")
+    mesh = Mesh(((SERVER, options.servers),), ((SERVER, Sees.DATA),))
+    program = SpmdProgram(view, view.graph.copy(), mesh, [])
+    emitter = _Emitter(program, plan, options)
+    for bucket in plan.buckets:
+        emitter.bucket(bucket)
+    for made in homes.merged:
+        emitter.value(made)
+    emitter.read_merged()
+    emitter.scalars.complete(emitter.partials)
+    emitter.rewriter.finish()
+    _drop_lone_calls(program)
+    program.set_states([*emitter.states, *_shared_states(view, homes)])
+    return emitter.out
+
+
+def _check_metrics(training: TrainingGraph, plan: ServerPlan, homes: Homes) -> None:
+    for name in homes.metrics:
+        if training.graph.types[name].elements != 1:
+            raise UnsupportedError(
+                f"output {show(name)} is computed in the update and has several elements: only numbers come back from "
+                "servers",
+                "take it out of the model's outputs; checkpoints have all states",
+            )
+
+
+def _shared_states(view: TrainingGraph, homes: Homes) -> list[ShardedState]:
+    """States that every server has."""
+    shared, types = set(homes.shared), view.graph.types
+    return [
+        ShardedState(
+            state.tensor, state.updated, types[state.tensor].dtype,
+            (BucketSlice(state.tensor, 0, types[state.tensor].elements),),
+        )
+        for state in view.states if state.tensor in shared
+    ]  # fmt: skip
+
+
+def _drop_lone_calls(program: SpmdProgram) -> None:
+    """A group of one server leaves no call behind."""
+    if program.mesh.ranks > 1:
+        return
+    rewriter = GraphRewriter(program.graph, PASS)
+    for node in [node for node in program.graph.nodes if node.domain == COMM and node.op_type == "AllReduce"]:
+        for old, new in zip(node.inputs, node.outputs):
+            rewriter.add("Identity", [old], {new: program.graph.types[new]}, before=node)
+        rewriter.discard(node.outputs[0])
+    rewriter.finish()
+
+
+class _Emitter:
+    def __init__(self, program: SpmdProgram, plan: ServerPlan, options: SplitOptions) -> None:
+        self.program, self.options = program, options
+        self.rewriter = GraphRewriter(program.graph, PASS)
+        self.scalars = ScalarReductions(self.rewriter, program.training.graph, plan.updates, SERVER)
+        self.partials: list[PartialScalar] = []
+        self.states: list[ShardedState] = []
+        self.out = ServerProgram(program, reasons=self.rewriter.reasons)
+        self._next = len(plan.buckets)
+        self._renamed: dict[str, str] = {}
+        """Gradient -> its merged value, where updates read whole tensors."""
+
+    def bucket(self, bucket: Bucket) -> None:
+        """What a bucket brings, and the updates of its units."""
+        types = self.program.graph.types
+        merged: dict[str, TensorType] = {}
+        names: list[str] = []
+        keys = self.out.keys.setdefault(bucket.number, [])
+        for unit in bucket.units:
+            root = f"gopt.ps.k{unit.number}"
+            if unit.split:
+                type = TensorType(unit.dtypes[0], (unit.elements,))
+                merged[f"{root}.gradient"] = type
+                names.append(key_name(unit, 0))
+                keys.append(self._run(bucket, unit, root))
+                continue
+            for gradient in unit.gradients:
+                made = f"{root}.gradient{len(self._renamed)}"
+                merged[made] = types[gradient]
+                self._renamed[gradient] = made
+            names += [key_name(unit, number) for number, _ in enumerate(unit.subgraphs)]
+            keys += self._whole(unit)
+        self._aggregate(bucket.number, names, merged, _on(bucket.server))
+
+    def value(self, made: str) -> None:
+        """A number of the trainers' forward, merged, on every server."""
+        type = self.program.graph.types[made]
+        self._aggregate(self._next, [made], {made: type}, EVERYWHERE)
+        self.out.merged[made] = self._next
+        self._next += 1
+
+    def _aggregate(self, bucket: int, names: Sequence[str], merged: dict[str, TensorType], where: Sharding) -> None:
+        first = next(iter(merged.values()))
+        reduce = self.options.loss_reduction.rule if self.options.mode.rounds else LossRule.MEAN
+        attributes = {
+            "bucket": bucket, "keys": list(names), "dtype": first.dtype, "reduce": reduce.value,
+            "shapes": [format_shape(type.dims) for type in merged.values()],
+        }  # fmt: skip
+        self.rewriter.add("Aggregate", [ROUND], merged, domain=COMM, attributes=attributes, sharding=where)
+
+    def _run(self, bucket: Bucket, unit: Unit, root: str) -> ServerKey:
+        """A unit as one class over a run that lies on one server."""
+        assert unit.server is not None
+        starts = [0]
+        for piece in unit.pieces:
+            starts.append(starts[-1] + piece.elements)
+        cuts = (0,) * (unit.server + 1) + (starts[-1],) * (self.options.servers - unit.server)
+        where = Sharding.along(SERVER, FlatShard(cuts, 0, starts[-1]))
+        ranges = tuple((piece.start, piece.stop) for piece in unit.pieces)
+        group = ParameterGroup(unit.subgraphs, tuple(starts[:-1]), where, ranges)
+        emitter = GroupEmitter(self.rewriter, group, root, self.scalars, {}, owned=True)
+        emitter.run(ReducedValue(f"{root}.gradient"), alone=True)
+        self.partials += emitter.partials
+        states = list({id(state): state for state in emitter.states.values()}.values())
+        self.states += states
+        for subgraph in unit.subgraphs:
+            for node in subgraph.nodes:
+                self.rewriter.remove(node, "the update runs on pieces of it")
+        inputs, outputs = [state.input for state in states], [state.output for state in states]
+        type = TensorType(unit.dtypes[1], (starts[-1],))
+        return ServerKey(unit, 0, f"{root}.gradient", tuple(inputs), tuple(outputs), type)
+
+    def _whole(self, unit: Unit) -> list[ServerKey]:
+        """Updates of whole tensors on their server, or on every one."""
+        where, types = _on(unit.server), self.program.graph.types
+        keys, pushed = [], set[str]()
+        for number, subgraph in enumerate(unit.subgraphs):
+            for node in subgraph.nodes if unit.server is not None else ():
+                self.rewriter.counterpart(node).sharding = where
+                self.rewriter.annotate(node, f"server {unit.server} alone updates {subgraph.parameter.tensor}")
+            states = [
+                ShardedState(
+                    state.tensor, state.updated, types[state.tensor].dtype,
+                    (BucketSlice(state.tensor, 0, types[state.tensor].elements),),
+                    where if state.kind is not StateKind.SCALAR else EVERYWHERE,
+                )
+                for state in subgraph.states
+            ]  # fmt: skip
+            self.states += states
+            gradient = self._renamed[subgraph.gradient] if subgraph.gradient not in pushed else ""
+            pushed.add(subgraph.gradient)
+            inputs, outputs = tuple(each.input for each in states), tuple(each.output for each in states)
+            keys.append(ServerKey(unit, number, gradient, inputs, outputs, types[subgraph.parameter.tensor]))
+        if unit.server is not None:
+            self._partial_scalars(unit, unit.server)
+        return keys
+
+    def _partial_scalars(self, unit: Unit, server: int) -> None:
+        """Reductions of whole updates that others read: terms of one server."""
+        sizes = [self.program.graph.types[each.gradient].elements for each in unit.subgraphs]
+        total, count = sum(sizes), self.options.servers
+        offsets = tuple(sum(sizes[:place]) for place in range(len(sizes) + 1))
+        cuts = (0,) * (server + 1) + (total,) * (count - server)
+        name = f"ps.k{unit.number}"
+        bucket = WholeBucket(name, SERVER, unit.subgraphs, (server,) * len(sizes), offsets, cuts, "")
+        for place, subgraph in enumerate(unit.subgraphs):
+            if subgraph.reductions:
+                self.partials += partial_scalars(self.rewriter, bucket, place, self.scalars)
+
+    def read_merged(self) -> None:
+        """Let nodes that stay as they are read merged gradients."""
+        for node in self.program.graph.nodes:
+            if any(name in self._renamed for name in node.inputs):
+                node.inputs = [self._renamed.get(name, name) for name in node.inputs]
+
+
+def _on(server: int | None) -> Sharding:
+    return EVERYWHERE if server is None else Sharding.along(SERVER, OnMember(server))
+
+
+def key_name(unit: Unit, number: int) -> str:
+    """What people call a key: its parameter, the number of the piece where there are several, and how many others."""
+    if not unit.split:
+        return unit.subgraphs[number].parameter.tensor
+    first = unit.pieces[0]
+    name = first.parameter if first.whole else f"{first.parameter}.block{first.index}"
+    return name if len(unit.pieces) == 1 else f"{name} and {len(unit.pieces) - 1} more"

@@ -1,0 +1,183 @@
+"""Split a training step into the programs of trainers and servers, checked and ready to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gopt.analysis.training import TrainingGraph
+from gopt.artifact.pieces import Piece
+from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry
+from gopt.errors import InvariantError, OptionError, UnsupportedError
+from gopt.ir.types import TensorType
+from gopt.lower.invariants import Check
+from gopt.lower.lowering import LoweredProgram, lower
+from gopt.parameter_server.homes import Homes, find_homes
+from gopt.parameter_server.options import SplitOptions
+from gopt.parameter_server.plan import ServerPlan, make_plan
+from gopt.parameter_server.servers import ServerKey, ServerProgram, key_name, server_program
+from gopt.parameter_server.trainers import Scalars, trainer_program
+from gopt.program import SpmdProgram
+from gopt.sanitize import show
+
+
+@dataclass(frozen=True, slots=True)
+class SplitStep:
+    """A step shared out between trainers and servers. Nothing is written; ``folder`` does that."""
+
+    training: TrainingGraph
+    options: SplitOptions
+    plan: ServerPlan
+    homes: Homes
+    trainer: SpmdProgram
+    servers: SpmdProgram
+    trainer_graphs: LoweredProgram
+    server_graphs: LoweredProgram
+    keys: tuple[KeyEntry, ...]
+    reasons: dict[str, str]
+    checks: tuple[Check, ...]
+
+    def __repr__(self) -> str:
+        count = f"{self.options.trainers} trainers and {self.options.servers} servers"
+        return f"<SplitStep of {self.training.graph.name} for {count}: {len(self.keys)} keys>"
+
+    def entry(self) -> ServerPlanEntry:
+        """What the manifest says of the split."""
+        options = self.options
+        return ServerPlanEntry(
+            servers=options.servers, mode=options.mode, pull=options.pulls, fixed_trainers=options.fixed_trainers,
+            every=options.every, compensation=options.compensation, count=options.count,
+            slicing=options.slicing.value, minimum=options.minimum, placement=options.placement.value, keys=self.keys,
+        )  # fmt: skip
+
+
+def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
+    """Split a step. Raises OptionError and UnsupportedError for what cannot be split so, InvariantError where a check
+    of the result fails."""
+    options.loss_reduction.check(training)
+    if options.accumulate > 1 and training.shared:
+        name = next(iter(training.shared.values()))
+        raise OptionError(
+            f"--accumulate: the update reads {show(name)} of the forward, and every micro-step has its own"
+        )
+    plan = make_plan(training, options)
+    homes = find_homes(training, plan.updates, options.loss_reduction.value)
+    _check_apart(homes, options)
+    servers = server_program(training, plan, homes, options)
+    scalars = _scalars(training, plan, homes, servers)
+    trainer = trainer_program(training, plan, homes, options, scalars)
+    trainer_graphs = lower(trainer, [0])
+    server_graphs = lower(servers.program, range(options.servers))
+    keys = tuple(_keys(training, plan, servers, scalars))
+    checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
+    return SplitStep(
+        training, options, plan, homes, trainer, servers.program, trainer_graphs, server_graphs, keys,
+        servers.reasons, checks,
+    )  # fmt: skip
+
+
+def _check_apart(homes: Homes, options: SplitOptions) -> None:
+    """Refuse what needs rounds where there are none."""
+    if options.mode.rounds:
+        return
+    if homes.merged:
+        name = next(iter(homes.merged.values()))
+        raise UnsupportedError(
+            f"mode {options.mode}: the update reads the trainers' mean of {show(name)}, and there are no rounds",
+            "take --mode sync",
+        )
+    if homes.metrics:
+        raise UnsupportedError(
+            f"mode {options.mode}: output {show(homes.metrics[0])} is computed in the update, and there are no rounds",
+            "take --mode sync, or take it out of the model's outputs",
+        )
+
+
+def _scalars(training: TrainingGraph, plan: ServerPlan, homes: Homes, servers: ServerProgram) -> Scalars:
+    number = len(plan.buckets) + len(servers.merged)
+    states = [name for name in homes.shared if name in homes.pulled]
+    return Scalars(
+        {name: number + place for place, name in enumerate(states)},
+        dict(servers.merged),
+        {name: number + len(states) + place for place, name in enumerate(homes.metrics)},
+    )
+
+
+def _keys(training: TrainingGraph, plan: ServerPlan, servers: ServerProgram, scalars: Scalars) -> Sequence[KeyEntry]:
+    found = []
+    for bucket in plan.buckets:
+        found += [_parameter_key(training, key, bucket.number) for key in servers.keys[bucket.number]]
+    types = training.graph.types
+    updated = {state.tensor: state.updated for state in training.states}
+    found += [
+        _scalar_key(name, KeyKind.VALUE, number, types[name], name, (), ()) for name, number in scalars.values.items()
+    ]
+    found += [
+        _scalar_key(name, KeyKind.SCALAR, number, types[name], "", (name,), (updated[name],))
+        for name, number in scalars.states.items()
+    ]
+    found += [
+        _scalar_key(name, KeyKind.METRIC, number, types[name], "", (), (name,))
+        for name, number in scalars.metrics.items()
+    ]
+    return found
+
+
+def _scalar_key(
+    name: str, kind: KeyKind, bucket: int, type: TensorType, gradient: str, inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+) -> KeyEntry:  # fmt: skip
+    return KeyEntry(name, kind, None, bucket, type.dtype, type.dtype, type.dims, (), gradient, inputs, outputs)
+
+
+def _parameter_key(training: TrainingGraph, key: ServerKey, bucket: int) -> KeyEntry:
+    unit = key.unit
+    placed = unit.pieces if unit.split else unit.pieces[key.number : key.number + 1]
+    pieces = tuple(Piece(piece.parameter, piece.start, piece.stop) for piece in placed)
+    return KeyEntry(
+        key_name(unit, key.number), KeyKind.PARAMETER, unit.server, bucket, key.type.dtype, key.type.dtype,
+        key.type.dims, pieces, key.gradient, key.inputs, key.outputs,
+    )  # fmt: skip
+
+
+def _checks(
+    training: TrainingGraph, plan: ServerPlan, homes: Homes, trainers: LoweredProgram, servers: LoweredProgram
+) -> tuple[Check, ...]:
+    """What holds of the whole split: pieces tile, states are held, and pushes have a receiver each."""
+    tiled = 0
+    for name, pieces in plan.owners.items():
+        place = 0
+        for piece in pieces:
+            if piece.start != place or piece.stop < place:
+                raise InvariantError(f"pieces of {name!r} leave or repeat elements at {min(place, piece.start)}")
+            place, tiled = piece.stop, tiled + 1
+        if place != training.graph.types[name].elements:
+            raise InvariantError(f"pieces of {name!r} end at {place} of {training.graph.types[name].elements}")
+    held = {state.input for state in trainers.common} - homes.served
+    lost = [s.tensor for s in training.states if s.tensor not in held and s.tensor not in homes.served]
+    if lost:
+        raise InvariantError(f"state {lost[0]!r} is on no trainer and on no server")
+    own = [
+        Check("pieces of servers", "the pieces of every parameter with a gradient tile it", tiled),
+        Check("messages", "every push has a server that merges it, every pull one that has the value",
+              _check_messages(trainers, servers)),
+    ]  # fmt: skip
+    named = [replace(each, name=f"trainers: {each.name}") for each in trainers.checks]
+    named += [replace(each, name=f"servers: {each.name}") for each in servers.checks]
+    return (*own, *named)
+
+
+def _check_messages(trainers: LoweredProgram, servers: LoweredProgram) -> int:
+    """R10: each push meets one Aggregate of the same bucket and sizes on its server, and each Aggregate is fed."""
+    expected = {
+        (rank.rank, node.attributes["bucket"]): tuple(node.attributes["keys"])
+        for rank in servers.ranks for node in rank.calls if node.op_type == "Aggregate"
+    }  # fmt: skip
+    pushed = [
+        ((node.attributes["server"], node.attributes["bucket"]), tuple(node.attributes["keys"]))
+        for rank in trainers.ranks for node in rank.calls if node.op_type == "Push"
+    ]  # fmt: skip
+    if sorted(pushed) != sorted(expected.items()):
+        wrong = next(iter(set(pushed) ^ set(expected.items())))
+        raise InvariantError(f"bucket {wrong[0][1]} of server {wrong[0][0]} is pushed or merged, but not both")
+    return len(pushed)

@@ -1,0 +1,322 @@
+"""The program of a trainer: pull parameters, compute gradients, push them. All trainers run the same file.
+
+Messages pass on the number of the round, each to the next: this token keeps them in order under any sorting, and the
+last one is an output, so that no pruning takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.loss_reduction import LossRule
+from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.artifact.server_entries import PullAt
+from gopt.collectives.layout import format_shape
+from gopt.ir.graph import COMM, Node
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType, dtype_code
+from gopt.mesh import Mesh
+from gopt.parameter_server.homes import Homes
+from gopt.parameter_server.options import SplitOptions
+from gopt.parameter_server.plan import Bucket, PlacedPiece, ServerPlan, Unit
+from gopt.parameter_server.servers import PASS, key_name
+from gopt.parameter_server.slicing import piece_shape
+from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
+from gopt.passes.shard.loss_weights import constant_value
+from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Scalars:
+    """What travels beside parameters: buckets of states that trainers pull, of values that they push, of metrics."""
+
+    states: Mapping[str, int]
+    values: Mapping[str, int]
+    metrics: Mapping[str, int]
+
+
+def trainer_program(
+    training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions, scalars: Scalars
+) -> SpmdProgram:
+    """Write the trainers' program. Its states are those that stay local; with pulls at the end, what was pulled too."""
+    local = [state.tensor for state in training.states if state.tensor not in homes.served]
+    metrics = [name for name in training.metrics if name not in homes.metrics]
+    view = role_view(training, homes.trainer_nodes, local, metrics, training.loss)
+    at_end = options.pulls is PullAt.END
+    held = [state for state in training.states if state.tensor in homes.pulled] if at_end else []
+    view.metrics.append(DONE)
+    view.graph.types[DONE] = view.graph.outputs[DONE] = ROUND_TYPE
+    view.metrics += homes.metrics
+    view.graph.outputs.update((name, training.graph.types[name]) for name in homes.metrics)
+    view.states += held
+    for state in held:
+        view.graph.inputs[state.tensor] = training.graph.types[state.tensor]
+        view.graph.outputs[state.updated] = training.graph.types[state.updated]
+    program = SpmdProgram(view, view.graph.copy(), Mesh((("dp", 1),)), [], micro_steps=options.accumulate)
+    writer = _Writer(program, training, plan, homes, options)
+    if not at_end:
+        writer.pull_at_start(scalars)
+    pushed = writer.accumulate() if options.accumulate > 1 else {}
+    done = writer.push(pushed, scalars)
+    done = writer.pull_at_end(scalars, done) if at_end else done
+    done = writer.metrics(scalars, done)
+    writer.rewriter.add("Identity", [done], {DONE: ROUND_TYPE})
+    writer.rewriter.finish()
+    types = view.graph.types
+    program.set_states([
+        ShardedState(
+            state.tensor, state.updated, types[state.tensor].dtype,
+            (BucketSlice(state.tensor, 0, types[state.tensor].elements),),
+            local=state.kind is StateKind.STATISTIC,
+        )
+        for state in view.states
+    ])  # fmt: skip
+    return program
+
+
+class _Writer:
+    def __init__(
+        self, program: SpmdProgram, training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions
+    ) -> None:
+        self.program, self.training, self.plan, self.homes, self.options = program, training, plan, homes, options
+        self.rewriter = GraphRewriter(program.graph, PASS)
+        self.types = program.graph.types
+        self._constants: dict[tuple[int, ...], str] = {}
+
+    # --- pulls ------------------------------------------------------------------------------------------------------
+
+    def pull_at_start(self, scalars: Scalars) -> None:
+        """Pull what the forward reads, in the order in which it does, under the names of the source."""
+        index = GraphIndex(self.program.graph)
+        first: dict[str, int] = {}
+        for node in self.program.graph.nodes:
+            for name in node.reads:
+                if name in self.homes.pulled:
+                    first.setdefault(name, index.position[id(node)])
+        head = self.program.graph.nodes[0] if self.program.graph.nodes else None
+        last = len(first)
+        order = {name: place for place, name in enumerate(sorted(first, key=lambda name: first[name]))}
+        buckets = sorted(
+            self.plan.buckets,
+            key=lambda bucket: min(
+                (order.get(p.parameter, last) for u in bucket.units for p in u.pieces), default=last
+            ),
+        )
+        self._pull(buckets, scalars.states, ROUND, "before", {name: name for name in first}, head)
+
+    def pull_at_end(self, scalars: Scalars, done: str) -> str:
+        """Pull what trainers hold, as it is after the update; returns the token."""
+        states = self.training.state_of()
+        names = {name: states[name].updated for name in self.homes.pulled}
+        return self._pull(self.plan.buckets, scalars.states, done, "after", names, None)
+
+    def _pull(
+        self, buckets: Sequence[Bucket], states: Mapping[str, int], round: str, version: str,
+        names: Mapping[str, str], before: Node | None,
+    ) -> str:  # fmt: skip
+        """``names``: what is wanted -> the name of its value; returns the token, which a pull does not change."""
+        parts: dict[str, list[tuple[PlacedPiece, str]]] = {}
+        for bucket in buckets:
+            units = [unit for unit in bucket.units if any(piece.parameter in names for piece in unit.pieces)]
+            if not units:
+                continue
+            made: dict[str, TensorType] = {}
+            for unit in bucket.units:  # a message has all of its keys: servers look nothing up
+                for place, piece in enumerate(unit.pieces):
+                    value = f"gopt.ps.k{unit.number}.pulled{place}"
+                    made[value] = self._pulled_type(unit, piece)
+                    parts.setdefault(piece.parameter, []).append((piece, value))
+            keys = [name for unit in bucket.units for name in _key_names(unit)]
+            self._pull_node(bucket.server or 0, bucket.number, keys, round, version, made, before)
+        for name, found in parts.items():
+            if name in names:
+                self._join(names[name], self.types[name], sorted(found, key=lambda item: item[0].index), before)
+        for name, number in states.items():
+            value = f"gopt.ps.pulled.{name}" if self._wired(self.types[name]) != self.types[name].dtype else names[name]
+            type = self.types[name]
+            self._pull_node(0, number, [name], round, version, {value: self._on_wire(type)}, before)
+            if value != names[name]:
+                self._cast(value, names[name], type, before)
+        return round
+
+    def _pull_node(
+        self, server: int, bucket: int, keys: Sequence[str], round: str, version: str,
+        made: Mapping[str, TensorType], before: Node | None,
+    ) -> None:  # fmt: skip
+        dtype = next(iter(made.values())).dtype
+        attributes = {
+            "server": server, "bucket": bucket, "keys": list(keys), "dtype": dtype, "version": version,
+            "shapes": [format_shape(type.dims) for type in made.values()],
+        }  # fmt: skip
+        self.rewriter.add("Pull", [round], made, domain=COMM, attributes=attributes, before=before)
+
+    def _pulled_type(self, unit: Unit, piece: PlacedPiece) -> TensorType:
+        type = self.types[piece.parameter]
+        shape = piece_shape(type.dims, piece.start, piece.stop)
+        return self._on_wire(TensorType(type.dtype, shape))
+
+    def _join(self, name: str, type: TensorType, found: Sequence[tuple[PlacedPiece, str]], before: Node | None) -> None:
+        """A parameter of its pieces."""
+        values, wired = [value for _, value in found], self._on_wire(type)
+        joined = name if wired == type else f"gopt.ps.joined.{name}"
+        shapes = [self.types[value].dims for value in values]
+        if len(values) == 1 and shapes[0] == type.dims:
+            self.rewriter.add("Identity", values, {joined: wired}, before=before)
+        elif all(len(shape) == len(type.dims) for shape in shapes) and type.dims:
+            self.rewriter.add("Concat", values, {joined: wired}, attributes={"axis": 0}, before=before)
+        else:
+            flat = [self._reshaped(value, (-1,), before) for value in values]
+            whole = f"gopt.ps.flat.{name}"
+            made = {whole: TensorType(wired.dtype, (type.elements,))}
+            self.rewriter.add("Concat", flat, made, attributes={"axis": 0}, before=before)
+            self.rewriter.add("Reshape", [whole, self._shape(type.dims, before)], {joined: wired}, before=before)
+        if joined != name:
+            self._cast(joined, name, type, before)
+
+    # --- pushes -----------------------------------------------------------------------------------------------------
+
+    def accumulate(self) -> dict[str, str]:
+        """Sum gradients over micro-steps; returns gradient -> their mean, or their sum, in the update."""
+        found: dict[str, str] = {}
+        merged = dict.fromkeys(self.training.gradients[name] for name in self.plan.owners)
+        mean = self.options.loss_reduction.rule is not LossRule.SUM
+        for place, gradient in enumerate(merged):
+            type, root = self.types[gradient], f"gopt.ps.sum{place}"
+            held = Accumulator(root, f"{root}_out", f"{root}_next", type)
+            self.types[held.input] = type
+            self.rewriter.add("Add", [held.input, gradient], {held.added: type})
+            zeros = {"value": constant_value([0.0], type.dtype)}
+            self.rewriter.add("ConstantOfShape", [self._shape(type.dims, None)], {held.output: type}, attributes=zeros)
+            self.program.accumulators.append(held)
+            found[gradient] = held.input
+            if mean:
+                count = {"value": constant_value(float(self.options.accumulate), type.dtype)}
+                self.rewriter.add("Constant", [], {f"{root}_count": TensorType(type.dtype, ())}, attributes=count)
+                self.rewriter.add("Div", [held.input, f"{root}_count"], {f"{root}_mean": type})
+                found[gradient] = f"{root}_mean"
+        return found
+
+    def push(self, instead: Mapping[str, str], scalars: Scalars) -> str:
+        """Push each bucket once its gradients are complete; returns the token. ``instead``: gradient -> what is sent in
+        its place."""
+        token, weight = ROUND, self._weight()
+        for made, bucket in scalars.values.items():
+            own = self.homes.merged[made]
+            for server in range(self.options.servers):
+                token = self._push_node(server, bucket, [made], token, weight, [own])
+        for each in self.plan.buckets:
+            sent: list[str] = []
+            for unit in each.units:
+                sent += self._sent(unit, instead)
+            keys = [name for unit in each.units for name in _key_names(unit)]
+            servers = range(self.options.servers) if each.server is None else (each.server,)
+            for server in servers:
+                token = self._push_node(server, each.number, keys, token, weight, sent)
+        return token
+
+    def _push_node(
+        self, server: int, bucket: int, keys: Sequence[str], token: str, weight: str, sent: Sequence[str]
+    ) -> str:
+        attributes = {"server": server, "bucket": bucket, "keys": list(keys)}
+        made = f"gopt.ps.sent{bucket}_{server}"
+        self.rewriter.add(
+            "Push", [token, weight, *sent], {made: ROUND_TYPE}, domain=COMM, attributes=attributes,
+            after=self.rewriter.latest(list(sent)),
+        )  # fmt: skip
+        return made
+
+    def _sent(self, unit: Unit, instead: Mapping[str, str]) -> list[str]:
+        """The pieces of a unit's gradients as they travel."""
+        if not unit.split:
+            return [self._narrow(instead.get(name, name)) for name in unit.gradients]
+        found = []
+        for place, piece in enumerate(unit.pieces):
+            gradient = self.training.gradients[piece.parameter]
+            value = instead.get(gradient, gradient)
+            found.append(self._narrow(self._cut(unit, place, piece, value)))
+        return found
+
+    def _cut(self, unit: Unit, place: int, piece: PlacedPiece, value: str) -> str:
+        """A piece of a gradient: whole rows where it is some, else a range of the flattened tensor."""
+        type = self.types[value]
+        if piece.whole:
+            return value
+        made = f"gopt.ps.k{unit.number}.piece{place}"
+        shape = piece_shape(type.dims, piece.start, piece.stop)
+        due = self.rewriter.latest([value])
+        rows = len(shape) == len(type.dims)
+        row = type.elements // type.dims[0] if rows and type.dims[0] else 1
+        source = value if rows else self._reshaped(value, (-1,), None, due)
+        bounds = [self._shape((piece.start // row,), None), self._shape((piece.stop // row,), None)]
+        self.rewriter.add("Slice", [source, *bounds], {made: TensorType(type.dtype, shape)}, after=due)
+        return made
+
+    def metrics(self, scalars: Scalars, done: str) -> str:
+        """Pull the numbers that servers compute; returns the token."""
+        for name, bucket in scalars.metrics.items():
+            type = self.training.graph.types[name]
+            self._pull_node(0, bucket, [name], done, "after", {name: type}, None)
+        return done
+
+    def _weight(self) -> str:
+        """This trainer's weight in merges, or ''."""
+        if self.options.loss_reduction.rule is not LossRule.WEIGHTED:
+            return ""
+        value, made = self.options.loss_reduction.value, "gopt.ps.weight"
+        due = self.rewriter.latest([value])
+        self.rewriter.add(
+            "Cast", [value], {f"{made}.wide": TensorType("float32", self.types[value].shape)},
+            attributes={"to": dtype_code("float32")}, after=due,
+        )  # fmt: skip
+        self.rewriter.add(
+            "Reshape", [f"{made}.wide", self._shape((), None)], {made: TensorType("float32", ())}, after=due
+        )
+        return made
+
+    # --- small nodes ------------------------------------------------------------------------------------------------
+
+    def _wired(self, dtype: TensorType) -> str:
+        wide = ("float32", "float64")
+        return self.options.wire if self.options.wire and dtype.dtype in wide else dtype.dtype
+
+    def _on_wire(self, type: TensorType) -> TensorType:
+        return replace(type, dtype=self._wired(type))
+
+    def _narrow(self, value: str) -> str:
+        """A value in the type in which it travels."""
+        type, wired = self.types[value], self._on_wire(self.types[value])
+        if wired == type:
+            return value
+        made = f"{value}.wire" if value.startswith("gopt.") else f"gopt.ps.wire.{value}"
+        if made not in self.types:
+            self.rewriter.add(
+                "Cast", [value], {made: wired}, attributes={"to": dtype_code(wired.dtype)},
+                after=self.rewriter.latest([value]),
+            )  # fmt: skip
+        return made
+
+    def _cast(self, value: str, made: str, type: TensorType, before: Node | None) -> None:
+        self.rewriter.add("Cast", [value], {made: type}, attributes={"to": dtype_code(type.dtype)}, before=before)
+
+    def _reshaped(self, value: str, shape: tuple[int, ...], before: Node | None, after: Node | None = None) -> str:
+        made = f"{value}.flat" if value.startswith("gopt.") else f"gopt.ps.flat.{value}"
+        if made not in self.types:
+            type = self.types[value]
+            flat = {made: TensorType(type.dtype, (type.elements,))}
+            self.rewriter.add("Reshape", [value, self._shape(shape, before)], flat, before=before, after=after)
+        return made
+
+    def _shape(self, shape: tuple[int, ...], before: Node | None) -> str:
+        """A list of integers as a constant of the file."""
+        if shape not in self._constants:
+            made = self._constants[shape] = "gopt.ps.ints" + "_".join(["", *map(str, shape)])
+            type = {made: TensorType("int64", (len(shape),))}
+            head = self.program.graph.nodes[0] if self.program.graph.nodes else before
+            self.rewriter.add("Constant", [], type, attributes={"value_ints": list(shape)}, before=head)
+        return self._constants[shape]
+
+
+def _key_names(unit: Unit) -> list[str]:
+    return [key_name(unit, place) for place in range(1 if unit.split else len(unit.subgraphs))]

@@ -1,0 +1,55 @@
+"""A step as one role sees it: only the nodes, states and outputs that the role has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gopt.analysis.training import TrainingGraph
+from gopt.collectives.messages import ROUND_INPUT
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import TensorType
+
+ROUND = ROUND_INPUT
+DONE = "gopt.done"
+"""Output of a trainer's file: the round, once all of its messages are sent."""
+ROUND_TYPE = TensorType("int64", ())
+
+
+def role_view(
+    training: TrainingGraph, nodes: Sequence[Node], states: Iterable[str], outputs: Iterable[str], loss: str
+) -> TrainingGraph:
+    """The step of a role: some nodes of the source and some of its states. ``outputs``: metrics that it shows; ``loss``
+    is '' where it has none. Nodes are those of the source: who rewrites takes a copy."""
+    graph, held = training.graph, set(states)
+    kept = [state for state in training.states if state.tensor in held]
+    read = {name for node in nodes for name in node.reads}
+    shown = [*filter(None, [loss]), *outputs]
+    all_states = {state.tensor for state in training.states}
+    batch = [name for name in training.batch if name in read or (loss and name in graph.inputs)]
+    hyper = [name for name in training.hyper if name in read]
+    fed = {*batch, *hyper, *held}
+    frozen = {name for name in graph.inputs if name in read and name in graph.initializers and name not in all_states}
+    inputs = {name: type for name, type in graph.inputs.items() if name in fed or name in frozen}
+    ends = {state.updated: graph.types[state.updated] for state in kept}
+    made = {name: graph.types[name] for name in shown} | ends
+    initializers = {
+        name: tensor for name, tensor in graph.initializers.items()
+        if name in held or (name in read and name not in all_states) or name in made
+    }  # fmt: skip
+    view = Graph(
+        graph.name, list(nodes), {ROUND: ROUND_TYPE, **inputs}, dict(_in_order(graph, made)), initializers,
+        {**graph.types, ROUND: ROUND_TYPE}, graph.header, dict(graph.metadata),
+    )  # fmt: skip
+    own = {id(node) for node in nodes}
+    return replace(
+        training, graph=view, loss=loss, states=kept, batch=batch, hyper=[*hyper, ROUND],
+        metrics=[name for name in shown if name != loss], random=[n for n in training.random if id(n) in own],
+        looked_through=[], notes=[], shared={},
+    )  # fmt: skip
+
+
+def _in_order(graph: Graph, made: dict[str, TensorType]) -> list[tuple[str, TensorType]]:
+    """Outputs in the order of the source."""
+    known = [(name, made[name]) for name in graph.outputs if name in made]
+    return known + [(name, type) for name, type in made.items() if name not in graph.outputs]
