@@ -28,6 +28,7 @@ FORMATS = {
     "index": "index.json of a checkpoint",
     "roles": "Roles of a kept source",
     "config": "gopt.toml",
+    "servers": "Server map",
     "told": "What the first rank tells its launcher",
     "header": "Header of a safetensors file",
 }

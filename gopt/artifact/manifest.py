@@ -199,6 +199,11 @@ class Manifest:
         """The phases in the order in which they run -> how often each runs in one step."""
         return {each.name: each.times for each in self.phases or (PhaseEntry("step", 1),)}
 
+    @property
+    def total_ranks(self) -> int:
+        """The ranks of the mesh, and the servers behind them."""
+        return self.mesh.ranks + (0 if self.parameter_server is None else self.parameter_server.servers)
+
     def states_of(self, rank: RankEntry) -> tuple[LocalState, ...]:
         """All states that a rank holds."""
         return (*self.common.state, *rank.state)

@@ -7,7 +7,7 @@ in blocks, for their digests.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from gopt.api import stored_roles
 from gopt.artifact.checkpoint_index import INDEX_FILE, FileEntry, check_states_file, rank_states_file, read_index
 from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import check_source, read_manifest, read_report
+from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_record import REPORT_FILE, Report
@@ -61,7 +62,7 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     roles = stored_roles(graph, source)
     check_source(manifest, graph, home)
     values = _values(folder, manifest, graph, checkpoint)
-    _check_complete(home, manifest, mesh, values)
+    _check_complete(home, manifest, values)
     missing = [state.tensor for state in manifest.states if state.tensor not in values]
     header = onnx.ModelProto()
     header.CopyFrom(graph.header)
@@ -90,6 +91,10 @@ def _home(path: str | os.PathLike[str]) -> Path:
 
 def _check_pipeline(home: Path, report: Report, manifest: Manifest, mesh: Mesh) -> None:
     """Refuse a report whose passes cannot have made these ranks, or have unknown options; raises InputError."""
+    split = split_records(report.pipeline)
+    if split is not None or manifest.parameter_server is not None:
+        _check_split(home, split, manifest)
+        return
     items = [
         (each.name, {key.replace("_", "-"): value for key, value in each.options.items()}) for each in report.pipeline
     ]
@@ -104,15 +109,25 @@ def _check_pipeline(home: Path, report: Report, manifest: Manifest, mesh: Mesh) 
         raise InputError(f"{home / REPORT_FILE}: pipeline: it lacks {name}, which these ranks need")
 
 
-def _check_complete(home: Path, manifest: Manifest, mesh: Mesh, values: Mapping[str, Tensor]) -> None:
+def _check_split(home: Path, split: tuple[SplitSettings, SplitFacts] | None, manifest: Manifest) -> None:
+    """Refuse a report that is not that of a manifest's trainers and servers; raises InputError."""
+    entry = manifest.parameter_server
+    counts = None if entry is None else (manifest.mesh.ranks, entry.servers, entry.mode.value, manifest.accumulate)
+    told = None if split is None else (split[0].trainers, split[0].servers, split[0].mode, split[0].accumulate)
+    if counts != told:
+        raise InputError(f"{home / REPORT_FILE}: pipeline: it is not that of the trainers and servers of the manifest")
+
+
+def _check_complete(home: Path, manifest: Manifest, values: Mapping[str, Tensor]) -> None:
     """Refuse a folder that lacks ranks which hold states; raises InputError."""
     there = {rank.rank for rank in manifest.ranks}
-    if len(there) == mesh.ranks or all(state.tensor in values for state in manifest.states):
+    total = manifest.total_ranks
+    if len(there) == total or all(state.tensor in values for state in manifest.states):
         return
-    lost = [rank for rank in range(mesh.ranks) if rank not in there]
+    lost = [rank for rank in range(total) if rank not in there]
     name = next(state.tensor for state in manifest.states if state.tensor not in values)
     raise InputError(
-        f"{home} holds {len(there)} of {mesh.ranks} ranks: {'rank' if len(lost) == 1 else 'ranks'} "
+        f"{home} holds {len(there)} of {total} ranks: {'rank' if len(lost) == 1 else 'ranks'} "
         f"{rank_ranges(lost)} {'is' if len(lost) == 1 else 'are'} missing, with the values of {show(name)} and others",
         "shard without --only-ranks",
     )
@@ -122,7 +137,7 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
     """The value of every state of which all pieces are present."""
     pieces: dict[str, dict[Box | None, dict[int, Tensor]]] = {}
     files = read_index(folder, manifest).files if checkpoint else {}
-    for rank in manifest.ranks:
+    for rank in _holders(manifest):
         stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, rank)
         for state in manifest.states_of(rank):
             if state.copy or state.input not in stored:
@@ -141,9 +156,16 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
     for name in sorted(pieces, key=lambda name: order[name]):
         type, parts = graph.types[name], pieces[name]
         held = sum(each.type.elements for inside in parts.values() for each in inside.values())
-        if len(manifest.ranks) == manifest.mesh.ranks or held >= type.elements:
+        if len(manifest.ranks) == manifest.total_ranks or held >= type.elements:
             found[name] = _put_together(name, type, parts)
     return found
+
+
+def _holders(manifest: Manifest) -> Sequence[RankEntry]:
+    """The ranks whose values count: of trainers, which have the same states, the first alone."""
+    if manifest.parameter_server is None:
+        return manifest.ranks
+    return [each for each in manifest.ranks if each.rank == 0 or each.role == "server"]
 
 
 def _put_together(name: str, type: TensorType, parts: Mapping[Box | None, Mapping[int, Tensor]]) -> Tensor:

@@ -15,6 +15,7 @@ from gopt.lower.lowering import LoweredProgram, lower
 from gopt.parameter_server.homes import Homes, find_homes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import ServerPlan, make_plan
+from gopt.parameter_server.roles import RolesEntry
 from gopt.parameter_server.servers import ServerKey, ServerProgram, key_name, server_program
 from gopt.parameter_server.trainers import Scalars, trainer_program
 from gopt.program import SpmdProgram
@@ -47,6 +48,7 @@ class SplitStep:
         return ServerPlanEntry(
             servers=options.servers, mode=options.mode, pull=options.pulls, fixed_trainers=options.fixed_trainers,
             every=options.every, compensation=options.compensation, count=options.count,
+            roles=None if options.roles is None else RolesEntry.of(options.roles),
             slicing=options.slicing.value, minimum=options.minimum, placement=options.placement.value, keys=self.keys,
         )  # fmt: skip
 
