@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,20 @@ from gopt.artifact.report import format_bytes, rank_ranges
 from .render import console, few, table
 
 if TYPE_CHECKING:
+    from gopt.artifact.manifest import Manifest
+    from gopt.artifact.report_record import Report
+    from gopt.offline.inspect_role import RoleInspection
     from gopt.offline.inspect_split import SplitInspection
 
 _COLUMNS = ("server", "pieces", "parameters", "states", "gradients", "pushed", "pulled")
+
+
+def print_split(manifest: Manifest, report: Report, output: Path | None) -> None:
+    """What was split just now; ``output`` is None where nothing was written."""
+    from gopt.offline.inspect_split import inspect_split
+
+    assert manifest.parameter_server is not None
+    render_split(inspect_split(manifest, manifest.parameter_server, report), output)
 
 
 def render_split(found: SplitInspection, output: Path | None, *, written: bool = True) -> None:
@@ -52,6 +63,36 @@ def render_split(found: SplitInspection, output: Path | None, *, written: bool =
         out.print("nothing written (--dry-run)")
     elif written:
         out.print(f"{found.checks} checks passed; written to {output}", soft_wrap=True)
+
+
+def render_role(found: RoleInspection) -> None:
+    """A file of a trainer or a server."""
+    out = console()
+    whose = "all trainers" if found.role == "trainer" else f"server {found.number}"
+    operators = ", ".join(f"{count} {name}" for name, count in list(found.operators.items())[:6])
+    out.print(Text.assemble((found.file, "bold"), f"  the step of {whose}, {_count(found.nodes, 'node')}"))
+    out.print(Text(f"most frequent: {operators}"), soft_wrap=True)
+    for title, names in (("fed", found.batch), ("gives", found.outputs)):
+        if names:
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            out.print(Text(f"{title}: {', '.join(names[:8])}{more}"), soft_wrap=True)
+    held = sum(found.states.values())
+    out.print(f"carries {_count(len(found.states), 'value')} of {format_bytes(held)}", soft_wrap=True)
+    rows = [
+        (each.op, "" if each.server is None else each.server, "" if each.bucket is None else each.bucket,
+         format_bytes(each.nbytes), _names(each.keys))
+        for each in few(found.messages)
+    ]  # fmt: skip
+    out.print(table("Messages, in order", ("message", "server", "bucket", "bytes", "keys"), rows, (1, 2, 3)))
+    if len(found.messages) > len(rows):
+        out.print(f"… and {len(found.messages) - len(rows)} more: see --json")
+    if found.collectives:
+        calls = ", ".join(f"{count} {name}" for name, count in found.collectives.items())
+        out.print(Text(f"calls among servers: {calls}"), soft_wrap=True)
+
+
+def _names(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:2]) + (f" and {len(keys) - 2} more" if len(keys) > 2 else "")
 
 
 def _settings(found: SplitInspection) -> Iterator[str]:

@@ -70,10 +70,9 @@ def command(model: str, **given: Any) -> None:
 
 def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any]) -> None:
     from gopt import api
-    from gopt.offline.inspect_split import inspect_split
 
     from .render import progress
-    from .render_split import render_split
+    from .render_split import print_split
 
     options = build_split_options(given)
     with progress() as advance:
@@ -91,9 +90,7 @@ def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any
     if given["as_json"]:
         print_json(report.to_json())
     else:
-        entry = manifest.parameter_server
-        assert entry is not None
-        render_split(inspect_split(manifest, entry, report), None if given["dry_run"] else output)
+        print_split(manifest, report, None if given["dry_run"] else output)
 
 
 def _without_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import onnx
 
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import StateKind
-from gopt.api import stored_roles
+from gopt.api import Source, load_stored_source, stored_roles
 from gopt.artifact.checkpoint_index import INDEX_FILE, FileEntry, check_states_file, rank_states_file, read_index
 from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import check_source, read_manifest, read_report
@@ -30,6 +30,7 @@ from gopt.ir.graph import Graph, Tensor
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.mesh import Mesh
+from gopt.opaque.expand import expand
 from gopt.pipeline import build_pipeline
 from gopt.sanitize import show
 from gopt.sharding.boxes import Box, box_shape, in_grid, put, rows_of
@@ -72,6 +73,13 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     metadata = {key: value for key, value in graph.metadata.items() if not key.startswith("gopt.")}
     whole = replace(graph, header=header, metadata=metadata, initializers={**graph.initializers, **values})
     return FolderContents(whole, roles, manifest, report, missing)
+
+
+def kept_source(held: FolderContents) -> Source:
+    """The source with the values that the ranks of a folder hold; raises InputError where its roles do not fit."""
+    training = load_stored_source(expand(held.graph), held.roles, "the kept source")
+    kept = held.report.source
+    return Source(training, kept.file, kept.sha256, kept.nbytes)
 
 
 def read_mesh(path: str | os.PathLike[str]) -> Mesh:
