@@ -24,6 +24,7 @@ from gopt.artifact.manifest import (
     Shape,
 )
 from gopt.artifact.report_record import REPORT_FILE, Report
+from gopt.artifact.server_plan_check import check_server_plan
 from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import from_document
 from gopt.errors import GoptError, InputError, OptionError
@@ -145,6 +146,7 @@ class _Checker:
         self._common()
         self._phases()
         self._ranks(mesh)
+        check_server_plan(self.name, self.manifest)
         return mesh
 
     def _mesh(self) -> Mesh:
