@@ -120,8 +120,8 @@ def _check_pipeline(home: Path, report: Report, manifest: Manifest, mesh: Mesh) 
 def _check_split(home: Path, split: tuple[SplitSettings, SplitFacts] | None, manifest: Manifest) -> None:
     """Refuse a report that is not that of a manifest's trainers and servers; raises InputError."""
     entry = manifest.parameter_server
-    counts = None if entry is None else (manifest.mesh.ranks, entry.servers, entry.mode.value, manifest.accumulate)
-    told = None if split is None else (split[0].trainers, split[0].servers, split[0].mode, split[0].accumulate)
+    counts = None if entry is None else (entry.servers, entry.mode.value, manifest.accumulate)
+    told = None if split is None else (split[0].servers, split[0].mode, split[0].accumulate)
     if counts != told:
         raise InputError(f"{home / REPORT_FILE}: pipeline: it is not that of the trainers and servers of the manifest")
 

@@ -83,8 +83,7 @@ def inspect_split(manifest: Manifest, entry: ServerPlanEntry, report: Report) ->
     if records is None or not len(records[1].pieces_by_server) == len(records[1].pushed_by_server) == entry.servers:
         raise InputError("report.json is not that of this split", "write the folder again with gopt split")
     settings, facts = records
-    trainers = manifest.mesh.ranks
-    usages = [each for each in report.ranks if each.rank >= trainers]
+    usages = report.ranks[-entry.servers :]
     pulled = (*facts.pulled_by_server, *([0] * entry.servers))
     servers = tuple(
         ServerInspection(

@@ -51,7 +51,7 @@ def inherited(held: FolderContents, given: Mapping[str, Any], note: Callable[[st
         return fields
     settings = records[0]
     fields |= {
-        "trainers": settings.trainers, "servers": settings.servers, "mode": Mode(settings.mode),
+        "trainers": manifest.mesh.ranks, "servers": settings.servers, "mode": Mode(settings.mode),
         "slicing": Slicing(settings.slicing), "minimum": settings.minimum, "placement": Placement(settings.placement),
         "wire": settings.wire, "cap": settings.bucket_bytes, "fixed_trainers": settings.fixed_trainers,
     }  # fmt: skip
@@ -67,7 +67,7 @@ def inherited(held: FolderContents, given: Mapping[str, Any], note: Callable[[st
             note(f"the server map is dropped: it is for {settings.servers} servers")
     if entry.roles is not None and "roles" not in given:
         roles = entry.roles.roles()
-        if (given.get("trainers", settings.trainers), servers) == (roles.trainers, roles.servers):
+        if (given.get("trainers", manifest.mesh.ranks), servers) == (roles.trainers, roles.servers):
             fields["roles"] = roles
         else:
             note(f"the roles {roles} are dropped: they are for other counts")
