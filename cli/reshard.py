@@ -82,7 +82,11 @@ def _shard(path: str, target: Path, given: dict[str, Any]) -> None:
     from .render import progress, render_report
 
     options: dict[str, dict[str, object]] = {}
-    for name, value in (("stage", given["stage"]), ("partition", given["partition"]), ("bucket-mb", given["bucket_mb"])):
+    for name, value in (
+        ("stage", given["stage"]),
+        ("partition", given["partition"]),
+        ("bucket-mb", given["bucket_mb"]),
+    ):
         if value is not None:
             options.setdefault("shard", {})[name] = value
     for owner, option, text in map(pass_option, given["options"]):
@@ -127,4 +131,3 @@ def _kinds(path: str, mesh: str | None, said: Sequence[str]) -> dict[str, Sees]:
 
     again = {part.partition("=")[0].strip() for part in (mesh or "").split(",")}
     return {name: kind for name, kind in read_mesh(path).kinds if name in again} | axis_table(said, {})
-

@@ -30,9 +30,7 @@ _SERVERS_ALONE = (
 @click.option("-o", "--output", metavar="DIR", help="Output folder.  [default: the model's stem + .split]")
 @click.option("--config", metavar="FILE", help="A gopt.toml; its accumulate and [roles] are read.")
 @click.option("--state", metavar="FILE", help="Values of states (.safetensors, .npz) where the model has none.")
-@click.option(
-    "--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Write so many files at a time."
-)
+@click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Write so many files at a time.")
 @click.option("--dry-run", is_flag=True, help="Do everything but write.")
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -82,11 +80,7 @@ def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any
         split = api.split(source, options)
         advance("checking and writing")
         manifest = split.manifest()
-        report = (
-            split.report()
-            if given["dry_run"]
-            else split.write(output, force=given["force"], jobs=given["jobs"])
-        )
+        report = split.report() if given["dry_run"] else split.write(output, force=given["force"], jobs=given["jobs"])
     if given["as_json"]:
         print_json(report.to_json())
     else:
@@ -119,9 +113,7 @@ def _without_servers(model: str, roles: RoleMap, output: Path, given: dict[str, 
         )  # fmt: skip
         advance("checking and writing")
         report = (
-            sharded.report()
-            if given["dry_run"]
-            else sharded.write(output, force=given["force"], jobs=given["jobs"])
+            sharded.report() if given["dry_run"] else sharded.write(output, force=given["force"], jobs=given["jobs"])
         )
     if given["as_json"]:
         print_json(report.to_json())

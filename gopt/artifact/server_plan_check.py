@@ -99,7 +99,7 @@ class _Plan:
             what = f"{len(self.manifest.ranks)} entries, {self.trainers} trainers and {self.entry.servers} servers"
             self._refuse("ranks", f"{what} need {due}")
         files: dict[str, int] = {}
-        for rank in self.manifest.ranks[: 1] + self.manifest.ranks[self.trainers :]:
+        for rank in self.manifest.ranks[:1] + self.manifest.ranks[self.trainers :]:
             for file in rank.files.values():
                 if files.setdefault(file, rank.rank) != rank.rank or list(rank.files.values()).count(file) > 1:
                     self._refuse(f"ranks[{rank.rank}].files", f"{show(file)} is the file of rank {files[file]} too")
@@ -145,7 +145,9 @@ class _Plan:
                         self._refuse(f"ranks[{rank.rank}].state[{number}].pieces", "pieces of servers have no box")
                     ranges.setdefault(piece.tensor, set()).add((piece.start, piece.stop))
         self.everywhere = {
-            name: state for name, state in self.held[0].items() if all(each.get(name) == state for each in self.held[1:])
+            name: state
+            for name, state in self.held[0].items()
+            if all(each.get(name) == state for each in self.held[1:])
         }
         for tensor, found in ranges.items():
             end = self._end(sorted(found))

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from gopt import limits
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import StateKind
 from gopt.api import Source, load_stored_source, stored_roles
-from gopt.artifact.checkpoint_index import INDEX_FILE, FileEntry, check_states_file, rank_states_file, read_index
+from gopt.artifact.checkpoint_index import INDEX_FILE, FileEntry, check_states_file, open_index, rank_states_file, read_index
 from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import check_source, read_manifest, read_report
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
@@ -55,6 +56,8 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     checkpoint = home != folder
     manifest, mesh = read_manifest(home)
     report = read_report(home, manifest)
+    if checkpoint and manifest.parameter_server is not None:
+        manifest = _of_run(folder, manifest, manifest.parameter_server.servers)
     _check_pipeline(home, report, manifest, mesh)
     source = home / "source.onnx"
     if not source.is_file():
@@ -73,6 +76,12 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     metadata = {key: value for key, value in graph.metadata.items() if not key.startswith("gopt.")}
     whole = replace(graph, header=header, metadata=metadata, initializers={**graph.initializers, **values})
     return FolderContents(whole, roles, manifest, report, missing)
+
+
+def _of_run(folder: Path, manifest: Manifest, servers: int) -> Manifest:
+    """The manifest for as many trainers as the run had that wrote a checkpoint: a start may say how many."""
+    trainers = len(open_index(folder).files) - servers
+    return manifest.with_trainers(trainers) if 1 <= trainers <= limits.RANKS else manifest
 
 
 def kept_source(held: FolderContents) -> Source:

@@ -80,15 +80,15 @@ class SplitInspection:
 def inspect_split(manifest: Manifest, entry: ServerPlanEntry, report: Report) -> SplitInspection:
     """What a split is; raises InputError where the report is of something else."""
     records = split_records(report.pipeline)
-    if records is None or not len(records[1].pieces_by_server) == len(records[1].pushed_by_server) == entry.servers:
+    if records is None or {len(each) for each in _by_server(records[1])} != {entry.servers}:
         raise InputError("report.json is not that of this split", "write the folder again with gopt split")
     settings, facts = records
     usages = report.ranks[-entry.servers :]
-    pulled = (*facts.pulled_by_server, *([0] * entry.servers))
+
     servers = tuple(
         ServerInspection(
             number, facts.pieces_by_server[number], usage.nbytes.parameters, usage.nbytes.optimizer_states,
-            usage.nbytes.gradients, facts.pushed_by_server[number], pulled[number],
+            usage.nbytes.gradients, facts.pushed_by_server[number], facts.pulled_by_server[number],
         )
         for number, usage in enumerate(usages)
     )  # fmt: skip
@@ -117,3 +117,5 @@ def inspect_split(manifest: Manifest, entry: ServerPlanEntry, report: Report) ->
     )
 
 
+def _by_server(facts: SplitFacts) -> tuple[tuple[int, ...], ...]:
+    return facts.pieces_by_server, facts.pushed_by_server, facts.pulled_by_server

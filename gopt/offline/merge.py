@@ -85,7 +85,9 @@ def reshard(
     """
     held = read_folder(path)
     micro_steps = held.manifest.accumulate if accumulate is None else accumulate
-    return api.shard(kept_source(held), mesh, pipeline=_pipeline(held, mesh, options or {}, note), accumulate=micro_steps)
+    return api.shard(
+        kept_source(held), mesh, pipeline=_pipeline(held, mesh, options or {}, note), accumulate=micro_steps
+    )
 
 
 def _pipeline(
