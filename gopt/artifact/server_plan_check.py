@@ -140,6 +140,8 @@ class _Plan:
             if rank.accumulators:
                 self._refuse(f"ranks[{rank.rank}].accumulators", "servers have none")
             for number, state in enumerate(rank.state):
+                if not state.elements and all(self.states[piece.tensor].type.elements for piece in state.pieces):
+                    self._refuse(f"ranks[{rank.rank}].state[{number}].pieces", "it holds nothing")
                 for piece in state.pieces:
                     if piece.box is not None:
                         self._refuse(f"ranks[{rank.rank}].state[{number}].pieces", "pieces of servers have no box")
