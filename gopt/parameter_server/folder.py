@@ -27,7 +27,7 @@ from gopt.artifact.manifest import (
 from gopt.artifact.output_folder import output_folder
 from gopt.artifact.ranks import RankFiles, write_ranks
 from gopt.artifact.report_record import REPORT_FILE, Report, SourceEntry
-from gopt.artifact.serialize import SOURCE_FILE, model_bytes
+from gopt.artifact.serialize import SOURCE_FILE, model_bytes, without_values
 from gopt.artifact.states_file import INLINE, STATES_FILE, StatesFile
 from gopt.disk.files import create, write_new
 from gopt.ir.graph import Tensor
@@ -116,11 +116,8 @@ def write_split(split: SplitStep, folder: str | os.PathLike[str], source: Source
 
 def _source(split: SplitStep, values: StatesFile, roles: str) -> bytes:
     """The source without the values of its states."""
-    graph = split.training.graph
-    states = {state.tensor for state in split.training.states}
-    kept = {name: tensor for name, tensor in graph.initializers.items() if name not in states}
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
-    return model_bytes(replace(graph, initializers=kept), values.offset, STATES_FILE, metadata)
+    return model_bytes(without_values(split.training), values.offset, STATES_FILE, metadata)
 
 
 def _plan_states(split: SplitStep) -> StatesFile:
