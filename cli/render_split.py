@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gopt.artifact.report_record import Report
     from gopt.offline.inspect_role import RoleInspection
     from gopt.offline.inspect_split import SplitInspection
+    from gopt.offline.plan_split import RankedSplit
 
 _COLUMNS = ("server", "pieces", "parameters", "states", "gradients", "pushed", "pulled")
 
@@ -89,6 +90,50 @@ def render_role(found: RoleInspection) -> None:
     if found.collectives:
         calls = ", ".join(f"{count} {name}" for name, count in found.collectives.items())
         out.print(Text(f"calls among servers: {calls}"), soft_wrap=True)
+
+
+def render_choices(rows: Sequence[RankedSplit], memory: int | None) -> None:
+    """What ``gopt plan --servers`` shows: choices, best first, each with the reason for its place."""
+    out = console()
+    first = rows[0].choice
+    lines = []
+    for number, row in enumerate(few(rows), 1):
+        each, given = row.choice, row.choice.options
+        sizes = map(format_bytes, (max(each.held), each.busiest))
+        lines.append(
+            (number, given.servers, given.slicing.value, given.placement.value, sum(each.pieces), *sizes,
+             f"{each.balance:.2f}", each.messages)
+        )  # fmt: skip
+    title = f"Ways to place parameters for {_count(first.options.trainers, 'trainer')}, best first"
+    columns = ("", "servers", "slicing", "placement", "pieces", "fullest", "busiest", "balance", "messages")
+    out.print(table(title, columns, lines, (0, 1, 4, 5, 6, 7, 8)))
+    for number, row in enumerate(few(rows), 1):
+        out.print(f"{number:2} {row.why}")
+    if len(rows) > len(lines):
+        out.print(f"… and {len(rows) - len(lines)} more in --json")
+    out.print(
+        "fullest: parameters and states of the fullest server; busiest: what travels in a step between all trainers "
+        "and the server with most of it; balance: fullest over mean; messages: what a trainer pushes in a step",
+        soft_wrap=True,
+    )
+    held = [
+        (server, pieces, *map(format_bytes, sizes))
+        for server, (pieces, *sizes) in enumerate(zip(first.pieces, first.parameters, first.optimizer_states,
+                                                      first.pushed, first.pulled))
+    ]  # fmt: skip
+    heads = ("server", "pieces", "parameters", "states", "pushed", "pulled")
+    out.print(table("The first; pushed and pulled by one trainer in a step", heads, few(held), range(6)))
+    if len(held) > len(few(held)):
+        out.print(f"… and {len(held) - len(few(held))} more in --json")
+    if not rows[0].fits and memory is not None:
+        out.print(f"nothing fits in {format_bytes(memory)}: more servers")
+        return
+    given = first.options
+    out.print(
+        f"best: gopt split --servers {given.servers} --slicing {given.slicing.value} --placement "
+        f"{given.placement.value} ({rows[0].why})",
+        soft_wrap=True,
+    )
 
 
 def _names(keys: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
-"""The options that say how a step is split between trainers and servers: of ``gopt split``, ``plan`` and ``reshard``."""
+"""Options of ``gopt split``, ``plan`` and ``reshard`` that say how a step is split between trainers and servers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,15 +56,15 @@ def placement_options(function: F) -> F:
         ),
         click.option(
             "--slicing", type=click.Choice(SLICINGS),
-            help="off: tensors stay whole; classic: pieces of one size and a shorter last one; balanced: pieces as even "
-            "as rows allow.  [default: balanced]",
+            help="off: tensors stay whole; classic: pieces of one size and a shorter last one; balanced: pieces as "
+            "even as rows allow.  [default: balanced]",
         ),
     ):  # fmt: skip
         function = option(function)
     return function
 
 
-def split_options(*modes: str) -> Any:
+def split_options(*modes: str) -> Callable[[F], F]:
     """All options of a split but its output; ``modes``: those of ``--mode``."""
 
     def add(function: F) -> F:
@@ -130,7 +130,7 @@ def given_options(given: Mapping[str, Any]) -> dict[str, Any]:
     from gopt.parameter_server.server_map import read_server_map
     from gopt.parameter_server.slicing import Slicing
 
-    convert = {
+    convert: dict[str, Callable[[Any], Any]] = {
         "mode": Mode, "pull": PullAt, "slicing": Slicing, "placement": Placement, "roles": Roles.parse,
         "loss_reduction": LossReduction.parse, "bucket_mb": _cap, "server_map": read_server_map,
     }  # fmt: skip

@@ -18,7 +18,14 @@ from gopt import limits
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import StateKind
 from gopt.api import Source, load_stored_source, stored_roles
-from gopt.artifact.checkpoint_index import INDEX_FILE, FileEntry, check_states_file, open_index, rank_states_file, read_index
+from gopt.artifact.checkpoint_index import (
+    INDEX_FILE,
+    FileEntry,
+    check_states_file,
+    open_index,
+    rank_states_file,
+    read_index,
+)
 from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import check_source, read_manifest, read_report
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records

@@ -24,8 +24,8 @@ class SplitOptions:
     """The options of ``gopt split``. Raises OptionError for a value that is none, and for options that do not compose.
 
     ``given``: the user's server map, piece or pattern -> server. ``cap``: bytes of a message that carries several keys.
-    ``wire``: the type in which gradients and parameters travel, '' for their own. ``roles``: the ranks of a launcher, None
-    for trainers first. The others are as in ``ServerPlanEntry``.
+    ``wire``: the type in which gradients and parameters travel, '' for their own. ``roles``: the ranks of a launcher,
+    None for trainers first. The others are as in ``ServerPlanEntry``.
     """
 
     trainers: int

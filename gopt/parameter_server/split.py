@@ -139,8 +139,8 @@ def _parameter_key(key: ServerKey, bucket: int, options: SplitOptions) -> KeyEnt
     placed = unit.pieces if unit.split else unit.pieces[key.number : key.number + 1]
     pieces = tuple(Piece(piece.parameter, piece.start, piece.stop) for piece in placed)
     return KeyEntry(
-        key_name(unit, key.number), KeyKind.PARAMETER, unit.server, bucket, key.type.dtype, options.travels(key.type.dtype),
-        key.type.dims, pieces, key.gradient, key.inputs, key.outputs,
+        key_name(unit, key.number), KeyKind.PARAMETER, unit.server, bucket, key.type.dtype,
+        options.travels(key.type.dtype), key.type.dims, pieces, key.gradient, key.inputs, key.outputs,
     )  # fmt: skip
 
 

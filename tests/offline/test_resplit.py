@@ -139,5 +139,5 @@ def test_a_report_of_another_split_is_refused(tmp_path: Path) -> None:
 def test_a_server_that_is_gone_is_named(tmp_path: Path) -> None:
     split("mlp_sgd", tmp_path / "a")
     (tmp_path / "a/server_0001.onnx").unlink()
-    with pytest.raises(InputError, match="server_0001.onnx"):
+    with pytest.raises(InputError, match="server_0001"):
         read_folder(tmp_path / "a")

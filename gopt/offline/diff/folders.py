@@ -32,9 +32,9 @@ def diff_folders(a: Path, b: Path) -> Diff:
     manifests = [read_manifest(folder)[0] for folder in (a, b)]
     reports = [read_report(folder, manifest) for folder, manifest in zip((a, b), manifests)]
     if all(manifest.parameter_server is not None for manifest in manifests):
-        found = diff_splits(a, b, manifests, reports)
-        if found is not None:
-            return found
+        moved = diff_splits(a, b, manifests, reports)
+        if moved is not None:
+            return moved
     lists: dict[str, Sequence[Manifest | Report]] = {MANIFEST_FILE: manifests, REPORT_FILE: reports}
     for file, records in lists.items():
         texts = diff_json(records[0].to_json(), records[1].to_json())

@@ -24,8 +24,7 @@ Placed = list[tuple[int, int, int]]
 
 def diff_splits(a: Path, b: Path, manifests: Sequence[Manifest], reports: Sequence[Report]) -> Diff | None:
     """Compare two splits; None where they differ in nothing but, perhaps, the graphs of their roles."""
-    entries = [manifest.parameter_server for manifest in manifests]
-    assert entries[0] is not None and entries[1] is not None
+    entries = [entry for manifest in manifests if (entry := manifest.parameter_server) is not None]
     found = [inspect_split(manifest, entry, report) for manifest, entry, report in zip(manifests, entries, reports)]
     lines = [Difference("record", text) for text in _settings(*found)]
     lines += [Difference("record", text) for text in _moved(entries[0], entries[1])]
@@ -55,7 +54,8 @@ def _placed(entry: ServerPlanEntry) -> dict[str, Placed]:
     found: dict[str, Placed] = {}
     for key in entry.keys:
         for piece in key.pieces:
-            found.setdefault(piece.tensor, []).append((piece.start, piece.stop, -1 if key.server is None else key.server))
+            server = -1 if key.server is None else key.server
+            found.setdefault(piece.tensor, []).append((piece.start, piece.stop, server))
     return {tensor: sorted(pieces) for tensor, pieces in found.items()}
 
 
