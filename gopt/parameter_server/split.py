@@ -15,6 +15,7 @@ from gopt.lower.lowering import LoweredProgram, lower
 from gopt.parameter_server.homes import Homes, find_homes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import ServerPlan, make_plan
+from gopt.parameter_server.roles import RolesEntry
 from gopt.parameter_server.servers import ServerKey, ServerProgram, key_name, server_program
 from gopt.parameter_server.table_choice import ServedTable
 from gopt.parameter_server.tables import TableLayout
@@ -52,6 +53,7 @@ class SplitStep:
         return ServerPlanEntry(
             servers=options.servers, mode=options.mode, pull=options.pulls, fixed_trainers=options.fixed_trainers,
             every=options.every, compensation=options.compensation, count=options.count,
+            roles=None if options.roles is None else RolesEntry.of(options.roles),
             slicing=options.slicing.value, minimum=options.minimum, placement=options.placement.value, keys=self.keys,
             tables=self.tables,
         )  # fmt: skip
@@ -74,7 +76,7 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     trainer = trainer_program(training, plan, homes, options, scalars)
     trainer_graphs = lower(trainer, [0])
     server_graphs = lower(servers.program, range(options.servers))
-    keys = tuple(_keys(training, plan, servers, scalars))
+    keys = tuple(_keys(training, plan, servers, scalars, options))
     checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
     tables = tuple(_table(served, servers.tables[served.number]) for served in plan.tables.served)
     table_states = {
@@ -115,10 +117,12 @@ def _scalars(training: TrainingGraph, plan: ServerPlan, homes: Homes, servers: S
     )
 
 
-def _keys(training: TrainingGraph, plan: ServerPlan, servers: ServerProgram, scalars: Scalars) -> Sequence[KeyEntry]:
+def _keys(
+    training: TrainingGraph, plan: ServerPlan, servers: ServerProgram, scalars: Scalars, options: SplitOptions
+) -> Sequence[KeyEntry]:  # fmt: skip
     found = []
     for bucket in plan.buckets:
-        found += [_parameter_key(training, key, bucket.number) for key in servers.keys[bucket.number]]
+        found += [_parameter_key(key, bucket.number, options) for key in servers.keys[bucket.number]]
     types = training.graph.types
     updated = {state.tensor: state.updated for state in training.states}
     found += [
@@ -142,14 +146,14 @@ def _scalar_key(
     return KeyEntry(name, kind, None, bucket, type.dtype, type.dtype, type.dims, (), gradient, inputs, outputs)
 
 
-def _parameter_key(training: TrainingGraph, key: ServerKey, bucket: int) -> KeyEntry:
+def _parameter_key(key: ServerKey, bucket: int, options: SplitOptions) -> KeyEntry:
     unit = key.unit
     assert unit is not None
     placed = unit.pieces if unit.split else unit.pieces[key.number : key.number + 1]
     pieces = tuple(Piece(piece.parameter, piece.start, piece.stop) for piece in placed)
     return KeyEntry(
-        key_name(unit, key.number), KeyKind.PARAMETER, unit.server, bucket, key.type.dtype, key.type.dtype,
-        key.type.dims, pieces, key.gradient, key.inputs, key.outputs,
+        key_name(unit, key.number), KeyKind.PARAMETER, unit.server, bucket, key.type.dtype,
+        options.travels(key.type.dtype), key.type.dims, pieces, key.gradient, key.inputs, key.outputs,
     )  # fmt: skip
 
 
