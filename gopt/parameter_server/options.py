@@ -14,6 +14,8 @@ from gopt.parameter_server.slicing import Slicing
 
 COUNTS = ("round", "push", "chief")
 WIRES = ("", "float16", "bfloat16")
+WIDE = ("float32", "float64")
+"""Types that ``wire`` replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,3 +86,7 @@ class SplitOptions:
         if self.pull is not None:
             return self.pull
         return PullAt.END if self.accumulate > 1 or self.mode is Mode.GEO else PullAt.START
+
+    def travels(self, dtype: str) -> str:
+        """The type in which gradients and parameters of a type travel."""
+        return self.wire if self.wire and dtype in WIDE else dtype

@@ -68,7 +68,7 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     trainer = trainer_program(training, plan, homes, options, scalars)
     trainer_graphs = lower(trainer, [0])
     server_graphs = lower(servers.program, range(options.servers))
-    keys = tuple(_keys(training, plan, servers, scalars))
+    keys = tuple(_keys(training, plan, servers, scalars, options))
     checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
     return SplitStep(
         training, options, plan, homes, trainer, servers.program, trainer_graphs, server_graphs, keys,
@@ -103,10 +103,12 @@ def _scalars(training: TrainingGraph, plan: ServerPlan, homes: Homes, servers: S
     )
 
 
-def _keys(training: TrainingGraph, plan: ServerPlan, servers: ServerProgram, scalars: Scalars) -> Sequence[KeyEntry]:
+def _keys(
+    training: TrainingGraph, plan: ServerPlan, servers: ServerProgram, scalars: Scalars, options: SplitOptions
+) -> Sequence[KeyEntry]:  # fmt: skip
     found = []
     for bucket in plan.buckets:
-        found += [_parameter_key(training, key, bucket.number) for key in servers.keys[bucket.number]]
+        found += [_parameter_key(key, bucket.number, options) for key in servers.keys[bucket.number]]
     types = training.graph.types
     updated = {state.tensor: state.updated for state in training.states}
     found += [
@@ -130,12 +132,12 @@ def _scalar_key(
     return KeyEntry(name, kind, None, bucket, type.dtype, type.dtype, type.dims, (), gradient, inputs, outputs)
 
 
-def _parameter_key(training: TrainingGraph, key: ServerKey, bucket: int) -> KeyEntry:
+def _parameter_key(key: ServerKey, bucket: int, options: SplitOptions) -> KeyEntry:
     unit = key.unit
     placed = unit.pieces if unit.split else unit.pieces[key.number : key.number + 1]
     pieces = tuple(Piece(piece.parameter, piece.start, piece.stop) for piece in placed)
     return KeyEntry(
-        key_name(unit, key.number), KeyKind.PARAMETER, unit.server, bucket, key.type.dtype, key.type.dtype,
+        key_name(unit, key.number), KeyKind.PARAMETER, unit.server, bucket, key.type.dtype, options.travels(key.type.dtype),
         key.type.dims, pieces, key.gradient, key.inputs, key.outputs,
     )  # fmt: skip
 

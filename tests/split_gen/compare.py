@@ -87,10 +87,8 @@ def _copies(simulation: Simulation, when: str) -> Iterator[str]:
     whole = simulation.states()
     for trainer in range(len(simulation.trainers)):
         for name, copy in simulation.copies(trainer).items():
-            wire = simulation.wire_of(name)
-            with np.errstate(all="ignore"):
-                if copy.tobytes() != whole[name].astype(wire).astype(copy.dtype).tobytes():
-                    yield f"{when}: trainer {trainer} holds another {name} than servers"
+            if copy.tobytes() != simulation.travelled(name, whole[name]).tobytes():
+                yield f"{when}: trainer {trainer} holds another {name} than servers"
 
 
 def _losses(simulation: Simulation, reference: Reference, when: str, allow: Allowance | None) -> Iterator[str]:

@@ -57,11 +57,11 @@ class Setting:
             servers=r.choice([1, 2, 3, 5]),
             slicing=r.choice(["off", "classic", "balanced"]),
             minimum=r.choice([1, 2, 5, 16]),
-            placement=r.choice(["round-robin", "hash", "bytes"]),
+            placement=r.choice(["round_robin", "hash", "bytes"]),
             pull=r.choice(["", "start", "end"]) if accumulate == 1 else "",
             reduce=r.choice(["mean", "mean", "mean", "sum"]),
             accumulate=accumulate,
-            wire=r.choice(["", "", "", "float16"]),
+            wire=r.choice(["", "", "", "", "float16", "bfloat16"]),
             cap=r.choice([4 << 20, 4 << 20, 64, 1]),
         )
 
@@ -121,7 +121,7 @@ def written(path: Path, setting: Setting, folder: Path, edit: Callable[[Path], N
 
 def opened(path: Path, setting: Setting, out: Path) -> tuple[Simulation, Reference]:
     start = start_values(onnx.load(str(path)), json.loads((out / "manifest.json").read_text()))
-    wire = np.dtype(np.float16) if setting.wire else None
+    wire = dtype_of(setting.wire) if setting.wire else None
     return Simulation(out, start), Reference.of(out, start, setting.trainers, wire=wire)
 
 

@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from steps_gen.graphs import reads
 
@@ -49,10 +50,13 @@ def dtype_of(text: str) -> np.dtype[Any]:
 
 
 class Block:
-    """Nodes without messages, run by onnxruntime; by the reference evaluator where there are halves."""
+    """Nodes without messages, run by onnxruntime; ``halves``: by the reference evaluator.
 
-    def __init__(self, model: ModelProto, nodes: Sequence[NodeProto], wanted: Iterable[str]) -> None:
-        self.model, self.nodes = model, list(nodes)
+    onnxruntime leaves roundings out between halves: it drops a cast down and up again around what it runs in float32.
+    """
+
+    def __init__(self, model: ModelProto, nodes: Sequence[NodeProto], wanted: Iterable[str], halves: bool) -> None:
+        self.model, self.nodes, self.halves = model, list(nodes), halves
         made = {name for node in nodes for name in node.output if name}
         self.read = sorted({name for node in nodes for name in reads(node)} - made)
         self.kept = [name for name in dict.fromkeys(wanted) if name in made]
@@ -65,12 +69,7 @@ class Block:
         given = {name: values[name] for name in self.read if name in values}
         if self._runner is None:
             self._runner = self._start(given)
-        try:
-            made = self._runner.run(self.kept, given)
-        except IndexError:  # the evaluator's indices of a padded MaxPool lie beside its input
-            self._runner = _session(self._runner.proto_)
-            made = self._runner.run(self.kept, given)
-        return dict(zip(self.kept, made, strict=True))
+        return dict(zip(self.kept, self._runner.run(self.kept, given), strict=True))
 
     def _start(self, given: Mapping[str, Array]) -> Any:
         infos = [
@@ -81,25 +80,53 @@ class Block:
         part = ModelProto()
         part.CopyFrom(self.model)
         part.graph.CopyFrom(helper.make_graph(self.nodes, "block", infos, outs))
-        if any(value.dtype in HALVES for value in given.values()) or any(map(_makes_half, self.nodes)):
-            # onnxruntime leaves roundings out there: it drops a cast down and up again around what it runs in float32.
-            return ReferenceEvaluator(part)
-        return _session(part)
+        if self.halves:
+            return ReferenceEvaluator(part, new_ops=[MaxPool])
+        return onnxruntime.InferenceSession(part.SerializeToString(), OPTIONS, providers=["CPUExecutionProvider"])
 
 
-def _session(model: ModelProto) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(model.SerializeToString(), OPTIONS, providers=["CPUExecutionProvider"])
+class MaxPool(OpRun):  # type: ignore[misc]
+    """MaxPool of images: indices of the evaluator's own lie beside the input where there are pads."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, **given: Any) -> tuple[Array, ...]:
+        kernel, pads, strides = given["kernel_shape"], given["pads"] or [0] * 4, given["strides"] or [1, 1]
+        n, c, *size = x.shape
+        out = [(size[a] + pads[a] + pads[a + 2] - kernel[a]) // strides[a] + 1 for a in range(2)]
+        best = np.full((n, c, *out), -np.inf, np.float64)
+        at = np.zeros((n, c, *out), np.int64)
+        for row, column in np.ndindex(*kernel):
+            rows = np.arange(out[0]) * strides[0] + row - pads[0]
+            columns = np.arange(out[1]) * strides[1] + column - pads[1]
+            inside = ((rows >= 0) & (rows < size[0]))[:, None] & ((columns >= 0) & (columns < size[1]))
+            seen = x[:, :, rows.clip(0, size[0] - 1)][:, :, :, columns.clip(0, size[1] - 1)].astype(np.float64)
+            better = inside & (seen > best)
+            flat = rows[:, None] * size[1] + columns + np.arange(n * c).reshape(n, c, 1, 1) * size[0] * size[1]
+            best, at = np.where(better, seen, best), np.where(better, flat, at)
+        return best.astype(x.dtype), at
+
+
+def has_halves(folder: Path) -> bool:
+    """Whether a folder's files compute with float16 or bfloat16."""
+    models = [onnx.load(str(path), load_external_data=False) for path in sorted(folder.glob("*.onnx"))]
+    nodes = [node for model in models for node in model.graph.node]
+    held = [each.data_type for model in models for each in model.graph.initializer]
+    held += [each.type.tensor_type.elem_type for model in models for each in model.graph.input]
+    return not CODES.isdisjoint(held) or any(map(_makes_half, nodes))
+
+
+CODES = frozenset({onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16})
 
 
 def _makes_half(node: NodeProto) -> bool:
-    codes = (onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16)
-    return any(each.i in codes if each.name == "to" else each.t.data_type in codes for each in node.attribute)
+    return any(each.i in CODES if each.name == "to" else each.t.data_type in CODES for each in node.attribute)
 
 
 class Program:
     """One file of a role. Runs of nodes without a message are blocks."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, halves: bool) -> None:
         self.path = path
         self.model = onnx.load(str(path))
         graph = self.model.graph
@@ -110,7 +137,7 @@ class Program:
         self.parts: list[NodeProto | Block] = []
         later = set(self.outputs)
         for comm, nodes in reversed(groups):
-            self.parts[:0] = nodes if comm else [Block(self.model, nodes, sorted(later))]
+            self.parts[:0] = nodes if comm else [Block(self.model, nodes, sorted(later), halves)]
             later |= {name for node in nodes for name in reads(node)}
 
     @property

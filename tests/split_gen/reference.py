@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, numpy_helper
 
-from split_gen.pieces import Array, Block, Values
+from split_gen.pieces import Array, Block, Values, has_halves
 from split_gen.simulator import merged
 from steps_gen.graphs import reads
 
@@ -37,6 +37,7 @@ class Reference:
     weight: str = ""
     micro: int = 1
     wire: Any = None
+    halves: bool = False
     states: Values = field(default_factory=dict)
     local: list[Values] = field(default_factory=list)
     losses: list[list[Array]] = field(default_factory=list)
@@ -50,8 +51,10 @@ class Reference:
         model = onnx.load(str(folder / "source.onnx"))
         roles = json.loads({each.key: each.value for each in model.metadata_props}["gopt.roles"])
         statistics = [each["tensor"] for each in manifest["states"] if each["kind"] == "statistic"]
+        roles = given.pop("roles", roles)
         reduce, _, weight = (manifest.get("loss_reduction") or "mean").partition(":")
         made = cls(model, roles, trainers, statistics, reduce, weight, manifest.get("accumulate") or 1, **given)
+        made.halves = has_halves(folder)
         made.begin(start)
         return made
 
@@ -76,8 +79,8 @@ class Reference:
         self.states = {name: start[name] for name in shared}
         self.local = [{name: start[name] for name in self.own} for _ in range(self.trainers)]
         self.fixed = {name: value for name, value in start.items() if name not in updated}
-        self.first = Block(self.model, self._part(forward, ()), forward)
-        self.second = Block(self.model, self._part(wanted, self.cuts), wanted)
+        self.first = Block(self.model, self._part(forward, ()), forward, self.halves)
+        self.second = Block(self.model, self._part(wanted, self.cuts), wanted, self.halves)
         self.passed = [name for name in wanted if name not in self.second.kept]
 
     def step(self, batches: Sequence[Sequence[Values]], hyper: Values) -> None:
@@ -88,7 +91,10 @@ class Reference:
             sums: Values = {}
             weight, losses = 1.0, []
             for batch in batches[number]:
-                pulled = {name: self._sent(value) for name, value in self.states.items()}
+                pulled = {
+                    name: self._sent(value) if name in self.roles["params"] else value
+                    for name, value in self.states.items()
+                }
                 feeds = {**self.stored, **self.fixed, **hyper, **pulled, **self.local[number], **batch}
                 found = {**feeds, **self.first.run(feeds)}
                 losses.append(found[self.roles["loss"]])

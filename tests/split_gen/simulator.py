@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto
 
-from split_gen.pieces import HALVES, Array, Call, Program, Values, attributes, dtype_of, shape_of
+from split_gen.pieces import HALVES, Array, Call, Program, Values, attributes, dtype_of, has_halves, shape_of
 
 Run = Generator[Call, list[Array], Values]
 
@@ -98,9 +98,10 @@ class Simulation:
             raise Fault("the manifest lists other servers than it counts")
         self.phases = [(p["name"], p["times"]) for p in self.manifest.get("phases") or [{"name": "step", "times": 1}]]
         cache: dict[str, Program] = {}
+        halves = has_halves(self.folder)
         for record in ranks:
             for name in record["files"].values():
-                cache.setdefault(name, Program(self.folder / name))
+                cache.setdefault(name, Program(self.folder / name, halves))
         self._files = cache
         self._types = {each["tensor"]: each for each in self.manifest["states"]}
         self.server = [self._start(record, record["files"]["step"]) for record in self.servers]
@@ -130,7 +131,7 @@ class Simulation:
         for each in self._held(record):
             if each.get("copy"):
                 (piece,) = each["pieces"]
-                found[each["input"]] = whole[piece["tensor"]]
+                found[each["input"]] = self.travelled(piece["tensor"], whole[piece["tensor"]])
             else:
                 program = next(each_one for each_one in programs if each["input"] in each_one.inputs)
                 found[each["input"]] = self._value(program, each)
@@ -194,6 +195,11 @@ class Simulation:
             each["pieces"][0]["tensor"]: self.trainer[trainer][each["input"]]
             for each in self._held(self.trainers[trainer]) if each.get("copy")
         }  # fmt: skip
+
+    def travelled(self, tensor: str, value: Array) -> Array:
+        """A value as a trainer has it that pulled it."""
+        with np.errstate(all="ignore"):
+            return value.astype(self.wire_of(tensor)).astype(value.dtype)
 
     def wire_of(self, tensor: str) -> np.dtype[Any]:
         """The type in which a tensor is pulled."""
