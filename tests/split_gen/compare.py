@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,10 @@ EXACT = Allowance()
 
 
 def differences(
-    simulation: Simulation, reference: Reference, draw: Callable[[int], tuple[Batches, Values]], steps: int,
+    simulation: Simulation,
+    reference: Reference,
+    draw: Callable[[int], tuple[Batches, Values]],
+    steps: int,
     allow: Callable[[str], Allowance] = lambda name: EXACT,
 ) -> Iterator[str]:
     """Where a folder and its source differ, over some steps; one line each. The first step that differs ends it."""
@@ -115,7 +117,9 @@ def _metrics(
                 yield f"{when}: trainer {trainer}: metric {fault}"
 
 
-def draw_like(manifest: dict[str, Any], seed: int, micro: int, size: float = 1.0) -> Callable[[int], tuple[Batches, Values]]:
+def draw_like(
+    manifest: dict[str, Any], seed: int, micro: int, size: float = 1.0
+) -> Callable[[int], tuple[Batches, Values]]:
     """Random batches for the inputs of a manifest: unlike from trainer to trainer in size, so that a sum shows."""
     inputs = manifest["common"]["inputs"]
     trainers = sum(each["role"] == "trainer" for each in manifest["ranks"])

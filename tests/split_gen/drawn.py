@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import tempfile
 from collections.abc import Callable
@@ -11,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, helper
+from steps_gen.judge import Setting as Sharding
+from steps_gen.judge import draw_batches
+from steps_gen.judge import excuse as unfit
+from steps_gen.make import Made
+from steps_gen.plan import Plan
 
 from split_gen.compare import EXACT, Allowance, Batches
 from split_gen.judge import Setting, Verdict, judge
 from split_gen.pieces import Values
-from steps_gen.judge import draw_batches
-from steps_gen.judge import excuse as unfit
-from steps_gen.judge import Setting as Sharding
-from steps_gen.make import Made
-from steps_gen.plan import Plan
 
 NEAR = Allowance(1e-4)
 REDUCING = frozenset({"trust", "normalised", "rows", "muon", "dual", "schedule-free"})
@@ -28,7 +27,13 @@ REDUCING = frozenset({"trust", "normalised", "rows", "muon", "dual", "schedule-f
 
 def allowance(plan: Plan) -> Allowance:
     """No bit where updates are elementwise, else what another order of sums makes."""
-    apart = plan.clip in ("none", "value", "global-max") and plan.gate in ("none", "flag", "flag-number", "every", "finite")
+    apart = plan.clip in ("none", "value", "global-max") and plan.gate in (
+        "none",
+        "flag",
+        "flag-number",
+        "every",
+        "finite",
+    )
     whole = not REDUCING.intersection(plan.rules) and plan.network != "weight-norm" and not plan.joint
     return EXACT if apart and whole and not plan.metric else NEAR
 

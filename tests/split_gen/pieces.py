@@ -14,7 +14,6 @@ import onnxruntime
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-
 from steps_gen.graphs import reads
 
 Array = np.ndarray

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import NodeProto, numpy_helper
+from steps_gen.graphs import reads
 
 from split_gen.pieces import Array, Block, Values, has_halves
 from split_gen.simulator import merged
-from steps_gen.graphs import reads
 
 
 class Unknown(Exception):

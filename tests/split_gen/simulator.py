@@ -361,4 +361,3 @@ class Simulation:
         given = [(weight, np.concatenate(values)) for weight, values in (slot[each] for each in sorted(slot))]
         flat = merged(given, about["reduce"], dtype_of(about["dtype"]))
         return _cut(flat, about["shapes"], f"bucket {about['bucket']}")
-
