@@ -96,6 +96,17 @@ def with_identities(model: ModelProto, seed: int) -> ModelProto:
     return made
 
 
+def renamed(model: ModelProto, new: dict[str, str]) -> ModelProto:
+    """The same with other names of some values."""
+    made = ModelProto.FromString(model.SerializeToString())
+    for each in (*made.graph.input, *made.graph.output, *made.graph.initializer, *made.graph.value_info):
+        each.name = new.get(each.name, each.name)
+    for node in made.graph.node:
+        node.output[:] = [new.get(name, name) for name in node.output]
+        _rename(node, new)
+    return made
+
+
 def _rename(node: Any, new: dict[str, str]) -> None:
     node.input[:] = [new.get(name, name) for name in node.input]
     for attribute in node.attribute:
