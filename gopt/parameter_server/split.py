@@ -65,7 +65,7 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     plan = make_plan(live, options)
     homes = find_homes(live, plan.updates, options.loss_reduction.value)
     _check_apart(homes, options)
-    _check_gradients(training, plan, homes)
+    _check_own(plan, homes)
     servers = server_program(training, plan, homes, options)
     scalars = _scalars(training, plan, homes, servers)
     trainer = trainer_program(training, plan, homes, options, scalars)
@@ -87,17 +87,24 @@ def _without_dead(training: TrainingGraph) -> TrainingGraph:
     return replace(training, graph=replace(graph, nodes=nodes)) if len(nodes) < len(graph.nodes) else training
 
 
-def _check_gradients(training: TrainingGraph, plan: ServerPlan, homes: Homes) -> None:
-    """Refuse nodes that are of no one's update and read the gradient of a parameter that one server updates."""
+def _check_own(plan: ServerPlan, homes: Homes) -> None:
+    """Refuse nodes that are of no one's update and read what one server alone has, in pieces or as a tensor."""
     own = {id(node) for subgraph in plan.updates.subgraphs.values() for node in subgraph.nodes}
-    placed = {g: unit for unit in plan.units if unit.server is not None for g in unit.gradients}
+    placed: dict[str, str] = {}
+    for unit in plan.units:
+        if unit.server is None:
+            continue
+        for subgraph in unit.subgraphs:
+            placed[subgraph.gradient] = subgraph.parameter.tensor
+            for state in subgraph.states:
+                placed[state.tensor] = placed[state.updated] = subgraph.parameter.tensor
     for node in homes.server_nodes:
         read = next((name for name in node.reads if name in placed), None)
         if read is not None and id(node) not in own:
             raise UnsupportedError(
-                f"servers need {show(node.label)}, which reads the gradient {show(read)} and is also part of the "
-                "gradients of other parameters",
-                "let each update read its own gradient alone",
+                f"servers need {show(node.label)}, which reads {show(read)} outside of the update of "
+                f"{show(placed[read])}: only one server has that",
+                "let each update read its own gradient and parameter alone",
             )
 
 
@@ -162,8 +169,8 @@ def _parameter_key(key: ServerKey, bucket: int, options: SplitOptions) -> KeyEnt
     placed = unit.pieces if unit.split else unit.pieces[key.number : key.number + 1]
     pieces = tuple(Piece(piece.parameter, piece.start, piece.stop) for piece in placed)
     return KeyEntry(
-        key_name(unit, key.number), KeyKind.PARAMETER, unit.server, bucket, key.type.dtype, options.travels(key.type.dtype),
-        key.type.dims, pieces, key.gradient, key.inputs, key.outputs,
+        key_name(unit, key.number), KeyKind.PARAMETER, unit.server, bucket, key.type.dtype,
+        options.travels(key.type.dtype), key.type.dims, pieces, key.gradient, key.inputs, key.outputs,
     )  # fmt: skip
 
 

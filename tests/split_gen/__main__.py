@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from split_gen.drawn import fair, tried, with_identities
-from split_gen.judge import EXACT, REDUCED, Setting, Verdict, judge
+from split_gen.judge import EXACT, GOOD, REDUCED, Setting, Verdict, judge
 from steps_gen.make import make
 from steps_gen.plan import draw
 
@@ -72,14 +72,14 @@ def main() -> int:
     for told, verdict in matrix() if options.fixtures else fresh(options.seed):
         counts[verdict.outcome] += 1
         reasons[verdict.kind] += verdict.outcome in ("refused", "unjust")
-        if verdict.outcome not in ("equal", "refused"):
+        if verdict.outcome not in GOOD:
             print(f"{verdict.outcome} {told}\n    {verdict.why}", flush=True)
         if time.monotonic() > end:
             break
     print(f"{sum(counts.values())} splits: {dict(counts)}")
     for kind, count in reasons.most_common():
         print(f"{count:5} {kind}") if count else None
-    return 1 if set(counts) - {"equal", "refused", "unjust"} else 0
+    return 1 if set(counts) - {*GOOD, "unjust"} else 0
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ from gopt.parameter_server.placement import Placement
 from gopt.parameter_server.slicing import Slicing
 from split_gen.compare import EXACT, Allowance, Batches, differences, draw_like
 from split_gen.pieces import Values, dtype_of
-from split_gen.reference import Reference, Unknown
+from split_gen.reference import Reference, Unknown, Unseen
 from split_gen.simulator import Fault, Simulation
 
-GOOD = ("equal", "refused")
+GOOD = ("equal", "refused", "unseen")
 REDUCED = Allowance(2e-5)
 """Where a reduction is summed in another order."""
 
@@ -83,7 +83,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``equal``, ``refused`` with a reason, ``WRONG``: other numbers than the source; ``crash``: anything else."""
+    """``equal``, ``refused`` with a reason, ``unseen``: the reference cannot look into a function; ``WRONG``: other
+    numbers than the source; ``crash``: anything else."""
 
     outcome: str
     why: str = ""
@@ -137,6 +138,8 @@ def judge(
         if error.exit_code in (2, 3, 4):
             return Verdict("refused", error.message)
         return Verdict("crash", f"exit {error.exit_code}: {error.message}")
+    except Unseen as error:
+        return Verdict("unseen", str(error))
     except Unknown as error:
         return Verdict("WRONG", f"written, although {error}")
     except Fault as error:

@@ -21,6 +21,10 @@ class Unknown(Exception):
     """There is no one right answer: the update reads a batch past its gradients."""
 
 
+class Unseen(Exception):
+    """The roles name values inside of functions, which a graph does not show."""
+
+
 @dataclass
 class Reference:
     """The source of a folder: per trainer the gradients of its own batch, merged in order, then the update once.
@@ -63,6 +67,9 @@ class Reference:
         updated: dict[str, str] = self.roles["states"]
         self.cuts = list(dict.fromkeys([*self.roles["params"].values(), *self.roles.get("shared", ())]))
         outputs = [each.name for each in graph.output]
+        missing = set(self.cuts) - {name for node in graph.node for name in node.output} - {*start}
+        if missing:
+            raise Unseen(f"{min(missing)} is in a function")
         by_update = {name for node in self._behind(self.cuts) for name in node.output}
         local = [name for name in updated if name in self.statistics or updated[name] not in by_update]
         # What follows from settings and itself alone is the same on every trainer, or on servers.
