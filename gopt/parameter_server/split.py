@@ -12,6 +12,7 @@ from gopt.errors import InvariantError, OptionError, UnsupportedError
 from gopt.ir.types import TensorType
 from gopt.lower.invariants import Check
 from gopt.lower.lowering import LoweredProgram, lower
+from gopt.parameter_server.blocks import find_blocks
 from gopt.parameter_server.homes import Homes, find_homes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import ServerPlan, make_plan
@@ -70,10 +71,21 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     server_graphs = lower(servers.program, range(options.servers))
     keys = tuple(_keys(training, plan, servers, scalars))
     checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
-    return SplitStep(
+    made = SplitStep(
         training, options, plan, homes, trainer, servers.program, trainer_graphs, server_graphs, keys,
         servers.reasons, checks,
     )  # fmt: skip
+    return made if options.mode.rounds else replace(made, checks=(*checks, _check_blocks(made)))
+
+
+def _check_blocks(split: SplitStep) -> Check:
+    """Cut every server's graph into the blocks of its keys, as a run does."""
+    count, plan = 0, split.entry()
+    common = {state.input: state.output for state in split.server_graphs.common}
+    for part in split.server_graphs.ranks:
+        states = common | {state.input: state.output for state in part.states}
+        count += len(find_blocks(part.graph(), plan, part.rank, states, split.training.hyper))
+    return Check("blocks", "every key is updated by itself", count)
 
 
 def _check_apart(homes: Homes, options: SplitOptions) -> None:
@@ -84,6 +96,12 @@ def _check_apart(homes: Homes, options: SplitOptions) -> None:
         name = next(iter(homes.merged.values()))
         raise UnsupportedError(
             f"mode {options.mode}: the update reads the trainers' mean of {show(name)}, and there are no rounds",
+            "take --mode sync",
+        )
+    scalar = next((name for name in homes.shared if name in homes.pulled), "")
+    if scalar:
+        raise UnsupportedError(
+            f"mode {options.mode}: trainers read {show(scalar)}, of which each key has its own: there are no rounds",
             "take --mode sync",
         )
     if homes.metrics:
