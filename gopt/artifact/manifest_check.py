@@ -190,7 +190,8 @@ class _Checker:
                 _refuse(self.name, "phases", "it is required beside accumulate")
             return
         self._once("phases", [each.name for each in phases])
-        if accumulate == 1 or not phases or max(each.times for each in phases) != accumulate:
+        alone = accumulate == 1 and self.manifest.parameter_server is None
+        if alone or not phases or max(each.times for each in phases) != accumulate:
             _refuse(self.name, "phases", "the number of runs is not that of accumulate")
 
     def _ranks(self, mesh: Mesh) -> None:

@@ -121,7 +121,7 @@ def _added(split: SplitStep) -> tuple[list[OpRecord], list[VarRecord]]:
     for graph in split.server_graphs.ranks:
         for node in _own(graph):
             found.setdefault(id(node), (node, []))[1].append(split.options.trainers + graph.rank)
-    types = {**split.trainer.graph.types, **split.servers.graph.types}
+    types = {**split.trainer_types(), **split.servers.graph.types}
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
     for node, ranks in found.values():
@@ -164,7 +164,7 @@ def _usages(split: SplitStep) -> Iterator[RankUsage]:
 
 def _traffic(split: SplitStep) -> tuple[dict[str, tuple[int, int]], dict[int, tuple[int, int]]]:
     """Messages and bytes of a step: what a trainer pushes, and what each server gives one trainer."""
-    types = split.trainer.graph.types
+    types = split.trainer_types()
     calls = pushed = 0
     pulled: dict[int, tuple[int, int]] = {}
     for graph in split.trainer_graphs.ranks:

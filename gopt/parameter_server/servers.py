@@ -146,7 +146,7 @@ class _Emitter:
                 self._renamed[gradient] = made
             names += [key_name(unit, number) for number, _ in enumerate(unit.subgraphs)]
             keys += self._whole(unit)
-        self._aggregate(bucket.number, names, merged, _on(bucket.server))
+        self._aggregate(bucket.number, names, merged, on_server(bucket.server))
 
     def value(self, made: str) -> None:
         """A number of the trainers' forward, merged, on every server."""
@@ -188,7 +188,7 @@ class _Emitter:
 
     def _whole(self, unit: Unit) -> list[ServerKey]:
         """Updates of whole tensors on their server, or on every one."""
-        where, types = _on(unit.server), self.program.graph.types
+        where, types = on_server(unit.server), self.program.graph.types
         keys, pushed = [], set[str]()
         for number, subgraph in enumerate(unit.subgraphs):
             for node in subgraph.nodes if unit.server is not None else ():
@@ -230,7 +230,7 @@ class _Emitter:
                 node.inputs = [self._renamed.get(name, name) for name in node.inputs]
 
 
-def _on(server: int | None) -> Sharding:
+def on_server(server: int | None) -> Sharding:
     return EVERYWHERE if server is None else Sharding.along(SERVER, OnMember(server))
 
 

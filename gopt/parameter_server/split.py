@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.pieces import Piece
-from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry
+from gopt.artifact.server_entries import KeyEntry, KeyKind, Mode, ServerPlanEntry
 from gopt.errors import InvariantError, OptionError, UnsupportedError
 from gopt.ir.types import TensorType
 from gopt.lower.invariants import Check
 from gopt.lower.lowering import LoweredProgram, lower
+from gopt.lower.rank_graph import RankGraph
 from gopt.parameter_server.blocks import find_blocks
+from gopt.parameter_server.geo import NOTHING, geo_homes, geo_plan, geo_servers, geo_trainers
 from gopt.parameter_server.homes import Homes, find_homes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import ServerPlan, make_plan
@@ -37,16 +39,32 @@ class SplitStep:
     keys: tuple[KeyEntry, ...]
     reasons: dict[str, str]
     checks: tuple[Check, ...]
+    sync: SpmdProgram | None = None
+    """In mode geo, what trainers run every few steps; ``trainer`` is then the local step."""
 
     def __repr__(self) -> str:
         count = f"{self.options.trainers} trainers and {self.options.servers} servers"
         return f"<SplitStep of {self.training.graph.name} for {count}: {len(self.keys)} keys>"
 
+    @property
+    def copies(self) -> frozenset[str]:
+        """States that trainers have as servers do: what they start with comes from there."""
+        return self.homes.served if self.sync is None else frozenset()
+
+    def trainer_files(self) -> list[tuple[SpmdProgram, list[RankGraph]]]:
+        """The programs of a trainer with the phases that come of each."""
+        ranks = self.trainer_graphs.ranks
+        return [(self.trainer, ranks)] if self.sync is None else [(self.trainer, ranks[:1]), (self.sync, ranks[1:])]
+
+    def trainer_types(self) -> dict[str, TensorType]:
+        """The types of all values of a trainer's programs."""
+        return self.trainer.graph.types if self.sync is None else self.trainer.graph.types | self.sync.graph.types
+
     def entry(self) -> ServerPlanEntry:
         """What the manifest says of the split."""
         options = self.options
         return ServerPlanEntry(
-            servers=options.servers, mode=options.mode, pull=options.pulls, fixed_trainers=options.fixed_trainers,
+            servers=options.servers, mode=options.mode, pull=options.pulls, fixed_trainers=options.fixed_trainers or self.sync is not None,
             every=options.every, compensation=options.compensation, count=options.count,
             slicing=options.slicing.value, minimum=options.minimum, placement=options.placement.value, keys=self.keys,
         )  # fmt: skip
@@ -55,6 +73,8 @@ class SplitStep:
 def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     """Split a step. Raises OptionError and UnsupportedError for what cannot be split so, InvariantError where a check
     of the result fails."""
+    if options.mode is Mode.GEO:
+        return _geo_step(training, options)
     options.loss_reduction.check(training)
     if options.accumulate > 1 and training.shared:
         name = next(iter(training.shared.values()))
@@ -76,6 +96,18 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
         servers.reasons, checks,
     )  # fmt: skip
     return made if options.mode.rounds else replace(made, checks=(*checks, _check_blocks(made)))
+
+
+def _geo_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
+    homes, plan = geo_homes(training), geo_plan(training, options)
+    servers = geo_servers(training, plan, homes, options)
+    step, sync, trainer_graphs = geo_trainers(training, plan, homes, options)
+    server_graphs = lower(servers.program, range(options.servers))
+    keys = tuple(_keys(training, plan, servers, NOTHING))
+    checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
+    return SplitStep(
+        training, options, plan, homes, step, servers.program, trainer_graphs, server_graphs, keys, {}, checks, sync
+    )
 
 
 def _check_blocks(split: SplitStep) -> Check:

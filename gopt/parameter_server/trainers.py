@@ -55,7 +55,7 @@ def trainer_program(
         view.graph.inputs[state.tensor] = training.graph.types[state.tensor]
         view.graph.outputs[state.updated] = training.graph.types[state.updated]
     program = SpmdProgram(view, view.graph.copy(), Mesh((("dp", 1),)), [], micro_steps=options.accumulate)
-    writer = _Writer(program, training, plan, homes, options)
+    writer = TrainerWriter(program, training, plan, homes, options)
     if not at_end:
         writer.pull_at_start(scalars)
     pushed = writer.accumulate() if options.accumulate > 1 else {}
@@ -76,7 +76,9 @@ def trainer_program(
     return program
 
 
-class _Writer:
+class TrainerWriter:
+    """Writes messages into a trainer's graph."""
+
     def __init__(
         self, program: SpmdProgram, training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions
     ) -> None:
