@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -198,6 +198,15 @@ class Manifest:
     def schedule(self) -> dict[str, int]:
         """The phases in the order in which they run -> how often each runs in one step."""
         return {each.name: each.times for each in self.phases or (PhaseEntry("step", 1),)}
+
+    def with_trainers(self, count: int) -> Manifest:
+        """The manifest of a split for another number of trainers, who are all alike."""
+        trainers = [each for each in self.ranks if each.role == "trainer"]
+        if len(trainers) == count:
+            return self
+        ranks = [trainers[0]] * count + [each for each in self.ranks if each.role != "trainer"]
+        mesh = MeshEntry((("dp", count),), count)
+        return replace(self, mesh=mesh, ranks=tuple(replace(each, rank=n) for n, each in enumerate(ranks)))
 
     def states_of(self, rank: RankEntry) -> tuple[LocalState, ...]:
         """All states that a rank holds."""

@@ -34,6 +34,7 @@ KINDS = {
 """Folders of tests that mirror no folder of gopt -> what they are."""
 
 OTHERS = {
+    "runtime/parameter_server/test_server_run.py": "trainers and servers, from split to losses and checkpoints",
     "analysis/test_coupling_random.py": "how samples of a batch meet, in graphs drawn at random",
     "opaque/test_shard_opaque.py": "steps with an opaque optimizer, from file to ranks",
     "runtime/engines/test_nccl_api.py": "the functions of NCCL that the engine calls",
@@ -65,6 +66,14 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "parameter_server.folder",
         "what makes a split", "parameter_server/test_parameter_server_split.py",
     ),
+    **_each(
+        "runtime.parameter_server.contributions runtime.parameter_server.job runtime.parameter_server.keeping "
+        "runtime.parameter_server.run runtime.parameter_server.server runtime.parameter_server.trainer "
+        "runtime.parameter_server.trainer_messages",
+        "trainers and servers as they run", "runtime/parameter_server/test_server_run.py",
+    ),
+    **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),
+    **_each("runtime.training.hyper_parameters", "values fed in every step", "runtime/test_run.py"),
     **_each("artifact.pieces artifact.server_entries", _RECORDS, "parameter_server/test_parameter_server_split.py"),
     **_each("collectives.messages", "messages as schemas", "collectives/test_schemas.py"),
     **_each("sharding.traffic", "bytes of calls", "offline/test_times.py", "passes/test_overlap.py"),

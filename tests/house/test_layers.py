@@ -50,6 +50,7 @@ LAYERS = (
     {"gopt.runtime.engines"},
     {"gopt.runtime.messages"},
     {"gopt.runtime.training", "gopt.verification"},
+    {"gopt.runtime.parameter_server"},
     {"gopt.cli"},
 )
 """Each may import those above it and its own."""
