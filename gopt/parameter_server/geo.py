@@ -9,8 +9,8 @@ knew of the servers (``last``). Behind every few steps it runs the phase ``sync`
     last  = pulled
 
 A trainer's own delta is no news to it, so it is compared with ``mark``: compared with ``last``, every delta would be
-counted twice, and grow from sync to sync. With one trainer ``pulled`` is ``mark`` to the bit, and local values are those
-of the source's own training.
+counted twice, and grow from sync to sync. With one trainer ``pulled`` is ``mark`` to the bit, and local values are
+those of the source's own training.
 
 Optimizer states, statistics and counters stay local; the chief's count. Servers hold parameters alone. The number of
 trainers is part of the files.
@@ -156,7 +156,8 @@ def geo_trainers(
 ) -> tuple[SpmdProgram, SpmdProgram, LoweredProgram]:
     """The local step, the exchange, and both lowered: the step runs ``every`` times."""
     step = SpmdProgram.start(replace(training, notes=[]), Mesh((("dp", 1),)))
-    step.set_states([replace(state, local=True) for state in step.states])
+    kinds = {state.tensor: state.kind for state in training.states}
+    step.set_states([replace(each, local=kinds[each.input] is StateKind.STATISTIC) for each in step.states])
     sync = _sync(training, plan, homes, options)
     first, second = lower(step, [0]), lower(sync, [0])
     (one,), (other,) = first.ranks, second.ranks
@@ -166,6 +167,12 @@ def geo_trainers(
     ]
     known = {state.input for state in first.common}
     common = [*first.common, *(state for state in second.common if state.input not in known)]
+    # There are many trainers, and each has its own; what a trainer last knew starts as the parameter itself.
+    of = {state.tensor: state.of for state in sync.training.states}
+    common = [
+        replace(each, local=True, pieces=tuple(replace(p, tensor=of.get(p.tensor) or p.tensor) for p in each.pieces))
+        for each in common
+    ]
     return step, sync, LoweredProgram(ranks, common, [*first.checks, *second.checks])
 
 
@@ -211,12 +218,10 @@ def _sync(training: TrainingGraph, plan: ServerPlan, homes: Homes, options: Spli
         add("Identity", [pulled[name]], {last[name].updated: types[name]})
     add("Identity", [done], {DONE: ROUND_TYPE})
     writer.rewriter.finish()
-    slices = {state.tensor: BucketSlice(name, 0, types[name].elements) for name, state in last.items()}
     program.set_states([
         ShardedState(
             state.tensor, state.updated, view.graph.types[state.tensor].dtype,
-            (slices.get(state.tensor, BucketSlice(state.tensor, 0, view.graph.types[state.tensor].elements)),),
-            local=True,
+            (BucketSlice(state.tensor, 0, view.graph.types[state.tensor].elements),),
         )
         for state in view.states
     ])  # fmt: skip

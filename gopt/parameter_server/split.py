@@ -63,8 +63,9 @@ class SplitStep:
     def entry(self) -> ServerPlanEntry:
         """What the manifest says of the split."""
         options = self.options
+        fixed = options.fixed_trainers or self.sync is not None  # their number divides every delta
         return ServerPlanEntry(
-            servers=options.servers, mode=options.mode, pull=options.pulls, fixed_trainers=options.fixed_trainers or self.sync is not None,
+            servers=options.servers, mode=options.mode, pull=options.pulls, fixed_trainers=fixed,
             every=options.every, compensation=options.compensation, count=options.count,
             slicing=options.slicing.value, minimum=options.minimum, placement=options.placement.value, keys=self.keys,
         )  # fmt: skip

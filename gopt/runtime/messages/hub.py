@@ -40,6 +40,8 @@ class Hub:
         """Endpoint that is lost -> why."""
         self.dropped: dict[int, set[int]] = {number: set() for number in local}
         """Of each endpoint: those without which it goes on."""
+        self.spared: dict[int, set[int]] = {number: set() for number in local}
+        """Of each endpoint: those that it drops by itself, where all come together and one is lost."""
         self._outboxes: dict[int, deque[Sending]] = {number: deque() for number in range(roster.size)}
         self._unsent = dict.fromkeys(local, 0)
         """Of each endpoint: messages that are not done."""
@@ -82,11 +84,15 @@ class Hub:
 
     # --- waiting ---
 
-    def wait(self, number: int, ready: Ready, deadline: float | None, awaited: Callable[[], Awaited]) -> None:
+    def wait(
+        self, number: int, ready: Ready, deadline: float | None, awaited: Callable[[], Awaited], together: bool = False
+    ) -> None:
         with self.changed:
-            self._wait(number, ready, deadline, awaited)
+            self._wait(number, ready, deadline, awaited, together)
 
-    def _wait(self, number: int, ready: Ready, deadline: float | None, awaited: Callable[[], Awaited]) -> None:
+    def _wait(
+        self, number: int, ready: Ready, deadline: float | None, awaited: Callable[[], Awaited], together: bool = False
+    ) -> None:
         """Held: until it is ready. What is ready wins over a loss, and a failure over all."""
         seconds = self.settings.deadline if deadline is None else deadline
         until, idle = self._now() + seconds, 0
@@ -98,7 +104,11 @@ class Hub:
                 if self._may_go(number):
                     if ready():
                         return
-                    if (gone := self._missed(number, awaited)) is not None:
+                    gone = self._missed(number, awaited)
+                    if gone is not None and together and gone in self.spared[number]:
+                        self.drop(number, gone)
+                        continue
+                    if gone is not None:
                         raise failures.lost(self.roster, number, gone, self.lost[gone], awaited())
                 if self._advance():
                     idle = 0
@@ -185,7 +195,7 @@ class Hub:
             def awaited() -> Awaited:
                 return Awaited(tuple(missing()), f"come to {what}")
 
-            self._wait(number, lambda: not missing(), deadline, awaited)
+            self._wait(number, lambda: not missing(), deadline, awaited, True)
             return [given[n].popleft() if given.get(n) else None for n in range(self.roster.size)]
 
     def _given(self, to: int, item: dict[str, Any]) -> None:
@@ -240,7 +250,7 @@ class Hub:
         def awaited() -> Awaited:
             return Awaited(tuple(self._takers(number)), "take its last messages")
 
-        self.wait(number, lambda: not self._unsent[number], deadline, awaited)
+        self.wait(number, lambda: not self._unsent[number], deadline, awaited, True)
         self.gather(number, CLOSED, deadline, "the end")
         self.wait(number, self._settled, deadline, lambda: Awaited((), "come to the end"))
         with self.changed:

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable
 
 from gopt.artifact.server_entries import Mode
-from gopt.errors import UnsupportedError
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.mpi import MpiHub
 from gopt.runtime.messages.order import Order
 from gopt.runtime.messages.roster import Settings
 from gopt.runtime.messages.threads import ThreadHub, run_threads
+from gopt.runtime.parameter_server.async_server import AsyncServer
+from gopt.runtime.parameter_server.async_trainer import AsyncTrainer
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.server import SyncServer
 from gopt.runtime.parameter_server.trainer import PushPullTrainer
@@ -21,16 +22,21 @@ from gopt.runtime.training.job import Progress
 def run_endpoint(
     server_job: ServerJob, endpoint: Endpoint, on_step: Callable[[Progress], None],
     on_start: Callable[[], None] = lambda: None, *, position: Callable[[int, int], None] = lambda *_: None,
-    stop_signal: Callable[[], int] = lambda: 0, continues: bool = False,
+    stop_signal: Callable[[], int] = lambda: 0, continues: bool = False, staleness: int | None = None,
 ) -> tuple[int, int]:  # fmt: skip
-    """Do the work of one endpoint; returns the last step, and the signal for which the run ended, or 0."""
-    if server_job.plan.mode is not Mode.SYNC:
-        raise UnsupportedError(f"gopt run knows no mode {server_job.plan.mode} yet")
+    """Do the work of one endpoint; ``staleness``: as ``bound`` of AsyncServer. Returns the last step, and the signal
+    for which the run ended, or 0."""
+    rounds = server_job.plan.mode is Mode.SYNC
     if endpoint.number < server_job.trainers:
-        trainer = PushPullTrainer(server_job, endpoint, position, stop_signal=stop_signal, continues=continues)
+        make = PushPullTrainer if rounds else AsyncTrainer
+        trainer = make(server_job, endpoint, position, stop_signal=stop_signal, continues=continues)
         trainer.run(on_step, on_start)
         return trainer.step, trainer.stopped
-    server = SyncServer(server_job, endpoint, position, continues=continues)
+    server: SyncServer | AsyncServer
+    if rounds:
+        server = SyncServer(server_job, endpoint, position, continues=continues)
+    else:
+        server = AsyncServer(server_job, endpoint, position, continues=continues, bound=staleness)
     server.run()
     return server.version, server.trainers.signal
 
@@ -78,13 +84,15 @@ def run_endpoints(
 def run_in_threads(
     server_job: ServerJob, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None,
     *, deadline: float = 60.0, stop_signal: Callable[[], int] = lambda: 0, order: Order | None = None,
-    continues: bool = False,
+    continues: bool = False, staleness: int | None = None,
 ) -> tuple[int, int]:  # fmt: skip
     """Run a split with a thread for each endpoint; returns the last step, and the signal for which it ended, or 0."""
     hub = ThreadHub(server_job.roster(), Settings(deadline=deadline), order)
 
     def work(endpoint: Endpoint) -> tuple[int, int]:
-        return run_endpoint(server_job, endpoint, on_step, on_start, stop_signal=stop_signal, continues=continues)
+        return run_endpoint(
+            server_job, endpoint, on_step, on_start, stop_signal=stop_signal, continues=continues, staleness=staleness
+        )
 
     found = run_threads(hub, work, lambda number: continues and 0 < number < server_job.trainers)
     assert found[0] is not None

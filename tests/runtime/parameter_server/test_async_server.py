@@ -1,0 +1,201 @@
+"""Asynchronous runs: equal to sync with one trainer, to a serial interpreter with several; faults and restarts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from async_runs import Run, interpret, pieces, run_split
+from helpers import ROOT
+
+from gopt import api
+from gopt.artifact.server_entries import Mode, PullAt
+from gopt.parameter_server.options import SplitOptions
+from gopt.runtime.messages.message import Kind, Message
+from gopt.runtime.messages.order import Recorded, Seeded
+from gopt.runtime.parameter_server.async_server import AsyncServer
+from gopt.runtime.parameter_server.job import ServerJob
+from gopt.runtime.parameter_server.run import run_in_threads
+from gopt.runtime.training.job import Job, Progress
+
+sys.path.append(str(ROOT / "tests/parameter_server"))
+from async_steps import SourceUpdate, scheduled  # noqa: E402 - a folder beside this one
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    random = np.random.default_rng(3)
+    path = tmp_path / "data.npz"
+    np.savez(path, x=random.normal(size=(64, 3)).astype("f4"), y=random.normal(size=(64, 2)).astype("f4"))
+    return str(path)
+
+
+def folder(tmp_path: Path, **given: object) -> Path:
+    """A split of a step with a schedule."""
+    options = {"trainers": 2, "servers": 2, "minimum": 4, "mode": Mode.ASYNC, **given}
+    target = tmp_path / f"split{len(list(tmp_path.iterdir()))}"
+    api.split(api.load(scheduled(tmp_path / "step.onnx")), SplitOptions(**options)).write(target)  # type: ignore[arg-type]
+    return target
+
+
+def staleness(run: Run) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for server in run.servers.values():
+        for late, count in server.usage.staleness.items():
+            found[late] = found.get(late, 0) + count
+    return found
+
+
+@pytest.mark.parametrize("pull", [PullAt.START, PullAt.END])
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.HALF_ASYNC])
+def test_with_one_trainer_it_is_sync_to_the_bit(mode: Mode, pull: PullAt, tmp_path: Path, data: str) -> None:
+    told: list[Progress] = []
+    sync = folder(tmp_path, trainers=1, mode=Mode.SYNC)
+    run_in_threads(ServerJob.read(Job(folder=sync, data=data, steps=5)), told.append)
+    run = run_split(folder(tmp_path, trainers=1, mode=mode, pull=pull), data, 5)
+    assert run.losses == [each.losses[0] for each in told]
+    assert staleness(run).keys() == {0}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_recorded_order_gives_the_bits_of_a_serial_interpreter(seed: int, tmp_path: Path, data: str) -> None:
+    split = folder(tmp_path)
+    run = run_split(split, data, 4, order=Seeded(seed))
+    training = api.load(tmp_path / "step.onnx").training
+    held = interpret(run, training, SourceUpdate(training), data)
+    for name, found, wanted in pieces(run, held):
+        assert found == wanted, name
+    assert max(staleness(run)) > 0
+    again = run_split(split, data, 4, order=Recorded(run.arrivals))
+    assert again.states() == run.states()
+
+
+def test_another_order_gives_other_bits(tmp_path: Path, data: str) -> None:
+    split = folder(tmp_path)
+    states = [run_split(split, data, 3, order=Seeded(seed)).states() for seed in (0, 1)]
+    assert states[0] != states[1]
+
+
+def test_half_async_trainers_see_all_of_the_step_before(tmp_path: Path, data: str) -> None:
+    run = run_split(folder(tmp_path, trainers=3, mode=Mode.HALF_ASYNC), data, 3, order=Seeded(1))
+    assert max(staleness(run)) <= 2 and len(run.losses) == 3
+    for server in run.servers.values():
+        assert {key.version for key in server.keys.values()} == {9}
+
+
+@pytest.mark.parametrize("pull", [PullAt.START, PullAt.END])
+def test_a_bound_holds_the_fast_back(pull: PullAt, tmp_path: Path, data: str) -> None:
+    split = folder(tmp_path, pull=pull)
+    run = run_split(split, data, 6, order=Seeded(4), bound=0)
+    # A trainer that is not ahead is late by what the other pushed since: a round, and the one that it is in.
+    assert max(staleness(run)) <= 2
+    loose = run_split(split, data, 6, order=Seeded(4), bound=5)
+    assert all(server.usage.answered for server in loose.servers.values())
+
+
+def test_compensation_without_delay_is_none(tmp_path: Path, data: str) -> None:
+    plain = run_split(folder(tmp_path, trainers=1), data, 4)
+    other = run_split(folder(tmp_path, trainers=1, compensation=2.0), data, 4)
+    assert plain.states() == other.states()
+
+
+def test_compensation_acts_on_what_is_late(tmp_path: Path, data: str) -> None:
+    plain = run_split(folder(tmp_path), data, 4, order=Seeded(0))
+    other = run_split(folder(tmp_path, compensation=2.0), data, 4, order=Recorded(plain.arrivals))
+    assert plain.states() != other.states()
+
+
+@pytest.mark.parametrize("given", [{}, {"compensation": 1.0}, {"count": "push"}, {"mode": Mode.HALF_ASYNC}])
+def test_a_resumed_run_goes_on_bit_for_bit(given: dict[str, object], tmp_path: Path, data: str) -> None:
+    split = folder(tmp_path, trainers=1, **given)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    every = run_split(split, data, 5, checkpoint=whole, every=3)
+    first = run_split(split, data, 3, checkpoint=parts)
+    rest = run_split(split, data, 5, checkpoint=parts, resume=True)
+    assert first.losses + rest.losses == every.losses
+    assert rest.states() == every.states()
+
+
+def test_counters_and_versions_of_keys_are_in_the_checkpoint(tmp_path: Path, data: str) -> None:
+    split, target = folder(tmp_path, compensation=1.0), tmp_path / "checkpoint"
+    first = run_split(split, data, 3, checkpoint=target, order=Seeded(2))
+    again = run_split(split, data, 3, checkpoint=target, resume=True)
+    for number, server in first.servers.items():
+        for place, key in server.keys.items():
+            other = again.servers[number].keys[place]
+            assert (other.version, other.counting) == (key.version, key.counting)
+            assert {name: float(value) for name, value in other.counters.items()} == {"step": 3.0}
+            assert all(np.array_equal(other.backups[n], key.backups[n]) for n in (0, 1))
+
+
+def test_a_trainer_that_dies_does_not_stop_the_others(tmp_path: Path, data: str) -> None:
+    target = tmp_path / "checkpoint"
+    run = run_split(folder(tmp_path, trainers=3), data, 5, failing=1, checkpoint=target, every=2)
+    assert len(run.losses) == 5
+    for server in run.servers.values():
+        assert "out of power" in server.trainers.lost[1]
+        assert {key.version for key in server.keys.values()} == {12}  # 5 of each of two, 2 of the lost one
+    assert sorted(path.name for path in target.iterdir() if path.is_dir())
+
+
+def test_a_push_is_applied_once_at_most(tmp_path: Path, data: str) -> None:
+    class Twice(AsyncServer):
+        def _push(self, message: Message) -> None:
+            super()._push(message)
+            late = Message(Kind.PUSH, message.source, message.key, max(message.round - 1, 0), message.arrays)
+            super()._push(message)
+            super()._push(late)
+
+    split = folder(tmp_path, trainers=1)
+    plain = run_split(split, data, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("async_runs.AsyncServer", Twice)
+        twice = run_split(split, data, 3)
+    assert twice.states() == plain.states() and twice.losses == plain.losses
+    for server in twice.servers.values():
+        assert server.usage.dropped == 2 * server.usage.accepted / max(len(server.keys), 1) * len(server._buckets)
+
+
+def test_a_signal_to_one_trainer_ends_all(tmp_path: Path, data: str) -> None:
+    split = folder(tmp_path)
+    asked: list[int] = []
+
+    def signal() -> int:
+        asked.append(1)
+        return 15 if len(asked) == 3 else 0
+
+    job = Job(folder=split, data=data, steps=1000)
+    step, stopped = run_in_threads(ServerJob.read(job), lambda progress: None, stop_signal=signal)
+    assert stopped == 15 and step < 1000
+
+
+def test_geo_with_one_trainer_is_the_source(tmp_path: Path, data: str) -> None:
+    told: list[Progress] = []
+    sync = folder(tmp_path, trainers=1, mode=Mode.SYNC)
+    run_in_threads(ServerJob.read(Job(folder=sync, data=data, steps=6)), told.append)
+    losses = [each.losses[0] for each in told]
+    run = run_split(folder(tmp_path, trainers=1, mode=Mode.GEO, every=1), data, 6)
+    assert run.losses == losses
+    run = run_split(folder(tmp_path, trainers=1, mode=Mode.GEO, every=3), data, 2)
+    np.testing.assert_allclose(run.losses, [np.mean(losses[:3]), np.mean(losses[3:])], rtol=1e-7)
+
+
+def test_geo_trainers_stay_near_one_another(tmp_path: Path, data: str) -> None:
+    run = run_split(folder(tmp_path, trainers=3, mode=Mode.GEO, every=2), data, 12, order=Seeded(0))
+    assert run.losses[-1] < run.losses[0]
+    for name in ("w0", "b1"):
+        whole = run.parameter(name)
+        for trainer in run.trainers.values():
+            own = np.asarray(trainer.held[name]).reshape(-1)
+            assert np.abs(own - whole).max() < 0.5
+
+
+def test_geo_goes_on_after_a_restart(tmp_path: Path, data: str) -> None:
+    split = folder(tmp_path, trainers=1, mode=Mode.GEO, every=2)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    every = run_split(split, data, 4, checkpoint=whole)
+    first = run_split(split, data, 2, checkpoint=parts)
+    rest = run_split(split, data, 4, checkpoint=parts, resume=True)
+    assert first.losses + rest.losses == every.losses and rest.states() == every.states()
