@@ -106,9 +106,10 @@ def _geo_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     server_graphs = lower(servers.program, range(options.servers))
     keys = tuple(_keys(training, plan, servers, NOTHING))
     checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
-    return SplitStep(
+    made = SplitStep(
         training, options, plan, homes, step, servers.program, trainer_graphs, server_graphs, keys, {}, checks, sync
     )
+    return replace(made, checks=(*checks, _check_blocks(made)))
 
 
 def _check_blocks(split: SplitStep) -> Check:
