@@ -24,12 +24,13 @@ from gopt.artifact.manifest import (
     Shape,
 )
 from gopt.artifact.report_record import REPORT_FILE, Report
+from gopt.collectives.messages import MESSAGES, ROUND_INPUT
 from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import from_document
 from gopt.errors import GoptError, InputError, OptionError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType, known
-from gopt.mesh import Mesh
+from gopt.mesh import Mesh, Sees
 from gopt.sanitize import show
 from gopt.sharding.boxes import Box, box_elements, box_shape
 
@@ -95,17 +96,33 @@ def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph],
         if inputs.get(entry.name, type) != type:
             _refuse(name, f"common.inputs[{index}]", f"{where} has {show(entry.name)} of another type")
     listed = {*rank.inputs, *(state.input for state in manifest.common.state)}
+    listed |= {ROUND_INPUT} if manifest.parameter_server is not None else set()
     listed |= {entry.name for entry in manifest.common.inputs}
     frozen = {key for graph in graphs.values() for key in graph.initializers}  # weights that no update touches
     if unlisted := inputs.keys() - listed - frozen:
         _refuse(name, "common.inputs", f"{show(min(unlisted))}, an input of {where}, is missing")
-    if manifest.loss not in outputs:
+    if manifest.loss not in outputs and rank.role != "server":
         _refuse(name, "loss", f"{where} has no output {show(manifest.loss)}")
-    mesh = manifest.mesh.mesh()
+    mesh, member = manifest.mesh.mesh(), rank.rank
+    if rank.role == "server" and manifest.parameter_server is not None:
+        servers = manifest.parameter_server.servers
+        mesh, member = Mesh((("server", servers),), (("server", Sees.DATA),)), rank.rank - mesh.ranks
     for graph in graphs.values():
         for node in graph.nodes:
-            if node.domain == COMM:
-                _check_call(name, mesh, rank.rank, graph, node)
+            if node.domain == COMM and node.op_type in MESSAGES:
+                _check_message(name, rank, graph, node)
+            elif node.domain == COMM:
+                _check_call(name, mesh, member, graph, node)
+
+
+def _check_message(name: str, rank: RankEntry, graph: Graph, node: Node) -> None:
+    """Refuse a message whose attributes and operands do not fit one another."""
+    types = [graph.type_of(each) for each in node.inputs]
+    given = [(type.dtype, type.shape) if each else ("", None) for each, type in zip(node.inputs, types)]
+    try:
+        MESSAGES[node.op_type].infer(node.attributes, given)
+    except GoptError as error:
+        _refuse(name, f"rank {rank.rank}", f"its file has {show(node.label)}: {error.message}")
 
 
 def _check_call(name: str, mesh: Mesh, rank: int, graph: Graph, node: Node) -> None:

@@ -219,6 +219,21 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("runtime.runtime_errors", "why a node failed", "runtime/test_run_messages.py"),
     **_each("runtime.tuning.llvm_kernels", "kernels of runs", "runtime/tuning/test_tiling.py"),
+    **_each(
+        "runtime.messages.mailbox runtime.messages.roster", "what lies in a mailbox, and who takes part",
+        "runtime/messages/test_message.py",
+    ),
+    **_each(
+        "runtime.messages.hub runtime.messages.failures runtime.messages.outgoing", "what an endpoint stands on",
+        "runtime/messages/test_endpoint.py",
+    ),
+    **_each(
+        "runtime.messages.order", "which message is received next", "runtime/messages/test_messages_threads.py",
+    ),
+    **_each(
+        "runtime.messages.transfers runtime.messages.shield", "a part of jobs of processes, which are run",
+        "runtime/messages/test_messages_mpi.py",
+    ),
     # --- verification ---
     **_each(
         "verification.all_ranks verification.compare verification.gates verification.lockstep "

@@ -126,7 +126,8 @@ class Endpoint:
         self._hub.drop(self.number, number)
 
     def spare(self, numbers: Iterable[int]) -> None:
-        """Drop these endpoints without an error where one is lost while all come together, or at the end."""
+        """Drop these endpoints without an error where one is lost while all come together: ``gather`` gives
+        None for it."""
         with self._hub.changed:
             self._hub.spared[self.number].update(numbers)
 

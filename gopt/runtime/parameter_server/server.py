@@ -22,10 +22,11 @@ from gopt.parameter_server.views import ROUND
 from gopt.runtime.device import Host
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor
+from gopt.runtime.merge import merge
 from gopt.runtime.messages.endpoint import Endpoint, Sent
 from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
-from gopt.runtime.parameter_server.contributions import Contributions, merge
+from gopt.runtime.parameter_server.contributions import Contributions
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree
 from gopt.runtime.parameter_server.keeping import Keeping
 from gopt.runtime.session import Array, array_dtype
@@ -79,6 +80,8 @@ class SyncServer:
         self.outputs: dict[str, Array] = {}
         """Numbers that the last round computed beside the states."""
         self._pulls: list[Message] = []
+        self._calls = 0
+        """Calls among servers that were made in this round: all make the same ones in the same order."""
         self._partials: dict[tuple[int, int], dict[int, Message]] = {}
         self._totals: dict[tuple[int, int], Message] = {}
         self._leaving: list[Sent] = []
@@ -107,6 +110,7 @@ class SyncServer:
         self.outputs = {name: np.array(self._device.to_host(value)) for name, value in shown.items()}
         self.contributions.next_round()
         self.version += 1
+        self._calls = 0
         self._answer()
 
     def _save(self, engine: EndpointEngine) -> None:
@@ -192,7 +196,7 @@ class SyncServer:
         if node.op_type == "Aggregate":
             return self._aggregate(node)
         if node.op_type == "AllReduce":
-            return self._all_reduce(index, node, inputs)
+            return self._all_reduce(node, inputs)
         raise RunError(f"servers make no {node.op_type}")
 
     def _aggregate(self, node: Node) -> list[Array]:
@@ -210,8 +214,10 @@ class SyncServer:
         shapes = parse_shapes(node.attributes["shapes"])
         return merge(found, node.attributes["reduce"], node.attributes["dtype"], shapes)
 
-    def _all_reduce(self, index: int, node: Node, inputs: list[Array]) -> list[Array]:
+    def _all_reduce(self, node: Node, inputs: list[Array]) -> list[Array]:
         """A reduction among servers: server 0 combines in the order of servers, and all get its result."""
+        index = self._calls
+        self._calls += 1
         first, count = self.server_job.server(0), self.server_job.servers
         key = self.version, index
         arrays = [np.array(each) for each in inputs]
