@@ -72,6 +72,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "runtime.parameter_server.trainer_messages",
         "trainers and servers as they run", "runtime/parameter_server/test_server_run.py",
     ),
+    **_each(
+        "runtime.parameter_server.async_trainer runtime.parameter_server.meeting",
+        "trainers and servers without rounds", "runtime/parameter_server/test_async_server.py",
+    ),
     **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),
     **_each("runtime.training.hyper_parameters", "values fed in every step", "runtime/test_run.py"),
     **_each("artifact.pieces artifact.server_entries", _RECORDS, "parameter_server/test_parameter_server_split.py"),

@@ -10,7 +10,6 @@ At a checkpoint trainers stop, and servers have applied all pushes of the rounds
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,8 @@ from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree
 from gopt.runtime.parameter_server.keeping import Keeping
-from gopt.runtime.parameter_server.key_state import KeyState, Usage
+from gopt.runtime.parameter_server.key_state import KeyState
+from gopt.runtime.parameter_server.meeting import Met, Usage, meet
 from gopt.runtime.parameter_server.server import Trainers
 from gopt.runtime.session import Array
 from gopt.runtime.training.hyper_parameters import hyper_parameters
@@ -96,7 +96,7 @@ class AsyncServer:
                 while not self.trainers.live <= self._come:
                     self._receive()
                 self._come.clear()
-                self.met = meet(engine, self.server_job.trainers)
+                self.met = meet(engine, self.usage)
                 self.version = self.met.step
                 if not self.met.leaving:
                     self._save(engine)
@@ -202,23 +202,3 @@ class AsyncServer:
         for key in self.keys.values():
             extra |= key.extra(self.server_job.trainers)
         self.keeping.save(engine, self.version, self.states(), np.asarray, extra)
-
-
-@dataclass(frozen=True, slots=True)
-class Met:
-    """Where all endpoints have come together. ``step``: the furthest of the trainers; ``leaving``: one of them does
-    not go on, so all end; ``signal``: why, or 0."""
-
-    step: int = 0
-    leaving: bool = False
-    signal: int = 0
-
-
-def meet(engine: EndpointEngine, trainers: int, mine: Met | None = None) -> Met:
-    """Come together; ``mine``: what a trainer says. All endpoints call it, at the same steps."""
-    item = None if mine is None else (mine.step, mine.leaving, mine.signal)
-    found = [Met(*each) for each in engine.gather(item)[:trainers] if each is not None]
-    return Met(
-        max((each.step for each in found), default=0), not found or any(each.leaving for each in found),
-        next((each.signal for each in found if each.signal), 0),
-    )  # fmt: skip

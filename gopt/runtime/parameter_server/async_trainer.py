@@ -11,8 +11,8 @@ from typing import Any
 from gopt.artifact.server_entries import Mode
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.message import Kind, Message
-from gopt.runtime.parameter_server.async_server import Met, meet
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree
+from gopt.runtime.parameter_server.meeting import Met, meet
 from gopt.runtime.parameter_server.trainer import CHIEF, PushPullTrainer
 from gopt.runtime.training.job import Progress
 
@@ -29,6 +29,8 @@ class AsyncTrainer(PushPullTrainer):
         *, stop_signal: Callable[[], int] = lambda: 0, continues: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(server_job, endpoint, position, stop_signal=stop_signal, continues=continues)
+        self.met = Met()
+        """What came of the last time when all came together."""
         self.spread = 0
         self._versions: list[int] = []
         self._applied: dict[int, int] = {}
@@ -45,26 +47,26 @@ class AsyncTrainer(PushPullTrainer):
             self._compile()
             if self.endpoint.number == CHIEF:
                 on_start()
-            met, last = Met(), self.server_job.job.steps
-            while not met.leaving:
+            last = self.server_job.job.steps
+            while not self.met.leaving:
                 while self.step < last and not self.stopped:
                     self._step(on_step)
                     if self.keeping.due(self.step):
                         break
-                met = self._come_together(engine)
-                if not met.leaving:
+                self.met = self._come_together(engine)
+                if not self.met.leaving:
                     self._save(engine)
-            self.step, self.stopped = met.step, met.signal
+            self.step, self.stopped = self.met.step, self.met.signal
             self.keeping.finish(engine, self.step, lambda: self._save(engine))
         self.endpoint.close()
 
     def _come_together(self, engine: EndpointEngine) -> Met:
         self._set_call(-1)
-        mine = Met(self.step, self.step >= self.server_job.job.steps or bool(self.stopped), self.stopped)
+        mine = Met(self.step, self.step >= self.server_job.job.steps or bool(self.stopped), self.stopped, self.spread)
         for number in range(self.server_job.servers):
             message = self.endpoint.message(Kind.SAVE, 0, self.step, note=self.stopped)
             self.endpoint.send(self.server_job.server(number), message)
-        return meet(engine, self.server_job.trainers, mine)
+        return meet(engine, mine)
 
     def _noted(self, note: Any) -> None:
         """What a server says beside values: the versions of their keys, and whether another trainer stops."""

@@ -5,9 +5,8 @@ One thread writes a key, and every update makes new arrays: what a pull was answ
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -44,17 +43,6 @@ class Counting:
         if goes_on:
             self.advances, self.due = self.advances + 1, 0
         return goes_on
-
-
-@dataclass(slots=True)
-class Usage:
-    """What a server did. ``staleness``: updates that a push's parameter has got since its trainer pulled it -> pushes;
-    ``dropped``: pushes that came twice."""
-
-    staleness: Counter[int] = field(default_factory=Counter)
-    accepted: int = 0
-    dropped: int = 0
-    answered: int = 0
 
 
 class Part:

@@ -44,6 +44,11 @@ class Run:
             for number, server in sorted(self.servers.items()) for name, value in server.states().items()
         }  # fmt: skip
 
+    def local(self, trainer: int, name: str) -> Array:
+        """A state as a trainer has it."""
+        device = self.trainers[trainer]._device
+        return np.asarray(device.to_host(device.view(self.trainers[trainer].held[name])))
+
     def parameter(self, name: str) -> Array:
         """A parameter, put together from all servers."""
         parts = []
@@ -144,7 +149,9 @@ def interpret(run: Run, training: TrainingGraph, update: object, data: str) -> d
                     came[slot] = came.get(slot, 0) + 1
                     continue
                 if slot not in made:
-                    made[slot] = gradients(known[event.source], source.batch(MicroStep(event.round, event.source, trainers)))
+                    made[slot] = gradients(
+                        known[event.source], source.batch(MicroStep(event.round, event.source, trainers))
+                    )
                 for number, _ in keys[event.key]:
                     now = update(held[number], made[slot])
                     accepted[number] += 1
@@ -175,3 +182,66 @@ def pieces(run: Run, held: Mapping[int, Mapping[str, Array]]) -> Sequence[tuple[
             wanted = held[number][piece.tensor].reshape(-1)[piece.start : piece.stop]
             found.append((key.block.entry.name, key.value.tobytes(), wanted.tobytes()))
     return found
+
+
+def interpret_geo(
+    run: Run, training: TrainingGraph, update: object, data: str
+) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:
+    """Parameters of the servers and states of the trainers after a run in mode geo, in the order in which servers
+    received: one thing at a time, by NumPy and the source's own operators."""
+    plan, trainers = run.job.plan, run.job.trainers
+    keys: dict[int, list[KeyEntry]] = {}
+    for key in plan.keys:
+        keys.setdefault(key.bucket, []).append(key)
+    start = update.start()  # type: ignore[attr-defined]
+    served = {name: np.array(start[name]) for name in training.gradients}
+    local = {trainer: dict(start) for trainer in range(trainers)}
+    last = {trainer: {name: start[name] for name in served} for trainer in range(trainers)}
+    pulled = {trainer: {name: np.array(start[name]) for name in served} for trainer in range(trainers)}
+    deltas: dict[tuple[int, int], dict[str, Array]] = {}
+    came: dict[tuple[int, int], int] = {}
+    gradients, source = SourceGradients(training), _data(run, data)
+
+    def begin(trainer: int, round_number: int) -> None:
+        for turn in range(plan.every):
+            batch = source.batch(MicroStep(round_number * plan.every + turn, trainer, trainers))
+            own = {name: local[trainer][name] for name in served}
+            local[trainer] = update(local[trainer], gradients(own, batch))  # type: ignore[operator]
+        deltas[trainer, round_number] = {
+            name: (local[trainer][name] - last[trainer][name]) / np.float32(trainers) for name in served
+        }
+
+    def end(trainer: int, round_number: int) -> None:
+        for name, delta in deltas[trainer, round_number].items():
+            now = pulled[trainer][name].copy()
+            behind = (last[trainer][name] + delta) - now
+            local[trainer][name] = local[trainer][name] - behind
+            last[trainer][name] = now
+
+    events = {
+        server: deque(each for each in run.arrivals[trainers + server] if each.kind in (Kind.PULL, Kind.PUSH))
+        for server in range(plan.servers)
+    }
+    while any(events.values()):
+        for queue in events.values():
+            while queue:
+                event = queue[0]
+                if event.kind is Kind.PUSH and event.round and came.get((event.source, event.round)) != len(keys):
+                    break
+                queue.popleft()
+                if event.kind is Kind.PUSH and (event.source, event.round) not in deltas:
+                    begin(event.source, event.round)
+                for key in keys[event.key]:
+                    (piece,) = key.pieces
+                    place = slice(piece.start, piece.stop)
+                    if event.kind is Kind.PULL:
+                        pulled[event.source][piece.tensor].reshape(-1)[place] = served[piece.tensor].reshape(-1)[place]
+                    else:
+                        delta = deltas[event.source, event.round][piece.tensor].reshape(-1)[place]
+                        served[piece.tensor].reshape(-1)[place] += delta
+                if event.kind is Kind.PULL:
+                    slot = event.source, event.round
+                    came[slot] = came.get(slot, 0) + 1
+                    if came[slot] == len(keys):
+                        end(event.source, event.round - 1)
+    return served, local
