@@ -48,7 +48,7 @@ def split_manifest(split: SplitStep) -> Manifest:
     phases = [part.phase for part in split.trainer_graphs.ranks]
     many = len(phases) > 1
     return Manifest(
-        accumulate=max(phase.times for phase in phases),
+        accumulate=options.accumulate,
         phases=tuple(PhaseEntry(phase.name, phase.times) for phase in phases) if many else None,
         loss_reduction=str(options.loss_reduction),
         mesh=MeshEntry((("dp", options.trainers),), options.trainers),
@@ -77,7 +77,7 @@ def _entries(split: SplitStep) -> Iterator[RankEntry]:
         LocalAccumulator(each.input, each.output, each.type.dtype, each.type.dims)
         for each in graphs.ranks[0].accumulators
     )
-    local = [replace(state, copy=state.input in split.copies) for state in graphs.common]
+    local = [replace(state, copy=state.pieces[0].tensor in split.homes.served) for state in graphs.common]
     held = tuple(map(_local_state, local))
     for trainer in range(split.options.trainers):
         yield RankEntry(trainer, "trainer", files, held, sums)
@@ -104,7 +104,7 @@ def write_split(split: SplitStep, folder: str | os.PathLike[str], source: Source
     with output_folder(Path(folder), force=force) as staged:
         values.write(staged / STATES_FILE)
         trainers, servers = split.trainer_graphs, split.server_graphs
-        local = values.without(split.copies)
+        local = values if split.sync is not None else values.without(split.homes.served)
         for program, parts in split.trainer_files():
             write_ranks(staged, program, local, trainers.common, parts, jobs, TRAINER_FILES)
         write_ranks(staged, split.servers, values, servers.common, servers.ranks, jobs, SERVER_FILES)

@@ -46,11 +46,6 @@ class SplitStep:
         count = f"{self.options.trainers} trainers and {self.options.servers} servers"
         return f"<SplitStep of {self.training.graph.name} for {count}: {len(self.keys)} keys>"
 
-    @property
-    def copies(self) -> frozenset[str]:
-        """States that trainers have as servers do: what they start with comes from there."""
-        return self.homes.served if self.sync is None else frozenset()
-
     def trainer_files(self) -> list[tuple[SpmdProgram, list[RankGraph]]]:
         """The programs of a trainer with the phases that come of each."""
         ranks = self.trainer_graphs.ranks

@@ -31,7 +31,8 @@ def test_trainers_have_the_whole_step_and_servers_parameters_alone(name: str, tm
     assert manifest.schedule == {"step": 3, "sync": 1}
     trainer = {state.input: state for state in manifest.ranks[0].state}
     assert {state.tensor for state in step.training.states} <= trainer.keys()
-    assert all(state.local and not state.copy for state in trainer.values())
+    assert all(state.local for state in trainer.values())
+    assert {state.pieces[0].tensor for state in trainer.values() if state.copy} == set(step.training.gradients)
     own = onnx.load(tmp_path / "out/trainer.onnx", load_external_data=False).graph
     assert len(own.node) >= len(step.training.graph.nodes) - len(step.training.looked_through)
     for rank in manifest.ranks[2:]:

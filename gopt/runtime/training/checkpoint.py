@@ -172,7 +172,7 @@ class Checkpoints:
             found.setdefault(rank if state.local else 0, []).append(state.input)
         apart = self.manifest.parameter_server is not None
         for state in self.manifest.ranks[rank].state:
-            if apart and state.copy:
+            if apart and state.copy and not state.local:
                 continue  # what a trainer has of a parameter, it pulls
             found.setdefault(rank if state.local else owner[_key(state)], []).append(state.input)
         return found
