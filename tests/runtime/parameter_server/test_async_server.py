@@ -14,6 +14,8 @@ from gopt.artifact.server_entries import Mode, PullAt
 from gopt.parameter_server.options import SplitOptions
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.messages.order import Recorded, Seeded
+from gopt.runtime.messages.roster import Settings
+from gopt.runtime.messages.threads import ThreadHub
 from gopt.runtime.parameter_server.async_server import AsyncServer
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.run import run_in_threads
@@ -83,12 +85,26 @@ def test_half_async_trainers_see_all_of_the_step_before(tmp_path: Path, data: st
 
 @pytest.mark.parametrize("pull", [PullAt.START, PullAt.END])
 def test_a_bound_holds_the_fast_back(pull: PullAt, tmp_path: Path, data: str) -> None:
-    split = folder(tmp_path, pull=pull)
-    run = run_split(split, data, 6, order=Seeded(4), bound=0)
-    # A trainer that is not ahead is late by what the other pushed since: a round, and the one that it is in.
-    assert max(staleness(run)) <= 2
-    loose = run_split(split, data, 6, order=Seeded(4), bound=5)
-    assert all(server.usage.answered for server in loose.servers.values())
+    split = folder(tmp_path, servers=1, pull=pull)
+    job = ServerJob.read(Job(folder=split, data=data, steps=9))
+    hub = ThreadHub(job.roster(), Settings(deadline=5))
+    server = AsyncServer(job, hub.endpoint(2), lambda *_: None, bound=1)
+    (bucket,) = server._buckets
+
+    def send(trainer: int, kind: Kind, round_number: int) -> int:
+        endpoint = hub.endpoint(trainer)
+        note = {"dtype": "float32"} if kind is Kind.PULL else None
+        endpoint.isend(2, endpoint.message(kind, bucket, round_number, note=note))
+        server._receive()
+        return server.usage.answered
+
+    later = int(pull is PullAt.END)  # the version behind a round
+    assert [send(0, Kind.PULL, later), send(0, Kind.BARRIER, 0), send(0, Kind.PULL, 1 + later)] == [1, 1, 2]
+    assert [send(0, Kind.BARRIER, 1), send(0, Kind.PULL, 2 + later)] == [2, 2]
+    assert send(1, Kind.BARRIER, 0) == 3
+    assert [send(0, Kind.BARRIER, 2), send(0, Kind.PULL, 3 + later)] == [3, 3]
+    server._without(1)
+    assert server.usage.answered == 4
 
 
 def test_compensation_without_delay_is_none(tmp_path: Path, data: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from async_steps import served
+from async_steps import scheduled, served
 from helpers import ROOT
 
 from gopt.errors import InputError
@@ -50,7 +50,7 @@ def keys(tmp_path: Path, **given: object) -> KeyState:
     ((_, _, (block, *_)),) = split.servers
     rate = HyperParameter("lr", lambda step: (1.0, 0.5, 0.25)[step], np.empty((), np.float32))
     (values,) = split.values()
-    return KeyState(block, values, split.plan.count, [rate], Host(tuning_of("auto")), SessionCache())
+    return KeyState(block, values, split.plan.count, [rate], Host(tuning_of(True)), SessionCache())
 
 
 def test_a_rate_that_is_fed_is_that_of_the_keys_own_round(tmp_path: Path) -> None:
@@ -98,3 +98,14 @@ def test_a_checkpoint_without_the_key_is_refused(tmp_path: Path) -> None:
     key.restore(kept.get)
     with pytest.raises(InputError, match="does not say how often"):
         key.restore(lambda name: None)
+
+
+def test_a_key_goes_on_with_its_own_counters(tmp_path: Path) -> None:
+    split = served(scheduled(tmp_path / "m.onnx"), tmp_path / "out", servers=1)
+    ((_, _, (block, *_)),) = split.servers
+    (values,) = split.values()
+    key, other = (KeyState(block, values, "push", [], Host(tuning_of(True)), SessionCache()) for _ in range(2))
+    for _ in range(2):
+        key.push(0, np.zeros(key.type.dims, np.float32), 2)
+    other.restore(key.extra(2).get)
+    assert float(other.counters["step"]) == 2.0 and other.counting == key.counting and other.version == 2
