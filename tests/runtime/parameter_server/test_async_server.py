@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,17 @@ from async_runs import Run, interpret, interpret_geo, pieces, run_split
 from async_steps import SourceUpdate, scheduled
 
 from gopt import api
+from gopt.artifact.checkpoint_index import step_dir
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.parameter_server.options import SplitOptions
-from gopt.runtime.messages.message import Kind, Message
-from gopt.runtime.messages.order import Recorded, Seeded
+from gopt.runtime.messages.message import Header, Kind, Message
+from gopt.runtime.messages.order import Order, Recorded, Seeded
 from gopt.runtime.messages.roster import Settings
 from gopt.runtime.messages.threads import ThreadHub
 from gopt.runtime.parameter_server.async_server import AsyncServer
-from gopt.runtime.parameter_server.job import ServerJob
+from gopt.runtime.parameter_server.async_trainer import AsyncTrainer
+from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob
+from gopt.runtime.parameter_server.meeting import Met
 from gopt.runtime.parameter_server.run import run_in_threads
 from gopt.runtime.training.job import Job, Progress
 
@@ -76,8 +80,19 @@ def test_another_order_gives_other_bits(tmp_path: Path, data: str) -> None:
     assert states[0] != states[1]
 
 
-def test_half_async_trainers_see_all_of_the_step_before(tmp_path: Path, data: str) -> None:
-    run = run_split(folder(tmp_path, trainers=3, mode=Mode.HALF_ASYNC), data, 3, order=Seeded(1))
+class InTurn(Seeded):
+    """Servers go on where no trainer can, and take messages of trainer 0 first."""
+
+    def pick(self, numbers: Sequence[int]) -> int:
+        return min(numbers)
+
+    def choose(self, receiver: int, heads: Sequence[Header]) -> int:
+        return min(head.source for head in heads)
+
+
+@pytest.mark.parametrize("order", [Seeded(1), InTurn(0)])
+def test_half_async_trainers_see_all_of_the_step_before(order: Order, tmp_path: Path, data: str) -> None:
+    run = run_split(folder(tmp_path, trainers=3, mode=Mode.HALF_ASYNC), data, 3, order=order)
     assert max(staleness(run)) <= 2 and len(run.losses) == 3
     for server in run.servers.values():
         assert {key.version for key in server.keys.values()} == {9}
@@ -150,6 +165,23 @@ def test_a_trainer_that_dies_does_not_stop_the_others(tmp_path: Path, data: str)
         assert "out of power" in server.trainers.lost[1]
         assert {key.version for key in server.keys.values()} == {12}  # 5 of each of two, 2 of the lost one
     assert sorted(path.name for path in target.iterdir() if path.is_dir())
+
+
+def test_a_trainer_that_dies_at_a_checkpoint_does_not_stop_it(tmp_path: Path, data: str) -> None:
+    class Dying(AsyncTrainer):
+        def _come_together(self, engine: EndpointEngine) -> Met:
+            if self.endpoint.number == 1:
+                engine.gather = self._die  # type: ignore[method-assign]
+            return super()._come_together(engine)
+
+        def _die(self, item: object) -> list[object]:
+            raise RuntimeError("out of power")
+
+    target = tmp_path / "checkpoint"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("async_runs.FailingTrainer", Dying)
+        run = run_split(folder(tmp_path, trainers=3), data, 4, failing=1, checkpoint=target, every=2)
+    assert len(run.losses) == 4 and (target / step_dir(2)).is_dir() and (target / step_dir(4)).is_dir()
 
 
 def test_a_push_is_applied_once_at_most(tmp_path: Path, data: str) -> None:
