@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from gopt import api
 from gopt.artifact.checkpoint_index import step_dir
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.parameter_server.options import SplitOptions
+from gopt.runtime.messages.failures import LateError
 from gopt.runtime.messages.message import Header, Kind, Message
 from gopt.runtime.messages.order import Order, Recorded, Seeded
 from gopt.runtime.messages.roster import Settings
@@ -92,8 +94,18 @@ class InTurn(Seeded):
 
 @pytest.mark.parametrize("order", [Seeded(1), InTurn(0)])
 def test_half_async_trainers_see_all_of_the_step_before(order: Order, tmp_path: Path, data: str) -> None:
-    run = run_split(folder(tmp_path, trainers=3, mode=Mode.HALF_ASYNC), data, 3, order=order)
-    assert max(staleness(run)) <= 2 and len(run.losses) == 3
+    seen: list[tuple[int, list[int]]] = []
+
+    class Watched(AsyncTrainer):
+        def _noted(self, note: Any) -> None:
+            seen.append((self.step, note["versions"]))
+            super()._noted(note)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("async_runs.AsyncTrainer", Watched)
+        run = run_split(folder(tmp_path, trainers=3, mode=Mode.HALF_ASYNC), data, 3, order=order)
+    assert len(run.losses) == 3 and seen
+    assert all(min(versions) >= 3 * step for step, versions in seen)
     for server in run.servers.values():
         assert {key.version for key in server.keys.values()} == {9}
 
@@ -175,12 +187,14 @@ def test_a_trainer_that_dies_at_a_checkpoint_does_not_stop_it(tmp_path: Path, da
             return super()._come_together(engine)
 
         def _die(self, item: object) -> list[object]:
+            with pytest.raises(LateError):  # virtual time: once nobody else can go on
+                self.endpoint.receive(1.0)
             raise RuntimeError("out of power")
 
     target = tmp_path / "checkpoint"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("async_runs.FailingTrainer", Dying)
-        run = run_split(folder(tmp_path, trainers=3), data, 4, failing=1, checkpoint=target, every=2)
+        run = run_split(folder(tmp_path, trainers=3), data, 4, order=Seeded(0), failing=1, checkpoint=target, every=2)
     assert len(run.losses) == 4 and (target / step_dir(2)).is_dir() and (target / step_dir(4)).is_dir()
 
 
