@@ -24,6 +24,7 @@ from gopt.artifact.manifest import (
     Shape,
 )
 from gopt.artifact.report_record import REPORT_FILE, Report
+from gopt.artifact.server_entries import Mode
 from gopt.artifact.server_plan_check import check_server_plan
 from gopt.collectives.messages import MESSAGES, ROUND_INPUT
 from gopt.collectives.table import COLLECTIVES
@@ -219,7 +220,10 @@ class _Checker:
                 _refuse(self.name, "phases", "it is required beside accumulate")
             return
         self._once("phases", [each.name for each in phases])
-        if accumulate == 1 or not phases or max(each.times for each in phases) != accumulate:
+        entry = self.manifest.parameter_server
+        geo = entry is not None and entry.mode is Mode.GEO
+        times = entry.every if entry is not None and geo else accumulate
+        if (accumulate == 1 and not geo) or not phases or max(each.times for each in phases) != times:
             _refuse(self.name, "phases", "the number of runs is not that of accumulate")
 
     def _ranks(self, mesh: Mesh) -> None:

@@ -133,7 +133,7 @@ def _added(split: SplitStep) -> tuple[list[OpRecord], list[VarRecord]]:
     for graph in split.server_graphs.ranks:
         for node in _own(graph):
             found.setdefault(id(node), (node, []))[1].append(split.options.trainers + graph.rank)
-    types = {**split.trainer.graph.types, **split.servers.graph.types}
+    types = {**split.trainer_types(), **split.servers.graph.types}
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
     for node, ranks in found.values():
@@ -176,7 +176,7 @@ def _usages(split: SplitStep) -> Iterator[RankUsage]:
 
 def _traffic(split: SplitStep) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
     """By server: messages and bytes that one trainer pushes in a step, and those that it pulls."""
-    types = split.trainer.graph.types
+    types = split.trainer_types()
     pushed: dict[int, tuple[int, int]] = {}
     pulled: dict[int, tuple[int, int]] = {}
     for graph in split.trainer_graphs.ranks:
