@@ -60,14 +60,14 @@ def command(model: str, **given: Any) -> None:
     output = Path(given["output"] or f"{Path(model).stem}.split")
     roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config, given["shared"])
     write = _without_servers if given["mode"] == "allreduce" else _with_servers
-    if not given["dry_run"]:
-        check_output_folder(output, force=given["force"])
+    whole = None if given["dry_run"] else check_output_folder(output, force=given["force"])
     with gc_paused():
-        write(model, roles, output, given)
+        write(model, roles, output, given, whole)
 
 
-def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any]) -> None:
+def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any], whole: Path | None) -> None:
     from gopt import api
+    from gopt.preflight import check_disk_space
 
     from .render import progress
     from .render_split import print_split
@@ -76,6 +76,8 @@ def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any
     with progress() as advance:
         advance("reading")
         source = api.load(model, roles=roles, state=given["state"])
+        if whole is not None:
+            check_disk_space(source.training, 1, whole, split=True)
         advance("splitting")
         split = api.split(source, options)
         advance("checking and writing")
@@ -87,10 +89,11 @@ def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any
         print_split(manifest, report, None if given["dry_run"] else output)
 
 
-def _without_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any]) -> None:
+def _without_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any], whole: Path | None) -> None:
     """What ``gopt shard --mesh dp=T --stage 0`` writes."""
     from gopt import api
     from gopt.mesh import Mesh
+    from gopt.preflight import check_disk_space
 
     from .render import progress, render_report
 
@@ -106,6 +109,8 @@ def _without_servers(model: str, roles: RoleMap, output: Path, given: dict[str, 
     with progress() as advance:
         advance("reading")
         source = api.load(model, roles=roles, state=given["state"])
+        if whole is not None:
+            check_disk_space(source.training, trainers, whole)
         advance("sharding")
         sharded = api.shard(
             source, Mesh((("dp", trainers),)), stage=0, bucket_mb=given["bucket_mb"], accumulate=accumulate,

@@ -25,7 +25,9 @@ class SplitOptions:
 
     ``given``: the user's server map, piece or pattern -> server. ``cap``: bytes of a message that carries several keys.
     ``wire``: the type in which gradients and parameters travel, '' for their own. ``roles``: the ranks of a launcher,
-    None for trainers first. The others are as in ``ServerPlanEntry``.
+    None for trainers first. ``tables``: parameter or pattern -> layout of a table (``plan_tables``); ``tables_off``:
+    every parameter is pulled whole; ``table_memory``: bytes that a server has for tables. The others are as in
+    ``ServerPlanEntry``.
     """
 
     trainers: int
@@ -45,6 +47,9 @@ class SplitOptions:
     wire: str = ""
     cap: int = 4 << 20
     roles: Roles | None = None
+    tables: Mapping[str, str] = field(default_factory=dict)
+    tables_off: bool = False
+    table_memory: int | None = None
 
     def __post_init__(self) -> None:
         for what, count in (("--trainers", self.trainers), ("--servers", self.servers)):
