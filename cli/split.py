@@ -11,7 +11,7 @@ from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 
 from .options import read_config, role_map, role_options
-from .server_options import MODES, build_split_options, split_options
+from .server_options import MODES, build_split_options, is_given, split_options
 from .terminal import print_json
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SERVERS_ALONE = (
     "servers", "pull", "slicing", "minimum", "placement", "server_map", "roles", "fixed_trainers", "every",
-    "delay_compensation", "count", "wire",
+    "delay_compensation", "count", "wire", "table", "no_tables", "table_memory",
 )  # fmt: skip
 """Options that mean nothing where there is no server."""
 
@@ -98,7 +98,7 @@ def _without_servers(model: str, roles: RoleMap, output: Path, given: dict[str, 
     from .render import progress, render_report
 
     for name in _SERVERS_ALONE:
-        if given[name] not in (None, False):
+        if is_given(given[name]):
             hint = "gopt shard -O shard.reduce-dtype=… narrows gradients" if name == "wire" else "leave it out"
             raise OptionError(f"--{name.replace('_', '-')} means nothing in mode allreduce: there are no servers", hint)
     trainers, accumulate = given["trainers"], given["accumulate"] or 1

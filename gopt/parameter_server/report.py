@@ -64,7 +64,8 @@ def _options(split: SplitStep) -> dict[str, Any]:
             slicing=given.slicing.value, minimum=given.minimum, placement=given.placement.value,
             server_map=given.given, loss_reduction=str(given.loss_reduction), accumulate=given.accumulate,
             wire=given.wire, bucket_bytes=given.cap, every=given.every, compensation=given.compensation,
-            count=given.count, fixed_trainers=given.fixed_trainers,
+            count=given.count, fixed_trainers=given.fixed_trainers, tables=given.tables,
+            tables_off=given.tables_off, table_memory=given.table_memory,
         )
     )  # fmt: skip
 

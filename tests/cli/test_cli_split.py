@@ -88,6 +88,8 @@ def test_allreduce_is_what_shard_writes_at_stage_0(tmp_path):
         ((*TWO, "--loss-reduction", "median"), "--loss-reduction cannot be"),
         (("--trainers", "2", "--mode", "allreduce", "--servers", "2"), "--servers means nothing in mode allreduce"),
         (("--trainers", "2", "--mode", "allreduce", "--wire", "float16"), "--wire means nothing"),
+        (("--trainers", "2", "--mode", "allreduce", "--every", "0"), "--every means nothing"),
+        ((*TWO, "--table", "fc1.weight"), "names no layout"),
         (("--trainers", "0", "--mode", "allreduce"), "--trainers cannot be 0"),
         (("--mode", "allreduce"), "how many trainers?"),
     ],

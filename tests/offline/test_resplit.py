@@ -87,6 +87,19 @@ def test_the_same_split_again_is_the_same_folder(tmp_path: Path) -> None:
     assert (tmp_path / "a/manifest.json").read_bytes() == (tmp_path / "b/manifest.json").read_bytes()
 
 
+@pytest.mark.parametrize("layout", ["whole", "modulo", "range", "columns"])
+def test_tables_come_back_and_keep_their_layout(layout: str, tmp_path: Path) -> None:
+    path = FIXTURES / "sparse/dlrm_adagrad.onnx"
+    options = SplitOptions(trainers=2, servers=3, minimum=16, tables={"*": layout})
+    api.split(api.load(path), options).write(tmp_path / "a")
+    merge(tmp_path / "a", tmp_path / "a.onnx")
+    assert diff(path, tmp_path / "a.onnx").equal
+    resplit(tmp_path / "a", {"servers": 2}).write(tmp_path / "b")
+    assert {table.layout for table in plan(tmp_path / "b").tables} == {layout}
+    merge(tmp_path / "b", tmp_path / "b.onnx")
+    assert diff(path, tmp_path / "b.onnx").equal
+
+
 def test_what_means_nothing_any_more_is_dropped_with_a_note(tmp_path: Path) -> None:
     given = {"mode": Mode.ASYNC, "compensation": 0.5, "given": {"fc1.*": 2}, "roles": Roles.default(2, 3)}
     split("mlp_adamw", tmp_path / "a", **given)
