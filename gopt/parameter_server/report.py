@@ -87,6 +87,7 @@ def _facts(split: SplitStep) -> dict[str, Any]:
 
 def _notes(split: SplitStep) -> list[str]:
     owners = {piece.server for pieces in split.plan.owners.values() for piece in pieces}
+    owners |= {server for served in split.plan.tables.served for server in served.layout.servers}
     idle = [server for server in range(split.options.servers) if server not in owners]
     if not idle:
         return []
