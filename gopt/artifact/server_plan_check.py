@@ -11,12 +11,13 @@ from typing import NoReturn
 from gopt import limits
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.training import StateKind
-from gopt.artifact.manifest import LocalState, Manifest, Piece, RankEntry
-from gopt.artifact.server_entries import KeyEntry, KeyKind, Mode, PullAt, ServerPlanEntry, TableEntry
+from gopt.artifact.manifest import LocalState, Manifest, RankEntry
+from gopt.artifact.server_entries import KeyEntry, KeyKind, Mode, PullAt, ServerPlanEntry
+from gopt.artifact.table_parts import part_piece, table_layout
 from gopt.errors import InputError, OptionError
 from gopt.ir.types import known
+from gopt.parameter_server.tables import TableLayout
 from gopt.sanitize import show
-from gopt.sharding.boxes import in_grid
 
 _PS = "parameter_server"
 _WIRES = ("float16", "bfloat16")
@@ -39,6 +40,8 @@ class _Plan:
         self.states = {state.tensor: state for state in manifest.states}
         self.held: list[dict[str, LocalState]] = []
         """Of each server: input -> the state that it holds."""
+        self.layouts: dict[str, TableLayout] = {}
+        """Tensor with the rows of a table -> the table's layout."""
         self.everywhere: dict[str, LocalState] = {}
         """What every server holds alike."""
 
@@ -47,6 +50,7 @@ class _Plan:
         self._roles()
         self._ranks()
         self._trainers()
+        self._tables()
         self._servers()
         buckets: dict[int, tuple[int, KeyEntry]] = {}
         ranges: dict[str, list[tuple[int, int, int]]] = {}
@@ -56,8 +60,6 @@ class _Plan:
             for piece in key.pieces:
                 ranges.setdefault(piece.tensor, []).append((piece.start, piece.stop, index))
         self._tiled(ranges)
-        for index, table in enumerate(self.entry.tables):
-            self._table(f"{_PS}.tables[{index}]", table)
 
     def _refuse(self, where: str, what: str) -> NoReturn:
         raise InputError(f"{self.name}: {where}: {what}")
@@ -141,9 +143,36 @@ class _Plan:
     def _of_servers(self) -> Sequence[RankEntry]:
         return self.manifest.ranks[self.trainers :]
 
+    def _tables(self) -> None:
+        by_owner: dict[str, list[str]] = {}
+        for state in self.manifest.states:
+            by_owner.setdefault(state.of or state.tensor, []).append(state.tensor)
+        for index, entry in enumerate(self.entry.tables):
+            where = f"{_PS}.tables[{index}]"
+            found = self.states.get(entry.parameter)
+            if found is None or found.type.elements != entry.rows * entry.width:
+                self._refuse(f"{where}.parameter", f"{show(entry.parameter)} is no table of {entry.rows} rows")
+            if entry.parameter in self.layouts:
+                self._refuse(f"{where}.parameter", f"{show(entry.parameter)} is another table")
+            if any(server >= self.entry.servers for server in entry.servers):
+                self._refuse(f"{where}.servers", f"there are {self.entry.servers} servers")
+            if not len(entry.inputs) == len(entry.outputs) == len(entry.gradients) == len(entry.servers):
+                self._refuse(f"{where}.inputs", f"it has {len(entry.servers)} parts")
+            try:
+                layout = table_layout(entry)
+            except InputError as error:
+                self._refuse(where, error.message)
+            for tensor in by_owner[entry.parameter]:
+                if self.states[tensor].type.elements == found.type.elements:
+                    self.layouts[tensor] = layout
+            for server, name in zip(entry.servers, entry.inputs):
+                held = {each.input: each for each in self._of_servers()[server].state}
+                if name not in held or held[name].pieces != (part_piece(layout, entry.parameter, server),):
+                    self._refuse(f"{where}.inputs", f"server {server} does not hold its part as {show(name)}")
+
     def _servers(self) -> None:
         ranges: dict[str, set[tuple[int, int]]] = {}
-        parts: dict[str, list[Piece]] = {}
+        tables: dict[str, set[int]] = {}
         for rank in self._of_servers():
             self.held.append({state.input: state for state in rank.state})
             if rank.accumulators:
@@ -152,35 +181,28 @@ class _Plan:
                 if not state.elements and all(self.states[piece.tensor].type.elements for piece in state.pieces):
                     self._refuse(f"ranks[{rank.rank}].state[{number}].pieces", "it holds nothing")
                 for piece in state.pieces:
+                    layout = self.layouts.get(piece.tensor)
+                    if layout is not None:
+                        if piece != part_piece(layout, piece.tensor, rank.rank - self.trainers):
+                            self._refuse(f"ranks[{rank.rank}].state[{number}].pieces", "it is no part of its table")
+                        tables.setdefault(piece.tensor, set()).add(rank.rank - self.trainers)
+                        continue
                     if piece.box is not None or piece.every is not None:
-                        parts.setdefault(piece.tensor, []).append(piece)
-                    else:
-                        ranges.setdefault(piece.tensor, set()).add((piece.start, piece.stop))
+                        self._refuse(f"ranks[{rank.rank}].state[{number}].pieces", "pieces of servers have no box")
+                    ranges.setdefault(piece.tensor, set()).add((piece.start, piece.stop))
         self.everywhere = {
             name: state
             for name, state in self.held[0].items()
             if all(each.get(name) == state for each in self.held[1:])
         }
-        for tensor, pieces in parts.items():
-            if tensor in ranges or not self._parts_tile(tensor, pieces):
-                self._refuse("ranks", f"the parts of {show(tensor)} on servers do not tile it")
+        for tensor, layout in self.layouts.items():
+            if tables.get(tensor, set()) != set(layout.servers):
+                self._refuse("ranks", f"some part of {show(tensor)} is on no server")
         for tensor, found in ranges.items():
             end = self._end(sorted(found))
             if end != self.states[tensor].type.elements:
                 what = f"the pieces of {show(tensor)} on servers do not tile it"
                 self._refuse("ranks", f"{what}: it has {self.states[tensor].type.elements} elements")
-
-    def _parts_tile(self, tensor: str, pieces: Sequence[Piece]) -> bool:
-        """Whether parts of a table, by every so many rows or by columns, have each element once."""
-        total = self.states[tensor].type.elements
-        if any(piece.start for piece in pieces) or sum(piece.stop for piece in pieces) != total:
-            return False
-        if all(piece.every is not None for piece in pieces):
-            steps = {piece.every[1] for piece in pieces if piece.every is not None}
-            firsts = sorted(piece.every[0] for piece in pieces if piece.every is not None)
-            return steps == {len(pieces)} and firsts == list(range(len(pieces)))
-        boxes = [piece.box for piece in pieces]
-        return None not in boxes and len({*boxes}) == len(boxes) and in_grid(boxes, self.states[tensor].type.dims)
 
     @staticmethod
     def _end(ranges: Iterable[tuple[int, ...]]) -> int:
@@ -289,21 +311,3 @@ class _Plan:
                 index = ordered[-1][2]
                 what = f"{show(tensor)} ends at {place} of {self.states[tensor].type.elements} elements"
                 self._refuse(f"{_PS}.keys[{index}].pieces", what)
-
-    def _table(self, where: str, table: TableEntry) -> None:
-        """A table: each of its servers has a part of the parameter, under the name that the table gives."""
-        if len({len(table.servers), len(table.inputs), len(table.outputs), len(table.gradients)}) != 1:
-            self._refuse(f"{where}.inputs", f"one for each of {len(table.servers)} servers is needed")
-        state = self.states.get(table.parameter)
-        if state is None or state.kind is not StateKind.PARAMETER or state.dtype != table.dtype:
-            self._refuse(f"{where}.parameter", f"{show(table.parameter)} is no parameter of {table.dtype}")
-        if table.rows * max(table.width, 1) != state.type.elements:
-            self._refuse(f"{where}.rows", f"{table.rows} x {table.width} is not {show(table.parameter)}, {state.type}")
-        for place, server in enumerate(table.servers):
-            if server >= self.entry.servers or server in table.servers[:place]:
-                self._refuse(f"{where}.servers[{place}]", f"{server}, of {self.entry.servers} servers, each once")
-            held = self.held[server].get(table.inputs[place])
-            if held is None or held.output != table.outputs[place]:
-                self._refuse(f"{where}.inputs[{place}]", f"server {server} has no {show(table.inputs[place])}")
-            if {piece.tensor for piece in held.pieces} != {table.parameter}:
-                self._refuse(f"{where}.inputs[{place}]", f"it is no part of {show(table.parameter)}")

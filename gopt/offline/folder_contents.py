@@ -174,6 +174,8 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
             for piece in state.pieces:
                 if piece.every is not None:
                     part = tensor.flat_slice(start, start + piece.elements)
+                    if part.type.dtype != graph.types[piece.tensor].dtype:
+                        raise InputError(f"rank {rank.rank}: {show(state.input)} is not of {show(piece.tensor)}'s type")
                     rows.setdefault(piece.tensor, {})[piece.every[0]] = (piece.every[1], part)
                     start += piece.elements
                     continue

@@ -29,6 +29,7 @@ from gopt.artifact.ranks import RankFiles, write_ranks
 from gopt.artifact.report_record import REPORT_FILE, Report, SourceEntry
 from gopt.artifact.serialize import SOURCE_FILE, model_bytes, without_values
 from gopt.artifact.states_file import INLINE, STATES_FILE, StatesFile
+from gopt.artifact.table_parts import part_piece
 from gopt.disk.files import create, write_new
 from gopt.ir.graph import Tensor
 from gopt.ir.types import TensorType
@@ -94,15 +95,7 @@ def _table_state(split: SplitStep, state: RankState) -> LocalState | None:
     found = split.table_states.get(state.input)
     if found is None:
         return None
-    layout, server = found
-    rows, columns, name = layout.row_ids(server), layout.columns(server), state.pieces[0].tensor
-    elements = len(rows) * len(columns)
-    if layout.layout is Layout.MODULO:
-        piece = Piece(name, 0, elements, every=(rows.start, rows.step))
-    elif len(columns) < layout.width:
-        piece = Piece(name, 0, elements, ((0, layout.rows), (columns.start, columns.stop)))
-    else:
-        piece = Piece(name, rows.start * layout.width, rows.stop * layout.width)
+    piece = part_piece(found[0], state.pieces[0].tensor, found[1])
     return LocalState(state.input, state.output, (piece,))
 
 

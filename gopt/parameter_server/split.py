@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.pieces import Piece
 from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry, TableEntry
@@ -68,9 +69,11 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
         raise OptionError(
             f"--accumulate: the update reads {show(name)} of the forward, and every micro-step has its own"
         )
-    plan = make_plan(training, options)
-    homes = find_homes(training, plan.updates, options.loss_reduction.value, plan.tables)
+    live = _without_dead(training)
+    plan = make_plan(live, options)
+    homes = find_homes(live, plan.updates, options.loss_reduction.value, plan.tables)
     _check_apart(homes, options)
+    _check_own(plan, homes)
     servers = server_program(training, plan, homes, options)
     scalars = _scalars(training, plan, homes, servers)
     trainer = trainer_program(training, plan, homes, options, scalars)
@@ -88,6 +91,35 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
         table_states,
         servers.reasons, checks,
     )  # fmt: skip
+
+
+def _without_dead(training: TrainingGraph) -> TrainingGraph:
+    """The step without nodes that nothing depends on: no role has them."""
+    graph = training.graph
+    needed = ancestors(GraphIndex(graph), [*graph.outputs, *(state.updated for state in training.states)])[1]
+    nodes = [node for node in graph.nodes if not needed.isdisjoint(node.outputs)]
+    return replace(training, graph=replace(graph, nodes=nodes)) if len(nodes) < len(graph.nodes) else training
+
+
+def _check_own(plan: ServerPlan, homes: Homes) -> None:
+    """Refuse nodes that are of no one's update and read what one server alone has, in pieces or as a tensor."""
+    own = {id(node) for subgraph in plan.updates.subgraphs.values() for node in subgraph.nodes}
+    placed: dict[str, str] = {}
+    for unit in plan.units:
+        if unit.server is None:
+            continue
+        for subgraph in unit.subgraphs:
+            placed[subgraph.gradient] = subgraph.parameter.tensor
+            for state in subgraph.states:
+                placed[state.tensor] = placed[state.updated] = subgraph.parameter.tensor
+    for node in homes.server_nodes:
+        read = next((name for name in node.reads if name in placed), None)
+        if read is not None and id(node) not in own:
+            raise UnsupportedError(
+                f"servers need {show(node.label)}, which reads {show(read)} outside of the update of "
+                f"{show(placed[read])}: only one server has that",
+                "let each update read its own gradient and parameter alone",
+            )
 
 
 def _check_apart(homes: Homes, options: SplitOptions) -> None:
