@@ -84,6 +84,26 @@ class KeyEntry:
         return size
 
 
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """A table whose rows lie on servers: trainers pull and push rows by their numbers, and never have the whole.
+
+    ``layout``, ``servers``, ``cuts``: as in ``TableLayout``. ``inputs`` and ``outputs``: what each of ``servers`` calls
+    its part, rows x columns flattened, before and after the update. ``gradients``: what it calls the merged rows.
+    """
+
+    parameter: str
+    layout: str
+    rows: int
+    width: int
+    dtype: str
+    servers: tuple[int, ...]
+    cuts: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    gradients: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlanEntry:
     """How trainers and servers share the work.
@@ -104,6 +124,7 @@ class ServerPlanEntry:
     minimum: int
     placement: str
     keys: tuple[KeyEntry, ...]
+    tables: tuple[TableEntry, ...] = field(default=(), metadata=OPTIONAL)
 
     @property
     def buckets(self) -> dict[int, list[KeyEntry]]:

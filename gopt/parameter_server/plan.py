@@ -7,7 +7,7 @@ cut. A bucket is the units of one server whose gradients travel in one message.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -21,6 +21,7 @@ from gopt.parameter_server.components import components
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import PieceSize, place
 from gopt.parameter_server.slicing import pieces, static_shape
+from gopt.parameter_server.table_choice import TableChoice, choose_tables
 from gopt.sanitize import show
 
 
@@ -85,11 +86,15 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """All buckets, in the order in which their gradients are complete; ``owners``: parameter -> its pieces in order."""
+    """All buckets, in the order in which their gradients are complete; ``owners``: parameter -> its pieces in order.
+
+    ``tables``: parameters that are in no bucket, because trainers pull and push their rows.
+    """
 
     updates: Updates
     buckets: tuple[Bucket, ...]
     owners: Mapping[str, tuple[PlacedPiece, ...]]
+    tables: TableChoice = field(default_factory=TableChoice)
 
     @property
     def units(self) -> list[Unit]:
@@ -113,20 +118,26 @@ def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
     if apart:
         _refuse_common(updates)
     types = training.graph.types
+    tables = choose_tables(training, updates, options)
     cut = {
         name: pieces(static_shape(name, types[name].shape), options.slicing, options.servers, options.minimum)
-        for name, subgraph in updates.subgraphs.items() if _may_cut(subgraph, apart)
+        for name, subgraph in updates.subgraphs.items() if _may_cut(subgraph, apart) and name not in tables.parameters
     }  # fmt: skip
     # What stays in one piece completes a reduction of its own, such as a trust ratio: no call among servers is needed.
     kept = (name for name, each in updates.subgraphs.items() if len(cut.get(name, ())) < 2 and _private(each, updates))
-    whole = frozenset(name for name in kept if updates.subgraphs[name].mode is Mode.SPLIT)
+    whole = frozenset(name for name in kept if updates.subgraphs[name].mode is Mode.SPLIT) - tables.parameters
     if whole:
         updates = find_updates(training, whole_accumulators=False, uncut=whole)
-    owners = _place(training, updates, {name: ranges for name, ranges in cut.items() if name not in whole}, options)
-    units = _Units(training, updates, owners, options)
+    tables = replace(
+        tables, served=tuple(replace(each, subgraph=updates.subgraphs[each.table.parameter]) for each in tables.served)
+    )
+    left = {name: each for name, each in updates.subgraphs.items() if name not in tables.parameters}
+    dense = replace(updates, subgraphs=left)
+    owners = _place(training, dense, {name: ranges for name, ranges in cut.items() if name not in whole}, options)
+    units = _Units(training, dense, owners, options)
     ordered = sorted(units.all(), key=lambda unit: (unit.ready, -1 if unit.server is None else unit.server))
     ordered = [replace(unit, number=number) for number, unit in enumerate(ordered)]
-    return ServerPlan(updates, tuple(make_buckets(ordered, options)), owners)
+    return ServerPlan(updates, tuple(make_buckets(ordered, options)), owners, tables)
 
 
 def _may_cut(subgraph: UpdateSubgraph, apart: bool) -> bool:
@@ -228,12 +239,39 @@ class _Units:
 
     def _whole(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Unit:
         types = self.training.graph.types
+        if not self.options.mode.rounds:  # each is updated by itself, so it takes what it alone reads along
+            subgraphs = self._closed(subgraphs, index)
         placed = tuple(self.owners[each.parameter.tensor][0] for each in subgraphs)
         server = None if self._seen_outside(subgraphs) else placed[0].server
         gradients = dict.fromkeys(each.gradient for each in subgraphs)
         ready = max(index.defined_at(name) for name in gradients)
         nbytes = sum(types[name].nbytes for name in gradients)
         return Unit(0, server, False, tuple(subgraphs), placed, ready, nbytes, self._dtypes(subgraphs[0]))
+
+    def _closed(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Sequence[UpdateSubgraph]:
+        """Updates with all nodes that follow from them, where these lead to nothing else."""
+        own = {id(node) for each in subgraphs for node in each.nodes}
+        ends = {state.updated for each in subgraphs for state in each.states}
+        behind: dict[int, Node] = {}
+        stack = [name for each in subgraphs for node in each.nodes for name in node.outputs if name]
+        stack += [each.gradient for each in subgraphs]
+        while stack:
+            name = stack.pop()
+            if name in self.training.graph.outputs and name not in ends:
+                return subgraphs
+            found = [node for node in self._users.get(name, ()) if id(node) not in own and id(node) not in behind]
+            if any(id(node) in self._owned for node in found):
+                return subgraphs
+            behind.update((id(node), node) for node in found)
+            stack += [made for node in found for made in node.outputs if made]
+        first = subgraphs[0]
+        nodes = sorted([*first.nodes, *behind.values()], key=lambda node: index.position[id(node)])
+        return [replace(first, nodes=nodes), *subgraphs[1:]]
+
+    @cached_property
+    def _owned(self) -> set[int]:
+        """The nodes of all updates, by id."""
+        return {id(node) for each in self.updates.subgraphs.values() for node in each.nodes}
 
     def _seen_outside(self, subgraphs: Sequence[UpdateSubgraph]) -> bool:
         """Whether what a replicated update computes is read beyond it: then every server must have it."""

@@ -48,6 +48,8 @@ _NUMBERS = 256
 _YIELDS, _YIELDS_BUSY = 3e-4, 5e-3
 """Seconds for which a wait only gives the processor away, while nothing happens and while arrays travel: they move on
 in calls of both ends. Then it sleeps."""
+_LOOKS = 20
+"""At transfers, before a wait gives the processor away; fewer where processes outnumber processors."""
 _FIRST_SLEEP, _LAST_SLEEP, _BUSY_SLEEP = 2e-5, 1e-3, 1e-4
 """How long it sleeps: longer each time; the last while arrays travel."""
 _CONTROL_EVERY = 32
@@ -76,7 +78,7 @@ class MpiHub(Hub):
         super().__init__(roster, settings or Settings(), roster.local(self.process), order)
         self._comm: Any = world.Dup()
         self._chunk = chunk
-        self._transfers = Transfers()
+        self._transfers = Transfers(looks=_LOOKS if wanted <= (os.cpu_count() or 1) else 2)
         self._untaken = [0] * roster.size
         """Of each endpoint: headers to it that it has not taken."""
         self._sent: Counter[tuple[int, int]] = Counter()

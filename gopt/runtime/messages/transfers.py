@@ -11,10 +11,6 @@ from gopt.runtime.messages.outgoing import Sending
 from gopt.runtime.session import Array
 
 
-_LOOKS = 20
-"""At what is under way, before a wait gives the processor away."""
-
-
 @dataclass(slots=True, eq=False)
 class Transfer:
     """``source``, ``to``: endpoints; ``message``: whose arrays travel, None for a header or what goes beside messages;
@@ -36,6 +32,8 @@ class Transfers:
 
     under_way: list[Transfer] = field(default_factory=list)
     arrays: int = 0
+    looks: int = 1
+    """How often it looks for transfers that have ended, while arrays travel."""
     _abandoned: list[Transfer] = field(default_factory=list)
     """Their memory must stay: MPI does not cancel what was sent."""
 
@@ -67,9 +65,9 @@ class Transfers:
         return ended, failed
 
     def _test(self, test: Callable[[list[Any]], tuple[int, bool]]) -> tuple[int, bool]:
-        """Which has ended. While arrays travel it looks often: MPI moves a part of them each time."""
+        """Which has ended. MPI moves a part of the arrays each time."""
         requests = [each.request for each in self.under_way]
-        for _ in range(_LOOKS if self.arrays else 0):
+        for _ in range(self.looks - 1 if self.arrays else 0):
             place, done = test(requests)
             if done:
                 return place, done
