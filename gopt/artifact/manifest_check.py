@@ -25,6 +25,7 @@ from gopt.artifact.manifest import (
 )
 from gopt.artifact.report_record import REPORT_FILE, Report
 from gopt.artifact.server_entries import Mode
+from gopt.artifact.server_plan_check import check_server_plan
 from gopt.collectives.messages import MESSAGES, ROUND_INPUT
 from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import from_document
@@ -47,11 +48,21 @@ def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
     """The report beside a manifest; raises InputError where it is damaged or describes another mesh."""
     path = Path(folder, REPORT_FILE)
     report = from_document(Report, documents.read_json(path, documents.REPORT))
+    if manifest.parameter_server is not None:
+        _check_split_report(path, report, manifest.parameter_server.servers)
+        return report
     if report.mesh.axes != manifest.mesh.axes:  # kinds were not always written
         raise InputError(f"{path}: mesh: it differs from the mesh of the manifest")
     if [each.rank for each in report.ranks] != [each.rank for each in manifest.ranks]:
         raise InputError(f"{path}: ranks: they differ from the ranks of the manifest")
     return report
+
+
+def _check_split_report(path: Path, report: Report, servers: int) -> None:
+    """Refuse a report of other servers; a run may have had another number of trainers."""
+    trainers = report.mesh.ranks
+    if [each.rank for each in report.ranks] != list(range(min(trainers, limits.RANKS) + servers)):
+        raise InputError(f"{path}: ranks: they are not {trainers} trainers and the {servers} servers of the manifest")
 
 
 def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
@@ -163,6 +174,7 @@ class _Checker:
         self._common()
         self._phases()
         self._ranks(mesh)
+        check_server_plan(self.name, self.manifest)
         return mesh
 
     def _mesh(self) -> Mesh:

@@ -27,8 +27,9 @@ from gopt.artifact.manifest import (
 from gopt.artifact.output_folder import output_folder
 from gopt.artifact.ranks import RankFiles, write_ranks
 from gopt.artifact.report_record import REPORT_FILE, Report, SourceEntry
-from gopt.artifact.serialize import SOURCE_FILE, model_bytes
+from gopt.artifact.serialize import SOURCE_FILE, model_bytes, without_values
 from gopt.artifact.states_file import INLINE, STATES_FILE, StatesFile
+from gopt.artifact.table_parts import part_piece
 from gopt.disk.files import create, write_new
 from gopt.ir.graph import Tensor
 from gopt.ir.types import TensorType
@@ -94,15 +95,7 @@ def _table_state(split: SplitStep, state: RankState) -> LocalState | None:
     found = split.table_states.get(state.input)
     if found is None:
         return None
-    layout, server = found
-    rows, columns, name = layout.row_ids(server), layout.columns(server), state.pieces[0].tensor
-    elements = len(rows) * len(columns)
-    if layout.layout is Layout.MODULO:
-        piece = Piece(name, 0, elements, every=(rows.start, rows.step))
-    elif len(columns) < layout.width:
-        piece = Piece(name, 0, elements, ((0, layout.rows), (columns.start, columns.stop)))
-    else:
-        piece = Piece(name, rows.start * layout.width, rows.stop * layout.width)
+    piece = part_piece(found[0], state.pieces[0].tensor, found[1])
     return LocalState(state.input, state.output, (piece,))
 
 
@@ -135,11 +128,8 @@ def write_split(split: SplitStep, folder: str | os.PathLike[str], source: Source
 
 def _source(split: SplitStep, values: StatesFile, roles: str) -> bytes:
     """The source without the values of its states."""
-    graph = split.training.graph
-    states = {state.tensor for state in split.training.states}
-    kept = {name: tensor for name, tensor in graph.initializers.items() if name not in states}
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
-    return model_bytes(replace(graph, initializers=kept), values.offset, STATES_FILE, metadata)
+    return model_bytes(without_values(split.training), values.offset, STATES_FILE, metadata)
 
 
 def _plan_states(split: SplitStep) -> StatesFile:

@@ -124,7 +124,9 @@ def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
         for name, subgraph in updates.subgraphs.items() if _may_cut(subgraph, apart) and name not in tables.parameters
     }  # fmt: skip
     # What stays in one piece completes a reduction of its own, such as a trust ratio: no call among servers is needed.
-    kept = (name for name, each in updates.subgraphs.items() if len(cut.get(name, ())) < 2 and _private(each, updates))
+    # A tensor without elements would vanish from a run.
+    kept = [name for name, each in updates.subgraphs.items() if len(cut.get(name, ())) < 2 and _private(each, updates)]
+    kept += [name for name in updates.subgraphs if not types[name].elements]
     whole = frozenset(name for name in kept if updates.subgraphs[name].mode is Mode.SPLIT) - tables.parameters
     if whole:
         updates = find_updates(training, whole_accumulators=False, uncut=whole)

@@ -143,11 +143,8 @@ class TrainerWriter:
             if name in names:
                 self._join(names[name], self.types[name], sorted(found, key=lambda item: item[0].index), before)
         for name, number in states.items():
-            value = f"gopt.ps.pulled.{name}" if self._wired(self.types[name]) != self.types[name].dtype else names[name]
-            type = self.types[name]
-            self._pull_node(0, number, [name], round, version, {value: self._on_wire(type)}, before)
-            if value != names[name]:
-                self._cast(value, names[name], type, before)
+            # In its own type: a loss scale of 65536 is infinite in half precision.
+            self._pull_node(0, number, [name], round, version, {names[name]: self.types[name]}, before)
         return round
 
     def _pull_node(
@@ -287,12 +284,8 @@ class TrainerWriter:
 
     # --- small nodes ------------------------------------------------------------------------------------------------
 
-    def _wired(self, dtype: TensorType) -> str:
-        wide = ("float32", "float64")
-        return self.options.wire if self.options.wire and dtype.dtype in wide else dtype.dtype
-
     def _on_wire(self, type: TensorType) -> TensorType:
-        return replace(type, dtype=self._wired(type))
+        return replace(type, dtype=self.options.travels(type.dtype))
 
     def _narrow(self, value: str) -> str:
         """A value in the type in which it travels."""
