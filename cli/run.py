@@ -76,6 +76,21 @@ from .terminal import print_error, print_json_text, print_note
     is_flag=True,
     help="Run without tiling, generated kernels, planned and shared memory: slower, the same bits, to bisect.",
 )
+@click.option(
+    "--trainers", type=click.IntRange(1), metavar="T", help="Of a split: so many trainers.  [default: as it was split]"
+)
+@click.option(
+    "--roles",
+    metavar="MAP",
+    help="Of a split: which process is what, e.g. trainer:0-3;server:4,5.  A process may be both.",
+)
+@click.option(
+    "--on-trainer-loss",
+    type=click.Choice(["abort", "continue"]),
+    default="abort",
+    show_default=True,
+    help="Of a split: whether steps go on when a trainer is lost.",
+)
 @deadline("Seconds that a rank waits for the others at a call.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
@@ -107,7 +122,14 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     )  # fmt: skip
     from gopt.runtime.engines.mpi import launched, load_mpi, raise_on_all_ranks
 
+    from . import run_servers
+
+    split = run_servers.has_servers(folder)
+    run_servers.check_options(given, split)
     engine = given["engine"] or ("mpi" if launched() else "threads")
+    if split:
+        launch = run_servers.run_threads if engine == "threads" else run_servers.run_process
+        return launch(job, given, context.find_root().params["debug"])
     if engine == "threads":
         return _threads(job, read_manifest(job.folder)[1], given)
     if not launched() and (ranks := read_manifest(job.folder)[1].ranks) > 1:
@@ -124,11 +146,14 @@ def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) ->
     from gopt.runtime.engines.launch import launch, mpiexec
     from gopt.runtime.training.job import read_manifest
 
+    from . import run_servers
+
     if given["engine"] == "threads":
         raise OptionError("--launch starts MPI ranks, and --engine is threads")
-    _, mesh = read_manifest(Path(folder))
-    if mesh.ranks != given["launch"]:
-        raise OptionError(f"--launch {given['launch']}, but {folder} holds {mesh.ranks} ranks", "see gopt reshard")
+    if not run_servers.has_servers(folder):
+        _, mesh = read_manifest(Path(folder))
+        if mesh.ranks != given["launch"]:
+            raise OptionError(f"--launch {given['launch']}, but {folder} holds {mesh.ranks} ranks", "see gopt reshard")
     engine = given["engine"] or "mpi"
     mpiexec(engine)
     arguments = ["run", folder, "--engine", engine, *arguments_of(context, ("launch", "engine"))]
@@ -136,7 +161,7 @@ def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) ->
 
     with live_run(given["steps"]) as show:
         kept = given["checkpoint"] is not None
-        return launch(mesh.ranks, arguments, given["deadline"], lambda line: show(step_line(line)), patient=kept)
+        return launch(given["launch"], arguments, given["deadline"], lambda line: show(step_line(line)), patient=kept)
 
 
 def step_line(line: str) -> dict[str, Any]:
@@ -162,23 +187,23 @@ def _threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
         return trainer.step, trainer.stopped
 
     with (
-        listen_for_stop(job.checkpoint is not None, _signal_note) as stop,
-        _report_steps(job, mesh, given, "threads") as tell,
+        listen_for_stop(job.checkpoint is not None, signal_note) as stop,
+        report_steps(job, mesh.ranks, given, "threads") as tell,
     ):
         step, stopped = run_threads(mesh, given["deadline"], live)[0]
     if stopped:
-        raise _stopped(job, step, stopped)
+        raise stopped_error(job, step, stopped)
     return 0
 
 
-def _stopped(job: Any, step: int, number: int) -> StoppedError:
+def stopped_error(job: Any, step: int, number: int) -> StoppedError:
     """The end for which a signal asked, once what was complete is kept."""
     from gopt.artifact.checkpoint_index import step_dir
 
     return StoppedError(number, f"step {step} is kept in {job.checkpoint / step_dir(step)}: --resume goes on from it")
 
 
-def _signal_note(text: str) -> None:
+def signal_note(text: str) -> None:
     """A note from within a signal handler, which may have come in the midst of other output."""
     os.write(2, f"gopt: note: {text}\n".encode())
 
@@ -216,12 +241,12 @@ def _processes(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: boo
         with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
             trainer = raise_on_all_ranks(lambda: Trainer(job, engine, beat.at, *place, stop_signal=stop))
             if engine.rank == 0:
-                with _report_steps(job, mesh, given, kind, lambda: host.shared_calls) as tell:
+                with report_steps(job, mesh.ranks, given, kind, lambda: host.shared_calls) as tell:
                     trainer.run(tell, _report_resume(job, trainer))
             else:
                 trainer.run(lambda _: None)
         if trainer.stopped and engine.rank == 0 and beat.first(128 + trainer.stopped):
-            explain_error(_stopped(job, trainer.step, trainer.stopped), debug)
+            explain_error(stopped_error(job, trainer.step, trainer.stopped), debug)
         beat.at(trainer.step, -1, ENDED)
     except Exception as error:  # a defect too: a rank that only left would let the others wait
         if beat.first(exit_code(error)):
@@ -241,8 +266,8 @@ def _ignore_position(step: int, call: int) -> None:
 
 
 @contextmanager
-def _report_steps(
-    job: Any, mesh: Any, given: dict[str, Any], engine: str, shared_calls: Callable[[], int] = lambda: 0
+def report_steps(
+    job: Any, ranks: int, given: dict[str, Any], engine: str, shared_calls: Callable[[], int] = lambda: 0
 ) -> Iterator[Callable[[Any], None]]:
     """Loss and throughput in the terminal, the log, and a result at the end."""
     from gopt.runtime.engines.heartbeat import HEARTBEATS
@@ -268,7 +293,7 @@ def _report_steps(
     spent = sum(each.seconds for each in steps)
     failed = [each.step for each in steps if not math.isfinite(each.loss)]
     record = {
-        "folder": str(job.folder), "engine": engine, "ranks": mesh.ranks,
+        "folder": str(job.folder), "engine": engine, "ranks": ranks,
         "shared_calls": shared_calls(), "steps": len(steps), "asked": job.steps, "resumed": resumed,
         "first": steps[0].to_json() if steps else None, "last": steps[-1].to_json() if steps else None,
         "not_finite": {"steps": len(failed), "first": failed[0]} if failed else None,

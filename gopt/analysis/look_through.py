@@ -41,7 +41,7 @@ def data_axes(graph: Graph) -> frozenset[str]:
 
 def spans_data_axes(node: Node, data: Collection[str]) -> bool:
     """Whether a call's group has one of the axes that see different data."""
-    return any(axis in data for axis in str(node.attributes["group"]).split("+"))
+    return any(axis in data for axis in str(node.attributes.get("group", "")).split("+"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -198,6 +198,22 @@ class Manifest:
     def schedule(self) -> dict[str, int]:
         """The phases in the order in which they run -> how often each runs in one step."""
         return {each.name: each.times for each in self.phases or (PhaseEntry("step", 1),)}
+
+    @property
+    def total_ranks(self) -> int:
+        """The ranks of the mesh, and the servers behind them."""
+        return self.mesh.ranks + (0 if self.parameter_server is None else self.parameter_server.servers)
+
+    def with_trainers(self, count: int) -> Manifest:
+        """The manifest of a split for another number of trainers, who are all alike."""
+        trainers = [each for each in self.ranks if each.role == "trainer"]
+        if len(trainers) == count:
+            return self
+        ranks = [trainers[0]] * count + [each for each in self.ranks if each.role != "trainer"]
+        mesh = MeshEntry((("dp", count),), count)
+        ranks = [replace(each, rank=number) for number, each in enumerate(ranks)]
+        plan = self.parameter_server and replace(self.parameter_server, roles=None)  # they are for the old number
+        return replace(self, mesh=mesh, parameter_server=plan, ranks=tuple(ranks))
 
     def states_of(self, rank: RankEntry) -> tuple[LocalState, ...]:
         """All states that a rank holds."""

@@ -24,12 +24,14 @@ from gopt.artifact.manifest import (
     Shape,
 )
 from gopt.artifact.report_record import REPORT_FILE, Report
+from gopt.artifact.server_plan_check import check_server_plan
+from gopt.collectives.messages import MESSAGES, ROUND_INPUT
 from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import from_document
 from gopt.errors import GoptError, InputError, OptionError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType, known
-from gopt.mesh import Mesh
+from gopt.mesh import Mesh, Sees
 from gopt.sanitize import show
 from gopt.sharding.boxes import Box, box_elements, box_shape
 
@@ -45,11 +47,21 @@ def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
     """The report beside a manifest; raises InputError where it is damaged or describes another mesh."""
     path = Path(folder, REPORT_FILE)
     report = from_document(Report, documents.read_json(path, documents.REPORT))
+    if manifest.parameter_server is not None:
+        _check_split_report(path, report, manifest.parameter_server.servers)
+        return report
     if report.mesh.axes != manifest.mesh.axes:  # kinds were not always written
         raise InputError(f"{path}: mesh: it differs from the mesh of the manifest")
     if [each.rank for each in report.ranks] != [each.rank for each in manifest.ranks]:
         raise InputError(f"{path}: ranks: they differ from the ranks of the manifest")
     return report
+
+
+def _check_split_report(path: Path, report: Report, servers: int) -> None:
+    """Refuse a report of other servers; a run may have had another number of trainers."""
+    trainers = report.mesh.ranks
+    if [each.rank for each in report.ranks] != list(range(min(trainers, limits.RANKS) + servers)):
+        raise InputError(f"{path}: ranks: they are not {trainers} trainers and the {servers} servers of the manifest")
 
 
 def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
@@ -95,17 +107,33 @@ def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph],
         if inputs.get(entry.name, type) != type:
             _refuse(name, f"common.inputs[{index}]", f"{where} has {show(entry.name)} of another type")
     listed = {*rank.inputs, *(state.input for state in manifest.common.state)}
+    listed |= {ROUND_INPUT} if manifest.parameter_server is not None else set()
     listed |= {entry.name for entry in manifest.common.inputs}
     frozen = {key for graph in graphs.values() for key in graph.initializers}  # weights that no update touches
     if unlisted := inputs.keys() - listed - frozen:
         _refuse(name, "common.inputs", f"{show(min(unlisted))}, an input of {where}, is missing")
-    if manifest.loss not in outputs:
+    if manifest.loss not in outputs and rank.role != "server":
         _refuse(name, "loss", f"{where} has no output {show(manifest.loss)}")
-    mesh = manifest.mesh.mesh()
+    mesh, member = manifest.mesh.mesh(), rank.rank
+    if rank.role == "server" and manifest.parameter_server is not None:
+        servers = manifest.parameter_server.servers
+        mesh, member = Mesh((("server", servers),), (("server", Sees.DATA),)), rank.rank - mesh.ranks
     for graph in graphs.values():
         for node in graph.nodes:
-            if node.domain == COMM:
-                _check_call(name, mesh, rank.rank, graph, node)
+            if node.domain == COMM and node.op_type in MESSAGES:
+                _check_message(name, rank, graph, node)
+            elif node.domain == COMM:
+                _check_call(name, mesh, member, graph, node)
+
+
+def _check_message(name: str, rank: RankEntry, graph: Graph, node: Node) -> None:
+    """Refuse a message whose attributes and operands do not fit one another."""
+    types = [graph.type_of(each) for each in node.inputs]
+    given = [(type.dtype, type.shape) if each else ("", None) for each, type in zip(node.inputs, types)]
+    try:
+        MESSAGES[node.op_type].infer(node.attributes, given)
+    except GoptError as error:
+        _refuse(name, f"rank {rank.rank}", f"its file has {show(node.label)}: {error.message}")
 
 
 def _check_call(name: str, mesh: Mesh, rank: int, graph: Graph, node: Node) -> None:
@@ -145,6 +173,7 @@ class _Checker:
         self._common()
         self._phases()
         self._ranks(mesh)
+        check_server_plan(self.name, self.manifest)
         return mesh
 
     def _mesh(self) -> Mesh:

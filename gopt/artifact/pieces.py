@@ -17,6 +17,8 @@ class Piece:
     start: int
     stop: int
     box: Box | None = field(default=None, metadata=OPTIONAL)
+    every: tuple[int, int] | None = field(default=None, metadata=OPTIONAL)
+    """First and step: elements count in every step-th row of the tensor from the first on."""
 
     @property
     def elements(self) -> int:

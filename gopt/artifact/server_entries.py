@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from gopt.artifact.pieces import Piece
 from gopt.documents.records import OPTIONAL
+from gopt.parameter_server.roles import RolesEntry
 
 
 class Mode(StrEnum):
@@ -84,6 +85,26 @@ class KeyEntry:
         return size
 
 
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """A table whose rows lie on servers: trainers pull and push rows by their numbers, and never have the whole.
+
+    ``layout``, ``servers``, ``cuts``: as in ``TableLayout``. ``inputs`` and ``outputs``: what each of ``servers`` calls
+    its part, rows x columns flattened, before and after the update. ``gradients``: what it calls the merged rows.
+    """
+
+    parameter: str
+    layout: str
+    rows: int
+    width: int
+    dtype: str
+    servers: tuple[int, ...]
+    cuts: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    gradients: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlanEntry:
     """How trainers and servers share the work.
@@ -100,10 +121,13 @@ class ServerPlanEntry:
     every: int = field(default=1, metadata=OPTIONAL)
     compensation: float | None = field(default=None, metadata=OPTIONAL)
     count: str = field(default="round", metadata=OPTIONAL)
+    roles: RolesEntry | None = field(default=None, metadata=OPTIONAL)
+    """The user's map from ranks of a launcher to roles; None: trainers first, servers behind them."""
     slicing: str
     minimum: int
     placement: str
     keys: tuple[KeyEntry, ...]
+    tables: tuple[TableEntry, ...] = field(default=(), metadata=OPTIONAL)
 
     @property
     def buckets(self) -> dict[int, list[KeyEntry]]:

@@ -19,6 +19,8 @@ from gopt.errors import InputError, UnsupportedError
 
 ROUND = ("int64", ())
 """The type of the number of a round, which is the ordering token."""
+ROUND_INPUT = "gopt.round"
+"""The input of every file of a split that is the number of the round, from 0."""
 WEIGHT = ("float32", ())
 """The type of a trainer's weight in a merge."""
 

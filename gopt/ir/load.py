@@ -134,7 +134,8 @@ def _refuse_forms(model: ModelProto) -> None:
             f"training_info holds {count} training {'step' if count == 1 else 'steps'}, which gopt cannot read yet",
             "export the step as one plain graph: forward, backward and update, new states as outputs",
         )
-    if not body.node:
+    idle = any(entry.key == "gopt.role" for entry in model.metadata_props)  # a server that owns nothing
+    if not body.node and not idle:
         raise InputError("its graph has no nodes")
     refuse_sparse(body)
     for function in model.functions:

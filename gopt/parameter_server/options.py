@@ -10,6 +10,7 @@ from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import OptionError
 from gopt.limits import RANKS
 from gopt.parameter_server.placement import Placement
+from gopt.parameter_server.roles import Roles
 from gopt.parameter_server.slicing import Slicing
 
 COUNTS = ("round", "push", "chief")
@@ -23,7 +24,9 @@ class SplitOptions:
     """The options of ``gopt split``. Raises OptionError for a value that is none, and for options that do not compose.
 
     ``given``: the user's server map, piece or pattern -> server. ``cap``: bytes of a message that carries several keys.
-    ``wire``: the type in which gradients and parameters travel, '' for their own. The others are as in
+    ``wire``: the type in which gradients and parameters travel, '' for their own. ``tables``: parameter or pattern ->
+    layout of a table (``plan_tables``); ``tables_off``: every parameter is pulled whole; ``table_memory``: bytes that a
+    server has for tables. ``roles``: the ranks of a launcher, None for trainers first. The others are as in
     ``ServerPlanEntry``.
     """
 
@@ -43,6 +46,10 @@ class SplitOptions:
     count: str = "round"
     wire: str = ""
     cap: int = 4 << 20
+    tables: Mapping[str, str] = field(default_factory=dict)
+    tables_off: bool = False
+    table_memory: int | None = None
+    roles: Roles | None = None
 
     def __post_init__(self) -> None:
         for what, count in (("--trainers", self.trainers), ("--servers", self.servers)):
@@ -57,6 +64,8 @@ class SplitOptions:
             raise OptionError(f"--count cannot be {self.count!r}", f"it is {', '.join(COUNTS)}")
         if self.wire not in WIRES:
             raise OptionError(f"--wire cannot be {self.wire!r}", "it is float16 or bfloat16")
+        if self.roles is not None:
+            self.roles.check_counts(self.trainers, self.servers)
         self._check_together()
 
     def _check_together(self) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gopt.analysis.training import TrainingGraph
+from gopt.collectives.messages import ROUND_INPUT
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
 
-ROUND = "gopt.round"
-"""Input of every file of a split: the number of the round, from 0."""
+ROUND = ROUND_INPUT
 DONE = "gopt.done"
 """Output of a trainer's file: the round, once all of its messages are sent."""
 ROUND_TYPE = TensorType("int64", ())

@@ -61,25 +61,25 @@ class AllRanks:
         last = max(self.which)
         marked = {r for r in range(len(self.ranks)) if self.which[r] == last and self._has_first(r, reference.marked)}
         for phase, times in self.phases.items():
-            programs = [rank.programs[phase] for rank in self.ranks]
+            members = [r for r, rank in enumerate(self.ranks) if phase in rank.programs]
+            programs = [self.ranks[r].programs[phase] for r in members]
             for turn in range(times):
                 given = [
-                    {**held[r], **settings, **rank.record.feeds(batches[turn][self.which[r]])}
-                    for r, rank in enumerate(self.ranks)
+                    {**held[r], **settings, **self.ranks[r].record.feeds(batches[turn][self.which[r]])} for r in members
                 ]
                 feeds = [
                     {name: value for name, value in values.items() if name in program.graph.inputs}
                     for program, values in zip(programs, given)
                 ]
                 if tamper is not None:
-                    for number, feed in enumerate(feeds):
-                        tamper(number, feed)
+                    for r, feed in zip(members, feeds):
+                        tamper(r, feed)
                 data = self.mesh.data_axes
                 varied = [
                     VariantProgram(program, variant, reference.gradients, reference.marked if r in marked else "", data)
-                    for r, program in enumerate(programs)
+                    for r, program in zip(members, programs)
                 ]
-                for r, output in enumerate(self.transport(varied, feeds, self.mesh)):
+                for r, output in zip(members, self.transport(varied, feeds, self.mesh)):
                     self.ranks[r].carry(held[r], output)
                     made.outputs[r].update(output)
                     if reference.training.loss in output:

@@ -17,6 +17,7 @@ from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
 from gopt.sharding.boxes import Box, put, take
 from gopt.verification.compare import Values
+from gopt.verification.message_rounds import without_absent_operands
 from gopt.verification.random_inputs import RandomInputs, feed_graph
 from gopt.verification.reference_graphs import probed
 
@@ -68,14 +69,18 @@ def read_rank(
     """
     states = manifest.states_of(record)
     graphs, stored = {}, {}
-    for phase in phases:
-        path = folder / record.files.get(phase, "")
+    last = list(phases)[-1]
+    for phase, name in (
+        record.files.items() if record.role == "server" else [(p, record.files.get(p, "")) for p in phases]
+    ):
+        path = folder / name
         if not path.is_file():
             raise InputError(f"rank {record.rank} has no file {path}")
         graph = load(path, own=True)
         stored.update({name: t.numpy() for name, t in graph.initializers.items() if name in graph.inputs})
-        graphs[phase] = graph
+        graphs[last if record.role == "server" else phase] = graph
     check_rank(manifest, record, graphs, folder)
+    graphs = {phase: without_absent_operands(graph) for phase, graph in graphs.items()}
     data = manifest.mesh.mesh().data_axes
     fed = {phase: feed_graph(graph, random_inputs, types) for phase, graph in graphs.items()}
     programs = {phase: Executor(probed(graph, probe, data), cache) for phase, graph in fed.items()}

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.collectives.messages import MESSAGES
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node, clone
 
@@ -52,8 +53,9 @@ def probed(graph: Graph, gradients: set[str], data: Collection[str]) -> Graph:
     shown = {name: graph.types[name] for name in sorted(gradients & own) if name in graph.types}
     graph = replace(graph, outputs={**shown, **graph.outputs})
     users = [
-        node for node in graph.nodes if node.made_by and node.domain != COMM and gradients.intersection(node.inputs)
-    ]
+        node for node in graph.nodes
+        if node.made_by and (node.domain != COMM or node.op_type in MESSAGES) and gradients.intersection(node.inputs)
+    ]  # fmt: skip
     if not users:
         return graph
     probed = {name for node in users for name in node.inputs if name in gradients}
@@ -76,6 +78,8 @@ def _local(node: Node, data: Collection[str]) -> bool:
     that split the computation, in a call of its own or a packed one."""
     if node.domain != COMM:
         return node.made_by in ("", "tensor-parallel")
+    if node.op_type in MESSAGES:
+        return False
     return bool(node.made_by) and not set(str(node.attributes["group"]).split("+")).intersection(data)
 
 

@@ -28,6 +28,7 @@ from gopt.ir.load import load
 from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.opaque.expand import expand
+from gopt.parameter_server.views import ROUND
 from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.session import SessionCache
@@ -37,6 +38,7 @@ from gopt.verification.batches import Batches, SampledBatches, UserBatches
 from gopt.verification.compare import Values, finite, tolerance_of
 from gopt.verification.gates import find_gates
 from gopt.verification.gradient_check import check_gradients
+from gopt.verification.message_rounds import MessageRounds
 from gopt.verification.random_inputs import feed_training, find_random
 from gopt.verification.rank_programs import read_rank
 from gopt.verification.reference_graphs import PROBE
@@ -71,8 +73,10 @@ class Verifier:
         self.training = feed_training(source, self.random_inputs)
         # The reference holds one, and all ranks together another at least.
         check_fits(source.graph, (state.tensor for state in source.states), copies=2)
-        if len(self.manifest.ranks) != self.mesh.ranks:
-            raise InputError(f"{self.folder} holds {len(self.manifest.ranks)} of {self.mesh.ranks} ranks")
+        plan = self.manifest.parameter_server
+        wanted = self.mesh.ranks + (plan.servers if plan is not None else 0)
+        if len(self.manifest.ranks) != wanted:
+            raise InputError(f"{self.folder} holds {len(self.manifest.ranks)} of {wanted} ranks")
         self.cache = SessionCache(deadline)
         self.gates = find_gates(self.training)
         reduction = LossReduction.parse(self.manifest.loss_reduction)
@@ -89,6 +93,9 @@ class Verifier:
             for record in self.manifest.ranks
         ]  # fmt: skip
         self.which = data_ranks(self.mesh)
+        if plan is not None:
+            self.transport = MessageRounds(self.manifest, deadline)
+            self.which += [0] * plan.servers  # servers see no batch
         self.boxes = gradient_boxes(self.manifest, self.training.gradients)
         self.stored = self.all_ranks.joined("input", [rank.values for rank in self.ranks])
         self.kinds = {state.tensor: state.kind.value for state in self.training.states}
@@ -120,7 +127,7 @@ class Verifier:
 
         ``data``: the user's own batches, as ``gopt run`` takes them; without it they are drawn from ``seed``.
         """
-        result = Verification(self._tolerance(), steps, self.mesh.ranks)
+        result = Verification(self._tolerance(), steps, len(self.ranks))
         if self._drawn():
             result.say("states with no stored value were drawn from the seed")
         if self.random_inputs.fed:
@@ -151,7 +158,7 @@ class Verifier:
 
     def _tolerance(self) -> float:
         """By the narrowest type that takes part, in the source or on the wire."""
-        graphs = [program.graph for program in self.ranks[0].programs.values()]
+        graphs = [program.graph for rank in (self.ranks[0], self.ranks[-1]) for program in rank.programs.values()]
         return max(tolerance_of(graph) for graph in (self.training.graph, *graphs))
 
     def _drawn(self) -> bool:
@@ -172,12 +179,13 @@ class Verifier:
             names = self.training.hyper
             hint = f"the step has {', '.join(names)}" if names else "the step has none"
             raise OptionError(f"--set: {min(unknown)!r} is no hyper-parameter of the step", hint)
-        return {
+        fed = {
             name: np.full(types[name].dims, given[name], numpy_dtype(types[name].dtype))
             if name in given
             else sampling.hyper(types[name])
             for name in self.training.hyper
         }
+        return fed if self.manifest.parameter_server is None else fed | {ROUND: np.zeros((), np.int64)}
 
     def _batches(self, seed: int, data: str | None, values: Values) -> Batches:
         if data is not None:

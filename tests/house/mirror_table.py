@@ -30,10 +30,14 @@ KINDS = {
     "real": "exports of real models",
     "steps_gen": "the generator of steps",
     "mesh_gen": "the generator of streams of tokens on meshes",
+    "split_gen": "trainers and servers of a split, simulated beside their source",
 }
 """Folders of tests that mirror no folder of gopt -> what they are."""
 
 OTHERS = {
+    "parameter_server/test_split_numbers.py": "splits, simulated beside their source",
+    "parameter_server/test_split_plants.py": "errors planted in splits, which the simulation must see",
+    "runtime/parameter_server/test_server_run.py": "trainers and servers, from split to losses and checkpoints",
     "analysis/test_coupling_random.py": "how samples of a batch meet, in graphs drawn at random",
     "opaque/test_shard_opaque.py": "steps with an opaque optimizer, from file to ranks",
     "runtime/engines/test_nccl_api.py": "the functions of NCCL that the engine calls",
@@ -65,7 +69,22 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "parameter_server.folder",
         "what makes a split", "parameter_server/test_parameter_server_split.py",
     ),
-    **_each("artifact.pieces artifact.server_entries", _RECORDS, "parameter_server/test_parameter_server_split.py"),
+    **_each(
+        "runtime.parameter_server.contributions runtime.parameter_server.job runtime.parameter_server.keeping "
+        "runtime.parameter_server.run runtime.parameter_server.server runtime.parameter_server.trainer "
+        "runtime.parameter_server.trainer_messages",
+        "trainers and servers as they run", "runtime/parameter_server/test_server_run.py",
+    ),
+    **_each("cli.server_options", "options of three commands", "cli/test_cli_split.py", "offline/test_plan_split.py"),
+    **_each("cli.render_split", _SHOWN, "cli/test_cli_split.py", "offline/test_inspect_split.py"),
+    **_each("cli.plan_servers", "the command over offline.plan_split", "offline/test_plan_split.py"),
+    **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),
+    **_each("runtime.training.hyper_parameters", "values fed in every step", "runtime/test_run.py"),
+    **_each("parameter_server.table_pulls", "rows on trainers", "parameter_server/test_table_choice.py"),
+    **_each(
+        "artifact.pieces artifact.server_entries artifact.table_parts", _RECORDS,
+        "parameter_server/test_parameter_server_split.py", "parameter_server/test_table_choice.py",
+    ),
     **_each("collectives.messages", "messages as schemas", "collectives/test_schemas.py"),
     **_each("sharding.traffic", "bytes of calls", "offline/test_times.py", "passes/test_overlap.py"),
     **_each("lower.rank_graph", _RECORDS, "lower/test_specialise.py"),
@@ -210,6 +229,21 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("runtime.runtime_errors", "why a node failed", "runtime/test_run_messages.py"),
     **_each("runtime.tuning.llvm_kernels", "kernels of runs", "runtime/tuning/test_tiling.py"),
+    **_each(
+        "runtime.messages.mailbox runtime.messages.roster", "what lies in a mailbox, and who takes part",
+        "runtime/messages/test_message.py",
+    ),
+    **_each(
+        "runtime.messages.hub runtime.messages.failures runtime.messages.outgoing", "what an endpoint stands on",
+        "runtime/messages/test_endpoint.py",
+    ),
+    **_each(
+        "runtime.messages.order", "which message is received next", "runtime/messages/test_messages_threads.py",
+    ),
+    **_each(
+        "runtime.messages.transfers runtime.messages.shield", "a part of jobs of processes, which are run",
+        "runtime/messages/test_messages_mpi.py",
+    ),
     # --- verification ---
     **_each(
         "verification.all_ranks verification.compare verification.gates verification.lockstep "

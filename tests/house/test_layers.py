@@ -20,6 +20,7 @@ LAYERS = (
         "gopt.sharding.placements",
         "gopt.sharding.boxes",
         "gopt.parameter_server.roles",
+        "gopt.parameter_server.tables",
     },
     {"gopt.artifact.report", "gopt.disk"},
     {"gopt.collectives"},
@@ -50,6 +51,7 @@ LAYERS = (
     {"gopt.runtime.engines"},
     {"gopt.runtime.messages"},
     {"gopt.runtime.training", "gopt.verification"},
+    {"gopt.runtime.parameter_server"},
     {"gopt.cli"},
 )
 """Each may import those above it and its own."""

@@ -1,10 +1,11 @@
-"""Splits in numbers: a simulator that shares no code with gopt runs trainers and servers; the source alone is the truth.
+"""Splits in numbers: a simulator that shares no code with gopt runs trainers and servers, beside the source alone.
 
 Every fixture, generated steps, and numbers that tell a right split from a wrong one. ``python -m split_gen`` has more.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,12 @@ from steps_gen.plan import Plan
 
 FAMILIES = ("llama_adamw_clip", "moe_adamw", "t5_adamw", "vit_mom")
 WAYS = (
-    Setting(1, 2, "classic", 16, "round_robin", "end"),
+    Setting(1, 2, "classic", 16, "round-robin", "end"),
     Setting(1, 5, "balanced", 1, "bytes", "start", cap=64),
     Setting(2, 1, "off", 16, "hash", "start"),
     Setting(2, 3, "balanced", 16, "bytes", "end"),
     Setting(3, 2, "classic", 1, "hash", "start", reduce="sum"),
-    Setting(3, 5, "balanced", 5, "round_robin", accumulate=3),
+    Setting(3, 5, "balanced", 5, "round-robin", accumulate=3),
 )
 REDUCING = ("clip", "lamb", "t5_")
 
@@ -130,9 +131,7 @@ def test_halves_travel_and_masters_stay(wire: str, tmp_path: Path) -> None:
 
 def test_a_loss_scale_travels_in_its_own_type(tmp_path: Path) -> None:
     """65536 is infinite in float16."""
-    path = saved(
-        edited(path_of("mlp_adamw_fp16_scaler"), "loss_scale", np.float32(2**17)), tmp_path / "scaled.onnx"
-    )
+    path = saved(edited(path_of("mlp_adamw_fp16_scaler"), "loss_scale", np.float32(2**17)), tmp_path / "scaled.onnx")
     setting = Setting(wire="float16")
     assert judge(path, setting, tmp_path, steps=1, allow=lambda _: REDUCED).outcome == "equal"
 
@@ -142,9 +141,7 @@ def test_a_round_moves_every_gradient_and_parameter_once(wire: str, tmp_path: Pa
     """V11, and V9: servers hold every element once, scalars on each."""
     simulation, _ = written(path_of("mlp_adamw"), Setting(2, 3, wire=wire), tmp_path)
     simulation.round(*draw_like(simulation.manifest, 1, 1)(0))
-    elements = sum(
-        int(np.prod(each["shape"])) for each in simulation.manifest["states"] if each["kind"] == "parameter"
-    )
+    elements = sum(int(np.prod(each["shape"])) for each in simulation.manifest["states"] if each["kind"] == "parameter")
     assert sum(size for _, size in simulation.pushed) == sum(size for _, size in simulation.pulled) == elements
     whole = simulation.states()
     held = sum(value.nbytes for values in simulation.server for value in values.values())
@@ -168,7 +165,7 @@ def test_values_are_clipped_behind_the_merge(tmp_path: Path) -> None:
 def test_a_global_norm_is_over_all_servers(tmp_path: Path) -> None:
     """Gradients 3 and 4 on two servers: norms of servers would make both 1."""
     path = saved(clipped_globally(), tmp_path / "norm.onnx")
-    setting = Setting(2, 2, "off", placement="round_robin")
+    setting = Setting(2, 2, "off", placement="round-robin")
     simulation, _ = written(path, setting, tmp_path)
     assert len({key["server"] for key in simulation.keys}) == 2
     found = run(path, setting, tmp_path / "run", [(0.75, [-4.0, 0.0])] * 2)
@@ -203,7 +200,7 @@ def test_an_infinity_of_one_trainer_stops_the_round_on_all_servers(tmp_path: Pat
     for step in range(3):
         assert not list(differences(simulation, reference, lambda _, at=step: draw(at), 1))
         held.append(simulation.states())
-    stopped = [same(before, after, "fc") for before, after in zip(held, held[1:])]
+    stopped = [same(before, after, "fc") for before, after in itertools.pairwise(held)]
     assert stopped == [False, True, False]
     assert held[2]["loss_scale"] == held[1]["loss_scale"] / 2
 
@@ -234,9 +231,7 @@ STEPS: dict[str, Callable[[], ModelProto]] = {
     "dims of 1": lambda: stepped((1, 4, 1)),
     "no elements": lambda: stepped((3, 0, 2)),
     "frozen": lambda: stepped((3, 4, 2), skip=("w0",)),
-    "names": lambda: renamed(
-        stepped((3, 4, 2)), {"w0": "a.block1", "b0": "x.trainer_0", "w1": "a", "b1": "w :0/ b"}
-    ),
+    "names": lambda: renamed(stepped((3, 4, 2)), {"w0": "a.block1", "b0": "x.trainer_0", "w1": "a", "b1": "w :0/ b"}),
     "halves": lambda: stepped((3, 4, 2), half=True),
 }
 
@@ -335,7 +330,8 @@ def run(path: Path, setting: Setting, folder: Path, samples: list[tuple[Any, Any
 
     def draw(step: int) -> tuple[Any, Values]:
         return [
-            [{"x": np.asarray(x, np.float32).reshape(1, -1), "y": np.asarray(y, np.float32).reshape(1, -1)}] for x, y in samples
+            [{"x": np.asarray(x, np.float32).reshape(1, -1), "y": np.asarray(y, np.float32).reshape(1, -1)}]
+            for x, y in samples
         ], {}
 
     simulation, reference = written(path, setting, folder)

@@ -14,10 +14,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from split_gen.drawn import fair, tried, with_identities
-from split_gen.judge import EXACT, GOOD, REDUCED, Setting, Verdict, judge
 from steps_gen.make import make
 from steps_gen.plan import draw
+
+from split_gen.drawn import fair, tried, with_identities
+from split_gen.judge import EXACT, GOOD, REDUCED, Setting, Verdict, judge
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 REDUCING = ("clip", "lamb", "muon", "gpt_adamw_clip", "t5_")
@@ -53,7 +54,7 @@ def fresh(seed: int) -> Iterator[tuple[str, Verdict]]:
 def matrix() -> Iterator[tuple[str, Verdict]]:
     models = [*sorted(FIXTURES.glob("*.onnx")), *sorted((FIXTURES / "families").glob("*.onnx"))]
     ways = itertools.product(
-        (1, 2, 3), (1, 2, 3, 5), ("off", "classic", "balanced"), ("round_robin", "hash", "bytes"), ("start", "end")
+        (1, 2, 3), (1, 2, 3, 5), ("off", "classic", "balanced"), ("round-robin", "hash", "bytes"), ("start", "end")
     )
     for (trainers, servers, slicing, placement, pull), path in itertools.product(ways, models):
         setting = Setting(trainers, servers, slicing, 16, placement, pull)

@@ -34,7 +34,12 @@ def allowance(plan: Plan) -> Allowance:
         "every",
         "finite",
     )
-    whole = not REDUCING.intersection(plan.rules) and plan.network != "weight-norm" and not plan.joint and "project" not in plan.tail
+    whole = (
+        not REDUCING.intersection(plan.rules)
+        and plan.network != "weight-norm"
+        and not plan.joint
+        and "project" not in plan.tail
+    )
     return EXACT if apart and whole and not plan.metric else NEAR
 
 

@@ -24,9 +24,10 @@ from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import Placement
 from gopt.parameter_server.slicing import Slicing
 from split_gen.compare import EXACT, Allowance, Batches, differences, draw_like
+from split_gen.merging import Fault
 from split_gen.pieces import Values, dtype_of
 from split_gen.reference import Reference, Unknown, Unseen
-from split_gen.simulator import Fault, Simulation
+from split_gen.simulator import Simulation
 
 GOOD = ("equal", "refused", "unseen")
 REDUCED = Allowance(2e-5)
@@ -57,7 +58,7 @@ class Setting:
             servers=r.choice([1, 2, 3, 5]),
             slicing=r.choice(["off", "classic", "balanced"]),
             minimum=r.choice([1, 2, 5, 16]),
-            placement=r.choice(["round_robin", "hash", "bytes"]),
+            placement=r.choice(["round-robin", "hash", "bytes"]),
             pull=r.choice(["", "start", "end"]) if accumulate == 1 else "",
             reduce=r.choice(["mean", "mean", "mean", "sum"]),
             accumulate=accumulate,

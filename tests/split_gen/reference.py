@@ -13,8 +13,8 @@ import onnx
 from onnx import NodeProto, numpy_helper
 from steps_gen.graphs import reads
 
+from split_gen.merging import merged
 from split_gen.pieces import Array, Block, Values, has_halves
-from split_gen.simulator import merged
 
 
 class Unknown(Exception):

@@ -96,7 +96,8 @@ def behind(model: ModelProto, kind: str, values: Iterable[str], users: set[str])
     model = ModelProto.FromString(model.SerializeToString())
     inserts, graph = _Inserts(model), model.graph
     table = {name: f"{name}.behind" for name in dict.fromkeys(values)}
-    nodes = []
+    given = [each.name for each in graph.input if each.name in table]
+    nodes = [node for name in given for node in inserts.nodes(kind, name, table[name], name)]
     for node in graph.node:
         if node.name in users:
             for k, name in enumerate(node.input):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gopt.errors import RunError
 from gopt.runtime.messages import failures
-from gopt.runtime.messages.failures import Awaited, Failure
+from gopt.runtime.messages.failures import Awaited, Failure, LostError
 from gopt.runtime.messages.mailbox import Mailbox, Slot
 from gopt.runtime.messages.message import Header, Message
-from gopt.runtime.messages.order import AsTheyCome, Order
+from gopt.runtime.messages.order import AsTheyCome, Order, Recorded
 from gopt.runtime.messages.outgoing import Sending
 from gopt.runtime.messages.roster import Roster, Settings
 from gopt.runtime.session import Array
@@ -32,6 +34,8 @@ class Hub:
 
     def __init__(self, roster: Roster, settings: Settings, local: Sequence[int], order: Order | None = None) -> None:
         self.roster, self.settings = roster, settings
+        if isinstance(order, Recorded):  # who is received next may stand behind any number of others
+            settings = replace(settings, messages=sys.maxsize, bytes=sys.maxsize)
         self.mailboxes = {number: Mailbox(settings) for number in local}
         self.changed = threading.Condition()
         self.order: Order = order or AsTheyCome()
@@ -173,18 +177,27 @@ class Hub:
     # --- the control plane ---
 
     def gather(self, number: int, item: Any, deadline: float | None, what: str) -> list[Any]:
-        given, dropped = self.mailboxes[number].items, self.dropped[number]
+        self._offer(number, item)
+        return self._collect(number, deadline, what)
+
+    def _offer(self, number: int, item: Any) -> None:
+        """Give a value to all."""
         with self.changed:
             for other in range(self.roster.size):
-                if other not in dropped:
+                if other not in self.dropped[number]:
                     self._tell(other, {"from": number, "item": item})
 
-            def missing() -> list[int]:
-                return [n for n in range(self.roster.size) if n not in dropped and not given.get(n)]
+    def _collect(self, number: int, deadline: float | None, what: str) -> list[Any]:
+        """The values of all."""
+        given, dropped = self.mailboxes[number].items, self.dropped[number]
 
-            def awaited() -> Awaited:
-                return Awaited(tuple(missing()), f"come to {what}")
+        def missing() -> list[int]:
+            return [n for n in range(self.roster.size) if n not in dropped and not given.get(n)]
 
+        def awaited() -> Awaited:
+            return Awaited(tuple(missing()), f"come to {what}")
+
+        with self.changed:
             self._wait(number, lambda: not missing(), deadline, awaited)
             return [given[n].popleft() if given.get(n) else None for n in range(self.roster.size)]
 
@@ -235,18 +248,32 @@ class Hub:
         self.changed.notify_all()
 
     def close(self, number: int, deadline: float | None) -> None:
-        """Wait for what is unsent, then for the others: who leaves early would take in nothing more."""
+        """Wait for what is unsent, then for the others: who leaves early would take in nothing more. Those that are
+        lost are not waited for."""
 
-        def awaited() -> Awaited:
+        def unsent() -> Awaited:
             return Awaited(tuple(self._takers(number)), "take its last messages")
 
-        self.wait(number, lambda: not self._unsent[number], deadline, awaited)
-        self.gather(number, CLOSED, deadline, "the end")
-        self.wait(number, self._settled, deadline, lambda: Awaited((), "come to the end"))
+        def asides() -> Awaited:
+            return Awaited((), "come to the end")
+
+        self._without_lost(number, lambda: self.wait(number, lambda: not self._unsent[number], deadline, unsent))
+        self._offer(number, CLOSED)
+        self._without_lost(number, lambda: self._collect(number, deadline, "the end"))
+        self._without_lost(number, lambda: self.wait(number, self._settled, deadline, asides))
         with self.changed:
             self.mailboxes[number].closed = True
             self._closed()
             self.changed.notify_all()
+
+    def _without_lost(self, number: int, work: Callable[[], object]) -> None:
+        """Do what waits; who is lost meanwhile is dropped."""
+        while True:
+            try:
+                work()
+                return
+            except LostError as lost:
+                self.drop(number, lost.number)
 
     def _takers(self, number: int) -> set[int]:
         """Held: those who have not taken what an endpoint sent."""

@@ -20,7 +20,7 @@ from gopt.runtime.session import Array, array_dtype
 NOTE_BYTES = 1 << 20
 """Most that a note takes as JSON: it travels with the header, outside the receiver's limit of bytes."""
 _FIXED = struct.Struct("<qqqqqqq")
-"""Kind, source, key, round, bytes of the description, arrays, and whether their bytes follow it."""
+"""Kind, source, key, round, bytes of the description, number of the message, and whether its arrays follow it."""
 
 
 class Kind(IntEnum):
@@ -129,34 +129,34 @@ class Message:
         return cls(header.kind, header.source, header.key, header.round, tuple(arrays), header.note)
 
 
-def encode(header: Header, inline: Sequence[Array] | None) -> bytes:
-    """A header as bytes; ``inline``: its arrays, where their bytes stand behind it. Raises InvariantError where the
-    note is too large or no JSON."""
+def encode(header: Header, inline: Sequence[Array] | None, number: int = 0) -> bytes:
+    """A header as bytes; ``inline``: its arrays, where their bytes stand behind it; ``number``: what tells apart the
+    messages whose arrays travel by themselves. Raises InvariantError where the note is too large or no JSON."""
     try:
         text = json.dumps([[(spec.dtype, spec.shape) for spec in header.arrays], header.note]).encode()
     except (TypeError, ValueError) as error:
         raise InvariantError(f"the note of {header} is no JSON: {error}") from error
     if len(text) > NOTE_BYTES:
         raise InvariantError(f"the note of {header} takes {len(text)} bytes, {NOTE_BYTES} are the most")
-    numbers = header.kind, header.source, header.key, header.round, len(text), len(header.arrays), inline is not None
+    numbers = header.kind, header.source, header.key, header.round, len(text), number, inline is not None
     return b"".join([_FIXED.pack(*numbers), text, *(array.tobytes() for array in inline or ())])
 
 
-def decode(data: bytes | bytearray) -> tuple[Header, list[Array] | None]:
-    """The header, and its arrays where their bytes stand behind it: views of ``data``."""
-    kind, source, key, number, length, _, inline = _FIXED.unpack_from(data)
+def decode(data: bytes | bytearray) -> tuple[Header, list[Array] | None, int]:
+    """The header, its arrays where their bytes stand behind it, and the message's number."""
+    kind, source, key, turn, length, number, inline = _FIXED.unpack_from(data)
     specs, note = json.loads(data[_FIXED.size : _FIXED.size + length])
     header = Header(
-        Kind(kind), source, key, number, tuple(ArraySpec(dtype, tuple(shape)) for dtype, shape in specs), note
+        Kind(kind), source, key, turn, tuple(ArraySpec(dtype, tuple(shape)) for dtype, shape in specs), note
     )
     if not inline:
-        return header, None
+        return header, None, number
     arrays, place = [], _FIXED.size + length
     for spec in header.arrays:
         part = np.frombuffer(data, np.uint8, spec.nbytes, place)
         arrays.append(part.copy().view(numpy_dtype(spec.dtype)).reshape(spec.shape))  # a copy is aligned
         place += spec.nbytes
-    return header, arrays
+    return header, arrays, number
 
 
 def bits(array: Array) -> Array:

@@ -13,14 +13,16 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from gopt.errors import OptionError
 from gopt.runtime.engines.mpi import load_mpi
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Failure
-from gopt.runtime.messages.hub import Hub
+from gopt.runtime.messages.hub import Hub, Ready
 from gopt.runtime.messages.message import bits, decode, encode
 from gopt.runtime.messages.order import Order
 from gopt.runtime.messages.outgoing import Sending
@@ -32,12 +34,24 @@ CHUNK = 1 << 30
 """Bytes of one transfer: counts of MPI are 32 bits in many functions."""
 INLINE = 8 << 10
 """Bytes of arrays that travel with the header: two copies cost less than two transfers."""
-UNTAKEN = 16
-"""Headers to one endpoint that the receiver has not taken: the rest wait here."""
+UNTAKEN = 8
+"""Headers to one endpoint that the receiver has not taken: the rest wait here.
+
+MPICH's processes on one host have 64 cells each for all that they have sent and nobody has looked at: what is sent to a
+process that is dead or stands still takes them for good, and without cells nothing goes to anybody. So little is sent
+unasked.
+"""
 _CONTROL, _BEAT, _FIRST = 1, 2, 4
-"""Tags: values beside all messages, signs of life, and two for each endpoint: headers and arrays."""
-_SPINS, _FIRST_SLEEP, _LAST_SLEEP, _BUSY_SLEEP = 40, 2e-5, 1e-3, 5e-5
-"""How often a wait only gives the processor away; then it sleeps, in seconds; the last while arrays travel."""
+"""Tags: values beside all messages, signs of life, then headers to each endpoint, and arrays."""
+_NUMBERS = 256
+"""Messages between two endpoints whose arrays have tags of their own."""
+_YIELDS, _YIELDS_BUSY = 3e-4, 5e-3
+"""Seconds for which a wait only gives the processor away, while nothing happens and while arrays travel: they move on
+in calls of both ends. Then it sleeps."""
+_LOOKS = 20
+"""At transfers, before a wait gives the processor away; fewer where processes outnumber processors."""
+_FIRST_SLEEP, _LAST_SLEEP, _BUSY_SLEEP = 2e-5, 1e-3, 1e-4
+"""How long it sleeps: longer each time; the last while arrays travel."""
 _CONTROL_EVERY = 32
 """Rounds in which something has moved, between two looks at what comes beside messages."""
 FAREWELL = 1.0
@@ -64,12 +78,16 @@ class MpiHub(Hub):
         super().__init__(roster, settings or Settings(), roster.local(self.process), order)
         self._comm: Any = world.Dup()
         self._chunk = chunk
-        self._transfers = Transfers()
+        self._transfers = Transfers(looks=_LOOKS if wanted <= (os.cpu_count() or 1) else 2)
         self._untaken = [0] * roster.size
         """Of each endpoint: headers to it that it has not taken."""
+        self._sent: Counter[tuple[int, int]] = Counter()
+        """Of two endpoints: messages whose arrays travel by themselves."""
         self._status: Any = self._mpi.Status()
         self._moves = 0
-        self._moved_at = 0.0
+        self._waiting = 0
+        """Threads that wait, and so move transfers on."""
+        self._idle_since = 0.0
         self._beats: dict[int, Any] = {}
         self._last_beat = 0.0
         self._alive = dict.fromkeys(range(wanted), time.monotonic())
@@ -96,22 +114,33 @@ class MpiHub(Hub):
             sending = box.popleft()
             source, arrays = sending.header.source, sending.message.arrays
             small = sending.header.nbytes <= INLINE
-            data = encode(sending.header, arrays if small else None)
+            parts = [] if small else self._parts(arrays)
+            tag = self._array_tag(source, to, self._sent[source, to])
+            data = encode(sending.header, arrays if small else None, self._sent[source, to])
+            self._sent[source, to] += not small
             request = self._comm.Issend([data, self._mpi.BYTE], process, self._header_tag(to))
             self._untaken[to] += 1
-            self._transfers.add(Transfer(request, source, to, data))
-            for part in [] if small else self._parts(arrays):
-                request = self._comm.Isend([part, self._mpi.BYTE], process, self._array_tag(source, to))
-                self._transfers.add(Transfer(request, source, to, part, sending))
+            header = Transfer(request, source, to, data)
+            self._transfers.add(header)
             if small:
                 self._finish(sending)
+            elif len(parts) == 1:
+                self._send_arrays(sending, parts, tag)
+            else:  # when the receiver has taken the header: these may be many
+                header.waiting = sending, parts, tag
+
+    def _send_arrays(self, sending: Sending, parts: Sequence[Array], tag: int) -> None:
+        source, to = sending.header.source, sending.to
+        for part in parts:
+            request = self._comm.Isend([part, self._mpi.BYTE], self.roster.processes[to], tag)
+            self._transfers.add(Transfer(request, source, to, part, sending))
 
     def _header_tag(self, to: int) -> int:
         return _FIRST + to
 
-    def _array_tag(self, source: int, to: int) -> int:
-        """One for each pair: what comes from one that was dropped is never taken for another's."""
-        return _FIRST + self.roster.size * (1 + to) + source
+    def _array_tag(self, source: int, to: int, number: int) -> int:
+        pair = self.roster.size * (1 + to) + source
+        return _FIRST + pair * _NUMBERS + number % _NUMBERS
 
     def _parts(self, arrays: Sequence[Array]) -> list[Array]:
         """The bytes of arrays as they are sent: those without any not at all, long ones in chunks."""
@@ -142,19 +171,24 @@ class MpiHub(Hub):
         self._moves += 1
         if not moved or self._moves % _CONTROL_EVERY == 0:
             moved = self._listen() or moved
-        self._moved_at = time.monotonic()
         return moved
 
     def _end_transfers(self) -> bool:
-        ended = self._transfers.ended(self._mpi)
+        ended, failed = self._transfers.ended(self._mpi)
+        for each, why in failed:
+            other = each.to if each.source in self.mailboxes else each.source
+            for number in self.roster.local(self.roster.processes[other]):
+                self._lose(number, f"MPI has given up a transfer: {why}")
         for each in ended:
             if isinstance(each.message, Sending):
                 if not each.message.left:
                     self._finish(each.message)
             elif each.message is None and not each.aside:
                 self._untaken[each.to] -= 1
+                if each.waiting is not None:
+                    self._send_arrays(*each.waiting)
                 self._dispatch(each.to)
-        return bool(ended)
+        return bool(ended or failed)
 
     def _take_in(self, number: int) -> bool:
         """Take the next message for an endpoint, and let its arrays come into their memory."""
@@ -162,12 +196,12 @@ class MpiHub(Hub):
         if found is None:
             return False
         process = self._status.Get_source()
-        header, arrays = decode(self._received(found))
+        header, arrays, turn = decode(self._received(found))
         self._alive[process] = time.monotonic()
         slot = self._place(number, header, arrays)
         if slot is not None and arrays is None:
-            tag = self._array_tag(header.source, number)
-            for part in self._parts(slot.arrays):
+            tag = self._array_tag(header.source, number, turn)
+            for part in self._parts(slot.arrays):  # the order in which MPI pairs them
                 request = self._comm.Irecv([part, self._mpi.BYTE], process, tag)
                 self._transfers.add(Transfer(request, header.source, number, part, slot))
         return True
@@ -195,16 +229,25 @@ class MpiHub(Hub):
     def _hear_failure(self, failure: Failure) -> None:
         super()._fail(failure)
 
+    def _blocked(self, number: int, ready: Ready, until: float) -> None:
+        self._waiting += 1
+
+    def _unblocked(self, number: int) -> None:
+        self._waiting -= 1
+
     def _pause(self, idle: int, left: float) -> None:
-        if idle <= _SPINS:
+        now, busy = time.perf_counter(), self._transfers.arrays > 0
+        if idle == 1:
+            self._idle_since = now
+        if now - self._idle_since < (_YIELDS_BUSY if busy else _YIELDS):
             self.changed.release()
             try:
-                os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
+                os.sched_yield()
             finally:
                 self.changed.acquire()
             return
-        longest = _BUSY_SLEEP if self._transfers.arrays else _LAST_SLEEP
-        self.changed.wait(min(left, longest, _FIRST_SLEEP * 1.5 ** min(idle - _SPINS, 20)))
+        longest = _BUSY_SLEEP if busy else _LAST_SLEEP
+        self.changed.wait(min(left, longest, (now - self._idle_since - _YIELDS) / 4 + _FIRST_SLEEP))
 
     # --- signs of life ---
 
@@ -227,8 +270,10 @@ class MpiHub(Hub):
             if now - self._alive[process] > self.settings.silence:
                 for number in self.roster.local(process):
                     self._lose(number, f"it has given no sign of life for {self.settings.silence:g} s")
-            elif process not in self._beats or self._beats[process].Test():
-                self._beats[process] = self._comm.Isend([b"", self._mpi.BYTE], process, _BEAT)
+                continue
+            with suppress(self._mpi.Exception):  # it is gone, then: its silence will say so
+                if process not in self._beats or self._beats[process].Test():
+                    self._beats[process] = self._comm.Issend([b"", self._mpi.BYTE], process, _BEAT)
 
     def heard(self, number: int, other: int) -> float:
         return time.monotonic() - self._alive[self.roster.processes[other]]
@@ -238,6 +283,8 @@ class MpiHub(Hub):
     def _cancel(self, number: int, gone: int) -> None:
         ends = {(number, gone), (gone, number)}
         for each in self._transfers.abandon(lambda transfer: (transfer.source, transfer.to) in ends):
+            if each.waiting is not None:
+                self._finish(each.waiting[0])
             if isinstance(each.message, Sending):
                 self._finish(each.message)
 
@@ -259,8 +306,8 @@ class MpiHub(Hub):
         return self._transfers.settled
 
     def _takers(self, number: int) -> set[int]:
-        under_way = {each.to for each in self._transfers.under_way if isinstance(each.message, Sending)}
-        return super()._takers(number) | under_way
+        ways = self._transfers.under_way
+        return super()._takers(number) | {each.to for each in ways if each.source == number and not each.aside}
 
     def _closed(self) -> None:
         self._open = {number for number, mailbox in self.mailboxes.items() if not mailbox.closed}
@@ -287,12 +334,13 @@ def _move_on(held: weakref.ref[MpiHub], ended: threading.Event) -> None:
         if (hub := held()) is None:
             return
         with hub.changed:
-            if time.monotonic() - hub._moved_at > pause / 2 and not ended.is_set():
+            alone = not hub._waiting and not ended.is_set()
+            if alone:
                 try:
                     if hub._advance():
                         hub.changed.notify_all()
                 except Exception as error:
                     Hub._fail(hub, Failure.of(next(iter(hub.mailboxes)), error))
                     return
-            pause = _BUSY_SLEEP * 2 if hub._transfers.arrays else _LAST_SLEEP
+            pause = _BUSY_SLEEP if alone and hub._transfers.arrays else _LAST_SLEEP
         del hub  # a thread that held it would keep it alive

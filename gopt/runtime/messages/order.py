@@ -76,7 +76,8 @@ class Seeded:
 
 class Recorded:
     """As in another run: ``arrivals`` has of each endpoint what it received, in order. Behind the end of the record,
-    messages are received as they come."""
+    messages are received as they come. Queues have no limit then: who comes next may stand behind any number of others.
+    """
 
     def __init__(self, arrivals: Mapping[int, Sequence[Arrival]]) -> None:
         self._left = {receiver: deque(given) for receiver, given in arrivals.items()}

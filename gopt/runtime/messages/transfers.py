@@ -8,6 +8,7 @@ from typing import Any
 
 from gopt.runtime.messages.mailbox import Slot
 from gopt.runtime.messages.outgoing import Sending
+from gopt.runtime.session import Array
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +22,8 @@ class Transfer:
     memory: Any
     message: Sending | Slot | None = None
     aside: bool = False
+    waiting: tuple[Sending, list[Array], int] | None = None
+    """Of a header: the arrays that are sent when it is taken, and their tag."""
 
 
 @dataclass(slots=True)
@@ -29,6 +32,8 @@ class Transfers:
 
     under_way: list[Transfer] = field(default_factory=list)
     arrays: int = 0
+    looks: int = 1
+    """How often it looks for transfers that have ended, while arrays travel."""
     _abandoned: list[Transfer] = field(default_factory=list)
     """Their memory must stay: MPI does not cancel what was sent."""
 
@@ -38,21 +43,41 @@ class Transfers:
             transfer.message.left += 1
             self.arrays += 1
 
-    def ended(self, mpi: Any) -> list[Transfer]:
-        """Those that have ended since the last call, in the order in which they began."""
-        if not self.under_way:
-            return []
-        done = mpi.Request.Testsome([each.request for each in self.under_way])
-        if not done:
-            return []
-        gone = set(done)
-        ended = [each for place, each in enumerate(self.under_way) if place in gone]
-        self.under_way = [each for place, each in enumerate(self.under_way) if place not in gone]
-        for each in ended:
+    def ended(self, mpi: Any) -> tuple[list[Transfer], list[tuple[Transfer, str]]]:
+        """Those that have ended since the last call, and those that MPI gave up, with what it said."""
+        ended: list[Transfer] = []
+        failed: list[tuple[Transfer, str]] = []
+        while self.under_way:
+            try:
+                place, done = self._test(mpi.Request.Testany)
+            except mpi.Exception as error:
+                gone = [place for place, each in enumerate(self.under_way) if not each.request]
+                if not gone:
+                    raise
+                failed.append((self._remove(gone[0]), " ".join(str(error).split())))
+                continue
+            if not done:
+                break
+            each = self._remove(place)
             if each.message is not None:
                 each.message.left -= 1
-                self.arrays -= 1
-        return ended
+            ended.append(each)
+        return ended, failed
+
+    def _test(self, test: Callable[[list[Any]], tuple[int, bool]]) -> tuple[int, bool]:
+        """Which has ended. MPI moves a part of the arrays each time."""
+        requests = [each.request for each in self.under_way]
+        for _ in range(self.looks - 1 if self.arrays else 0):
+            place, done = test(requests)
+            if done:
+                return place, done
+        return test(requests)
+
+    def _remove(self, place: int) -> Transfer:
+        each = self.under_way.pop(place)
+        if each.message is not None:
+            self.arrays -= 1
+        return each
 
     def abandon(self, which: Callable[[Transfer], bool]) -> list[Transfer]:
         """Look no longer at some of them; what is to be received is cancelled."""

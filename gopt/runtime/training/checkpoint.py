@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from gopt.disk.files import create, sync, write_new
 from gopt.disk.staging import Staged, staged_folder
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import SAFETENSORS, load_state
-from gopt.runtime.engines.base import Engine
 from gopt.runtime.session import Array, array_dtype
 from gopt.runtime.training.checkpoint_folder import (
     check_checkpoint_folder,
@@ -42,6 +41,15 @@ from gopt.runtime.training.checkpoint_folder import (
 )
 
 _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
+
+
+class Agreement(Protocol):
+    """Who writes: its number among all that do, and how they tell one another of small objects."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def gather(self, item: Any) -> list[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class Checkpoints:
             )
 
     @contextmanager
-    def open(self, engine: Engine, start: int) -> Iterator[None]:
+    def open(self, engine: Agreement, start: int) -> Iterator[None]:
         """Lock the folder for this job, on the first rank; ``start`` is the step from which the job continues.
 
         Raises RunError when another job holds it, and where nothing can be written.
@@ -85,7 +93,7 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.root / step_dir(step)
 
-    def save(self, engine: Engine, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array]) -> None:
+    def save(self, engine: Agreement, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array]) -> None:
         """Write a checkpoint; every rank calls it. ``to_host`` returns a state's array in host memory.
 
         Raises RunError when it cannot be written, the same on all ranks.
@@ -97,7 +105,7 @@ class Checkpoints:
             engine.gather(None)  # the first rank has removed what was written: now ranks may end one another
             raise refused.args[0] from refused
 
-    def _save(self, engine: Engine, step: int, mine: Mapping[str, Array], opened: ExitStack) -> None:
+    def _save(self, engine: Agreement, step: int, mine: Mapping[str, Array], opened: ExitStack) -> None:
         target = self.path(step)
         made: list[Staged] = []
 
@@ -148,8 +156,11 @@ class Checkpoints:
         found: dict[int, list[str]] = {}
         for state in self.manifest.common.state:
             found.setdefault(rank if state.local else 0, []).append(state.input)
+        apart = self.manifest.parameter_server is not None
         for state in self.manifest.ranks[rank].state:
-            found.setdefault(owner[_key(state)], []).append(state.input)
+            if apart and state.copy:
+                continue  # what a trainer has of a parameter, it pulls
+            found.setdefault(rank if state.local else owner[_key(state)], []).append(state.input)
         return found
 
     def _written_by(self, rank: int) -> list[str]:
@@ -191,7 +202,7 @@ class _WriteFailedError(Exception):
     """Carries the error that all ranks raise."""
 
 
-def _on_all_ranks(engine: Engine, path: Path, work: Callable[[], Any]) -> list[Any]:
+def _on_all_ranks(engine: Agreement, path: Path, work: Callable[[], Any]) -> list[Any]:
     """The results of all ranks; raises _WriteFailedError on all of them when one could not write ``path``."""
     made, refused = None, None
     try:

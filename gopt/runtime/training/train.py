@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
-from gopt.runtime.training.data import BatchSource, MicroStep, open_data, parse_schedule
+from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.runtime.training.start_values import Replicas, check_equal, sync_axes, take_from_first
@@ -62,7 +62,7 @@ class Trainer:
         self._position = position
         self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
         manifest_check.check_rank(self.manifest, self.record, self._graphs, job.folder)
-        self.schedules = self._settings()
+        self._hyper = hyper_parameters(self.manifest, job.settings)
         self.types = self._batch_types()
         self.data: BatchSource = open_data(job.data, self.types, job.shuffle)
         self.checkpoints = Checkpoints(job.checkpoint, job.folder, self.manifest, job.keep) if job.checkpoint else None
@@ -70,10 +70,6 @@ class Trainer:
             self.checkpoints.check(job.resume)
         self.held = self._start()
         """State -> its value; once steps run, the device's."""
-        self._hyper = [
-            _HyperParameter(each.name, self.schedules[each.name], np.empty(each.type.dims, numpy_dtype(each.dtype)))
-            for each in self.manifest.inputs_of(InputKind.HYPER)
-        ]
         self._micro_steps = max(times for _, times in self.phases)
         self._reading = {name for name, graph in self._graphs.items() if not graph.inputs.keys().isdisjoint(self.types)}
         """Phases that read a batch."""
@@ -93,17 +89,6 @@ class Trainer:
 
     def _input(self, name: str) -> TensorType:
         return next(graph.inputs[name] for graph in self._graphs.values() if name in graph.inputs)
-
-    def _settings(self) -> dict[str, Callable[[int], float]]:
-        hyper = [each.name for each in self.manifest.inputs_of(InputKind.HYPER)]
-        unknown = sorted(set(self.job.settings) - set(hyper))
-        if unknown:
-            hint = f"the step has {', '.join(hyper)}" if hyper else "the step has none"
-            raise OptionError(f"--set: {unknown[0]!r} is no hyper-parameter of the step", hint)
-        missing = [name for name in hyper if name not in self.job.settings]
-        if missing:
-            raise OptionError(f"the step needs a value for {missing[0]!r}", f"give --set {missing[0]}=1e-3")
-        return {name: parse_schedule(text) for name, text in self.job.settings.items()}
 
     def _batch_types(self) -> dict[str, TensorType]:
         inputs = self.manifest.inputs_of(InputKind.BATCH)
@@ -235,20 +220,3 @@ class Trainer:
     def to_host(self, value: Any) -> Array:
         """A state among ``held``, once steps run, as an array in host memory, complete and current."""
         return self.device.to_host(self.device.view(value))
-
-
-@dataclass(slots=True)
-class _HyperParameter:
-    """A hyper-parameter, and the array in which it is fed in every step."""
-
-    name: str
-    schedule: Callable[[int], float]
-    array: Array
-    value: float = math.nan
-
-    def at(self, step: int) -> Array:
-        value = self.schedule(step)
-        if value != self.value:
-            np.copyto(self.array, value, casting="unsafe")
-            self.value = value
-        return self.array

@@ -1,0 +1,124 @@
+"""``gopt run`` for a split: trainers and servers as threads, or as the processes of a launcher."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gopt.errors import OptionError
+
+
+def has_servers(folder: str) -> bool:
+    """Whether a folder is a split; False for one that cannot be read: who runs it says why."""
+    from gopt.artifact.manifest_check import read_manifest
+    from gopt.errors import GoptError
+
+    try:
+        return read_manifest(folder)[0].parameter_server is not None
+    except GoptError:
+        return False
+
+
+def check_options(given: dict[str, Any], split: bool) -> None:
+    """Refuse what means nothing for a split, and what means nothing without one."""
+    if not split:
+        named = {"trainers": "--trainers", "roles": "--roles"}
+        name = next((option for key, option in named.items() if given[key] is not None), None)
+        name = "--on-trainer-loss" if given["on_trainer_loss"] != "abort" else name
+        if name is not None:
+            raise OptionError(f"{name} is of trainers and servers, and the folder has ranks", "see gopt split --help")
+        return
+    if given["sync_init"] is not None:
+        raise OptionError("--sync-init: trainers of a split take their start values from the servers", "leave it out")
+    if given["trace"] is not None:
+        raise OptionError("--trace is of ranks that call one another, and a split has messages", "leave it out")
+    if given["engine"] == "nccl":
+        raise OptionError(
+            "--engine nccl: messages of trainers and servers come at any time, and NCCL knows calls that all make",
+            "take threads or mpi",
+        )
+
+
+def endpoints(job: Any, given: dict[str, Any]) -> Any:
+    """The job with its trainers and servers."""
+    from gopt.runtime.parameter_server.job import ServerJob
+
+    return ServerJob.read(job, given["trainers"], given["roles"])
+
+
+def run_threads(job: Any, given: dict[str, Any], debug: bool) -> int:
+    """All endpoints as threads of this process."""
+    from gopt.runtime.parameter_server.run import run_in_threads
+    from gopt.runtime.training.stop_signal import listen_for_stop
+
+    from .run import report_steps, signal_note, stopped_error
+
+    server_job = endpoints(job, given)
+    with (
+        listen_for_stop(job.checkpoint is not None, signal_note) as stop,
+        report_steps(job, server_job.endpoints, given, "threads") as tell,
+    ):
+        step, stopped = run_in_threads(
+            server_job, tell, _resumed(job, server_job), deadline=given["deadline"], stop_signal=stop,
+            continues=given["on_trainer_loss"] == "continue",
+        )  # fmt: skip
+    if stopped:
+        raise stopped_error(job, step, stopped)
+    return 0
+
+
+def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
+    """This process has one or several of the roles."""
+    from gopt.runtime.engines.heartbeat import ENDED, ERROR_GRACE, REPORTED, Heartbeat
+    from gopt.runtime.engines.mpi import load_mpi, raise_on_all_ranks
+    from gopt.runtime.messages.mpi import MpiHub
+    from gopt.runtime.messages.roster import Settings
+    from gopt.runtime.parameter_server.run import run_endpoints
+    from gopt.runtime.training.stop_signal import listen_for_stop
+
+    from .main import exit_code, explain_error
+    from .run import report_steps, stopped_error
+
+    world = load_mpi().COMM_WORLD
+    server_job = raise_on_all_ranks(lambda: endpoints(job, given))
+    processes = raise_on_all_ranks(lambda: server_job.processes(world.size))
+    hub = raise_on_all_ranks(lambda: MpiHub(server_job.roster(processes), Settings(deadline=given["deadline"])))
+    beat = Heartbeat.open(world.rank, lambda item: world.allgather(item))
+    step = stopped = 0
+    try:
+        chief = 0 in hub.roster.local(world.rank)
+        with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
+            arguments: dict[str, Any] = {
+                "position": beat.at, "stop_signal": stop, "continues": given["on_trainer_loss"] == "continue",
+            }  # fmt: skip
+            if chief:
+                with report_steps(job, server_job.endpoints, given, "mpi") as tell:
+                    step, stopped = run_endpoints(server_job, hub, tell, _resumed(job, server_job), **arguments)
+            else:
+                step, stopped = run_endpoints(server_job, hub, lambda _: None, **arguments)
+        if stopped and chief and beat.first(128 + stopped):
+            explain_error(stopped_error(job, step, stopped), debug)
+        beat.at(step, -1, ENDED)
+    except Exception as error:
+        if beat.first(exit_code(error)):
+            explain_error(error, debug)
+        else:
+            time.sleep(ERROR_GRACE)
+        beat.at(beat.step, beat.call, REPORTED)
+        world.Abort(exit_code(error))
+    return 128 + stopped if stopped else 0
+
+
+def _resumed(job: Any, server_job: Any) -> Any:
+    """What says on stderr which step a run goes on from."""
+
+    def say() -> None:
+        from gopt.artifact.checkpoint_index import complete_steps, step_dir
+
+        from .terminal import print_note
+
+        steps = complete_steps(job.checkpoint) if job.resume and job.checkpoint is not None else []
+        if steps and steps[-1] < job.steps:
+            print_note(f"goes on from step {steps[-1]}, {job.checkpoint / step_dir(steps[-1])}")
+
+    return say

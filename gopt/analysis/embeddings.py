@@ -1,0 +1,97 @@
+"""Embedding tables: parameters of which a step reads single rows, and whose gradients are sums of rows.
+
+Embeddings are such tables, and so are the weights and biases of output layers that look at sampled classes (sampled
+softmax, noise-contrastive estimation) or at the nodes of a path (tree softmax). All is read from the data flow: the
+forward gathers rows by ids, the backward adds rows into zeros at the same ids. What else reads a table, or else makes
+a part of its gradient, keeps it dense, and the record says why.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gopt.analysis.graph_walks import descendants
+from gopt.analysis.row_reads import Lookup, RowReads, row_reads
+from gopt.analysis.row_sums import NoRowSum, RowSums, SparseGradient
+from gopt.analysis.row_updates import RowUpdate, row_update
+from gopt.analysis.row_values import RowValues
+from gopt.analysis.training import TrainingGraph
+from gopt.analysis.update_subgraphs import find_updates
+
+__all__ = ["EmbeddingTable", "Lookup", "RowUpdate", "SparseGradient", "find_embeddings"]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingTable:
+    """A parameter of which rows are looked up. ``why_not``: why it stays dense; '' where its gradient is sparse.
+
+    ``width``: elements of a row; 1 for a table of rank 1. ``lookups``: its reads in their order. ``terms``: its
+    gradient is their sum, added in this order. ``update``: what happens to rows; None where it is dense.
+    """
+
+    parameter: str
+    gradient: str
+    rows: int
+    width: int
+    dtype: str
+    lookups: tuple[Lookup, ...]
+    terms: tuple[SparseGradient, ...] = ()
+    update: RowUpdate | None = None
+    why_not: str = ""
+
+    @property
+    def sparse(self) -> bool:
+        return not self.why_not
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """The ids whose rows no term of the gradient changes."""
+        return tuple(sorted(set[int].intersection(*(set(term.padding) for term in self.terms)))) if self.terms else ()
+
+    @property
+    def prefetchable(self) -> bool:
+        """Whether all its rows are known before any parameter is read."""
+        return all(lookup.prefetchable for lookup in self.lookups)
+
+
+def find_embeddings(training: TrainingGraph) -> tuple[EmbeddingTable, ...]:
+    """Every parameter of which forward or backward looks up rows, in the order of the parameters.
+
+    Found once for a training. A parameter that is only read as a whole is none, and is left out.
+    """
+    return training.once("embeddings", lambda: tuple(_find(training)))
+
+
+def _find(training: TrainingGraph) -> list[EmbeddingTable]:
+    values = RowValues(training.graph)
+    after_parameters = descendants(values.index, (state.tensor for state in training.parameters))
+    reads = {state.tensor: row_reads(values, state.tensor, after_parameters) for state in training.parameters}
+    return [_table(training, values, name, found) for name, found in reads.items() if found.lookups]
+
+
+def _table(training: TrainingGraph, values: RowValues, name: str, reads: RowReads) -> EmbeddingTable:
+    type, gradient = training.graph.types[name], training.gradients.get(name, "")
+    rows, *rest = type.dims
+    width, lookups = math.prod(rest), tuple(reads.lookups)
+
+    def dense(why: str) -> EmbeddingTable:
+        return EmbeddingTable(name, gradient, rows, width, type.dtype, lookups, why_not=why)
+
+    if reads.whole:
+        return dense(reads.whole)
+    if not gradient:
+        return dense("nothing trains it")
+    if rows < 2 or not width:
+        return dense("it has one row" if rows == 1 else "it is empty")
+    if len(training.weights_of(gradient)) > 1:
+        return dense(f"it shares its gradient {gradient}")
+    known = frozenset[int]().union(*(values.sources(lookup.ids) for lookup in lookups))
+    sums = RowSums(values, rows, known)
+    try:
+        sums.read(gradient)
+    except NoRowSum as error:
+        return dense(str(error))
+    subgraph = find_updates(training, whole_accumulators=False).subgraphs[name]
+    update = row_update(values, subgraph)
+    return EmbeddingTable(name, gradient, rows, width, type.dtype, lookups, tuple(sums.terms), update)

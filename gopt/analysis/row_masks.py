@@ -1,0 +1,156 @@
+"""Ids whose rows a mask makes zero: the padding of a table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gopt.analysis.row_values import IN_ORDER, RowValues
+from gopt.ir.graph import Node
+
+_COMPARE = {
+    "Equal": lambda a, b: a == b,
+    "Less": lambda a, b: a < b,
+    "LessOrEqual": lambda a, b: a <= b,
+    "Greater": lambda a, b: a > b,
+    "GreaterOrEqual": lambda a, b: a >= b,
+}
+
+
+def masked_ids(values: RowValues, ids: str, rows: str, count: int, known: frozenset[int]) -> tuple[int, ...]:
+    """The ids, in ascending order, of which every row in ``rows`` is zero, whatever it was before it was masked.
+
+    ``ids`` and ``rows`` are those of a term of the gradient of a table of ``count`` rows, ``known`` the numbers of the
+    ids that are looked up in it.
+    """
+    shape = values.shape(ids)
+    if shape is None:
+        return ()
+    found: set[int] = set()
+    while True:
+        node = values.producer(rows)
+        if node is None:
+            break
+        if node.is_a(*IN_ORDER, "Cast") or _repeats_nothing(values, node):
+            rows = node.inputs[0]
+        elif node.is_a("Where", "Mul"):
+            mask = _mask(values, node)
+            if mask is None:
+                break
+            if _leads(values, mask.flag, node.outputs[0], math.prod(shape)):
+                found |= _Condition(values, ids, count, known).ids(mask.flag, mask.zero_where)
+            if values.shape(mask.kept) != values.shape(node.outputs[0]):
+                break  # rows are repeated, and no longer one for each id
+            rows = mask.kept
+        else:
+            break
+    return tuple(sorted(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mask:
+    """``kept`` with zeros where ``flag`` is ``zero_where``."""
+
+    flag: str
+    kept: str
+    zero_where: bool
+
+
+def _mask(values: RowValues, node: Node) -> _Mask | None:
+    if node.is_a("Where"):
+        flag, first, second = node.inputs
+        if values.zero(first):
+            return _Mask(flag, second, True)
+        return _Mask(flag, first, False) if values.zero(second) else None
+    for factor, kept in (node.inputs, node.inputs[::-1]):
+        cast = values.producer(factor)
+        if cast is not None and cast.is_a("Cast") and values.graph.type_of(cast.inputs[0]).dtype == "bool":
+            return _Mask(cast.inputs[0], kept, False)
+    return None
+
+
+def _repeats_nothing(values: RowValues, node: Node) -> bool:
+    """Whether an Expand or a Transpose leaves all elements in their order."""
+    shape = values.shape(node.inputs[0])
+    if node.is_a("Transpose") and shape is not None:
+        return list(node.attributes.get("perm", ())) == list(range(len(shape)))
+    return node.is_a("Expand") and shape is not None and shape == values.shape(node.outputs[0])
+
+
+def _leads(values: RowValues, flag: str, rows: str, ids: int) -> bool:
+    """Whether a flag has one element for each id, and masks whole rows in their order."""
+    mask, shape = values.shape(flag), values.shape(rows)
+    if mask is None or shape is None or len(mask) > len(shape):
+        return False
+    mask = (1,) * (len(shape) - len(mask)) + mask
+    lead = next((place for place in range(len(shape) + 1) if math.prod(shape[:place]) == ids), None)
+    while lead is not None and mask[:lead] != shape[:lead] and lead < len(shape) and shape[lead] == 1:
+        lead += 1
+    return lead is not None and mask[:lead] == shape[:lead] and all(size == 1 for size in mask[lead:])
+
+
+@dataclass(slots=True)
+class _Condition:
+    """What a flag is where an id has some value, as far as that alone says it."""
+
+    values: RowValues
+    source: str
+    rows: int
+    known: frozenset[int]
+
+    def ids(self, flag: str, wanted: bool) -> set[int]:
+        """The ids that the flag compares with and for which it is ``wanted``."""
+        return {each for each in self._compared(flag) if self._at(flag, each) is wanted}
+
+    def _node(self, name: str) -> Node | None:
+        """What makes a flag, past nodes that keep its elements and their order."""
+        while True:
+            node = self.values.producer(name)
+            if node is None or not (node.is_in(IN_ORDER) or _repeats_nothing(self.values, node)):
+                return node
+            name = node.inputs[0]
+
+    def _compared(self, flag: str) -> set[int]:
+        found: set[int] = set()
+        stack = [flag]
+        while stack:
+            node = self._node(stack.pop())
+            if node is None:
+                continue
+            if node.is_a("Equal"):
+                sides = [(sign, number) for sign in (-1, 0) for _, number in self._sides(node, sign)]
+                found |= {int(number) for sign, number in sides if (number < 0) == (sign < 0)}
+            elif node.is_a("And", "Or", "Not"):
+                stack.extend(node.inputs)
+        return found
+
+    def _sides(self, node: Node, id: int) -> list[tuple[bool, float]]:
+        """Whether the ids stand on the left, and the number on the other side; empty where it is no such comparison.
+
+        A negative id is compared as it is: one that was wrapped or bounded may have become another.
+        """
+        found = []
+        for left, (ids, other) in ((True, node.inputs), (False, node.inputs[::-1])):
+            number = self.values.number(other)
+            held = self.values.plain(ids) if id < 0 else self.values.in_order(ids, self.rows, self.known)
+            if number is not None and held == self.source:
+                found.append((left, number))
+        return found
+
+    def _at(self, flag: str, id: int) -> bool | None:
+        node = self._node(flag)
+        if node is None:
+            return None
+        if node.is_a("Not"):
+            inner = self._at(node.inputs[0], id)
+            return None if inner is None else not inner
+        if node.is_a("And", "Or"):
+            decides = node.is_a("Or")
+            parts = [self._at(name, id) for name in node.inputs]
+            if decides in parts:
+                return decides
+            return None if None in parts else not decides
+        if node.is_in(_COMPARE):
+            for left, number in self._sides(node, id):
+                return bool(_COMPARE[node.op_type](*((id, number) if left else (number, id))))
+        return None

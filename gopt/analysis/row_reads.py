@@ -1,0 +1,108 @@
+"""How forward and backward read a parameter: rows looked up by ids, or the whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gopt.analysis.operators import reads_shape_only
+from gopt.analysis.row_values import RowValues
+from gopt.analysis.training import Phase
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Rows of a table read by a node.
+
+    ``ids``: the value whose elements, flattened, are the row numbers; a negative one counts from the end. ``rows``:
+    what the node makes, (number of ids) x (elements of a row) when flattened. ``view``: the table as the node reads
+    it: the parameter, a cast of it, or the same rows in another shape. ``through``: the nodes between the two.
+    ``prefetchable``: the ids are known before any parameter is read.
+    """
+
+    node: Node
+    ids: str
+    rows: str
+    view: str
+    through: tuple[Node, ...] = ()
+    prefetchable: bool = True
+
+
+@dataclass(slots=True)
+class RowReads:
+    """All that forward and backward read of a parameter; ``whole``: why it is no table, '' where rows alone are."""
+
+    lookups: list[Lookup] = field(default_factory=list)
+    whole: str = ""
+
+
+def row_reads(values: RowValues, parameter: str, after_parameters: set[str]) -> RowReads:
+    """What reads a parameter outside the update. ``after_parameters``: all values that depend on some parameter."""
+    found = RowReads()
+    shape = values.shape(parameter)
+    views: list[tuple[str, tuple[Node, ...]]] = [(parameter, ())] if shape else []
+    for view, through in views:  # grows
+        if through and view in values.graph.outputs:
+            found.whole = found.whole or f"output {view} shows all of it"
+        for node in values.index.users.get(view, ()):
+            if node.phase is Phase.UPDATE or reads_shape_only(node):
+                continue
+            if node.inputs[:1] == [view] and view not in (*node.inputs[1:], *node.captures):
+                if keeps_rows(values, node):
+                    views.append((node.outputs[0], (*through, node)))
+                    continue
+                back = values.undone(node)
+                if back:
+                    views += [(other.outputs[0], (*through, node, other)) for other in back]
+                    continue
+                ids = _looked_up(values, node)
+                if ids:
+                    early = ids not in after_parameters
+                    found.lookups.append(Lookup(node, ids, node.outputs[0], view, through, early))
+                    continue
+            found.whole = found.whole or f"{node.op_type} {node.label} reads all of it"
+    return found
+
+
+def keeps_rows(values: RowValues, node: Node) -> bool:
+    """Whether a node makes a table of its first operand, row by row: in another shape, or another floating type."""
+    before, after = values.shape(node.inputs[0]), values.shape(node.outputs[0])
+    if values.root(node.outputs[0]) == values.root(node.inputs[0]):
+        return True
+    if not before or not after or before[0] != after[0]:
+        return False
+    if node.is_a("Cast"):
+        return values.graph.type_of(node.outputs[0]).dtype in FLOATS
+    return node.is_a("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
+
+
+def _looked_up(values: RowValues, node: Node) -> str:
+    """The ids by which a node reads whole rows of its first operand; '' where it does something else."""
+    shape = values.shape(node.inputs[0])
+    if shape is None or len(node.inputs) != 2:
+        return ""
+    ids = node.inputs[1]
+    if node.is_a("Gather") and int(node.attributes.get("axis", 0)) in (0, -len(shape)):
+        return ids
+    if node.is_a("GatherND") and not node.attributes.get("batch_dims", 0):
+        indices = values.shape(ids)
+        return ids if indices and indices[-1] == 1 else ""
+    if node.is_a("GatherElements") and int(node.attributes.get("axis", 0)) in (0, -len(shape)):
+        return repeated_ids(values, ids, shape)
+    return ""
+
+
+def repeated_ids(values: RowValues, indices: str, shape: tuple[int, ...]) -> str:
+    """Ids of rows of a table of that shape, from indices for single elements: one id for all elements of a row.
+
+    '' where the indices may differ inside a row, or name a part of it.
+    """
+    if len(shape) == 1:
+        return indices
+    node, found = values.producer(indices), values.shape(indices)
+    if node is None or not node.is_a("Expand") or found is None or found[1:] != shape[1:]:
+        return ""
+    ids = values.shape(node.inputs[0])
+    one = ids is not None and len(ids) == len(shape) and all(size == 1 for size in ids[1:]) and ids[0] == found[0]
+    return node.inputs[0] if one else ""

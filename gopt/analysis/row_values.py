@@ -1,0 +1,245 @@
+"""Values that hold row numbers of a table: which are the same numbers, written in another way.
+
+The backward of a lookup names the rows that the forward has read. An exporter may write these ids anew: clipped to the
+table, wrapped where they are negative, cast, reshaped, joined, or cut out of the batch a second time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from functools import cached_property
+
+import numpy as np
+import onnx
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.isomorphism import signature
+from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases
+from gopt.analysis.operators import control_flow, draws
+from gopt.ir.graph import Graph, Node
+
+IN_ORDER = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
+"""Keep the elements of a value and their order."""
+_REPEATED = (*IN_ORDER, "Transpose", "Expand", "Tile")
+"""Make no element that the operand has not."""
+_WHOLE = frozenset({"int32", "int64"})
+_SMALL = 1 << 16
+"""Bytes up to which constants are compared by what they hold."""
+
+
+class RowValues:
+    """What the values of a graph hold, as far as ids and masks of rows need it; each answer is found once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.index = GraphIndex(graph)
+        self._numbers: dict[Hashable, int] = {}
+        self._values: dict[str, int] = {}
+
+    @cached_property
+    def _aliases(self) -> dict[str, str]:
+        return find_aliases(self.graph)
+
+    def root(self, name: str) -> str:
+        """The value that ``name`` is in the same type, shape and order."""
+        return self._aliases.get(name, name)
+
+    def undone(self, node: Node) -> list[Node]:
+        """The readers of a layout operator's result, where each gives back what the operator read: half of a pair."""
+        if len(node.outputs) != 1 or node.outputs[0] in self.graph.outputs or not node.is_in(LAYOUT_OPERATORS):
+            return []
+        readers = self.index.users.get(node.outputs[0], [])
+        source = self.root(node.inputs[0])
+        same = all(self.root(name) == source for reader in readers for name in reader.outputs)
+        return readers if same and all(not reader.captures for reader in readers) else []
+
+    def way_to_root(self, name: str) -> list[str]:
+        """A value, those that it is made of by layout operators, and its root."""
+        way, root = [name], self.root(name)
+        while way[-1] != root:
+            way.append(self.index.producers[way[-1]].inputs[0])
+        return way
+
+    def producer(self, name: str) -> Node | None:
+        """The node that makes the root of a value; None for an input or an initializer."""
+        return self.index.producers.get(self.root(name))
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The static shape of a value, or None."""
+        type = self.graph.type_of(name)
+        return type.dims if type.static else None
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """A constant of the file, of any size; None of any other value."""
+        name = self.root(name)
+        node = self.index.producers.get(name)
+        if node is None:
+            tensor = self.graph.initializers.get(name)
+            stored = tensor is not None and name not in self.graph.inputs and tensor.type.dtype != "string"
+            return np.asarray(tensor.numpy()) if tensor is not None and stored else None
+        if not node.is_a("Constant"):
+            return None
+        for key, value in node.attributes.items():
+            if key == "value":
+                return np.asarray(onnx.numpy_helper.to_array(value))
+            if key in ("value_float", "value_int", "value_floats", "value_ints"):
+                return np.asarray(value)
+        return None
+
+    def number(self, name: str) -> float | None:
+        """A constant of one element."""
+        type = self.graph.type_of(name)
+        value = self.constant(name) if not type.static or type.elements == 1 else None
+        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+
+    def zero(self, name: str) -> bool:
+        """Whether a value is a constant that is zero everywhere, of any size."""
+        while True:
+            node = self.producer(name)
+            if node is not None and node.is_a("ConstantOfShape"):
+                fill = node.attributes.get("value")
+                return fill is None or not np.any(onnx.numpy_helper.to_array(fill))
+            if node is None or not node.is_a("Expand", "Reshape", "Cast", "Unsqueeze", "Squeeze", "Neg"):
+                value = self.constant(name)
+                return value is not None and not np.any(value)
+            name = node.inputs[0]
+
+    # --- the same numbers ---------------------------------------------------------------------------------------------
+
+    def sources(self, name: str) -> frozenset[int]:
+        """Numbers of the values that the ids of a lookup are taken from."""
+        found: set[int] = set()
+        stack, seen = [name], set()
+        while stack:
+            name = self.plain(stack.pop())
+            if name not in seen:
+                seen.add(name)
+                parts = self._parts(name)
+                stack.extend(parts)
+                if not parts:
+                    found.add(self.value_number(name))
+        return frozenset(found)
+
+    def within(self, name: str, rows: int, known: frozenset[int]) -> bool:
+        """Whether all ids of ``name`` are ids of ``known`` sources, which are looked up in a table of ``rows`` rows.
+
+        An id outside the table is an error of the lookup, so that what bounds ids to the table changes none of those.
+        """
+        stack = [name]
+        while stack:
+            *_, last = self._towards(stack.pop(), rows, known)
+            if self.value_number(last) not in known:
+                parts = self._parts(last)
+                if not parts:
+                    return False
+                stack.extend(parts)
+        return True
+
+    def in_order(self, name: str, rows: int, known: frozenset[int]) -> str:
+        """The value that has the ids of ``name``, one by one and in its order, nearest to a known source.
+
+        A negative id counts from the end.
+        """
+        first, *rest = self._towards(name, rows, known)
+        return rest[-1] if rest and self.value_number(rest[-1]) in known else first
+
+    def _towards(self, name: str, rows: int, known: frozenset[int]) -> list[str]:
+        """Values that have the ids of one in their order, as far as a known source, or as far as there are any."""
+        way = [self.plain(name)]
+        while self.value_number(way[-1]) not in known:
+            node = self.index.producers.get(way[-1])
+            source = "" if node is None else self._bounded(node, rows)
+            if not source:
+                break
+            way.append(self.plain(source))
+        return way
+
+    def plain(self, name: str) -> str:
+        """The value that has the elements of ``name`` in their order, nearest the data."""
+        while True:
+            name = self.root(name)
+            node = self.index.producers.get(name)
+            if node is None or not node.is_in(IN_ORDER):
+                return name
+            name = node.inputs[0]
+
+    def _parts(self, name: str) -> list[str]:
+        """Values that have all elements of one, in whatever order and number; none where it is no such layout."""
+        node = self.index.producers.get(name)
+        if node is None or not (node.is_a("Concat") or node.is_in(_REPEATED)):
+            return []
+        return list(node.inputs) if node.is_a("Concat") else node.inputs[:1]
+
+    def _bounded(self, node: Node, rows: int) -> str:
+        """The ids that a node takes where it changes none that the table has; '' where it may."""
+        if node.is_a("Cast"):
+            types = {self.graph.type_of(name).dtype for name in (node.inputs[0], node.outputs[0])}
+            return node.inputs[0] if types <= _WHOLE and rows < 1 << 31 else ""
+        if node.is_a("Clip"):
+            low, high = ([*node.inputs, "", ""][slot] for slot in (1, 2))
+            return node.inputs[0] if self._at_most(low, -rows) and self._at_least(high, rows - 1) else ""
+        if node.is_a("Max", "Min") and len(node.inputs) == 2:
+            fits = self._at_most if node.is_a("Max") else self._at_least
+            limit = -rows if node.is_a("Max") else rows - 1
+            return next((a for a, b in _both(node) if b and self.constant(b) is not None and fits(b, limit)), "")
+        if node.is_a("Mod") and not node.attributes.get("fmod", 0):
+            return node.inputs[0] if self.number(node.inputs[1]) == rows else ""
+        return self._wrapped(node, rows) if node.is_a("Where") else ""
+
+    def _at_most(self, name: str, limit: int) -> bool:
+        value = self.number(name) if name else -math.inf
+        return value is not None and value <= limit
+
+    def _at_least(self, name: str, limit: int) -> bool:
+        value = self.number(name) if name else math.inf
+        return value is not None and value >= limit
+
+    def _wrapped(self, node: Node, rows: int) -> str:
+        """``Where(ids < 0, ids + rows, ids)``, or the other way round."""
+        flag, moved, kept = (self.root(name) for name in node.inputs)
+        test = self.index.producers.get(flag)
+        if test is None or not test.is_a("Less", "GreaterOrEqual") or self.number(test.inputs[1]) != 0:
+            return ""
+        if test.is_a("GreaterOrEqual"):
+            moved, kept = kept, moved
+        added = self.index.producers.get(moved)
+        same = self.value_number(kept)
+        if added is None or not added.is_a("Add") or self.value_number(test.inputs[0]) != same:
+            return ""
+        fits = any(self.value_number(a) == same and self.number(b) == rows for a, b in _both(added))
+        return kept if fits else ""
+
+    def value_number(self, name: str) -> int:
+        """Equal for values that are the same function of the same values; random numbers are equal to themselves."""
+        stack = [self.root(name)]
+        while stack:
+            top = stack[-1]
+            if top in self._values:
+                stack.pop()
+                continue
+            node = self.index.producers.get(top)
+            if node is None or node.is_a("Constant") or control_flow(node) or draws(node):
+                self._values[top] = self._numbered(self._leaf(top))
+                continue
+            operands = [self.root(operand) for operand in node.inputs]
+            missing = [operand for operand in operands if operand and operand not in self._values]
+            if missing:
+                stack.extend(missing)
+                continue
+            key = (signature(node), tuple(self._values.get(operand, -1) for operand in operands))
+            self._values[top] = self._numbered((key, node.outputs.index(top)))
+        return self._values[self.root(name)]
+
+    def _numbered(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _leaf(self, name: str) -> Hashable:
+        value = self.constant(name) if self.graph.type_of(name).nbytes <= _SMALL else None
+        return ("value", name) if value is None else (value.dtype.str, value.shape, value.tobytes())
+
+
+def _both(node: Node) -> Iterator[tuple[str, str]]:
+    """The two operands of a node, in both orders."""
+    first, second = node.inputs
+    yield from ((first, second), (second, first))

@@ -1,0 +1,268 @@
+"""Chooses for each table how it is shared out among servers, by its bytes and by how often its rows are looked up.
+
+A table whose rows are nearly all looked up in every step is cheaper as a dense parameter. Of the others, plans are made
+that split the first k of them, the heaviest first, and put the rest whole where there is least; of the plans that fit
+the servers' memory the one with the least loaded fullest server is taken, or one that splits fewer tables and is
+nearly as good: a split table costs a message to each server in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from gopt.analysis.embeddings import EmbeddingTable
+from gopt.analysis.training import TrainingGraph
+from gopt.errors import OptionError
+from gopt.ir.types import nbytes
+from gopt.parameter_server.tables import Layout, TableLayout, even_cuts
+from gopt.sanitize import show
+
+ID_BYTES = 8
+NEARLY = 1.1
+"""A plan that splits fewer tables may load its fullest server by this factor more."""
+PLANS = 32
+"""Plans that are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """What the planner knows of a table: ``lookups`` is the expected number of ids that all trainers together look up
+    in a step, ``state_bytes`` what the optimizer keeps for one row. ``by_row``: its update may be split by rows."""
+
+    name: str
+    rows: int
+    width: int
+    dtype: str = "float32"
+    state_bytes: int = 0
+    lookups: float = 1.0
+    by_row: bool = True
+    by_column: bool = True
+    """Its update may be split by columns as well: each element is updated by itself."""
+
+    @property
+    def row_bytes(self) -> int:
+        return nbytes(self.dtype, self.width)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows and what the optimizer keeps for them."""
+        return self.rows * (self.row_bytes + self.state_bytes)
+
+    @property
+    def dense_traffic(self) -> int:
+        """Bytes of the whole, pushed and pulled once."""
+        return 2 * self.rows * self.row_bytes
+
+    def traffic(self, parts: int = 1) -> float:
+        """Bytes of a step where rows are pulled and pushed, and ids go to ``parts`` servers."""
+        return self.lookups * (2 * self.row_bytes + ID_BYTES * parts)
+
+
+def table_size(training: TrainingGraph, table: EmbeddingTable, trainers: int) -> TableSize:
+    """The size of a recognised table. In each step a trainer is expected to ask for every id of a batch once, and for
+    no row twice; states count as far as they have the table's rows."""
+    types, update = training.graph.types, table.update
+    ids = sum(types[lookup.ids].elements for lookup in table.lookups)
+    states = [types[name].nbytes for name in update.states if name != table.parameter] if update else []
+    by_row, by_element = (update.by_row, update.by_element) if update else (False, False)
+    return TableSize(
+        table.parameter, table.rows, table.width, table.dtype, sum(states) // max(table.rows, 1),
+        float(trainers * min(ids, table.rows)), by_row, by_element,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """What a server holds of tables, and what goes through it in a step, in bytes; dense tables are left out."""
+
+    nbytes: int = 0
+    traffic: float = 0.0
+
+
+def plan_tables(
+    tables: Sequence[TableSize], servers: int, *, memory: int | None = None, given: Mapping[str, str] | None = None
+) -> tuple[TableLayout, ...]:
+    """A layout for each table, the same for the same arguments everywhere.
+
+    ``memory``: bytes that a server has for tables and their states. ``given``: the user's choices, a name or a pattern
+    with ``*``, ``?`` and ``[...]`` -> ``dense``, ``whole``, ``whole:SERVER``, ``modulo``, ``range`` or ``columns``; the
+    first entry that fits a table wins. Raises OptionError.
+    """
+    if servers < 1:
+        raise OptionError(f"the number of servers cannot be {show(servers)}", "it is at least 1")
+    wishes = _wishes(tables, servers, given or {})
+    planner = _Planner(tables, servers, memory, wishes)
+    if memory is not None and sum(planner.held(table) for table in tables) > memory * servers:
+        raise OptionError(
+            f"the tables need {sum(planner.held(table) for table in tables)} bytes, and {servers} servers of {memory} "
+            f"bytes have {memory * servers}",
+            "take more servers, or servers with more memory",
+        )
+    return planner.best()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What the user wants of a table; ``server``: of one that is whole, or -1."""
+
+    layout: Layout
+    server: int = -1
+
+
+def _wishes(tables: Sequence[TableSize], servers: int, given: Mapping[str, str]) -> dict[str, _Wish]:
+    names = {table.name for table in tables}
+    found: dict[str, _Wish] = {}
+    for pattern, text in given.items():
+        wish = _read(pattern, text, servers)
+        fitting = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+        if not fitting:
+            close = get_close_matches(pattern, sorted(names), 1) or sorted(names)[:5]
+            raise OptionError(f"{show(pattern)} fits no table", f"there are {', '.join(map(show, close))}")
+        if not any(name not in found for name in fitting):
+            raise OptionError(
+                f"the entry {show(pattern)} for tables decides nothing: entries before it take all that it fits",
+                "put it before them, or leave it out",
+            )
+        for name in fitting:
+            found.setdefault(name, wish)
+    for table in tables:
+        _refuse_split(table, found.get(table.name))
+    return found
+
+
+def _read(pattern: str, text: str, servers: int) -> _Wish:
+    word, _, number = text.partition(":")
+    known = [layout.value for layout in Layout]
+    if word not in known or (number and word != "whole"):
+        close = get_close_matches(word, known, 1) if word not in known else []
+        raise OptionError(
+            f"table {show(pattern)} cannot be {show(text)}",
+            f"did you mean {close[0]}?" if close else f"it is one of {', '.join(known)}, whole:SERVER",
+        )
+    if number and (not number.isascii() or not number.isdecimal() or int(number) >= servers):
+        raise OptionError(
+            f"table {show(pattern)} is to be on server {show(number)}", f"there are servers 0 to {servers - 1}"
+        )
+    return _Wish(Layout(word), int(number) if number else -1)
+
+
+def _refuse_split(table: TableSize, wish: _Wish | None) -> None:
+    rows = wish is not None and wish.layout in (Layout.MODULO, Layout.RANGE) and not table.by_row
+    if wish is None or not (rows or (wish.layout is Layout.COLUMNS and not table.by_column)):
+        return
+    raise OptionError(
+        f"table {show(table.name)} cannot be {wish.layout.value}: its update needs more than one "
+        f"{'row' if rows else 'element'} at a time",
+        "let it be whole or dense",
+    )
+
+
+class _Planner:
+    """Makes plans, and measures them by the load of the fullest server: the sum of its shares of bytes and traffic."""
+
+    def __init__(
+        self, tables: Sequence[TableSize], servers: int, memory: int | None, wishes: Mapping[str, _Wish]
+    ) -> None:
+        self.tables, self.servers, self.memory, self.wishes = tables, servers, memory, wishes
+        kept = [table for table in tables if not self._dense(table)]
+        self.bytes_in_all = sum(table.nbytes for table in kept) or 1
+        self.traffic_in_all = sum(table.traffic() for table in kept) or 1.0
+        self.heaviest = sorted(kept, key=lambda table: (-self._weight(table.nbytes, table.traffic()), table.name))
+
+    def _weight(self, nbytes: int, traffic: float) -> float:
+        return nbytes / self.bytes_in_all + traffic / self.traffic_in_all
+
+    def _dense(self, table: TableSize) -> bool:
+        wish = self.wishes.get(table.name)
+        return wish.layout is Layout.DENSE if wish else table.dense_traffic <= table.traffic()
+
+    def held(self, table: TableSize) -> int:
+        """Bytes of a table that servers hold as rows."""
+        return 0 if self._dense(table) else table.nbytes
+
+    def best(self) -> tuple[TableLayout, ...]:
+        """The plan with the least loaded fullest server, or one nearly as good that splits fewer tables."""
+        splittable = [table for table in self.heaviest if table.name not in self.wishes and _split(table, self.servers)]
+        counts = sorted({*range(min(len(splittable), PLANS) + 1), len(splittable)}) if self.servers > 1 else [0]
+        plans: list[tuple[float, dict[str, TableLayout]]] = []
+        refused: OptionError | None = None
+        for count in counts:
+            try:
+                plans.append(self._plan({table.name for table in splittable[:count]}))
+            except OptionError as error:
+                refused = error
+        if not plans:
+            assert refused is not None
+            raise refused
+        least = min(load for load, _ in plans)
+        chosen = next(plan for load, plan in plans if load <= NEARLY * least)
+        return tuple(chosen[table.name] for table in self.tables)
+
+    def _plan(self, split: set[str]) -> tuple[float, dict[str, TableLayout]]:
+        loads = [ServerLoad()] * self.servers
+        plan = {t.name: TableLayout(t.name, t.rows, t.width, Layout.DENSE) for t in self.tables if self._dense(t)}
+        fixed = [table for table in self.heaviest if table.name in split or table.name in self.wishes]
+        for table in fixed:
+            wish = self.wishes.get(table.name)
+            layout = wish.layout if wish else _split(table, self.servers)
+            if layout is not None and layout is not Layout.WHOLE:
+                self._take(plan, loads, table, _parts(table, layout, range(self.servers)))
+            elif wish is not None and wish.server >= 0:
+                self._take(plan, loads, table, _parts(table, Layout.WHOLE, [wish.server]))
+        for table in self.heaviest:
+            if table.name not in plan:
+                server = min(range(self.servers), key=lambda each: (self._full(loads[each], table), each))
+                self._take(plan, loads, table, _parts(table, Layout.WHOLE, [server]))
+        return max(self._weight(load.nbytes, load.traffic) for load in loads), plan
+
+    def _full(self, load: ServerLoad, table: TableSize) -> tuple[bool, float]:
+        over = self.memory is not None and load.nbytes + table.nbytes > self.memory
+        return over, self._weight(load.nbytes, load.traffic)
+
+    def _take(
+        self, plan: dict[str, TableLayout], loads: list[ServerLoad], table: TableSize, layout: TableLayout
+    ) -> None:
+        plan[table.name] = layout
+        for server in layout.servers:
+            loads[server] = _with(loads[server], table, layout, server)
+            if self.memory is not None and loads[server].nbytes > self.memory:
+                raise OptionError(
+                    f"table {show(table.name)} does not fit: server {server} would hold {loads[server].nbytes} bytes "
+                    f"of {self.memory}",
+                    "take more servers, servers with more memory, or a layout that splits the table",
+                )
+
+
+def _split(table: TableSize, servers: int) -> Layout | None:
+    """How a table is split where nothing else is asked for: rows that are hot are spread by their remainders."""
+    if table.by_row and table.rows >= servers:
+        return Layout.MODULO
+    return Layout.COLUMNS if table.by_column and table.width >= servers else None
+
+
+def _parts(table: TableSize, layout: Layout, servers: Iterable[int]) -> TableLayout:
+    made = TableLayout(table.name, table.rows, table.width, Layout.DENSE)
+    owners = tuple(servers)
+    length = {Layout.RANGE: table.rows, Layout.COLUMNS: table.width}.get(layout)
+    return replace(made, layout=layout, servers=owners, cuts=() if length is None else even_cuts(length, len(owners)))
+
+
+def _with(load: ServerLoad, table: TableSize, layout: TableLayout, server: int) -> ServerLoad:
+    """A server's load with its part of a table; expected look-ups are spread evenly over rows."""
+    rows, columns = layout.local_rows(server), len(layout.columns(server))
+    held = rows * (table.row_bytes + table.state_bytes) * columns // max(table.width, 1)
+    asked = table.lookups * rows / max(table.rows, 1)
+    moved = asked * (2 * table.row_bytes * columns / max(table.width, 1) + ID_BYTES)
+    return ServerLoad(load.nbytes + held, load.traffic + moved)
+
+
+def server_loads(tables: Sequence[TableSize], plan: Sequence[TableLayout], servers: int) -> tuple[ServerLoad, ...]:
+    """What each server holds and moves by a plan."""
+    loads = [ServerLoad()] * servers
+    for table, layout in zip(tables, plan, strict=True):
+        for server in layout.servers:
+            loads[server] = _with(loads[server], table, layout, server)
+    return tuple(loads)

@@ -1,0 +1,159 @@
+"""Where the rows of a table are: which server has a row, and under which number.
+
+A table is on all trainers as a dense parameter, or it is on servers, which trainers ask for rows: whole on one, its
+rows dealt out by their numbers' remainders or by ranges, or each row cut into columns. One record answers for pushes
+and pulls, for initial values, and for checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from gopt.errors import InputError, InvariantError
+from gopt.sanitize import show
+
+Ids = npt.NDArray[np.int64]
+
+
+class Layout(str, Enum):
+    """How a table is shared out among servers."""
+
+    DENSE = "dense"
+    """Every trainer has it; its gradient is pushed whole."""
+    WHOLE = "whole"
+    """One server has it."""
+    MODULO = "modulo"
+    """Part k of P has the rows whose numbers leave k when divided by P: rows that are asked for often are spread."""
+    RANGE = "range"
+    """Each part has neighbouring rows."""
+    COLUMNS = "columns"
+    """Each part has some columns of all rows; every id goes to every server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one server is asked for: ``positions`` in the list of ids, and ``local``, the server's own row numbers."""
+
+    server: int
+    positions: Ids
+    local: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """A table of ``rows`` x ``width`` elements in parts; ``servers[k]`` has part k.
+
+    ``cuts``: one more than there are parts: rows of a RANGE, columns of COLUMNS; empty for any other layout.
+    """
+
+    name: str
+    rows: int
+    width: int
+    layout: Layout
+    servers: tuple[int, ...] = ()
+    cuts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        parts, end = len(self.servers), self.width if self.layout is Layout.COLUMNS else self.rows
+        cut = self.layout in (Layout.RANGE, Layout.COLUMNS)
+        tiled = len(self.cuts) == parts + 1 and self.cuts[0] == 0 and self.cuts[-1] == end if cut else not self.cuts
+        counted = parts == {Layout.DENSE: 0, Layout.WHOLE: 1}.get(self.layout, max(parts, 1))
+        if not tiled or not counted or len(set(self.servers)) != parts or list(self.cuts) != sorted(self.cuts):
+            raise InvariantError(f"the parts of table {self.name} do not tile it")
+
+    def part(self, server: int) -> int | None:
+        """The part that a server has; None for a server without one."""
+        return self.servers.index(server) if server in self.servers else None
+
+    def local_rows(self, server: int) -> int:
+        """How many rows, or pieces of rows, a server has."""
+        return len(self.row_ids(server))
+
+    def row_ids(self, server: int) -> range:
+        """The rows of which a server has something, in the order of its own numbers."""
+        part = self.part(server)
+        if part is None:
+            return range(0)
+        if self.layout is Layout.MODULO:
+            return range(part, self.rows, len(self.servers))
+        return range(*self.cuts[part : part + 2]) if self.layout is Layout.RANGE else range(self.rows)
+
+    def columns(self, server: int) -> range:
+        """The columns of those rows that a server has."""
+        part = self.part(server)
+        if part is None:
+            return range(0)
+        return range(*self.cuts[part : part + 2]) if self.layout is Layout.COLUMNS else range(self.width)
+
+    def known(self, ids: npt.ArrayLike) -> Ids:
+        """Ids as one row of numbers from 0; a negative one counts from the end. Raises InputError for any other."""
+        flat = np.asarray(ids, np.int64).reshape(-1)
+        outside = flat[(flat < -self.rows) | (flat >= self.rows)]
+        if outside.size:
+            raise InputError(
+                f"id {outside[0]} is looked up in table {show(self.name)}, which has {self.rows} rows",
+                f"ids go from {-self.rows} to {self.rows - 1}",
+            )
+        return np.where(flat < 0, flat + self.rows, flat)
+
+    def to_local(self, ids: npt.ArrayLike, server: int) -> Ids:
+        """The numbers that a server has for rows of its own. Raises InvariantError for a row that it has not."""
+        flat = self.known(ids)
+        part = self.part(server)
+        mine = part is not None and bool((self._parts(flat) == part).all() if self._by_rows else True)
+        if part is None or not mine:
+            if not flat.size:
+                return flat
+            raise InvariantError(f"server {server} is asked for rows of table {self.name} that it has not")
+        return self._numbers(flat, part)
+
+    def to_global(self, local: npt.ArrayLike, server: int) -> Ids:
+        """The rows that a server's own numbers stand for."""
+        rows = self.row_ids(server)
+        flat = np.asarray(local, np.int64).reshape(-1)
+        if flat.size and (flat.min() < 0 or flat.max() >= len(rows)):
+            raise InvariantError(f"server {server} has {len(rows)} rows of table {self.name}")
+        return flat * rows.step + rows.start
+
+    def partition(self, ids: npt.ArrayLike) -> tuple[Request, ...]:
+        """What each server is asked for, one request for each part and in their order, also where it is empty.
+
+        Ids keep their order in a request, and stand there as often as they are given. Takes linear time.
+        """
+        flat = self.known(ids)
+        if not self._by_rows:
+            return tuple(Request(server, np.arange(flat.size), flat) for server in self.servers)
+        parts = self._parts(flat)
+        order = np.argsort(parts, kind="stable")
+        ends = np.cumsum(np.bincount(parts, minlength=len(self.servers)))
+        chosen = np.split(order, ends[:-1])
+        return tuple(
+            Request(server, positions, self._numbers(flat[positions], part))
+            for part, (server, positions) in enumerate(zip(self.servers, chosen, strict=True))
+        )
+
+    @property
+    def _by_rows(self) -> bool:
+        return self.layout in (Layout.MODULO, Layout.RANGE)
+
+    def _parts(self, flat: Ids) -> npt.NDArray[np.integer]:
+        """The part that has each row, in a type that sorts in linear time where there are few parts."""
+        if self.layout is Layout.MODULO:
+            parts = flat % len(self.servers)
+        else:
+            parts = np.searchsorted(np.asarray(self.cuts), flat, side="right") - 1
+        return parts.astype(np.int16) if len(self.servers) < 1 << 15 else parts
+
+    def _numbers(self, flat: Ids, part: int) -> Ids:
+        if self.layout is Layout.MODULO:
+            return flat // len(self.servers)
+        return flat - self.cuts[part] if self.layout is Layout.RANGE else flat
+
+
+def even_cuts(length: int, parts: int) -> tuple[int, ...]:
+    """Cuts of a length into parts that differ by one at most."""
+    return tuple(part * length // parts for part in range(parts + 1))

@@ -1,0 +1,138 @@
+"""What a run of trainers and servers is: the folder, who takes part, and how all agree before the first step."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gopt.artifact import manifest_check
+from gopt.artifact.manifest import Manifest, RankEntry
+from gopt.artifact.path_diagnostics import check_folder
+from gopt.artifact.server_entries import ServerPlanEntry
+from gopt.errors import OptionError, RunError
+from gopt.ir.graph import Graph
+from gopt.ir.load import load
+from gopt.parameter_server.roles import Roles
+from gopt.runtime.messages.endpoint import Endpoint
+from gopt.runtime.messages.roster import Roster
+from gopt.runtime.training.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class ServerJob:
+    """A job and its split. ``trainers``: how many take part in this run."""
+
+    job: Job
+    manifest: Manifest
+    plan: ServerPlanEntry
+    trainers: int
+    roles: Roles | None = None
+    """Which process has which roles; None: one each, trainers first."""
+
+    @classmethod
+    def read(cls, job: Job, trainers: int | None = None, roles: str | None = None) -> ServerJob:
+        """Read the folder of a job; ``roles``: the map of the user. Raises InputError, and OptionError where the split
+        fixes another number of trainers, or the map is of another number of roles."""
+        check_folder(job.folder)
+        manifest, mesh = manifest_check.read_manifest(job.folder)
+        plan = manifest.parameter_server
+        if plan is None:
+            raise OptionError(f"{job.folder} has no servers", "it is a sharded step: leave --trainers out")
+        count = mesh.ranks if trainers is None else trainers
+        if plan.fixed_trainers and count != mesh.ranks:
+            raise OptionError(
+                f"--trainers {count}, but {job.folder} was made for exactly {mesh.ranks}",
+                "split without --fixed-trainers",
+            )
+        if count < 1:
+            raise OptionError(f"--trainers cannot be {count}", "it is at least 1")
+        found = None if roles is None else Roles.parse(roles)
+        if found is not None:
+            count = found.trainers if trainers is None else count
+            found.check_counts(count, plan.servers)
+        return cls(job, manifest.with_trainers(count), plan, count, found)
+
+    def processes(self, started: int) -> tuple[int, ...]:
+        """The process of each endpoint; raises OptionError where a launcher started another number."""
+        roles = self.roles or Roles.default(self.trainers, self.servers)
+        roles.check_processes(started)
+        return (*roles.trainer_ranks, *roles.server_ranks)
+
+    @property
+    def servers(self) -> int:
+        return self.plan.servers
+
+    @property
+    def endpoints(self) -> int:
+        """Trainers are endpoints 0 to T-1, servers those behind them."""
+        return self.trainers + self.servers
+
+    def server(self, number: int) -> int:
+        """The endpoint of a server."""
+        return self.trainers + number
+
+    def roster(self, processes: tuple[int, ...] | None = None) -> Roster:
+        """All endpoints with their names; ``processes``: the process of each, by default one each."""
+        names = [f"trainer {number}" for number in range(self.trainers)]
+        return Roster.of([*names, *(f"server {number}" for number in range(self.servers))], processes)
+
+    def entry(self, endpoint: int) -> RankEntry:
+        """What the manifest says of an endpoint."""
+        return self.manifest.ranks[endpoint]
+
+    def graphs(self, endpoint: int) -> dict[str, Graph]:
+        """The graphs of an endpoint by phase, loaded anew; raises RunError where a file is missing."""
+        found = {}
+        for phase, name in self.entry(endpoint).files.items():
+            path = self.job.folder / Path(name).name
+            if not path.is_file():
+                raise RunError(f"there is no file {path}", "split again, or copy it here")
+            found[phase] = load(path, own=True)
+        return found
+
+
+@dataclass(slots=True)
+class EndpointEngine:
+    """What checkpoints ask of an engine: a number, and a gather of small objects."""
+
+    endpoint: Endpoint
+
+    @property
+    def rank(self) -> int:
+        return self.endpoint.number
+
+    def gather(self, item: Any) -> list[Any]:
+        """What every endpoint passes; None for one that is gone."""
+        text = base64.b85encode(pickle.dumps(item)).decode()
+        found = self.endpoint.gather(text, what="the endpoints' agreement")
+        return [None if each is None else pickle.loads(base64.b85decode(each)) for each in found]
+
+
+def agree(endpoint: Endpoint, server_job: ServerJob) -> None:
+    """Compare what all endpoints were started with. All raise RunError where they differ, and name the field."""
+    job = server_job.job
+    mine: dict[str, Any] = {
+        "the split": server_job.manifest.digest(), "--steps": job.steps, "--every": job.every,
+        "--set": sorted(job.settings.items()), "--accumulate": server_job.manifest.accumulate,
+        "the order of bytes": sys.byteorder, "checkpoints": job.checkpoint is not None, "--resume": job.resume,
+    }  # fmt: skip
+    for number, theirs in enumerate(endpoint.gather(mine, what="say hello")):
+        wrong = _difference(mine, theirs or mine)
+        if wrong:
+            other = endpoint.roster.describe(number)
+            raise RunError(
+                f"{wrong} differs between {endpoint.roster.describe(endpoint.number)} and {other}",
+                "start all of them with the same folder and the same options",
+            )
+
+
+def _difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    jsoned = {
+        name: [list(each) for each in value] if isinstance(value, list) else value for name, value in mine.items()
+    }
+    return next((name for name, value in jsoned.items() if theirs.get(name) != value), "")

@@ -1,0 +1,60 @@
+"""Checkpoints of a split: every endpoint writes what it alone holds, at the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from gopt.errors import OptionError
+from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob
+from gopt.runtime.session import Array
+from gopt.runtime.training.checkpoint import Checkpoints
+
+
+class Keeping:
+    """When an endpoint writes a checkpoint, and what it starts from. ``step``: the rounds that the start has."""
+
+    def __init__(self, server_job: ServerJob, endpoint: int) -> None:
+        self._job, self._number = server_job.job, endpoint
+        job = server_job.job
+        self.checkpoints: Checkpoints | None = None
+        if job.checkpoint is not None:
+            self.checkpoints = Checkpoints(job.checkpoint, job.folder, server_job.manifest, job.keep)
+            self.checkpoints.check(job.resume)
+        elif job.resume:
+            raise OptionError("--resume needs --checkpoint DIR")
+        steps = self.checkpoints.steps() if self.checkpoints is not None and job.resume else []
+        self.step = steps[-1] if steps else 0
+        self._saved = self.step
+
+    def load(self) -> dict[str, Array] | None:
+        """The states of the newest checkpoint; None where there is none."""
+        if self.checkpoints is None or not self.step:
+            return None
+        return self.checkpoints.load(self._number, self.step)
+
+    @contextmanager
+    def open(self, engine: EndpointEngine) -> Iterator[None]:
+        """Hold the folder while the block runs."""
+        if self.checkpoints is None:
+            yield
+            return
+        with self.checkpoints.open(engine, self.step):
+            yield
+
+    def due(self, step: int) -> bool:
+        """Whether all endpoints write a checkpoint behind a step before the last."""
+        every = self._job.every
+        return self.checkpoints is not None and bool(every) and step % every == 0 and step != self._job.steps
+
+    def save(self, engine: EndpointEngine, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array]) -> None:
+        """Write a checkpoint; all endpoints call it."""
+        if self.checkpoints is not None:
+            self.checkpoints.save(engine, step, held, to_host)
+            self._saved = step
+
+    def finish(self, engine: EndpointEngine, step: int, save: Callable[[], None]) -> None:
+        """Write the last checkpoint, unless one of this step is there."""
+        if self.checkpoints is not None and any(each not in (None, self._saved) for each in engine.gather(step)):
+            save()

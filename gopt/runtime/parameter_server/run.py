@@ -1,0 +1,91 @@
+"""All endpoints of a split in this process, as threads; or those of one process among many."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from gopt.artifact.server_entries import Mode
+from gopt.errors import UnsupportedError
+from gopt.runtime.messages.endpoint import Endpoint
+from gopt.runtime.messages.mpi import MpiHub
+from gopt.runtime.messages.order import Order
+from gopt.runtime.messages.roster import Settings
+from gopt.runtime.messages.threads import ThreadHub, run_threads
+from gopt.runtime.parameter_server.job import ServerJob
+from gopt.runtime.parameter_server.server import SyncServer
+from gopt.runtime.parameter_server.trainer import PushPullTrainer
+from gopt.runtime.training.job import Progress
+
+
+def run_endpoint(
+    server_job: ServerJob, endpoint: Endpoint, on_step: Callable[[Progress], None],
+    on_start: Callable[[], None] = lambda: None, *, position: Callable[[int, int], None] = lambda *_: None,
+    stop_signal: Callable[[], int] = lambda: 0, continues: bool = False,
+) -> tuple[int, int]:  # fmt: skip
+    """Do the work of one endpoint; returns the last step, and the signal for which the run ended, or 0."""
+    if server_job.plan.mode is not Mode.SYNC:
+        raise UnsupportedError(f"gopt run knows no mode {server_job.plan.mode} yet")
+    if endpoint.number < server_job.trainers:
+        trainer = PushPullTrainer(server_job, endpoint, position, stop_signal=stop_signal, continues=continues)
+        trainer.run(on_step, on_start)
+        return trainer.step, trainer.stopped
+    server = SyncServer(server_job, endpoint, position, continues=continues)
+    server.run()
+    return server.version, server.trainers.signal
+
+
+def run_endpoints(
+    server_job: ServerJob, hub: ThreadHub | MpiHub, on_step: Callable[[Progress], None],
+    on_start: Callable[[], None] = lambda: None, *, position: Callable[[int, int], None] = lambda *_: None,
+    stop_signal: Callable[[], int] = lambda: 0,
+    continues: bool = False,
+) -> tuple[int, int]:  # fmt: skip
+    """Do the work of all endpoints of this process, each in a thread where there are several; returns the last step,
+    and the signal for which the run ended, or 0."""
+
+    def work(number: int) -> tuple[int, int]:
+        return run_endpoint(
+            server_job, hub.endpoint(number), on_step, on_start, position=position, stop_signal=stop_signal,
+            continues=continues,
+        )  # fmt: skip
+
+    first, *others = sorted(hub.mailboxes)
+    failures: list[BaseException] = []
+
+    def live(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+            hub.fail(number, error)
+
+    threads = [threading.Thread(target=live, args=(number,), daemon=True) for number in others]
+    for thread in threads:
+        thread.start()
+    try:
+        found = work(first)
+    except BaseException as error:
+        hub.fail(first, error)
+        raise failures[0] if failures else error from None
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return found
+
+
+def run_in_threads(
+    server_job: ServerJob, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None,
+    *, deadline: float = 60.0, stop_signal: Callable[[], int] = lambda: 0, order: Order | None = None,
+    continues: bool = False,
+) -> tuple[int, int]:  # fmt: skip
+    """Run a split with a thread for each endpoint; returns the last step, and the signal for which it ended, or 0."""
+    hub = ThreadHub(server_job.roster(), Settings(deadline=deadline), order)
+
+    def work(endpoint: Endpoint) -> tuple[int, int]:
+        return run_endpoint(server_job, endpoint, on_step, on_start, stop_signal=stop_signal, continues=continues)
+
+    found = run_threads(hub, work, lambda number: continues and 0 < number < server_job.trainers)
+    assert found[0] is not None
+    return found[0]

@@ -1,0 +1,237 @@
+"""A server in rounds: it waits for what all trainers push, updates once, and answers pulls of the new version.
+
+A version is the number of rounds whose updates a value has. A pull names the version that it wants, so that no trainer
+gets an earlier or a mixed one; it is answered once that round is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gopt.artifact.server_entries import KeyEntry
+from gopt.collectives.layout import parse_shapes
+from gopt.collectives.table import COLLECTIVES
+from gopt.errors import RunError
+from gopt.ir.graph import Node
+from gopt.ir.types import numpy_dtype
+from gopt.parameter_server.views import ROUND
+from gopt.runtime.device import Host
+from gopt.runtime.execution_plan import plan_execution
+from gopt.runtime.executor import Executor
+from gopt.runtime.merge import merge
+from gopt.runtime.messages.endpoint import Endpoint, Sent
+from gopt.runtime.messages.failures import Awaited, LostError
+from gopt.runtime.messages.message import Kind, Message
+from gopt.runtime.parameter_server.contributions import Contributions
+from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree
+from gopt.runtime.parameter_server.keeping import Keeping
+from gopt.runtime.session import Array, array_dtype
+from gopt.runtime.training.hyper_parameters import hyper_parameters
+from gopt.runtime.training.initial_states import initial_states
+from gopt.runtime.tuning.tuning import tuning_of
+
+
+@dataclass(slots=True)
+class Trainers:
+    """Who still takes part. ``ended``: trainer -> the rounds that it has ended; ``signal``: why they stopped, or 0."""
+
+    live: set[int]
+    ended: dict[int, int] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+    signal: int = 0
+
+
+class SyncServer:
+    """One server of a synchronous split. ``continues``: whether rounds go on without a trainer that is lost."""
+
+    def __init__(
+        self,
+        server_job: ServerJob,
+        endpoint: Endpoint,
+        position: Callable[[int, int], None],
+        *,
+        continues: bool = False,
+    ) -> None:
+        self.server_job, self.endpoint, self._position = server_job, endpoint, position
+        self._continues = continues
+        job, manifest = server_job.job, server_job.manifest
+        self.number = endpoint.number - server_job.trainers
+        self.entry = server_job.entry(endpoint.number)
+        self.keeping = Keeping(server_job, endpoint.number)
+        graphs = server_job.graphs(endpoint.number)
+        self.graph = graphs["step"]
+        self._device = Host(tuning_of(job.tuning))
+        start = self.keeping.load() if job.resume else None
+        self.version = self.keeping.step
+        self.held: dict[str, Any] = initial_states(self.entry.state, graphs, job.state) if start is None else start
+        self._hyper = [each for each in hyper_parameters(manifest, job.settings) if each.name in self.graph.inputs]
+        replaces = {state.output: state.input for state in self.entry.state}
+        plan = plan_execution(self.graph, replaces, self._device)
+        self.program = Executor(plan, self._device.sessions())
+        self.program.bind_states(self.held)
+        self.held = {name: self._device.hold(array) for name, array in self.held.items()}
+        self._buckets = server_job.plan.buckets
+        self.trainers = Trainers(set(range(server_job.trainers)))
+        self.contributions = Contributions(self.version)
+        self.outputs: dict[str, Array] = {}
+        """Numbers that the last round computed beside the states."""
+        self._pulls: list[Message] = []
+        self._calls = 0
+        """Calls among servers that were made in this round: all make the same ones in the same order."""
+        self._partials: dict[tuple[int, int], dict[int, Message]] = {}
+        self._totals: dict[tuple[int, int], Message] = {}
+        self._leaving: list[Sent] = []
+        self.answered = 0
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve rounds until all trainers have left."""
+        agree(self.endpoint, self.server_job)
+        engine = EndpointEngine(self.endpoint)
+        with self.keeping.open(engine):
+            while self._round_comes():
+                self._position(self.version, -1)
+                self._round()
+                if self.keeping.due(self.version):
+                    self._save(engine)
+            self._flush()
+            self.keeping.finish(engine, self.version, lambda: self._save(engine))
+        self.endpoint.close()
+
+    def _round(self) -> None:
+        feeds: dict[str, Array] = {each.name: each.at(self.version) for each in self._hyper}
+        feeds[ROUND] = np.array(self.version, np.int64)
+        shown = self.program.advance(self.held, feeds, self._call)
+        self.outputs = {name: np.array(self._device.to_host(value)) for name, value in shown.items()}
+        self.contributions.next_round()
+        self.version += 1
+        self._calls = 0
+        self._answer()
+
+    def _save(self, engine: EndpointEngine) -> None:
+        self._flush()
+        self.keeping.save(engine, self.version, self.held, lambda value: self._device.to_host(self._device.view(value)))
+
+    def _round_comes(self) -> bool:
+        """Wait for the first sign of the next round; False once all trainers have left."""
+        self._answer()
+        while True:
+            going = [trainer for trainer in self.trainers.live if self.trainers.ended.get(trainer, 0) <= self.version]
+            if self.contributions.any() or any(end > self.version for end in self.trainers.ended.values()):
+                return True
+            if not going:
+                return False
+            self._receive(tuple(going), f"begin round {self.version}")
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def _receive(self, sources: Sequence[int], what: str) -> None:
+        """Take in one message; forget a trainer that is lost, where rounds go on without."""
+        try:
+            message = self.endpoint.receive(awaited=lambda: Awaited(tuple(sources), what))
+        except LostError as error:
+            if not self._continues or error.number >= self.server_job.trainers:
+                raise
+            self.endpoint.drop(error.number)
+            self.trainers.live.discard(error.number)
+            self.trainers.lost[error.number] = error.message
+            return
+        if message.kind is Kind.PUSH:
+            self.contributions.add(message)
+        elif message.kind is Kind.PULL:
+            self._pulls.append(message)
+            self._answer()
+        elif message.kind is Kind.BARRIER:
+            self.trainers.ended[message.source] = message.round + 1
+        elif message.kind is Kind.BYE:
+            self.trainers.live.discard(message.source)
+            self.trainers.signal = self.trainers.signal or int(message.note or 0)
+        elif message.kind is Kind.PARTIAL:
+            self._partials.setdefault((message.round, message.key), {})[message.source] = message
+        elif message.kind is Kind.TOTAL:
+            self._totals[message.round, message.key] = message
+        else:
+            raise RunError(f"{message.header} is no message to a server")
+
+    def _answer(self) -> None:
+        """Answer the pulls of versions that are there."""
+        waiting, self._pulls = self._pulls, []
+        for message in waiting:
+            if message.round > self.version:
+                self._pulls.append(message)
+            else:
+                self._leaving = [sent for sent in self._leaving if not sent.done]
+                self._leaving.append(self.endpoint.isend(message.source, self._values(message)))
+                self.answered += 1
+
+    def _values(self, message: Message) -> Message:
+        """The answer to a pull."""
+        if message.round < self.version:
+            note = f"round {message.round} is over: server {self.number} is at round {self.version}"
+            return self.endpoint.message(Kind.REFUSED, message.key, message.round, note=note)
+        dtype = numpy_dtype(message.note["dtype"])
+        arrays = [self._value(key) for key in self._buckets[message.key]]
+        arrays = [each if each.dtype == dtype else each.astype(dtype) for each in arrays]
+        return self.endpoint.message(Kind.VALUES, message.key, message.round, arrays)
+
+    def _value(self, key: KeyEntry) -> Array:
+        if not key.inputs:
+            return self.outputs[key.outputs[0]]
+        return self._device.to_host(self._device.view(self.held[key.inputs[0]]))
+
+    def _flush(self) -> None:
+        for sent in self._leaving:
+            sent.wait()
+        self._leaving.clear()
+
+    # --- calls of the graph -----------------------------------------------------------------------------------------
+
+    def _call(self, index: int, node: Node, inputs: list[Array], buffer: Any = None) -> list[Array]:
+        self._position(self.version, index)
+        if node.op_type == "Aggregate":
+            return self._aggregate(node)
+        if node.op_type == "AllReduce":
+            return self._all_reduce(node, inputs)
+        raise RunError(f"servers make no {node.op_type}")
+
+    def _aggregate(self, node: Node) -> list[Array]:
+        """Wait for the trainers' contributions to a bucket, and merge them."""
+        bucket = int(node.attributes["bucket"])
+        what = f"push bucket {bucket} ({', '.join(node.attributes['keys'])}) of round {self.version}"
+        while missing := [each for each in sorted(self.trainers.live) if each not in self.contributions.of(bucket)]:
+            silent = next((each for each in missing if self.trainers.ended.get(each, 0) > self.version), None)
+            if silent is not None:
+                raise RunError(f"trainer {silent} ended round {self.version} and did not {what}")
+            self._receive(missing, what)
+        found = self.contributions.of(bucket)
+        if not found:
+            raise RunError(f"no trainer is left to {what}")
+        shapes = parse_shapes(node.attributes["shapes"])
+        return merge(found, node.attributes["reduce"], node.attributes["dtype"], shapes)
+
+    def _all_reduce(self, node: Node, inputs: list[Array]) -> list[Array]:
+        """A reduction among servers: server 0 combines in the order of servers, and all get its result."""
+        index = self._calls
+        self._calls += 1
+        first, count = self.server_job.server(0), self.server_job.servers
+        key = self.version, index
+        arrays = [np.array(each) for each in inputs]
+        if self.number:
+            self.endpoint.send(first, self.endpoint.message(Kind.PARTIAL, index, self.version, arrays))
+            while key not in self._totals:
+                self._receive((first,), f"complete call {index} of round {self.version}")
+            return list(self._totals.pop(key).arrays)
+        others = [self.server_job.server(number) for number in range(1, count)]
+        while missing := [each for each in others if each not in self._partials.get(key, {})]:
+            self._receive(missing, f"give their part of call {index} of round {self.version}")
+        came = self._partials.pop(key, {})
+        parts = [arrays, *(list(came[each].arrays) for each in others)]
+        results = COLLECTIVES["AllReduce"].execute(node.attributes, parts, array_dtype(arrays[0]))
+        for other, result in zip(others, results[1:], strict=True):
+            self.endpoint.send(other, self.endpoint.message(Kind.TOTAL, index, self.version, result or ()))
+        return results[0] or []

@@ -1,0 +1,249 @@
+"""A trainer of a split: it pulls parameters, computes gradients on its own batch, and pushes them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.artifact.manifest import InputKind
+from gopt.artifact.server_entries import PullAt
+from gopt.errors import InputError, RunError
+from gopt.ir.graph import COMM, Graph, clone
+from gopt.ir.types import TensorType, numpy_dtype
+from gopt.parameter_server.views import ROUND, ROUND_TYPE
+from gopt.runtime.device import Host
+from gopt.runtime.execution_plan import plan_execution
+from gopt.runtime.executor import Executor
+from gopt.runtime.messages.endpoint import Endpoint
+from gopt.runtime.messages.failures import Awaited, LostError
+from gopt.runtime.messages.message import Kind, Message
+from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree
+from gopt.runtime.parameter_server.keeping import Keeping
+from gopt.runtime.parameter_server.trainer_messages import TrainerMessages
+from gopt.runtime.session import Array, SessionCache
+from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.runtime.training.hyper_parameters import hyper_parameters
+from gopt.runtime.training.initial_states import initial_states
+from gopt.runtime.training.job import Progress
+from gopt.runtime.tuning.tuning import tuning_of
+
+CHIEF = 0
+"""The trainer whose local states count, and which reports."""
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """Who has come to the end of a step: on the chief what others said, elsewhere what the chief answered."""
+
+    came: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)
+    released: dict[int, int] = field(default_factory=dict)
+    """Step -> the signal for which the run ends, or 0."""
+    lost: set[int] = field(default_factory=set)
+
+
+class PushPullTrainer:
+    """One trainer. ``position`` is called with step and message whenever they change; ``stop_signal`` returns the
+    signal that this process received, or 0. ``continues``: whether steps go on without a trainer that is lost.
+
+    Raises InputError, OptionError and RunError for files and options that do not fit.
+    """
+
+    def __init__(
+        self, server_job: ServerJob, endpoint: Endpoint, position: Callable[[int, int], None],
+        *, stop_signal: Callable[[], int] = lambda: 0, continues: bool = False,
+    ) -> None:  # fmt: skip
+        self.server_job, self.endpoint, self._position = server_job, endpoint, position
+        self._stop_signal, self._continues = stop_signal, continues
+        job, manifest = server_job.job, server_job.manifest
+        self.entry = server_job.entry(endpoint.number)
+        self.keeping = Keeping(server_job, endpoint.number)
+        self.step = self.keeping.step
+        self.stopped = 0
+        self.call = -1
+        self._meeting = _Meeting()
+        self.messages = TrainerMessages(server_job, endpoint, self._other, self._set_call, lambda *_: None)
+        graphs = server_job.graphs(endpoint.number)
+        self.graphs = {phase: self.messages.prepare(graph) for phase, graph in graphs.items()}
+        self._hyper = hyper_parameters(manifest, job.settings)
+        self.data = self._open_data()
+        self._copies = [state for state in self.entry.state if state.copy]
+        kept = [state for state in self.entry.state if not state.copy]
+        loaded = self.keeping.load() if job.resume else None
+        self.held: dict[str, Any] = initial_states(kept, self.graphs, job.state) if loaded is None else loaded
+        sums = {each.input: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in self.entry.accumulators}
+        self.held.update(sums)
+        self._device = Host(tuning_of(job.tuning))
+        self.programs: dict[str, Executor] = {}
+
+    def _open_data(self) -> BatchSource:
+        inputs = self.server_job.manifest.inputs_of(InputKind.BATCH)
+        for each in inputs:
+            if not each.type.static:
+                raise InputError(f"batch input {each.name!r} has the open shape {each.type}")
+        self._batch: dict[str, TensorType] = {each.name: each.type for each in inputs}
+        return open_data(self.server_job.job.data, self._batch, self.server_job.job.shuffle)
+
+    def _set_call(self, call: int) -> None:
+        self.call = call
+        self._position(self.step, call)
+
+    # --- the run ----------------------------------------------------------------------------------------------------
+
+    def run(self, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None) -> None:
+        """Run all steps of the job, or those until a signal comes; the chief calls ``on_step`` after each."""
+        agree(self.endpoint, self.server_job)
+        engine = EndpointEngine(self.endpoint)
+        with self.keeping.open(engine):
+            self._compile()
+            if self.endpoint.number == CHIEF:
+                on_start()
+            while self.step < self.server_job.job.steps and not self.stopped:
+                self._step(on_step)
+                if self.keeping.due(self.step) and not self.stopped:
+                    self._save(engine)
+            self._leave()
+            self.keeping.finish(engine, self.step, lambda: self._save(engine))
+        self.endpoint.close()
+
+    def _compile(self) -> None:
+        """Get the copies of parameters that this trainer starts with, then compile the phases."""
+        if self._copies:
+            first = _pull_graph(self.graphs, [state.output for state in self._copies])
+            program = Executor(plan_execution(first), SessionCache())
+            self.messages.ask(first, self.step, "before")
+            made = program.run({ROUND: np.array(self.step, np.int64)}, self.messages)
+            self.held.update((state.input, np.array(made[state.output])) for state in self._copies)
+        cache = self._device.sessions()
+        replaces = {state.output: state.input for state in self.entry.state}
+        replaces |= {each.output: each.input for each in self.entry.accumulators}
+        for phase, graph in self.graphs.items():
+            self.programs[phase] = Executor(plan_execution(graph, replaces, self._device), cache)
+            self.programs[phase].bind_states(self.held)
+        self.held = {name: self._device.hold(array) for name, array in self.held.items()}
+
+    def _step(self, on_step: Callable[[Progress], None]) -> None:
+        begin = time.perf_counter()
+        self._set_call(-1)
+        manifest, round_number = self.server_job.manifest, self.step
+        fed: dict[str, Array] = {each.name: each.at(self.step) for each in self._hyper}
+        fed[ROUND] = np.array(round_number, np.int64)
+        seen: list[float] = []
+        times = max(manifest.schedule.values())
+        if self.server_job.plan.pull is PullAt.START:
+            for graph in self.graphs.values():
+                self.messages.ask(graph, round_number, "before")
+        for phase, count in manifest.schedule.items():
+            program = self.programs[phase]
+            reads_batch = not self._batch.keys().isdisjoint(self.graphs[phase].inputs)
+            for turn in range(count):
+                feeds: Mapping[str, Array] = fed
+                if reads_batch:
+                    place = MicroStep(self.step * times + turn, self.endpoint.number, self.server_job.trainers)
+                    feeds = fed | self.data.batch(place)
+                shown = program.advance(self.held, feeds, self.messages)
+                if manifest.loss in shown:
+                    seen.append(float(self._device.to_host(shown[manifest.loss])))
+        self._end_round(round_number)
+        loss = sum(seen) / len(seen) if seen else math.nan
+        if self.server_job.job.stop_on_nan and not math.isfinite(loss):
+            self.call = -1
+            raise RunError(f"the loss is {loss}", "lower the learning rate, or leave --stop-on-nan out")
+        self.step += 1
+        losses = self._meet(loss)
+        if self.endpoint.number == CHIEF:
+            samples = max((type.dims[0] if type.dims else 1 for type in self._batch.values()), default=1)
+            count = samples * self.server_job.trainers * times
+            on_step(Progress(self.step, losses, time.perf_counter() - begin, count))
+
+    def _end_round(self, round_number: int) -> None:
+        """Tell every server that this trainer has pushed all it has of a round."""
+        self.messages.flush()
+        for number in range(self.server_job.servers):
+            message = self.endpoint.message(Kind.BARRIER, 0, round_number)
+            self.endpoint.send(self.server_job.server(number), message)
+
+    # --- trainers among themselves ----------------------------------------------------------------------------------
+
+    def _other(self, message: Message) -> None:
+        """A message that is no answer of a server."""
+        if message.kind is Kind.BARRIER:
+            self._meeting.came[message.source, message.round] = message.note
+        elif message.kind is Kind.RELEASE:
+            self._meeting.released[message.round] = int(message.note)
+        else:
+            raise RunError(f"{message.header} is no message to a trainer")
+
+    def _meet(self, loss: float) -> tuple[float, ...]:
+        """Wait for the other trainers at the end of a step; returns their losses on the chief. All learn there whether
+        the run ends."""
+        note = {"loss": loss if math.isfinite(loss) else str(loss), "signal": self._stop_signal()}
+        if self.endpoint.number != CHIEF:
+            self.endpoint.send(CHIEF, self.endpoint.message(Kind.BARRIER, 0, self.step, note=note))
+            while self.step not in self._meeting.released:
+                self._receive((CHIEF,), f"end step {self.step}")
+            self.stopped = self._meeting.released.pop(self.step)
+            return ()
+        while missing := [each for each in self._others() if (each, self.step) not in self._meeting.came]:
+            self._receive(tuple(missing), f"end step {self.step}")
+        notes = [note, *(self._meeting.came.pop((each, self.step)) for each in self._others())]
+        self.stopped = next((int(each["signal"]) for each in notes if each["signal"]), 0)
+        for other in self._others():
+            self.endpoint.send(other, self.endpoint.message(Kind.RELEASE, 0, self.step, note=self.stopped))
+        return tuple(float(each["loss"]) for each in notes)
+
+    def _others(self) -> list[int]:
+        return [each for each in range(1, self.server_job.trainers) if each not in self._meeting.lost]
+
+    def _receive(self, sources: tuple[int, ...], what: str) -> None:
+        try:
+            self.messages.receive(lambda: Awaited(sources, what))
+        except LostError as error:
+            if not self._continues or error.number >= self.server_job.trainers or error.number == CHIEF:
+                raise
+            self.endpoint.drop(error.number)
+            self._meeting.lost.add(error.number)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _save(self, engine: EndpointEngine) -> None:
+        self.keeping.save(engine, self.step, self.held, lambda value: self._device.to_host(self._device.view(value)))
+
+    def _leave(self) -> None:
+        """Say that no more rounds come."""
+        self._set_call(-1)
+        for number in range(self.server_job.servers):
+            message = self.endpoint.message(Kind.BYE, 0, self.step, note=self.stopped)
+            self.endpoint.send(self.server_job.server(number), message)
+
+
+def _pull_graph(graphs: Mapping[str, Graph], outputs: list[str]) -> Graph:
+    """The part of a trainer's graphs that pulls values and puts them together, for the start."""
+    graph = next(graph for graph in graphs.values() if outputs[0] in graph.outputs)
+    index = GraphIndex(graph)
+    needed: set[int] = set()
+    stack = list(outputs)
+    while stack:
+        node = index.producers.get(stack.pop())
+        if node is not None and id(node) not in needed:
+            needed.add(id(node))
+            stack += [] if node.domain == COMM else node.reads
+    nodes = []
+    for node in graph.nodes:
+        if id(node) not in needed:
+            continue
+        own = clone(node)
+        if own.domain == COMM:
+            own.inputs = [ROUND]
+            own._attributes = {**node.attributes, "version": "before"}
+        nodes.append(own)
+    read = {name for node in nodes for name in node.reads}
+    return replace(
+        graph, nodes=nodes, inputs={ROUND: ROUND_TYPE}, outputs={name: graph.outputs[name] for name in outputs},
+        initializers={name: tensor for name, tensor in graph.initializers.items() if name in read},
+    )  # fmt: skip

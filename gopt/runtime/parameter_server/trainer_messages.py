@@ -1,0 +1,141 @@
+"""A trainer's messages as its graph makes them: pushes leave without waiting, pulls are asked for ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gopt.collectives.layout import parse_shapes
+from gopt.errors import RunError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import numpy_dtype
+from gopt.runtime.memory import Pool, unpack_views
+from gopt.runtime.messages.endpoint import Endpoint, Sent
+from gopt.runtime.messages.failures import Awaited
+from gopt.runtime.messages.message import Kind, Message
+from gopt.runtime.parameter_server.job import ServerJob
+from gopt.runtime.session import Array
+
+
+@dataclass(slots=True, eq=False)
+class TrainerMessages:
+    """Makes the messages of a trainer's graphs; called by the executor for each, in the order of the file.
+
+    ``other``: called with messages that are no answer to a pull, as they come in between.
+    """
+
+    server_job: ServerJob
+    endpoint: Endpoint
+    other: Callable[[Message], None]
+    position: Callable[[int], None]
+    mark: Callable[[str, float, float], None]
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    _weighted: set[int] = field(default_factory=set)
+    """Numbers of pushes that carry a weight, by the identity of their node."""
+    _asked: set[tuple[int, int, int]] = field(default_factory=set)
+    """Server, bucket and version that were asked for and have not come."""
+    _came: dict[tuple[int, int, int], Message] = field(default_factory=dict)
+    _leaving: list[Sent] = field(default_factory=list)
+    _pool: Pool = field(default_factory=Pool)
+
+    def prepare(self, graph: Graph) -> Graph:
+        """A graph as the executor takes it: without the absent operands of messages."""
+        for node in graph.nodes:
+            if node.domain == COMM and node.op_type == "Push":
+                if node.inputs[1]:
+                    self._weighted.add(id(node))
+                node.inputs = [name for name in node.inputs if name]
+        return graph
+
+    def ask(self, graph: Graph, round_number: int, version: str) -> None:
+        """Ask for all that a graph pulls of a version, so that servers can send one while another is used."""
+        for node in graph.nodes:
+            if node.domain == COMM and node.op_type == "Pull" and node.attributes["version"] == version:
+                self._ask(node, round_number)
+
+    def __call__(self, index: int, node: Node, inputs: list[Array], buffer: Any = None) -> list[Array]:
+        """Make the message of a node; returns its results."""
+        self.position(index)
+        round_number = int(inputs[0])
+        if node.op_type == "Push":
+            self._push(node, round_number, inputs[1:])
+            return [np.asarray(inputs[0])]
+        if node.op_type == "Pull":
+            return self._pull(node, round_number)
+        raise RunError(f"trainers make no {node.op_type}")
+
+    def flush(self) -> None:
+        """Wait until all that was pushed has left."""
+        for sent in self._leaving:
+            sent.wait()
+        self._leaving.clear()
+
+    # --- pushes -----------------------------------------------------------------------------------------------------
+
+    def _push(self, node: Node, round_number: int, inputs: Sequence[Array]) -> None:
+        note = None
+        if id(node) in self._weighted:
+            note, inputs = {"weight": float(inputs[0])}, inputs[1:]
+        self._leaving = [sent for sent in self._leaving if not sent.done]
+        flat = self._pool.take([sum(each.size for each in inputs)], inputs[0].dtype)
+        np.concatenate([each.reshape(-1) for each in inputs], out=flat)
+        self.bytes_pushed += flat.nbytes
+        message = self.endpoint.message(Kind.PUSH, node.attributes["bucket"], round_number, (flat,), note)
+        to = self.server_job.server(node.attributes["server"])
+        self._leaving.append(self.endpoint.isend(to, message))
+
+    # --- pulls ------------------------------------------------------------------------------------------------------
+
+    def _ask(self, node: Node, round_number: int) -> tuple[int, int, int]:
+        """Ask for a bucket unless that was done; returns what the answer is known by. A version is the number of
+        rounds whose updates it has."""
+        version = round_number + (node.attributes["version"] == "after")
+        server = self.server_job.server(node.attributes["server"])
+        key = server, node.attributes["bucket"], version
+        if key not in self._asked:
+            self._asked.add(key)
+            note = {"dtype": node.attributes["dtype"]}
+            self.endpoint.send(server, self.endpoint.message(Kind.PULL, key[1], version, note=note))
+        return key
+
+    def _pull(self, node: Node, round_number: int) -> list[Array]:
+        key = self._ask(node, round_number)
+        while key not in self._came:
+            what = f"send bucket {key[1]} ({', '.join(node.attributes['keys'])}) of round {key[2]}"
+            self.receive(lambda: Awaited((key[0],), what))  # noqa: B023 - used within this turn
+        message = self._came.pop(key)
+        self._asked.discard(key)
+        self.bytes_pulled += sum(each.nbytes for each in message.arrays)
+        return _pieces(message.arrays, parse_shapes(node.attributes["shapes"]), node.attributes["dtype"])
+
+    def receive(self, awaited: Callable[[], Awaited]) -> None:
+        """Take in one message."""
+        message = self.endpoint.receive(awaited=awaited)
+        if message.kind is Kind.VALUES:
+            self._came[message.source, message.key, message.round] = message
+        elif message.kind is Kind.REFUSED:
+            raise RunError(str(message.note))
+        else:
+            self.other(message)
+
+
+def _pieces(arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]], dtype: str) -> list[Array]:
+    """The arrays of keys as the pieces that they are; raises RunError where they do not come out even."""
+    found: list[Array] = []
+    rest = list(shapes)
+    for array in arrays:
+        taken: list[tuple[int, ...]] = []
+        size = 0
+        while rest and (size < array.size or (not array.size and not taken)):
+            taken.append(rest.pop(0))
+            size += int(np.prod(taken[-1], dtype=np.int64))
+        if size != array.size or array.dtype != numpy_dtype(dtype):
+            raise RunError(f"a server sent {array.size} elements of {array.dtype}, the graph takes {size} of {dtype}")
+        found += unpack_views(array.reshape(-1), taken)
+    if rest:
+        raise RunError(f"a server sent {len(arrays)} values, the graph takes more")
+    return found

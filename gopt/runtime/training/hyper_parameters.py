@@ -1,0 +1,52 @@
+"""Hyper-parameters of a run: numbers or schedules that the user gives, fed to the graph in every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gopt.artifact.manifest import InputKind, Manifest
+from gopt.errors import OptionError
+from gopt.ir.types import numpy_dtype
+from gopt.runtime.session import Array
+from gopt.runtime.training.data import parse_schedule
+
+
+@dataclass(slots=True)
+class HyperParameter:
+    """A hyper-parameter, and the array in which it is fed in every step."""
+
+    name: str
+    schedule: Callable[[int], float]
+    array: Array
+    value: float = math.nan
+
+    def at(self, step: int) -> Array:
+        """Its value at a step, counted from 0; the same array every time."""
+        value = self.schedule(step)
+        if value != self.value:
+            np.copyto(self.array, value, casting="unsafe")
+            self.value = value
+        return self.array
+
+
+def hyper_parameters(manifest: Manifest, settings: Mapping[str, str]) -> list[HyperParameter]:
+    """The hyper-parameters of a step with what the user gives for them; raises OptionError where that does not fit."""
+    entries = manifest.inputs_of(InputKind.HYPER)
+    names = [each.name for each in entries]
+    unknown = sorted(set(settings) - set(names))
+    if unknown:
+        hint = f"the step has {', '.join(names)}" if names else "the step has none"
+        raise OptionError(f"--set: {unknown[0]!r} is no hyper-parameter of the step", hint)
+    missing = [name for name in names if name not in settings]
+    if missing:
+        raise OptionError(f"the step needs a value for {missing[0]!r}", f"give --set {missing[0]}=1e-3")
+    return [
+        HyperParameter(
+            each.name, parse_schedule(settings[each.name]), np.empty(each.type.dims, numpy_dtype(each.dtype))
+        )
+        for each in entries
+    ]
