@@ -111,7 +111,8 @@ class LocalState:
     local: bool = field(default=False, metadata=OPTIONAL)
     """Ranks hold different values: a running statistic that is not averaged."""
     copy: bool = field(default=False, metadata=OPTIONAL)
-    """A low-precision copy: always the cast of another state of the ranks."""
+    """A low-precision copy: always the cast of another state of the ranks. On trainers, what servers hold; ``local``
+    too: a trainer's own value of it, which goes its own way for some steps."""
 
     @property
     def elements(self) -> int:

@@ -139,7 +139,7 @@ def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
     units = _Units(training, dense, owners, options)
     ordered = sorted(units.all(), key=lambda unit: (unit.ready, -1 if unit.server is None else unit.server))
     ordered = [replace(unit, number=number) for number, unit in enumerate(ordered)]
-    return ServerPlan(updates, tuple(_buckets(ordered, options)), owners, tables)
+    return ServerPlan(updates, tuple(make_buckets(ordered, options)), owners, tables)
 
 
 def _may_cut(subgraph: UpdateSubgraph, apart: bool) -> bool:
@@ -278,7 +278,7 @@ class _Units:
         return types[subgraph.gradient].dtype, types[subgraph.parameter.tensor].dtype
 
 
-def _buckets(units: Sequence[Unit], options: SplitOptions) -> list[Bucket]:
+def make_buckets(units: Sequence[Unit], options: SplitOptions) -> list[Bucket]:
     """Neighbouring units of one server and of the same types, up to the cap."""
 
     def kind(unit: Unit) -> tuple[int, tuple[str, str]]:

@@ -57,7 +57,7 @@ def trainer_program(
         view.graph.inputs[state.tensor] = training.graph.types[state.tensor]
         view.graph.outputs[state.updated] = training.graph.types[state.updated]
     program = SpmdProgram(view, view.graph.copy(), Mesh((("dp", 1),)), [], micro_steps=options.accumulate)
-    writer = _Writer(program, training, plan, homes, options)
+    writer = TrainerWriter(program, training, plan, homes, options)
     tables = TableWriter(writer.rewriter, {name: options.wire for name in ("float32", "float64") if options.wire})
     for served in plan.tables.served:
         tables.pull(served)
@@ -83,7 +83,9 @@ def trainer_program(
     return program
 
 
-class _Writer:
+class TrainerWriter:
+    """Writes messages into a trainer's graph."""
+
     def __init__(
         self, program: SpmdProgram, training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions
     ) -> None:
