@@ -36,6 +36,7 @@ from gopt.parameter_server.placement import PieceSize, place
 from gopt.parameter_server.plan import PlacedPiece, ServerPlan, Unit, make_buckets
 from gopt.parameter_server.servers import PASS, SERVER, ServerKey, ServerProgram, key_name, on_server
 from gopt.parameter_server.slicing import pieces, static_shape
+from gopt.parameter_server.table_choice import choose_tables
 from gopt.parameter_server.trainers import Scalars, TrainerWriter
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
 from gopt.passes.shard.loss_weights import constant_value
@@ -107,7 +108,9 @@ def geo_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
         dtype = types[name].dtype
         units.append(Unit(number, server, True, (), (piece,), number, size.nbytes, (dtype, dtype)))
     updates = find_updates(training, whole_accumulators=False)
-    return ServerPlan(updates, tuple(make_buckets(units, options)), {name: tuple(own) for name, own in owners.items()})
+    tables = choose_tables(training, updates, options)  # without rounds there are none
+    held = {name: tuple(own) for name, own in owners.items()}
+    return ServerPlan(updates, tuple(make_buckets(units, options)), held, tables)
 
 
 # --- servers --------------------------------------------------------------------------------------------------------

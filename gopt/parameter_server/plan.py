@@ -241,12 +241,39 @@ class _Units:
 
     def _whole(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Unit:
         types = self.training.graph.types
+        if not self.options.mode.rounds:  # each is updated by itself, so it takes what it alone reads along
+            subgraphs = self._closed(subgraphs, index)
         placed = tuple(self.owners[each.parameter.tensor][0] for each in subgraphs)
         server = None if self._seen_outside(subgraphs) else placed[0].server
         gradients = dict.fromkeys(each.gradient for each in subgraphs)
         ready = max(index.defined_at(name) for name in gradients)
         nbytes = sum(types[name].nbytes for name in gradients)
         return Unit(0, server, False, tuple(subgraphs), placed, ready, nbytes, self._dtypes(subgraphs[0]))
+
+    def _closed(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Sequence[UpdateSubgraph]:
+        """Updates with all nodes that follow from them, where these lead to nothing else."""
+        own = {id(node) for each in subgraphs for node in each.nodes}
+        ends = {state.updated for each in subgraphs for state in each.states}
+        behind: dict[int, Node] = {}
+        stack = [name for each in subgraphs for node in each.nodes for name in node.outputs if name]
+        stack += [each.gradient for each in subgraphs]
+        while stack:
+            name = stack.pop()
+            if name in self.training.graph.outputs and name not in ends:
+                return subgraphs
+            found = [node for node in self._users.get(name, ()) if id(node) not in own and id(node) not in behind]
+            if any(id(node) in self._owned for node in found):
+                return subgraphs
+            behind.update((id(node), node) for node in found)
+            stack += [made for node in found for made in node.outputs if made]
+        first = subgraphs[0]
+        nodes = sorted([*first.nodes, *behind.values()], key=lambda node: index.position[id(node)])
+        return [replace(first, nodes=nodes), *subgraphs[1:]]
+
+    @cached_property
+    def _owned(self) -> set[int]:
+        """The nodes of all updates, by id."""
+        return {id(node) for each in self.updates.subgraphs.values() for node in each.nodes}
 
     def _seen_outside(self, subgraphs: Sequence[UpdateSubgraph]) -> bool:
         """Whether what a replicated update computes is read beyond it: then every server must have it."""

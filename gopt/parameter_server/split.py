@@ -119,21 +119,9 @@ def _geo_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     keys = tuple(_keys(training, plan, servers, NOTHING, options))
     checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
     made = SplitStep(
-        training,
-        options,
-        plan,
-        homes,
-        step,
-        servers.program,
-        trainer_graphs,
-        server_graphs,
-        keys,
-        (),
-        {},
-        {},
-        checks,
+        training, options, plan, homes, step, servers.program, trainer_graphs, server_graphs, keys, (), {}, {}, checks,
         sync,
-    )
+    )  # fmt: skip
     return replace(made, checks=(*checks, _check_blocks(made)))
 
 

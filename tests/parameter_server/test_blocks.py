@@ -16,7 +16,9 @@ from gopt.runtime.reference_eval import run_graph
 from gopt.runtime.session import SessionCache
 
 
-@pytest.mark.parametrize("name", ["scheduled", "mlp_lamb", "mlp_torchoptim_adamw", "optim/nadam"])
+@pytest.mark.parametrize(
+    "name", ["scheduled", "mlp_lamb", "mlp_torchoptim_adamw", "optim/nadam", "sparse/dlrm_adagrad"]
+)
 def test_with_one_trainer_blocks_compute_what_the_source_does(name: str, tmp_path: Path) -> None:
     model = scheduled(tmp_path / "m.onnx") if name == "scheduled" else ROOT / f"fixtures/{name}.onnx"
     split = served(model, tmp_path / "out", trainers=1)
