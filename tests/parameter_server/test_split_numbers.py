@@ -1,4 +1,4 @@
-"""Splits in numbers: a simulator that shares no code with gopt runs trainers and servers, beside the source alone.
+"""Splits in numbers: a simulator without code of gopt runs trainers and servers; the source alone is the truth.
 
 Every fixture, generated steps, and numbers that tell a right split from a wrong one. ``python -m split_gen`` has more.
 """
