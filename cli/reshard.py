@@ -11,7 +11,7 @@ import click
 from gopt.errors import OptionError
 
 from .options import axis_option, axis_table, build_mesh, pass_option
-from .server_options import MODES, given_options, split_options
+from .server_options import MODES, given_options, is_given, split_options
 from .terminal import print_json, print_note
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _OF_RANKS = ("ranks", "mesh", "axis", "stage", "partition", "options")
 _OF_SERVERS = (
     "trainers", "servers", "mode", "pull", "roles", "slicing", "minimum", "placement", "server_map", "loss_reduction",
-    "fixed_trainers", "every", "delay_compensation", "count", "wire",
+    "fixed_trainers", "every", "delay_compensation", "count", "wire", "table", "no_tables", "table_memory",
 )  # fmt: skip
 _KINDS = "give --ranks N or --mesh shard=N for ranks, --trainers T and --servers S for trainers and servers"
 
@@ -65,8 +65,8 @@ def command(path: str, **given: Any) -> None:
 
     target = Path(given["output"])
     check_output_folder(target, force=given["force"])
-    to_ranks = [name for name in _OF_RANKS if given[name] not in (None, ())]
-    to_servers = [name for name in _OF_SERVERS if given[name] not in (None, False)]
+    to_ranks = [name for name in _OF_RANKS if is_given(given[name])]
+    to_servers = [name for name in _OF_SERVERS if is_given(given[name])]
     if to_ranks and to_servers:
         raise OptionError(f"{_shown(to_servers[0])} does not go with {_shown(to_ranks[0])}", _KINDS)
     (_split if to_servers else _shard)(path, target, given)

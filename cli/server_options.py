@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +25,7 @@ _FIELDS = {
     "minimum": "minimum", "placement": "placement", "server_map": "given", "roles": "roles",
     "loss_reduction": "loss_reduction", "accumulate": "accumulate", "fixed_trainers": "fixed_trainers",
     "every": "every", "delay_compensation": "compensation", "count": "count", "wire": "wire", "bucket_mb": "cap",
+    "table": "tables", "no_tables": "tables_off", "table_memory": "table_memory",
 }  # fmt: skip
 """Option -> the field of ``SplitOptions`` that it sets."""
 
@@ -74,6 +75,15 @@ def split_options(*modes: str) -> Callable[[F], F]:
                 help="Cap of a message that carries several keys, in MiB.  [default: 4]",
             ),
             click.option(
+                "--table-memory", metavar="SIZE", help="Memory of a server for tables, e.g. 16GB.  [default: no limit]"
+            ),
+            click.option("--no-tables", is_flag=True, help="Pull every parameter whole, embedding tables too."),
+            click.option(
+                "--table", multiple=True, metavar="NAME=LAYOUT",
+                help="Layout of an embedding table, or of a pattern: dense, whole, modulo, range or columns; trainers "
+                "pull the rows that they look up. May be repeated.  [default: the cheapest]",
+            ),
+            click.option(
                 "--wire", type=click.Choice(["float16", "bfloat16"]),
                 help="The type in which gradients and parameters travel; servers keep their own.",
             ),
@@ -120,6 +130,11 @@ def split_options(*modes: str) -> Callable[[F], F]:
     return add
 
 
+def is_given(value: object) -> bool:
+    """Whether an option was on the command line: 0 is, an absent flag is not."""
+    return value is not None and value is not False and value != ()
+
+
 def given_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``SplitOptions`` that the command line sets. Raises OptionError, and InputError for a damaged
     server map."""
@@ -129,15 +144,17 @@ def given_options(given: Mapping[str, Any]) -> dict[str, Any]:
     from gopt.parameter_server.roles import Roles
     from gopt.parameter_server.server_map import read_server_map
     from gopt.parameter_server.slicing import Slicing
+    from gopt.topology import parse_bytes
 
     convert: dict[str, Callable[[Any], Any]] = {
         "mode": Mode, "pull": PullAt, "slicing": Slicing, "placement": Placement, "roles": Roles.parse,
         "loss_reduction": LossReduction.parse, "bucket_mb": _cap, "server_map": read_server_map,
+        "table": _tables, "table_memory": parse_bytes,
     }  # fmt: skip
     found = {}
     for option, field in _FIELDS.items():
         value = given.get(option)
-        if value is not None and value is not False:
+        if is_given(value):
             found[field] = convert[option](value) if option in convert else value
     minimum = found.get("minimum")
     if minimum is not None and 1 <= minimum < CLASSIC_MINIMUM:
@@ -160,3 +177,16 @@ def _cap(megabytes: float) -> int:
     if not 0 < megabytes < 1 << 20:
         raise OptionError(f"--bucket-mb cannot be {megabytes:g}", "it is more than 0 and less than 1048576")
     return max(1, int(megabytes * (1 << 20)))
+
+
+def _tables(texts: Sequence[str]) -> dict[str, str]:
+    """``NAME=LAYOUT`` texts as a table; what stands before the last = is the name."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, layout = text.rpartition("=")
+        if not equals or not name:
+            raise OptionError(f"--table {text!r} names no layout", "write --table NAME=modulo")
+        if name in found:
+            raise OptionError(f"--table gives {name!r} twice")
+        found[name] = layout
+    return found

@@ -11,7 +11,7 @@ from gopt.errors import OptionError
 from gopt.garbage import gc_paused
 
 from .options import read_config, role_map, role_options
-from .server_options import MODES, build_split_options, split_options
+from .server_options import MODES, build_split_options, is_given, split_options
 from .terminal import print_json
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SERVERS_ALONE = (
     "servers", "pull", "slicing", "minimum", "placement", "server_map", "roles", "fixed_trainers", "every",
-    "delay_compensation", "count", "wire",
+    "delay_compensation", "count", "wire", "table", "no_tables", "table_memory",
 )  # fmt: skip
 """Options that mean nothing where there is no server."""
 
@@ -60,14 +60,14 @@ def command(model: str, **given: Any) -> None:
     output = Path(given["output"] or f"{Path(model).stem}.split")
     roles = role_map(given["loss"], given["params"], given["states"], given["batch"], config, given["shared"])
     write = _without_servers if given["mode"] == "allreduce" else _with_servers
-    if not given["dry_run"]:
-        check_output_folder(output, force=given["force"])
+    whole = None if given["dry_run"] else check_output_folder(output, force=given["force"])
     with gc_paused():
-        write(model, roles, output, given)
+        write(model, roles, output, given, whole)
 
 
-def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any]) -> None:
+def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any], whole: Path | None) -> None:
     from gopt import api
+    from gopt.preflight import check_disk_space
 
     from .render import progress
     from .render_split import print_split
@@ -76,6 +76,8 @@ def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any
     with progress() as advance:
         advance("reading")
         source = api.load(model, roles=roles, state=given["state"])
+        if whole is not None:
+            check_disk_space(source.training, 1, whole, split=True)
         advance("splitting")
         split = api.split(source, options)
         advance("checking and writing")
@@ -87,15 +89,16 @@ def _with_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any
         print_split(manifest, report, None if given["dry_run"] else output)
 
 
-def _without_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any]) -> None:
+def _without_servers(model: str, roles: RoleMap, output: Path, given: dict[str, Any], whole: Path | None) -> None:
     """What ``gopt shard --mesh dp=T --stage 0`` writes."""
     from gopt import api
     from gopt.mesh import Mesh
+    from gopt.preflight import check_disk_space
 
     from .render import progress, render_report
 
     for name in _SERVERS_ALONE:
-        if given[name] not in (None, False):
+        if is_given(given[name]):
             hint = "gopt shard -O shard.reduce-dtype=… narrows gradients" if name == "wire" else "leave it out"
             raise OptionError(f"--{name.replace('_', '-')} means nothing in mode allreduce: there are no servers", hint)
     trainers, accumulate = given["trainers"], given["accumulate"] or 1
@@ -106,6 +109,8 @@ def _without_servers(model: str, roles: RoleMap, output: Path, given: dict[str, 
     with progress() as advance:
         advance("reading")
         source = api.load(model, roles=roles, state=given["state"])
+        if whole is not None:
+            check_disk_space(source.training, trainers, whole)
         advance("sharding")
         sharded = api.shard(
             source, Mesh((("dp", trainers),)), stage=0, bucket_mb=given["bucket_mb"], accumulate=accumulate,

@@ -20,6 +20,7 @@ from gopt.artifact.manifest import (
     LocalState,
     Manifest,
     OutputEntry,
+    Piece,
     RankEntry,
     Shape,
 )
@@ -271,10 +272,23 @@ class _Checker:
                     elements = self._box(
                         f"{where}[{number}].pieces[{index}].box", piece.tensor, self.shapes[piece.tensor], piece.box
                     )  # fmt: skip
+                if piece.every is not None:
+                    elements = self._every(f"{where}[{number}].pieces[{index}]", piece)
                 if piece.stop < piece.start or elements is None or piece.stop > elements:
                     key = f"{where}[{number}].pieces[{index}]"
                     what = f"[{piece.start}, {piece.stop}) is not a range of its elements"
                     _refuse(self.name, key, f"{what}: {show(piece.tensor)} has {elements}")
+
+    def _every(self, where: str, piece: Piece) -> int:
+        """The elements of every so many rows; raises InputError where a tensor has no such rows."""
+        shape = self.shapes[piece.tensor] or ()
+        first, step = piece.every or (0, 1)
+        rows = shape[0] if shape else None
+        if self.manifest.parameter_server is None or piece.box is not None or self.elements[piece.tensor] is None:
+            _refuse(self.name, f"{where}.every", "only parts of tables on servers have it, in place of a box")
+        if not isinstance(rows, int) or not 0 <= first < step <= max(rows, 1):
+            _refuse(self.name, f"{where}.every", f"{first} and {step} are no rows of {show(piece.tensor)}")
+        return len(range(first, rows, step)) * ((self.elements[piece.tensor] or 0) // max(rows, 1))
 
     def _box(self, where: str, tensor: str, shape: Shape | None, box: Box) -> int:
         """The elements of a box; raises InputError where it is none of the tensor."""

@@ -81,6 +81,9 @@ class SplitSettings:
     compensation: float | None
     count: str
     fixed_trainers: bool
+    tables: Mapping[str, str] = field(default_factory=dict)
+    tables_off: bool = False
+    table_memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,6 +160,7 @@ def _check_complete(home: Path, manifest: Manifest, values: Mapping[str, Tensor]
 def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
     """The value of every state of which all pieces are present."""
     pieces: dict[str, dict[Box | None, dict[int, Tensor]]] = {}
+    rows: dict[str, dict[int, tuple[int, Tensor]]] = {}
     files = read_index(folder, manifest).files if checkpoint else {}
     for rank in _holders(manifest):
         stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, rank)
@@ -171,11 +172,22 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
                 what = f"{show(state.input)} is {tensor.type}, its pieces have another number of elements"
                 raise InputError(f"rank {rank.rank}: {what}")
             for piece in state.pieces:
+                if piece.every is not None:
+                    part = tensor.flat_slice(start, start + piece.elements)
+                    if part.type.dtype != graph.types[piece.tensor].dtype:
+                        raise InputError(f"rank {rank.rank}: {show(state.input)} is not of {show(piece.tensor)}'s type")
+                    rows.setdefault(piece.tensor, {})[piece.every[0]] = (piece.every[1], part)
+                    start += piece.elements
+                    continue
                 inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.box, {})
                 if piece.start not in inside:
                     inside[piece.start] = tensor.flat_slice(start, start + piece.elements)
                 start += piece.elements
-    found = {}
+    found = {
+        name: _interleaved(graph.types[name], parts)
+        for name, parts in rows.items()
+        if sum(part.type.elements for _, part in parts.values()) == graph.types[name].elements
+    }
     order = {name: index for index, name in enumerate(graph.inputs)}  # every state is an input of the kept source
     for name in sorted(pieces, key=lambda name: order[name]):
         type, parts = graph.types[name], pieces[name]
@@ -207,6 +219,19 @@ def _put_together(name: str, type: TensorType, parts: Mapping[Box | None, Mappin
         array = np.empty(type.dims, numpy_dtype(type.dtype))
         for box, tensor in whole.items():
             put(array, box, tensor.numpy().reshape(-1), 0)
+        return array
+
+    return Tensor(type, reader=read)
+
+
+def _interleaved(type: TensorType, parts: Mapping[int, tuple[int, Tensor]]) -> Tensor:
+    """A table from parts that have every so many rows: first row -> step and values. The manifest's check says that
+    they tile it."""
+
+    def read() -> np.ndarray:
+        array = np.empty(type.dims, numpy_dtype(type.dtype))
+        for first, (step, part) in parts.items():
+            array[first::step] = part.numpy().reshape(-1, *type.dims[1:])
         return array
 
     return Tensor(type, reader=read)

@@ -66,7 +66,7 @@ class SplitInspection:
     @property
     def idle(self) -> list[int]:
         """Servers without a piece."""
-        return [each.server for each in self.per_server if not each.pieces]
+        return [each.server for each in self.per_server if not each.pieces and not each.parameters]
 
     def __repr__(self) -> str:
         given = self.settings

@@ -51,7 +51,7 @@ class SplitChoice:
     @property
     def idle(self) -> int:
         """Servers without a piece."""
-        return self.pieces.count(0)
+        return sum(not pieces and not held for pieces, held in zip(self.pieces, self.parameters))
 
     def __repr__(self) -> str:
         given = self.options
@@ -105,7 +105,7 @@ def split_choices(
 def weigh(training: TrainingGraph, options: SplitOptions) -> SplitChoice:
     """The cost of one choice."""
     plan = make_plan(training, options)
-    homes = find_homes(training, plan.updates, options.loss_reduction.value)
+    homes = find_homes(training, plan.updates, options.loss_reduction.value, plan.tables)
     counts = _Counts(training, options, plan, homes)
     counts.hold()
     counts.send()
@@ -137,6 +137,12 @@ class _Counts:
                     nbytes = type.nbytes * piece.elements // max(whole, 1) if cut else type.nbytes
                     for server in every if unit.server is None else (unit.server,):
                         self.held[state.kind][server] += nbytes
+        for served in self.plan.tables.served:
+            for server in served.layout.servers:
+                for state in served.subgraph.states:
+                    type = self.types[state.tensor]
+                    part = type.nbytes * served.elements(server) // max(type.elements, 1)
+                    self.held[state.kind][server] += part
         kinds = {state.tensor: state.kind for state in self.training.states}
         for name in self.homes.shared:
             for server in every:

@@ -54,6 +54,7 @@ def inherited(held: FolderContents, given: Mapping[str, Any], note: Callable[[st
         "trainers": manifest.mesh.ranks, "servers": settings.servers, "mode": Mode(settings.mode),
         "slicing": Slicing(settings.slicing), "minimum": settings.minimum, "placement": Placement(settings.placement),
         "wire": settings.wire, "cap": settings.bucket_bytes, "fixed_trainers": settings.fixed_trainers,
+        "tables": settings.tables, "tables_off": settings.tables_off, "table_memory": settings.table_memory,
     }  # fmt: skip
     if not given.keys() & {"mode", "accumulate"}:
         fields["pull"] = PullAt(settings.pull)

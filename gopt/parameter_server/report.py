@@ -64,7 +64,8 @@ def _options(split: SplitStep) -> dict[str, Any]:
             slicing=given.slicing.value, minimum=given.minimum, placement=given.placement.value,
             server_map=given.given, loss_reduction=str(given.loss_reduction), accumulate=given.accumulate,
             wire=given.wire, bucket_bytes=given.cap, every=given.every, compensation=given.compensation,
-            count=given.count, fixed_trainers=given.fixed_trainers,
+            count=given.count, fixed_trainers=given.fixed_trainers, tables=given.tables,
+            tables_off=given.tables_off, table_memory=given.table_memory,
         )
     )  # fmt: skip
 
@@ -86,6 +87,7 @@ def _facts(split: SplitStep) -> dict[str, Any]:
 
 def _notes(split: SplitStep) -> list[str]:
     owners = {piece.server for pieces in split.plan.owners.values() for piece in pieces}
+    owners |= {server for served in split.plan.tables.served for server in served.layout.servers}
     idle = [server for server in range(split.options.servers) if server not in owners]
     if not idle:
         return []

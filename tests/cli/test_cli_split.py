@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from gopt.cli.main import main
@@ -87,6 +88,8 @@ def test_allreduce_is_what_shard_writes_at_stage_0(tmp_path):
         ((*TWO, "--loss-reduction", "median"), "--loss-reduction cannot be"),
         (("--trainers", "2", "--mode", "allreduce", "--servers", "2"), "--servers means nothing in mode allreduce"),
         (("--trainers", "2", "--mode", "allreduce", "--wire", "float16"), "--wire means nothing"),
+        (("--trainers", "2", "--mode", "allreduce", "--every", "0"), "--every means nothing"),
+        ((*TWO, "--table", "fc1.weight"), "names no layout"),
         (("--trainers", "0", "--mode", "allreduce"), "--trainers cannot be 0"),
         (("--mode", "allreduce"), "how many trainers?"),
     ],
@@ -110,3 +113,10 @@ def test_a_server_map_that_says_nothing_is_refused(name, text, code, message, ca
     (tmp_path / name).write_text(text)
     assert run("split", STEP, *TWO, "--server-map", str(tmp_path / name), "--dry-run") == code
     assert message in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_before_any_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert run("split", STEP, *TWO, "-o", str(tmp_path / "out")) == 5
+    assert "trainers and servers take at least" in capsys.readouterr().err
+    assert run("split", STEP, *TWO, "--dry-run") == 0

@@ -24,7 +24,7 @@ def options(**given: object) -> SplitOptions:
     [
         ("mlp_adamw", {}), ("mlp_adamw", {"mode": Mode.ASYNC}), ("mlp_adamw_fp16_scaler", {"wire": "float16"}),
         ("emb_adamw", {"pull": PullAt.END}), ("mlp_lamb", {"servers": 5}), ("cnn_sgd", {"slicing": Slicing.OFF}),
-        ("mlp_mom_clip_sched", {"accumulate": 2}),
+        ("mlp_mom_clip_sched", {"accumulate": 2}), ("sparse/dlrm_adagrad", {"tables": {"*": "columns"}}),
     ],
 )  # fmt: skip
 def test_the_plan_is_what_the_report_says(name: str, given: dict[str, object]) -> None:

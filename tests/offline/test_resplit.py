@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +17,11 @@ import gopt
 from gopt import api
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.server_entries import Mode, PullAt, ServerPlanEntry
-from gopt.errors import InputError, OptionError
+from gopt.errors import GoptError, InputError, OptionError
 from gopt.ir.external_data import load_state
 from gopt.offline.diff import diff
 from gopt.offline.folder_contents import read_folder
+from gopt.offline.inspect_folder import inspect_folder
 from gopt.offline.merge import merge, reshard
 from gopt.offline.resplit import resplit
 from gopt.parameter_server.options import SplitOptions
@@ -83,6 +87,19 @@ def test_the_same_split_again_is_the_same_folder(tmp_path: Path) -> None:
     assert (tmp_path / "a/manifest.json").read_bytes() == (tmp_path / "b/manifest.json").read_bytes()
 
 
+@pytest.mark.parametrize("layout", ["whole", "modulo", "range", "columns"])
+def test_tables_come_back_and_keep_their_layout(layout: str, tmp_path: Path) -> None:
+    path = FIXTURES / "sparse/dlrm_adagrad.onnx"
+    options = SplitOptions(trainers=2, servers=3, minimum=16, tables={"*": layout})
+    api.split(api.load(path), options).write(tmp_path / "a")
+    merge(tmp_path / "a", tmp_path / "a.onnx")
+    assert diff(path, tmp_path / "a.onnx").equal
+    resplit(tmp_path / "a", {"servers": 2}).write(tmp_path / "b")
+    assert {table.layout for table in plan(tmp_path / "b").tables} == {layout}
+    merge(tmp_path / "b", tmp_path / "b.onnx")
+    assert diff(path, tmp_path / "b.onnx").equal
+
+
 def test_what_means_nothing_any_more_is_dropped_with_a_note(tmp_path: Path) -> None:
     given = {"mode": Mode.ASYNC, "compensation": 0.5, "given": {"fc1.*": 2}, "roles": Roles.default(2, 3)}
     split("mlp_adamw", tmp_path / "a", **given)
@@ -141,3 +158,20 @@ def test_a_server_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "a/server_0001.onnx").unlink()
     with pytest.raises(InputError, match="server_0001"):
         read_folder(tmp_path / "a")
+
+
+def test_whatever_a_report_says_no_reader_crashes(tmp_path: Path) -> None:
+    """One value after another by something else."""
+    home, rng = split("mlp_sgd", tmp_path / "a"), random.Random(3)
+    path = home / "report.json"
+    kept = json.loads(path.read_text())
+    for key in (*kept["pipeline"][0]["options"], *kept["pipeline"][0]["facts"]) * 2:
+        report = copy.deepcopy(kept)
+        table = report["pipeline"][0]["options" if key in report["pipeline"][0]["options"] else "facts"]
+        table[key] = rng.choice([0, 1, 5, -1, 10**12, "", "x", "geo", [], [1], {"nix": 7}, None, True, 0.5])
+        path.write_text(json.dumps(report))
+        for read in (inspect_folder, read_folder, lambda folder: resplit(folder, {"servers": 2})):
+            try:
+                read(home)
+            except GoptError as error:
+                assert error.exit_code in (2, 3), (key, table[key])
