@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +24,7 @@ from gopt.artifact.manifest import (
     RankEntry,
     Shape,
 )
+from gopt.artifact.pieces import Place, place_shape
 from gopt.artifact.report_record import REPORT_FILE, Report
 from gopt.collectives.messages import MESSAGES, ROUND_INPUT
 from gopt.collectives.table import COLLECTIVES
@@ -255,6 +257,9 @@ class _Checker:
                     elements = self._box(
                         f"{where}[{number}].pieces[{index}].box", piece.tensor, self.shapes[piece.tensor], piece.box
                     )  # fmt: skip
+                if piece.every is not None:
+                    key = f"{where}[{number}].pieces[{index}].every"
+                    elements = self._rows(key, piece.tensor, self.shapes[piece.tensor], piece.place)
                 if piece.stop < piece.start or elements is None or piece.stop > elements:
                     key = f"{where}[{number}].pieces[{index}]"
                     what = f"[{piece.start}, {piece.stop}) is not a range of its elements"
@@ -269,6 +274,15 @@ class _Checker:
             if len(ends) % 2 or list(ends) != sorted(ends) or not inside:
                 _refuse(self.name, where, f"its {len(ends)} ends are no ranges of a dimension of {size}, in order")
         return box_elements(box)
+
+    def _rows(self, where: str, tensor: str, shape: Shape | None, place: Place) -> int:
+        """The elements of every step-th row; raises InputError where rows cannot be told apart like this."""
+        first, step = place[1] or (0, 1)
+        sizes = [size for size in shape or () if isinstance(size, int)]
+        if not sizes or len(sizes) != len(shape or ()) or not 0 <= first < step:
+            _refuse(self.name, where, f"[{first}, {step}] is no first row of {show(tensor)} and a step beyond it")
+        elements: int = prod(place_shape(place, sizes))
+        return elements
 
     def _typed(self, where: str, dtype: str, shape: Shape | None) -> None:
         if not known(dtype) or dtype == "string":

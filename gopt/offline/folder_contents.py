@@ -7,7 +7,7 @@ in blocks, for their digests.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from gopt.artifact.checkpoint_index import INDEX_FILE, FileEntry, check_states_f
 from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import check_source, read_manifest, read_report
 from gopt.artifact.path_diagnostics import check_folder
+from gopt.artifact.pieces import Place, place_shape, put
 from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_record import REPORT_FILE, Report
 from gopt.errors import InputError, OptionError
@@ -31,7 +32,7 @@ from gopt.ir.types import TensorType, numpy_dtype
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
 from gopt.sanitize import show
-from gopt.sharding.boxes import Box, box_shape, in_grid, put, rows_of
+from gopt.sharding.boxes import in_grid, rows_of
 
 
 @dataclass(slots=True)
@@ -120,7 +121,7 @@ def _check_complete(home: Path, manifest: Manifest, mesh: Mesh, values: Mapping[
 
 def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
     """The value of every state of which all pieces are present."""
-    pieces: dict[str, dict[Box | None, dict[int, Tensor]]] = {}
+    pieces: dict[str, dict[Place, dict[int, Tensor]]] = {}
     files = read_index(folder, manifest).files if checkpoint else {}
     for rank in manifest.ranks:
         stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, rank)
@@ -132,7 +133,7 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
                 what = f"{show(state.input)} is {tensor.type}, its pieces have another number of elements"
                 raise InputError(f"rank {rank.rank}: {what}")
             for piece in state.pieces:
-                inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.box, {})
+                inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.place, {})
                 if piece.start not in inside:
                     inside[piece.start] = tensor.flat_slice(start, start + piece.elements)
                 start += piece.elements
@@ -146,29 +147,40 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
     return found
 
 
-def _put_together(name: str, type: TensorType, parts: Mapping[Box | None, Mapping[int, Tensor]]) -> Tensor:
-    """A tensor from its pieces, by box and place inside it; raises InputError where they do not tile it."""
-    if not in_grid(parts.keys(), type.dims if type.static else ()):
-        raise InputError(f"the pieces of {name} do not tile it: their boxes leave or repeat elements of {type}")
-    whole = {box: _inside(name, type, box, inside) for box, inside in parts.items()}
-    if None in whole:
-        return whole[None]
-    rows = {rows_of(box, type.dims): tensor for box, tensor in whole.items() if box is not None}
-    if None not in rows:
+def _put_together(name: str, type: TensorType, parts: Mapping[Place, Mapping[int, Tensor]]) -> Tensor:
+    """A tensor from its pieces, by place and start inside it; raises InputError where they do not tile it."""
+    if not _tiled(parts.keys(), type):
+        raise InputError(f"the pieces of {name} do not tile it: their boxes or rows leave or repeat elements of {type}")
+    whole = {place: _inside(name, type, place, inside) for place, inside in parts.items()}
+    if (None, None) in whole:
+        return whole[None, None]
+    rows = {rows_of(box, type.dims): tensor for (box, _), tensor in whole.items() if box is not None}
+    if rows and None not in rows:
         return Tensor(type, parts=tuple(rows[place] for place in sorted(filter(None, rows))))
 
     def read() -> np.ndarray:
         array = np.empty(type.dims, numpy_dtype(type.dtype))
-        for box, tensor in whole.items():
-            put(array, box, tensor.numpy().reshape(-1), 0)
+        for place, tensor in whole.items():
+            put(array, place, tensor.numpy().reshape(-1), 0)
         return array
 
     return Tensor(type, reader=read)
 
 
-def _inside(name: str, type: TensorType, box: Box | None, pieces: Mapping[int, Tensor]) -> Tensor:
-    """What is in a box, from its pieces by their start."""
-    whole, place = type if box is None else TensorType(type.dtype, box_shape(box)), 0
+def _tiled(places: Collection[Place], type: TensorType) -> bool:
+    """Whether places tile a tensor: all its rows dealt out by one step, or a grid of boxes."""
+    dealt = [every for box, every in places if every is not None and box is None]
+    if dealt:
+        step = dealt[0][1]
+        return type.static and len(dealt) == len(places) and sorted(dealt) == [(first, step) for first in range(step)]
+    if any(every for _, every in places):
+        return False
+    return in_grid({box for box, _ in places}, type.dims if type.static else ())
+
+
+def _inside(name: str, type: TensorType, within: Place, pieces: Mapping[int, Tensor]) -> Tensor:
+    """What is in a box, or in some rows, from its pieces by their start."""
+    whole, place = type if within == (None, None) else TensorType(type.dtype, place_shape(within, type.dims)), 0
     for start in sorted(pieces):
         part = pieces[start].type
         if start != place or part.dtype != type.dtype:
