@@ -35,6 +35,7 @@ from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankState
 from gopt.parameter_server.report import build_split_report
 from gopt.parameter_server.split import SplitStep
+from gopt.parameter_server.tables import Layout, TableLayout
 
 TRAINER_FILES = RankFiles("trainer", alone=True)
 SERVER_FILES = RankFiles("server")
@@ -84,8 +85,25 @@ def _entries(split: SplitStep) -> Iterator[RankEntry]:
     shared = tuple(map(_local_state, split.server_graphs.common))
     for part in split.server_graphs.ranks:
         number = split.options.trainers + part.rank
-        own = tuple(map(_local_state, part.states))
+        own = tuple(_table_state(split, state) or _local_state(state) for state in part.states)
         yield RankEntry(number, "server", {part.phase.name: SERVER_FILES.of(part.rank, part.phase)}, (*shared, *own))
+
+
+def _table_state(split: SplitStep, state: RankState) -> LocalState | None:
+    """A state of a part of a table; None for any other."""
+    found = split.table_states.get(state.input)
+    if found is None:
+        return None
+    layout, server = found
+    rows, columns, name = layout.row_ids(server), layout.columns(server), state.pieces[0].tensor
+    elements = len(rows) * len(columns)
+    if layout.layout is Layout.MODULO:
+        piece = Piece(name, 0, elements, every=(rows.start, rows.step))
+    elif len(columns) < layout.width:
+        piece = Piece(name, 0, elements, ((0, layout.rows), (columns.start, columns.stop)))
+    else:
+        piece = Piece(name, rows.start * layout.width, rows.stop * layout.width)
+    return LocalState(state.input, state.output, (piece,))
 
 
 def _local_state(state: RankState) -> LocalState:
@@ -135,7 +153,9 @@ def _plan_states(split: SplitStep) -> StatesFile:
         if state.input in seen or any(piece.tensor not in source for piece in state.pieces):
             continue
         seen.add(state.input)
-        values.add([(state.input, _value(state, source))])
+        part = split.table_states.get(state.input)
+        tensor = _value(state, source) if part is None else _table_value(state, source[state.pieces[0].tensor], *part)
+        values.add([(state.input, tensor)])
     states = {state.tensor for state in split.training.states}
     for name, tensor in source.items():
         if name not in states and name not in seen and tensor.nbytes > INLINE:
@@ -149,6 +169,19 @@ def _value(state: RankState, source: dict[str, Tensor]) -> Tensor:
         return source[state.pieces[0].tensor]
     parts = tuple(_part(source[piece.tensor], piece.start, piece.stop) for piece in state.pieces)
     return Tensor(state.type, parts=parts)
+
+
+def _table_value(state: RankState, tensor: Tensor, layout: TableLayout, server: int) -> Tensor:
+    """The start value of a part of a table."""
+    rows, columns = layout.row_ids(server), layout.columns(server)
+    if layout.layout not in (Layout.MODULO, Layout.COLUMNS):
+        return _part(tensor, rows.start * layout.width, rows.stop * layout.width)
+
+    def read() -> np.ndarray:
+        whole = np.asarray(tensor.read()).reshape(layout.rows, layout.width)
+        return np.ascontiguousarray(whole[rows.start : rows.stop : rows.step, columns.start : columns.stop]).reshape(-1)
+
+    return Tensor(state.type, reader=read)
 
 
 def _part(tensor: Tensor, start: int, stop: int) -> Tensor:

@@ -6,7 +6,7 @@ gradients and their own states depend on, up to the states that servers hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gopt.analysis.graph_walks import GraphIndex
@@ -14,6 +14,7 @@ from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.analysis.updates import Updates
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
+from gopt.parameter_server.table_choice import TableChoice
 from gopt.sanitize import show
 
 
@@ -35,8 +36,11 @@ class Homes:
     merged: dict[str, str]
 
 
-def find_homes(training: TrainingGraph, updates: Updates, weight: str = "") -> Homes:
-    """Share a step out. ``weight``: a value that trainers send with their gradients.
+def find_homes(
+    training: TrainingGraph, updates: Updates, weight: str = "", tables: TableChoice = TableChoice()
+) -> Homes:
+    """Share a step out. ``weight``: a value that trainers send with their gradients; ``tables``: parameters of which
+    trainers have single rows alone.
 
     Raises UnsupportedError, with the value's name, for an update that reads a batch or random numbers beside its
     gradients.
@@ -58,10 +62,15 @@ def find_homes(training: TrainingGraph, updates: Updates, weight: str = "") -> H
     _refuse_batch(training, server_ids, reached)
     local = [state.updated for state in training.states if state.tensor not in served]
     wanted = [training.loss, *(name for name in training.metrics if name not in metrics), *local]
-    wanted += [*(training.gradients[name] for name in updates.subgraphs), *training.shared.values()]
+    dense = (name for name in updates.subgraphs if name not in tables.parameters)
+    wanted += [
+        *(training.gradients[name] for name in dense),
+        *training.shared.values(),
+        *_read_of_tables(index, tables),
+    ]
     trainer_ids: set[int] = set()
     read: set[str] = set()
-    _walk(index, [*wanted, *filter(None, [weight])], set(training.shared), trainer_ids, read)
+    _walk(index, [*wanted, *filter(None, [weight])], {*training.shared, *tables.rows}, trainer_ids, read)
     return Homes(
         tuple(node for node in graph.nodes if id(node) in server_ids),
         tuple(node for node in graph.nodes if id(node) in trainer_ids),
@@ -71,6 +80,16 @@ def find_homes(training: TrainingGraph, updates: Updates, weight: str = "") -> H
         tuple(metrics),
         {made: own for made, own in training.shared.items() if made in reached},
     )
+
+
+def _read_of_tables(index: GraphIndex, tables: TableChoice) -> Iterator[str]:
+    """What trainers need for pulling and pushing rows."""
+    for served in tables.served:
+        yield from (lookup.ids for lookup in served.table.lookups)
+        for term in served.table.terms:
+            yield from (term.ids, term.rows)
+            for node in term.scaling:
+                yield from (name for name in node.reads if index.one_element(name))
 
 
 def _in_update(index: GraphIndex, name: str) -> bool:

@@ -21,8 +21,9 @@ class SplitOptions:
     """The options of ``gopt split``. Raises OptionError for a value that is none, and for options that do not compose.
 
     ``given``: the user's server map, piece or pattern -> server. ``cap``: bytes of a message that carries several keys.
-    ``wire``: the type in which gradients and parameters travel, '' for their own. The others are as in
-    ``ServerPlanEntry``.
+    ``wire``: the type in which gradients and parameters travel, '' for their own. ``tables``: parameter or pattern ->
+    layout of a table (``plan_tables``); ``tables_off``: every parameter is pulled whole; ``table_memory``: bytes that a
+    server has for tables. The others are as in ``ServerPlanEntry``.
     """
 
     trainers: int
@@ -41,6 +42,9 @@ class SplitOptions:
     count: str = "round"
     wire: str = ""
     cap: int = 4 << 20
+    tables: Mapping[str, str] = field(default_factory=dict)
+    tables_off: bool = False
+    table_memory: int | None = None
 
     def __post_init__(self) -> None:
         for what, count in (("--trainers", self.trainers), ("--servers", self.servers)):

@@ -7,7 +7,7 @@ cut. A bucket is the units of one server whose gradients travel in one message.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -21,6 +21,7 @@ from gopt.parameter_server.components import components
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import PieceSize, place
 from gopt.parameter_server.slicing import pieces, static_shape
+from gopt.parameter_server.table_choice import TableChoice, choose_tables
 from gopt.sanitize import show
 
 
@@ -85,11 +86,15 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """All buckets, in the order in which their gradients are complete; ``owners``: parameter -> its pieces in order."""
+    """All buckets, in the order in which their gradients are complete; ``owners``: parameter -> its pieces in order.
+
+    ``tables``: parameters that are in no bucket, because trainers pull and push their rows.
+    """
 
     updates: Updates
     buckets: tuple[Bucket, ...]
     owners: Mapping[str, tuple[PlacedPiece, ...]]
+    tables: TableChoice = field(default_factory=TableChoice)
 
     @property
     def units(self) -> list[Unit]:
@@ -113,20 +118,26 @@ def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
     if apart:
         _refuse_common(updates)
     types = training.graph.types
+    tables = choose_tables(training, updates, options)
     cut = {
         name: pieces(static_shape(name, types[name].shape), options.slicing, options.servers, options.minimum)
-        for name, subgraph in updates.subgraphs.items() if _may_cut(subgraph, apart)
+        for name, subgraph in updates.subgraphs.items() if _may_cut(subgraph, apart) and name not in tables.parameters
     }  # fmt: skip
     # What stays in one piece completes a reduction of its own, such as a trust ratio: no call among servers is needed.
     kept = (name for name, each in updates.subgraphs.items() if len(cut.get(name, ())) < 2 and _private(each, updates))
-    whole = frozenset(name for name in kept if updates.subgraphs[name].mode is Mode.SPLIT)
+    whole = frozenset(name for name in kept if updates.subgraphs[name].mode is Mode.SPLIT) - tables.parameters
     if whole:
         updates = find_updates(training, whole_accumulators=False, uncut=whole)
-    owners = _place(training, updates, {name: ranges for name, ranges in cut.items() if name not in whole}, options)
-    units = _Units(training, updates, owners, options)
+    tables = replace(
+        tables, served=tuple(replace(each, subgraph=updates.subgraphs[each.table.parameter]) for each in tables.served)
+    )
+    left = {name: each for name, each in updates.subgraphs.items() if name not in tables.parameters}
+    dense = replace(updates, subgraphs=left)
+    owners = _place(training, dense, {name: ranges for name, ranges in cut.items() if name not in whole}, options)
+    units = _Units(training, dense, owners, options)
     ordered = sorted(units.all(), key=lambda unit: (unit.ready, -1 if unit.server is None else unit.server))
     ordered = [replace(unit, number=number) for number, unit in enumerate(ordered)]
-    return ServerPlan(updates, tuple(_buckets(ordered, options)), owners)
+    return ServerPlan(updates, tuple(_buckets(ordered, options)), owners, tables)
 
 
 def _may_cut(subgraph: UpdateSubgraph, apart: bool) -> bool:

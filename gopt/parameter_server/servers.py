@@ -20,8 +20,10 @@ from gopt.mesh import Mesh, Sees
 from gopt.parameter_server.homes import Homes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import Bucket, ServerPlan, Unit
+from gopt.parameter_server.table_choice import ServedTable
 from gopt.parameter_server.views import ROUND, role_view
 from gopt.passes.shard.gradient_reduction import ReducedValue
+from gopt.passes.shard.loss_weights import constant_value
 from gopt.passes.shard.plan import ParameterGroup, WholeBucket
 from gopt.passes.shard.scalar_reductions import PartialScalar, ScalarReductions
 from gopt.passes.shard.split import GroupEmitter
@@ -40,9 +42,10 @@ class ServerKey:
     """What a server has of a unit, or of one parameter of a whole unit: what is merged, and its states before and
     after the update, the parameter first."""
 
-    unit: Unit
+    unit: Unit | None
+    """None for a part of a table."""
     number: int
-    """Of a whole unit: which of its subgraphs."""
+    """Of a whole unit: which of its subgraphs; of a table: the server."""
     gradient: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -56,6 +59,8 @@ class ServerProgram:
     program: SpmdProgram
     keys: dict[int, list[ServerKey]] = field(default_factory=dict)
     """Bucket -> its keys."""
+    tables: dict[int, list[ServerKey]] = field(default_factory=dict)
+    """Table -> its parts."""
     merged: dict[str, int] = field(default_factory=dict)
     """Value that servers read as a merge over trainers -> its bucket."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -72,6 +77,8 @@ def server_program(training: TrainingGraph, plan: ServerPlan, homes: Homes, opti
         emitter.bucket(bucket)
     for made in homes.merged:
         emitter.value(made)
+    for served in plan.tables.served:
+        emitter.table(served)
     emitter.read_merged()
     emitter.scalars.complete(emitter.partials)
     emitter.rewriter.finish()
@@ -147,6 +154,51 @@ class _Emitter:
             names += [key_name(unit, number) for number, _ in enumerate(unit.subgraphs)]
             keys += self._whole(unit)
         self._aggregate(bucket.number, names, merged, _on(bucket.server))
+
+    def table(self, served: ServedTable) -> None:
+        """The parts of a table, each on its server: the update of all of its rows, those without a gradient too."""
+        parts = [self._table_part(served, place) for place in range(len(served.layout.servers))]
+        self.out.tables[served.number] = parts
+        for node in served.subgraph.nodes:
+            self.rewriter.remove(node, f"the update runs on parts of table {served.table.parameter}")
+
+    def _table_part(self, served: ServedTable, place: int) -> ServerKey:
+        table, server = served.table, served.layout.servers[place]
+        rows, columns = served.layout.local_rows(server), len(served.layout.columns(server))
+        root, where = f"gopt.ps.t{served.number}.part{place}", _on(server)
+        dtype = self.program.graph.types[table.gradient].dtype
+        add = self.rewriter.add
+        reduce = self.options.loss_reduction.rule.value
+        merged = {f"{root}.ids": TensorType("int64", (None,)), f"{root}.rows": TensorType(dtype, (None, columns))}
+        attributes = {
+            "table": served.number, "parameter": table.parameter, "dtype": dtype, "width": columns, "reduce": reduce,
+        }  # fmt: skip
+        add("AggregateRows", [ROUND], merged, domain=COMM, attributes=attributes, sharding=where)
+        shape = self.scalars.constant(f"shape{rows}_{columns}", [rows, columns])
+        zeros = {"value": constant_value([0.0], dtype)}
+        whole = TensorType(dtype, (rows, columns))
+        add("ConstantOfShape", [shape], {f"{root}.zeros": whole}, attributes=zeros, sharding=where)
+        last = {f"{root}.places": TensorType("int64", (None, 1))}
+        add("Unsqueeze", [f"{root}.ids", self.scalars.constant("last_axis", [1])], last, sharding=where)
+        inputs = [f"{root}.zeros", f"{root}.places", f"{root}.rows"]
+        add("ScatterND", inputs, {f"{root}.dense": whole}, sharding=where)
+        flat = {f"{root}.gradient": TensorType(dtype, (rows * columns,))}
+        add("Reshape", [f"{root}.dense", self.scalars.constant("one", [-1])], flat, sharding=where)
+        starts = [served.elements(each) for each in served.layout.servers[:place]]
+        return self._update_part(served, server, root, sum(starts), rows * columns)
+
+    def _update_part(self, served: ServedTable, server: int, root: str, start: int, elements: int) -> ServerKey:
+        """``start``: elements of the parts before this one; the manifest says which of the tensor they are."""
+        cuts = (0,) * (server + 1) + (elements,) * (self.options.servers - server)
+        where = Sharding.along(SERVER, FlatShard(cuts, 0, elements))
+        group = ParameterGroup((served.subgraph,), (0,), where, ((start, start + elements),))
+        emitter = GroupEmitter(self.rewriter, group, root, self.scalars, {}, owned=True)
+        emitter.run(ReducedValue(f"{root}.gradient"), alone=True)
+        self.partials += emitter.partials
+        states = list(emitter.states.values())
+        self.states += states
+        inputs, outputs = tuple(each.input for each in states), tuple(each.output for each in states)
+        return ServerKey(None, server, f"{root}.rows", inputs, outputs, TensorType(served.table.dtype, (elements,)))
 
     def value(self, made: str) -> None:
         """A number of the trainers' forward, merged, on every server."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.pieces import Piece
-from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry
+from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry, TableEntry
 from gopt.errors import InvariantError, OptionError, UnsupportedError
 from gopt.ir.types import TensorType
 from gopt.lower.invariants import Check
@@ -16,6 +16,8 @@ from gopt.parameter_server.homes import Homes, find_homes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import ServerPlan, make_plan
 from gopt.parameter_server.servers import ServerKey, ServerProgram, key_name, server_program
+from gopt.parameter_server.table_choice import ServedTable
+from gopt.parameter_server.tables import TableLayout
 from gopt.parameter_server.trainers import Scalars, trainer_program
 from gopt.program import SpmdProgram
 from gopt.sanitize import show
@@ -34,6 +36,9 @@ class SplitStep:
     trainer_graphs: LoweredProgram
     server_graphs: LoweredProgram
     keys: tuple[KeyEntry, ...]
+    tables: tuple[TableEntry, ...]
+    table_states: Mapping[str, tuple[TableLayout, int]]
+    """State of a part of a table, as its server calls it -> the table's layout, and the server."""
     reasons: dict[str, str]
     checks: tuple[Check, ...]
 
@@ -48,6 +53,7 @@ class SplitStep:
             servers=options.servers, mode=options.mode, pull=options.pulls, fixed_trainers=options.fixed_trainers,
             every=options.every, compensation=options.compensation, count=options.count,
             slicing=options.slicing.value, minimum=options.minimum, placement=options.placement.value, keys=self.keys,
+            tables=self.tables,
         )  # fmt: skip
 
 
@@ -61,7 +67,7 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
             f"--accumulate: the update reads {show(name)} of the forward, and every micro-step has its own"
         )
     plan = make_plan(training, options)
-    homes = find_homes(training, plan.updates, options.loss_reduction.value)
+    homes = find_homes(training, plan.updates, options.loss_reduction.value, plan.tables)
     _check_apart(homes, options)
     servers = server_program(training, plan, homes, options)
     scalars = _scalars(training, plan, homes, servers)
@@ -70,8 +76,14 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     server_graphs = lower(servers.program, range(options.servers))
     keys = tuple(_keys(training, plan, servers, scalars))
     checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
+    tables = tuple(_table(served, servers.tables[served.number]) for served in plan.tables.served)
+    table_states = {
+        name: (served.layout, part.number)
+        for served in plan.tables.served for part in servers.tables[served.number] for name in part.inputs
+    }  # fmt: skip
     return SplitStep(
-        training, options, plan, homes, trainer, servers.program, trainer_graphs, server_graphs, keys,
+        training, options, plan, homes, trainer, servers.program, trainer_graphs, server_graphs, keys, tables,
+        table_states,
         servers.reasons, checks,
     )  # fmt: skip
 
@@ -132,11 +144,21 @@ def _scalar_key(
 
 def _parameter_key(training: TrainingGraph, key: ServerKey, bucket: int) -> KeyEntry:
     unit = key.unit
+    assert unit is not None
     placed = unit.pieces if unit.split else unit.pieces[key.number : key.number + 1]
     pieces = tuple(Piece(piece.parameter, piece.start, piece.stop) for piece in placed)
     return KeyEntry(
         key_name(unit, key.number), KeyKind.PARAMETER, unit.server, bucket, key.type.dtype, key.type.dtype,
         key.type.dims, pieces, key.gradient, key.inputs, key.outputs,
+    )  # fmt: skip
+
+
+def _table(served: ServedTable, parts: Sequence[ServerKey]) -> TableEntry:
+    table, layout = served.table, served.layout
+    return TableEntry(
+        table.parameter, layout.layout.value, table.rows, table.width, table.dtype, layout.servers, layout.cuts,
+        tuple(part.inputs[0] for part in parts), tuple(part.outputs[0] for part in parts),
+        tuple(part.gradient for part in parts),
     )  # fmt: skip
 
 

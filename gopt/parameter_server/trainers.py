@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.loss_reduction import LossRule
@@ -23,6 +24,7 @@ from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import Bucket, PlacedPiece, ServerPlan, Unit
 from gopt.parameter_server.servers import PASS, key_name
 from gopt.parameter_server.slicing import piece_shape
+from gopt.parameter_server.table_pulls import TableWriter
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
 from gopt.passes.shard.loss_weights import constant_value
 from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
@@ -56,10 +58,15 @@ def trainer_program(
         view.graph.outputs[state.updated] = training.graph.types[state.updated]
     program = SpmdProgram(view, view.graph.copy(), Mesh((("dp", 1),)), [], micro_steps=options.accumulate)
     writer = _Writer(program, training, plan, homes, options)
+    tables = TableWriter(writer.rewriter, {name: options.wire for name in ("float32", "float64") if options.wire})
+    for served in plan.tables.served:
+        tables.pull(served)
     if not at_end:
         writer.pull_at_start(scalars)
     pushed = writer.accumulate() if options.accumulate > 1 else {}
     done = writer.push(pushed, scalars)
+    for served in plan.tables.served:
+        done = tables.push(served, done, writer.weight)
     done = writer.pull_at_end(scalars, done) if at_end else done
     done = writer.metrics(scalars, done)
     writer.rewriter.add("Identity", [done], {DONE: ROUND_TYPE})
@@ -201,7 +208,7 @@ class _Writer:
     def push(self, instead: Mapping[str, str], scalars: Scalars) -> str:
         """Push each bucket once its gradients are complete; returns the token. ``instead``: gradient -> what is sent in
         its place."""
-        token, weight = ROUND, self._weight()
+        token, weight = ROUND, self.weight
         for made, bucket in scalars.values.items():
             own = self.homes.merged[made]
             for server in range(self.options.servers):
@@ -260,7 +267,8 @@ class _Writer:
             self._pull_node(0, bucket, [name], done, "after", {name: type}, None)
         return done
 
-    def _weight(self) -> str:
+    @cached_property
+    def weight(self) -> str:
         """This trainer's weight in merges, or ''."""
         if self.options.loss_reduction.rule is not LossRule.WEIGHTED:
             return ""

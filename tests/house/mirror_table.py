@@ -74,6 +74,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),
     **_each("runtime.training.hyper_parameters", "values fed in every step", "runtime/test_run.py"),
+    **_each("parameter_server.table_pulls", "rows on trainers", "parameter_server/test_table_choice.py"),
     **_each("artifact.pieces artifact.server_entries", _RECORDS, "parameter_server/test_parameter_server_split.py"),
     **_each("collectives.messages", "messages as schemas", "collectives/test_schemas.py"),
     **_each("sharding.traffic", "bytes of calls", "offline/test_times.py", "passes/test_overlap.py"),

@@ -1,0 +1,78 @@
+"""Tables in a split: rows in place of parameters, on trainers and on servers; and what stays dense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from helpers import ROOT
+
+from gopt import api
+from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.server_entries import Mode
+from gopt.errors import OptionError
+from gopt.ir.load import load
+from gopt.parameter_server.options import SplitOptions
+from gopt.parameter_server.table_choice import without_empty_parts
+from gopt.parameter_server.tables import Layout, TableLayout
+
+SPARSE = ("dlrm_adagrad", "nce_sgd", "sampled_softmax_adagrad", "towers_adam", "tree_softmax_momentum")
+
+
+def split(name: str, servers: int = 2, **given: object) -> api.Split:
+    options = SplitOptions(**{"trainers": 2, "servers": servers, "minimum": 16, **given})  # type: ignore[arg-type]
+    return api.split(api.load(ROOT / f"fixtures/sparse/{name}.onnx"), options)
+
+
+@pytest.mark.parametrize("layout", ["whole", "modulo", "range", "columns"])
+@pytest.mark.parametrize("name", SPARSE)
+def test_trainers_have_rows_and_servers_have_parts_that_tile(name: str, layout: str, tmp_path: Path) -> None:
+    made = split(name, 3, tables={"*": layout})
+    made.write(tmp_path / "out")
+    manifest, _ = read_manifest(tmp_path / "out")
+    assert manifest.parameter_server is not None and manifest.parameter_server.tables
+    trainer = onnx.load(tmp_path / "out/trainer.onnx", load_external_data=False).graph
+    values = {name for node in trainer.node for name in (*node.input, *node.output)}
+    source = api.load(ROOT / f"fixtures/sparse/{name}.onnx").training
+    for table in manifest.parameter_server.tables:
+        assert table.parameter not in values and source.gradients[table.parameter] not in values
+        held = np.full((table.rows, table.width), np.nan, "f4")
+        whole = source.graph.initializers[table.parameter].numpy().reshape(table.rows, table.width)
+        for place, server in enumerate(table.servers):
+            graph = load(tmp_path / f"out/server_{server:04d}.onnx", own=True)
+            value = graph.initializers[table.inputs[place]].numpy()
+            shared = TableLayout(
+                table.parameter, table.rows, table.width, Layout(table.layout), table.servers, table.cuts
+            )  # fmt: skip
+            rows, columns = shared.row_ids(server), shared.columns(server)
+            part = value.reshape(len(rows), len(columns))
+            held[rows.start : rows.stop : rows.step, columns.start : columns.stop] = part
+        np.testing.assert_array_equal(held, whole)
+
+
+def test_each_lookup_and_each_gradient_is_one_message() -> None:
+    made = split("dlrm_adagrad", tables={"*": "modulo"})
+    count = len(made.step.plan.tables.served)
+    graph = made.step.trainer_graphs.ranks[0]
+    ops = [node.op_type for node in graph.calls]
+    assert count and ops.count("PullRows") == ops.count("PushRows") == count
+
+
+@pytest.mark.parametrize("given", [{"mode": Mode.ASYNC}, {"accumulate": 2}, {"tables_off": True}])
+def test_tables_stay_dense_where_rows_cannot_be_merged(given: dict[str, object]) -> None:
+    assert not split("dlrm_sgd", **given).step.plan.tables.served
+
+
+def test_a_wish_that_cannot_be_met_says_why() -> None:
+    with pytest.raises(OptionError) as refused:
+        split("dlrm_sgd", accumulate=2, tables={"*": "modulo"})
+    assert any("micro-steps" in hint for hint in refused.value.hints)
+
+
+def test_parts_without_elements_are_left_out() -> None:
+    columns = TableLayout("t", 9, 2, Layout.COLUMNS, (3, 0, 1), (0, 0, 1, 2))
+    assert without_empty_parts(columns) == TableLayout("t", 9, 2, Layout.COLUMNS, (0, 1), (0, 1, 2))
+    few = without_empty_parts(TableLayout("t", 2, 4, Layout.MODULO, (2, 1, 0)))
+    assert few.servers == (2, 1) and [few.local_rows(server) for server in few.servers] == [1, 1]
