@@ -35,6 +35,8 @@ class TrainerMessages:
     other: Callable[[Message], None]
     position: Callable[[int], None]
     mark: Callable[[str, float, float], None]
+    noted: Callable[[Any], None] = lambda note: None
+    """Called with what a server says beside the values."""
     bytes_pushed: int = 0
     bytes_pulled: int = 0
     _weighted: set[int] = field(default_factory=set)
@@ -136,6 +138,8 @@ class TrainerMessages:
         message = self.endpoint.receive(awaited=awaited)
         if message.kind is Kind.VALUES:
             self._came[message.source, message.key, message.round] = message
+            if message.note is not None:
+                self.noted(message.note)
         elif message.kind is Kind.ROWS:
             self.rows.take(message)
         elif message.kind is Kind.REFUSED:
