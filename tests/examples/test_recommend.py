@@ -1,4 +1,4 @@
-"""The example with tables on servers: the same curve as whole gradients on ranks, and another one where rows go astray."""
+"""The example with tables on servers: the same curve as whole gradients on ranks."""
 
 from __future__ import annotations
 
