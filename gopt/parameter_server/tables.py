@@ -13,7 +13,6 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from gopt.artifact.server_entries import TableEntry
 from gopt.errors import InputError, InvariantError
 from gopt.sanitize import show
 
@@ -65,11 +64,6 @@ class TableLayout:
         counted = parts == {Layout.DENSE: 0, Layout.WHOLE: 1}.get(self.layout, max(parts, 1))
         if not tiled or not counted or len(set(self.servers)) != parts or list(self.cuts) != sorted(self.cuts):
             raise InvariantError(f"the parts of table {self.name} do not tile it")
-
-    @classmethod
-    def of(cls, entry: TableEntry) -> TableLayout:
-        """The layout of a table of a manifest."""
-        return cls(entry.parameter, entry.rows, entry.width, Layout(entry.layout), entry.servers, entry.cuts)
 
     def part(self, server: int) -> int | None:
         """The part that a server has; None for a server without one."""

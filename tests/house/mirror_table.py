@@ -86,7 +86,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("runtime.training.hyper_parameters", "values fed in every step", "runtime/test_run.py"),
     **_each("parameter_server.table_pulls", "rows on trainers", "parameter_server/test_table_choice.py"),
     **_each(
-        "artifact.pieces artifact.server_entries artifact.table_parts", _RECORDS,
+        "artifact.server_entries artifact.table_parts", _RECORDS,
         "parameter_server/test_parameter_server_split.py", "parameter_server/test_table_choice.py",
     ),
     **_each("collectives.messages", "messages as schemas", "collectives/test_schemas.py"),

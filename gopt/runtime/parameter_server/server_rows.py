@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gopt.artifact.server_entries import TableEntry
+from gopt.artifact.table_parts import table_layout
 from gopt.errors import RunError
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
-from gopt.parameter_server.tables import TableLayout
 from gopt.runtime.merge import Contribution, merge_rows
 from gopt.runtime.messages.message import Message
 from gopt.runtime.session import Array
@@ -31,7 +31,7 @@ def table_parts(tables: Sequence[TableEntry], server: int) -> dict[int, TablePar
     """Number of a table -> what a server has of it."""
     found = {}
     for number, entry in enumerate(tables):
-        layout = TableLayout.of(entry)
+        layout = table_layout(entry)
         place = layout.part(server)
         if place is not None:
             rows, columns = layout.local_rows(server), len(layout.columns(server))

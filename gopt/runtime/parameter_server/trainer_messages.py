@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from gopt.artifact.table_parts import table_layout
 from gopt.collectives.layout import parse_shapes
 from gopt.errors import RunError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import numpy_dtype
-from gopt.parameter_server.tables import TableLayout
 from gopt.runtime.bound_calls import CollectiveFuture
 from gopt.runtime.memory import Pool, unpack_views
 from gopt.runtime.messages.endpoint import Endpoint, Sent
@@ -50,7 +50,7 @@ class TrainerMessages:
     """Pulls and pushes of tables."""
 
     def __post_init__(self) -> None:
-        layouts = [TableLayout.of(entry) for entry in self.server_job.plan.tables]
+        layouts = [table_layout(entry) for entry in self.server_job.plan.tables]
         self.rows = TableRows(layouts, self.endpoint, self.server_job.server, self.receive, self.position)
 
     def prepare(self, graph: Graph) -> Graph:

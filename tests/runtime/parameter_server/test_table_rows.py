@@ -11,6 +11,7 @@ from helpers import ROOT
 from gopt import api
 from gopt.artifact.checkpoint_index import step_dir
 from gopt.errors import GoptError
+from gopt.ir.load import load
 from gopt.mesh import Mesh
 from gopt.offline.folder_contents import read_folder
 from gopt.parameter_server.options import SplitOptions
@@ -19,7 +20,7 @@ from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.contributions import Contributions
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.run import run_in_threads
-from gopt.runtime.parameter_server.table_rows import coalesce
+from gopt.runtime.parameter_server.table_rows import coalesce, pulls_first
 from gopt.runtime.training.job import Job, Progress
 from gopt.runtime.training.train import Trainer
 
@@ -104,6 +105,27 @@ def test_a_row_that_is_none_is_refused_by_table_and_number(tmp_path: Path) -> No
     wrong = batches(tmp_path / "wrong.npz", wrong=True)
     with pytest.raises(GoptError, match=r"id 24 .*table2.* 24 rows"):
         run(folder(tmp_path, "modulo"), wrong)
+
+
+def test_all_requests_leave_before_an_answer_is_read(tmp_path: Path) -> None:
+    graph = load(folder(tmp_path, "modulo") / "trainer.onnx", own=True)
+    kept = {node.label: tuple(node.inputs) for node in graph.nodes}
+    pulls_first(graph)
+    assert {node.label: tuple(node.inputs) for node in graph.nodes} == kept
+    pulls = [place for place, node in enumerate(graph.nodes) if node.op_type == "PullRows"]
+    rows = {name for place in pulls for name in graph.nodes[place].outputs}
+    readers = [place for place, node in enumerate(graph.nodes) if rows.intersection(node.inputs)]
+    assert len(pulls) == 3 and max(pulls) < min(readers)
+    made = {*graph.inputs, *graph.initializers}
+    for node in graph.nodes:  # still in an order in which it can run
+        assert made.issuperset(filter(None, node.inputs))
+        made.update(node.outputs)
+
+
+def test_rows_travel_as_halves(tmp_path: Path, data: str) -> None:
+    narrow, wide = (run(folder(tmp_path, "columns", wire=wire), data) for wire in ("bfloat16", ""))
+    np.testing.assert_allclose(narrow, wide, rtol=2e-2)
+    assert narrow != wide
 
 
 def test_rows_that_are_listed_several_times_are_added_up() -> None:
