@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,21 @@ class Endpoint:
         """Go on without an endpoint that is lost: what is sent to it is done at once and reaches nobody; what has come
         from it whole can still be received."""
         self._hub.drop(self.number, number)
+
+    @property
+    def dropped(self) -> frozenset[int]:
+        """The endpoints without which this one goes on."""
+        return frozenset(self._hub.dropped[self.number])
+
+    def why_lost(self, number: int) -> str:
+        """Why an endpoint is lost; '' where it is not."""
+        return self._hub.lost.get(number, "")
+
+    def spare(self, numbers: Iterable[int]) -> None:
+        """Drop these endpoints without an error where one is lost while all come together: ``gather`` gives
+        None for it."""
+        with self._hub.changed:
+            self._hub.spared[self.number].update(numbers)
 
     def fail(self, error: BaseException) -> None:
         """Say that this endpoint cannot go on: the waits of all others end with an error that says so."""

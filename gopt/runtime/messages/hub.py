@@ -44,6 +44,8 @@ class Hub:
         """Endpoint that is lost -> why."""
         self.dropped: dict[int, set[int]] = {number: set() for number in local}
         """Of each endpoint: those without which it goes on."""
+        self.spared: dict[int, set[int]] = {number: set() for number in local}
+        """Of each endpoint: those that it drops by itself, where all come together and one is lost."""
         self._outboxes: dict[int, deque[Sending]] = {number: deque() for number in range(roster.size)}
         self._unsent = dict.fromkeys(local, 0)
         """Of each endpoint: messages that are not done."""
@@ -90,7 +92,9 @@ class Hub:
         with self.changed:
             self._wait(number, ready, deadline, awaited)
 
-    def _wait(self, number: int, ready: Ready, deadline: float | None, awaited: Callable[[], Awaited]) -> None:
+    def _wait(
+        self, number: int, ready: Ready, deadline: float | None, awaited: Callable[[], Awaited], together: bool = False
+    ) -> None:
         """Held: until it is ready. What is ready wins over a loss, and a failure over all."""
         seconds = self.settings.deadline if deadline is None else deadline
         until, idle = self._now() + seconds, 0
@@ -102,7 +106,11 @@ class Hub:
                 if self._may_go(number):
                     if ready():
                         return
-                    if (gone := self._missed(number, awaited)) is not None:
+                    gone = self._missed(number, awaited)
+                    if gone is not None and together and gone in self.spared[number]:
+                        self.drop(number, gone)
+                        continue
+                    if gone is not None:
                         raise failures.lost(self.roster, number, gone, self.lost[gone], awaited())
                 if self._advance():
                     idle = 0
@@ -198,7 +206,7 @@ class Hub:
             return Awaited(tuple(missing()), f"come to {what}")
 
         with self.changed:
-            self._wait(number, lambda: not missing(), deadline, awaited)
+            self._wait(number, lambda: not missing(), deadline, awaited, True)
             return [given[n].popleft() if given.get(n) else None for n in range(self.roster.size)]
 
     def _given(self, to: int, item: dict[str, Any]) -> None:
