@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .options import axis_option, axis_table, group_option, group_types, read_config, role_map, role_options
 from .terminal import print_json, print_note, print_text
+
+if TYPE_CHECKING:
+    from gopt.errors import InputError
+    from gopt.offline.inspect_folder import FolderInspection
+    from gopt.offline.inspect_split import SplitInspection
 
 
 @click.command("inspect")
@@ -31,7 +36,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
       gopt inspect step.onnx --text > tests/golden/step.txt
       gopt inspect step.ranks
     """
-    from gopt.errors import OptionError
+    from gopt.errors import InputError, OptionError
 
     if as_json and as_text:
         raise OptionError("--json and --text exclude each other")
@@ -47,21 +52,52 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
         if as_json:
             print_json(found.to_json())
         else:
-            from .render_inspect import render_folder
-
-            render_folder(found)
+            _render(found, folder)
     else:
         from gopt import api
         from gopt.offline.inspect import inspect_model
 
         groups, axes = group_types(given["group_type"]), axis_table(given["axis"], table)
-        inspection = inspect_model(api.load(path, roles=roles, group_types=groups, axes=axes))
+        try:
+            source = api.load(path, roles=roles, group_types=groups, axes=axes)
+        except InputError as error:
+            _role_of(folder, error, as_json)
+            return
+        inspection = inspect_model(source)
         if as_json:
             print_json(inspection.to_json())
         else:
             from .render_inspect import render_inspection
 
             render_inspection(inspection)
+
+
+def _role_of(path: Path, refusal: InputError, as_json: bool) -> None:
+    """Show a file of a split, which no step is; raises ``refusal`` for any other file."""
+    from gopt.offline.inspect_role import inspect_role
+
+    part = inspect_role(path)
+    if part is None:
+        raise refusal
+    if as_json:
+        print_json(part.to_json())
+        return
+    from .render_split import render_role
+
+    render_role(part)
+
+
+def _render(found: FolderInspection | SplitInspection, folder: Path) -> None:
+    from gopt.offline.inspect_split import SplitInspection
+
+    if isinstance(found, SplitInspection):
+        from .render_split import render_split
+
+        render_split(found, folder, written=False)
+        return
+    from .render_inspect import render_folder
+
+    render_folder(found)
 
 
 def _print_text(path: Path, roles: Any) -> None:
@@ -74,14 +110,18 @@ def _print_text(path: Path, roles: Any) -> None:
     from gopt.opaque.expand import expand
 
     if path.is_dir():
+        done: set[str] = set()
         for rank in read_manifest(path)[0].ranks:
             for phase, name in rank.files.items():
+                if name in done:  # trainers have one file together
+                    continue
+                done.add(name)
                 print_text(f"; rank {rank.rank}" + ("" if phase == "step" else f", {phase}"))
                 print_text(canonical_text(load(path / name, own=True)))
         return
     graph = load(path, own=True)
     training = None
-    if "gopt.rank" not in graph.metadata:
+    if not graph.metadata.keys() & {"gopt.rank", "gopt.role"}:
         try:
             training = read_roles(expand(graph), roles)
         except GoptError as error:

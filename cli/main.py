@@ -17,6 +17,7 @@ from .terminal import flush_stdout, open_streams, print_error, quiet_libraries
 
 COMMANDS = {
     "shard": "Write one runnable graph per rank, with a manifest and a report.",
+    "split": "Write graphs of trainers and servers: a parameter server.",
     "verify": "Run the source and all ranks and compare every state and loss.",
     "run": "Train with the ranks of an output folder: threads, or MPI processes.",
     "plan": "Weigh every stage, partition and bucket size without writing anything.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -18,6 +19,7 @@ from .options import (
     role_map,
     role_options,
 )
+from .server_options import MODES, trainers_option
 
 
 @click.command("plan")
@@ -34,26 +36,14 @@ from .options import (
 )
 @click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [axes] and [roles].")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@trainers_option
+@click.option("--mode", type=click.Choice(MODES), help="Beside --servers: when servers update.  [default: sync]")
+@click.option("--minimum", type=int, metavar="N", help="Beside --servers: elements of a piece at least.")
+@click.option("--wire", type=click.Choice(["float16", "bfloat16"]), help="Beside --servers: the type that travels.")
 @axis_option
 @group_option
 @role_options
-def command(
-    model: str,
-    ranks: int | None,
-    mesh: str | None,
-    memory: str | None,
-    link: str | None,
-    bucket_mb: float | None,
-    config: str | None,
-    as_json: bool,
-    loss: str,
-    params: tuple[str, ...],
-    states: tuple[str, ...],
-    batch: tuple[str, ...],
-    shared: tuple[str, ...],
-    group_type: tuple[str, ...],
-    axis: tuple[str, ...],
-) -> None:
+def command(model: str, **given: Any) -> None:
     """Weigh every stage, partition and bucket size: memory, traffic, calls, balance, overlap. Writes nothing.
 
     With --ranks alone, also how many ranks compute a batch together (tensor parallelism). Then rows compare what calls
@@ -63,32 +53,42 @@ def command(
     stands where it does. A link is one for all ranks, one per mesh axis (a group over several goes at the slowest), or
     one for the ranks inside a node and another for the rest.
 
+    With --trainers and --servers it weighs how parameters are cut and placed on servers, for as many servers as asked,
+    half and twice as many: bytes of each server, traffic of a trainer and of the busiest server.
+
     \b
     Example:
       gopt plan step.onnx --ranks 64 --memory 80GB --link 200GB/s:5us
       gopt plan step.onnx --mesh dp=8,shard=8 --link shard=200GB/s:5us,dp=25GB/s:10us
       gopt plan step.onnx --ranks 64 --link 8x200GB/s:5us,25GB/s:10us
+      gopt plan step.onnx --trainers 8 --servers 4 --memory 16GB
     """
     from gopt import api
     from gopt.offline.meshes import meshes_of, weigh
     from gopt.offline.plan import rank_choices
     from gopt.topology import Topology, parse_bytes
 
+    from .plan_servers import plan_servers, plans_servers
     from .render import progress
     from .render_plan import render_plan
 
-    table = read_config(config)
-    axes = axis_table(axis, table)
+    ranks, mesh, link = given["ranks"], given["mesh"], given["link"]
+    servers = plans_servers(given)
+    table = read_config(given["config"])
+    roles = role_map(given["loss"], given["params"], given["states"], given["batch"], table, given["shared"])
+    limit = None if given["memory"] is None else parse_bytes(given["memory"])
+    if servers:
+        plan_servers(model, roles, limit, given)
+        return
+    axes = axis_table(given["axis"], table)
     grid = build_mesh(ranks, mesh, table, axes)
     alone = mesh is not None or (ranks is None and "mesh" in table)
-    limit = None if memory is None else parse_bytes(memory)
     if link is not None and alone:
         Topology.parse(link, grid)
-    caps = None if bucket_mb is None else [bucket_mb]
+    caps = None if given["bucket_mb"] is None else [given["bucket_mb"]]
     with gc_paused(), progress() as advance:
         advance("reading")
-        roles = role_map(loss, params, states, batch, table, shared)
-        source = api.load(model, roles=roles, group_types=group_types(group_type), axes=axes)
+        source = api.load(model, roles=roles, group_types=group_types(given["group_type"]), axes=axes)
         weighed = weigh(
             lambda each: api.on_mesh(source, each),
             [grid] if alone else meshes_of(grid.ranks, link),
@@ -97,7 +97,7 @@ def command(
             advance=advance,
         )
     ranked = rank_choices(weighed.found, limit)
-    if as_json:
+    if given["as_json"]:
         rows = [{"mesh": str(each.choice.mesh), "batches": each.choice.batches, **each.to_json()} for each in ranked]
         head = {"mesh": str(grid)} if alone else {"ranks": grid.ranks}
         click.echo(

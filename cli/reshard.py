@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gopt.errors import OptionError
 
 from .options import axis_option, axis_table, build_mesh, pass_option
+from .server_options import MODES, given_options, is_given, split_options
 from .terminal import print_json, print_note
 
 if TYPE_CHECKING:
     from gopt.mesh import Sees
+
+_OF_RANKS = ("ranks", "mesh", "axis", "stage", "partition", "options")
+_OF_SERVERS = (
+    "trainers", "servers", "mode", "pull", "roles", "slicing", "minimum", "placement", "server_map", "loss_reduction",
+    "fixed_trainers", "every", "delay_compensation", "count", "wire", "table", "no_tables", "table_memory",
+)  # fmt: skip
+_KINDS = "give --ranks N or --mesh shard=N for ranks, --trainers T and --servers S for trainers and servers"
 
 
 @click.command("reshard")
@@ -27,10 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--partition", type=click.Choice(["flat", "rows", "whole"]), help="Where tensors may be cut.  [default: as it was]"
 )
-@click.option("--bucket-mb", type=float, metavar="M", help="Cap of a bucket in MiB.  [default: as it was]")
-@click.option(
-    "--accumulate", type=click.IntRange(1), metavar="K", help="Micro-steps of one update.  [default: as it was]"
-)
+@split_options(*MODES)
 @click.option(
     "-O",
     "--option",
@@ -41,46 +46,83 @@ if TYPE_CHECKING:
 )
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(
-    path: str, ranks: int | None, mesh: str | None, axis: tuple[str, ...], output: str, stage: int | None,
-    partition: str | None, bucket_mb: float | None, accumulate: int | None, options: tuple[str, ...], force: bool,
-    as_json: bool,
-) -> None:  # fmt: skip
+def command(path: str, **given: Any) -> None:
     """Write a new output folder for other ranks, from the values that those of a folder or checkpoint hold.
 
-    DIR is a folder of gopt shard, CHECKPOINT one step that gopt run has kept; it stays as it is. Passes and their
-    options are as they were, unless said otherwise here. A run with the new folder counts its steps from 0.
+    DIR is a folder of gopt shard or gopt split, CHECKPOINT one step that gopt run has kept; it stays as it is. With
+    --ranks or --mesh the new folder is one of ranks, with --trainers or --servers one of trainers and servers. Options
+    are as they were, unless said otherwise here. A run with the new folder counts its steps from 0.
 
     \b
     Example:
       gopt reshard step.ranks --ranks 4 -o step4.ranks
       gopt reshard checkpoints/step_00000100 --mesh dp=2,shard=2 --stage 3 -o bigger.ranks
+      gopt reshard step.split --servers 4 -o step4.split
+      gopt reshard step.split --ranks 4 -o step4.ranks
+      gopt reshard step.ranks --trainers 4 --servers 2 -o step.split
     """
     from gopt.artifact.output_paths import check_output_folder
+
+    target = Path(given["output"])
+    check_output_folder(target, force=given["force"])
+    to_ranks = [name for name in _OF_RANKS if is_given(given[name])]
+    to_servers = [name for name in _OF_SERVERS if is_given(given[name])]
+    if to_ranks and to_servers:
+        raise OptionError(f"{_shown(to_servers[0])} does not go with {_shown(to_ranks[0])}", _KINDS)
+    (_split if to_servers else _shard)(path, target, given)
+
+
+def _shown(name: str) -> str:
+    return "-O" if name == "options" else f"--{name.replace('_', '-')}"
+
+
+def _shard(path: str, target: Path, given: dict[str, Any]) -> None:
     from gopt.offline.merge import reshard
 
     from .render import progress, render_report
 
-    target = Path(output)
-    check_output_folder(target, force=force)
-    given: dict[str, dict[str, object]] = {}
-    for name, value in (("stage", stage), ("partition", partition), ("bucket-mb", bucket_mb)):
+    options: dict[str, dict[str, object]] = {}
+    for name, value in (
+        ("stage", given["stage"]),
+        ("partition", given["partition"]),
+        ("bucket-mb", given["bucket_mb"]),
+    ):
         if value is not None:
-            given.setdefault("shard", {})[name] = value
-    for owner, option, text in map(pass_option, options):
-        if option in given.get(owner, {}):
+            options.setdefault("shard", {})[name] = value
+    for owner, option, text in map(pass_option, given["options"]):
+        if option in options.get(owner, {}):
             raise OptionError(f"option {option} of pass {owner} is given twice")
-        given.setdefault(owner, {})[option] = text
+        options.setdefault(owner, {})[option] = text
     with progress() as advance:
         advance("sharding")
-        grid = build_mesh(ranks, mesh, {}, _kinds(path, mesh, axis))
-        sharded = reshard(path, grid, options=given, accumulate=accumulate, note=_note)
+        if given["ranks"] is None and given["mesh"] is None:
+            raise OptionError("for how many ranks?", _KINDS)
+        grid = build_mesh(given["ranks"], given["mesh"], {}, _kinds(path, given["mesh"], given["axis"]))
+        sharded = reshard(path, grid, options=options, accumulate=given["accumulate"], note=print_note)
         advance("checking and writing")
-        report = sharded.write(target, force=force)
-    if as_json:
+        report = sharded.write(target, force=given["force"])
+    if given["as_json"]:
         print_json(report.to_json())
     else:
         render_report(report, target)
+
+
+def _split(path: str, target: Path, given: dict[str, Any]) -> None:
+    from gopt.offline.resplit import resplit
+
+    from .render import progress
+    from .render_split import print_split
+
+    options = given_options(given)
+    with progress() as advance:
+        advance("splitting")
+        split = resplit(path, options, note=print_note)
+        advance("checking and writing")
+        report = split.write(target, force=given["force"])
+    if given["as_json"]:
+        print_json(report.to_json())
+    else:
+        print_split(split.manifest(), report, target)
 
 
 def _kinds(path: str, mesh: str | None, said: Sequence[str]) -> dict[str, Sees]:
@@ -89,7 +131,3 @@ def _kinds(path: str, mesh: str | None, said: Sequence[str]) -> dict[str, Sees]:
 
     again = {part.partition("=")[0].strip() for part in (mesh or "").split(",")}
     return {name: kind for name, kind in read_mesh(path).kinds if name in again} | axis_table(said, {})
-
-
-def _note(text: str) -> None:
-    print_note(text)

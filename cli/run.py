@@ -89,7 +89,13 @@ from .terminal import print_error, print_json_text, print_note
     type=click.Choice(["abort", "continue"]),
     default="abort",
     show_default=True,
-    help="Of a split: whether steps go on when a trainer is lost.",
+    help="Of a split in rounds: whether steps go on when a trainer is lost. Without rounds they always do.",
+)
+@click.option(
+    "--staleness",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Of a split without rounds: let no trainer be more than N steps ahead of the slowest one.",
 )
 @deadline("Seconds that a rank waits for the others at a call.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

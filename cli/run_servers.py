@@ -22,7 +22,7 @@ def has_servers(folder: str) -> bool:
 def check_options(given: dict[str, Any], split: bool) -> None:
     """Refuse what means nothing for a split, and what means nothing without one."""
     if not split:
-        named = {"trainers": "--trainers", "roles": "--roles"}
+        named = {"trainers": "--trainers", "roles": "--roles", "staleness": "--staleness"}
         name = next((option for key, option in named.items() if given[key] is not None), None)
         name = "--on-trainer-loss" if given["on_trainer_loss"] != "abort" else name
         if name is not None:
@@ -43,7 +43,10 @@ def endpoints(job: Any, given: dict[str, Any]) -> Any:
     """The job with its trainers and servers."""
     from gopt.runtime.parameter_server.job import ServerJob
 
-    return ServerJob.read(job, given["trainers"], given["roles"])
+    found = ServerJob.read(job, given["trainers"], given["roles"])
+    if given["staleness"] is not None and found.plan.mode.rounds:
+        raise OptionError("--staleness: in rounds trainers wait for one another in every step", "leave it out")
+    return found
 
 
 def run_threads(job: Any, given: dict[str, Any], debug: bool) -> int:
@@ -60,7 +63,7 @@ def run_threads(job: Any, given: dict[str, Any], debug: bool) -> int:
     ):
         step, stopped = run_in_threads(
             server_job, tell, _resumed(job, server_job), deadline=given["deadline"], stop_signal=stop,
-            continues=given["on_trainer_loss"] == "continue",
+            continues=given["on_trainer_loss"] == "continue", staleness=given["staleness"], on_end=_told,
         )  # fmt: skip
     if stopped:
         raise stopped_error(job, step, stopped)
@@ -90,6 +93,7 @@ def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
         with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
             arguments: dict[str, Any] = {
                 "position": beat.at, "stop_signal": stop, "continues": given["on_trainer_loss"] == "continue",
+                "staleness": given["staleness"], "on_end": _told,
             }  # fmt: skip
             if chief:
                 with report_steps(job, server_job.endpoints, given, "mpi") as tell:
@@ -107,6 +111,13 @@ def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
         beat.at(beat.step, beat.call, REPORTED)
         world.Abort(exit_code(error))
     return 128 + stopped if stopped else 0
+
+
+def _told(met: Any) -> None:
+    """Say on stderr what came of a run without rounds."""
+    from .terminal import print_note
+
+    print_note(str(met))
 
 
 def _resumed(job: Any, server_job: Any) -> Any:

@@ -28,6 +28,7 @@ FORMATS = {
     "index": "index.json of a checkpoint",
     "roles": "Roles of a kept source",
     "config": "gopt.toml",
+    "servers": "Server map",
     "told": "What the first rank tells its launcher",
     "header": "Header of a safetensors file",
 }
@@ -44,6 +45,12 @@ stage = 3
 
 [roles]
 loss = "loss"
+"""
+
+SERVER_MAP = """\
+"fc1.weight#0" = 1        # the first piece of a parameter
+"fc1.*" = 0               # a pattern
+"fc2.weight" = 1          # a parameter
 """
 
 INTRO = f"""\
@@ -64,7 +71,8 @@ checkpoint behind its first step. They show the first {MOST_ITEMS} items of a li
 
 def page(documents: dict[str, Any]) -> str:
     """The page as it should stand in docs/formats.md; ``documents`` are those of the examples."""
-    examples = {"config": CONFIG.rstrip()} | {name: show(shortened(each)) for name, each in documents.items()}
+    examples = {"config": CONFIG.rstrip(), "servers": SERVER_MAP.rstrip()}
+    examples |= {name: show(shortened(each)) for name, each in documents.items()}
     parts = [INTRO]
     for name, heading in FORMATS.items():
         schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8"))
@@ -75,7 +83,7 @@ def page(documents: dict[str, Any]) -> str:
             parts.append(f"### {heading}: {key}\n\n{wrap(each['description'])}\n")
             parts.append("\n".join(entries(each, 0)) + "\n")
         if name in examples:
-            language = "toml" if name == "config" else "text"
+            language = "toml" if name in ("config", "servers") else "text"
             parts.append(f"### {heading}: example\n\n```{language}\n{examples[name]}\n```\n")
     return "\n".join(parts)
 

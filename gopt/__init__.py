@@ -13,15 +13,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gopt.api import Sharded, Source, load, shard
+    from gopt.api import Sharded, Source, Split, load, shard, split
     from gopt.mesh import Mesh
+    from gopt.parameter_server.options import SplitOptions
     from gopt.verification.verify import verify
 
 __version__ = "0.1.0"
-__all__ = ["Mesh", "Sharded", "Source", "__version__", "load", "shard", "verify"]
+__all__ = ["Mesh", "Sharded", "Source", "Split", "SplitOptions", "__version__", "load", "shard", "split", "verify"]
 
 _HOME = {
     "Mesh": "gopt.mesh", "Sharded": "gopt.api", "Source": "gopt.api", "load": "gopt.api", "shard": "gopt.api",
+    "split": "gopt.api", "Split": "gopt.api", "SplitOptions": "gopt.parameter_server.options",
     "verify": "gopt.verification.verify",
 }  # fmt: skip
 

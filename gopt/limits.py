@@ -16,6 +16,8 @@ CONFIG_DOTS = 10_000
 """Dots in a gopt.toml: each may be a table within a table."""
 CONFIG_LINE_DOTS = 500
 """Dots in one of its lines: TOML's reader takes time and memory of the square of a key's parts."""
+SERVERS_BYTES = 8 << 20
+"""Of a server map."""
 HEADER_BYTES = 32 << 20
 """Of the header of a safetensors file."""
 LINE_BYTES = 8 << 20

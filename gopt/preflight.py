@@ -48,15 +48,19 @@ def check_states(training: TrainingGraph) -> None:
             )
 
 
-def check_disk_space(training: TrainingGraph, ranks: int, target: Path) -> None:
+def check_disk_space(training: TrainingGraph, ranks: int, target: Path, split: bool = False) -> None:
     """Raise RunError where the disk under ``target``, a whole path, has less room than so many ranks take at least, in
-    bytes: what every rank has of the forward and backward, and all values once."""
+    bytes: what every rank has of the forward and backward, and all values once. ``split``: of trainers and servers,
+    ``ranks`` is the number of trainers' files."""
     graph = training.graph
     each = sum(node.to_proto().ByteSize() for node in graph.nodes if node.phase is not Phase.UPDATE)
     values = sum(tensor.nbytes for tensor in graph.initializers.values())
     home = next(folder for folder in (target, *target.parents) if folder.is_dir())
     free, needed = shutil.disk_usage(home).free, ranks * each + values
     if needed > free:
+        if split:
+            what = f"trainers and servers take at least {needed} bytes, {home} has {free} free"
+            raise RunError(what, "choose another folder with -o")
         raise RunError(
             f"{ranks} ranks take at least {needed} bytes ({each} a rank, {values} of values), {home} has {free} free",
             "take fewer ranks, write some of them with --only-ranks, or choose another folder with -o",

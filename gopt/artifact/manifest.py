@@ -111,7 +111,8 @@ class LocalState:
     local: bool = field(default=False, metadata=OPTIONAL)
     """Ranks hold different values: a running statistic that is not averaged."""
     copy: bool = field(default=False, metadata=OPTIONAL)
-    """A low-precision copy: always the cast of another state of the ranks."""
+    """A low-precision copy: always the cast of another state of the ranks. On trainers, what servers hold; ``local``
+    too: a trainer's own value of it, which goes its own way for some steps."""
 
     @property
     def elements(self) -> int:
@@ -199,6 +200,11 @@ class Manifest:
         """The phases in the order in which they run -> how often each runs in one step."""
         return {each.name: each.times for each in self.phases or (PhaseEntry("step", 1),)}
 
+    @property
+    def total_ranks(self) -> int:
+        """The ranks of the mesh, and the servers behind them."""
+        return self.mesh.ranks + (0 if self.parameter_server is None else self.parameter_server.servers)
+
     def with_trainers(self, count: int) -> Manifest:
         """The manifest of a split for another number of trainers, who are all alike."""
         trainers = [each for each in self.ranks if each.role == "trainer"]
@@ -206,7 +212,9 @@ class Manifest:
             return self
         ranks = [trainers[0]] * count + [each for each in self.ranks if each.role != "trainer"]
         mesh = MeshEntry((("dp", count),), count)
-        return replace(self, mesh=mesh, ranks=tuple(replace(each, rank=n) for n, each in enumerate(ranks)))
+        ranks = [replace(each, rank=number) for number, each in enumerate(ranks)]
+        plan = self.parameter_server and replace(self.parameter_server, roles=None)  # they are for the old number
+        return replace(self, mesh=mesh, parameter_server=plan, ranks=tuple(ranks))
 
     def states_of(self, rank: RankEntry) -> tuple[LocalState, ...]:
         """All states that a rank holds."""

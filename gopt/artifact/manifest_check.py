@@ -20,10 +20,13 @@ from gopt.artifact.manifest import (
     LocalState,
     Manifest,
     OutputEntry,
+    Piece,
     RankEntry,
     Shape,
 )
 from gopt.artifact.report_record import REPORT_FILE, Report
+from gopt.artifact.server_entries import Mode
+from gopt.artifact.server_plan_check import check_server_plan
 from gopt.collectives.messages import MESSAGES, ROUND_INPUT
 from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import from_document
@@ -46,11 +49,21 @@ def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
     """The report beside a manifest; raises InputError where it is damaged or describes another mesh."""
     path = Path(folder, REPORT_FILE)
     report = from_document(Report, documents.read_json(path, documents.REPORT))
+    if manifest.parameter_server is not None:
+        _check_split_report(path, report, manifest.parameter_server.servers)
+        return report
     if report.mesh.axes != manifest.mesh.axes:  # kinds were not always written
         raise InputError(f"{path}: mesh: it differs from the mesh of the manifest")
     if [each.rank for each in report.ranks] != [each.rank for each in manifest.ranks]:
         raise InputError(f"{path}: ranks: they differ from the ranks of the manifest")
     return report
+
+
+def _check_split_report(path: Path, report: Report, servers: int) -> None:
+    """Refuse a report of other servers; a run may have had another number of trainers."""
+    trainers = report.mesh.ranks
+    if [each.rank for each in report.ranks] != list(range(min(trainers, limits.RANKS) + servers)):
+        raise InputError(f"{path}: ranks: they are not {trainers} trainers and the {servers} servers of the manifest")
 
 
 def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
@@ -162,6 +175,7 @@ class _Checker:
         self._common()
         self._phases()
         self._ranks(mesh)
+        check_server_plan(self.name, self.manifest)
         return mesh
 
     def _mesh(self) -> Mesh:
@@ -207,7 +221,10 @@ class _Checker:
                 _refuse(self.name, "phases", "it is required beside accumulate")
             return
         self._once("phases", [each.name for each in phases])
-        if accumulate == 1 or not phases or max(each.times for each in phases) != accumulate:
+        entry = self.manifest.parameter_server
+        geo = entry is not None and entry.mode is Mode.GEO
+        times = entry.every if entry is not None and geo else accumulate
+        if (accumulate == 1 and not geo) or not phases or max(each.times for each in phases) != times:
             _refuse(self.name, "phases", "the number of runs is not that of accumulate")
 
     def _ranks(self, mesh: Mesh) -> None:
@@ -255,10 +272,23 @@ class _Checker:
                     elements = self._box(
                         f"{where}[{number}].pieces[{index}].box", piece.tensor, self.shapes[piece.tensor], piece.box
                     )  # fmt: skip
+                if piece.every is not None:
+                    elements = self._every(f"{where}[{number}].pieces[{index}]", piece)
                 if piece.stop < piece.start or elements is None or piece.stop > elements:
                     key = f"{where}[{number}].pieces[{index}]"
                     what = f"[{piece.start}, {piece.stop}) is not a range of its elements"
                     _refuse(self.name, key, f"{what}: {show(piece.tensor)} has {elements}")
+
+    def _every(self, where: str, piece: Piece) -> int:
+        """The elements of every so many rows; raises InputError where a tensor has no such rows."""
+        shape = self.shapes[piece.tensor] or ()
+        first, step = piece.every or (0, 1)
+        rows = shape[0] if shape else None
+        if self.manifest.parameter_server is None or piece.box is not None or self.elements[piece.tensor] is None:
+            _refuse(self.name, f"{where}.every", "only parts of tables on servers have it, in place of a box")
+        if not isinstance(rows, int) or not 0 <= first < step <= max(rows, 1):
+            _refuse(self.name, f"{where}.every", f"{first} and {step} are no rows of {show(piece.tensor)}")
+        return len(range(first, rows, step)) * ((self.elements[piece.tensor] or 0) // max(rows, 1))
 
     def _box(self, where: str, tensor: str, shape: Shape | None, box: Box) -> int:
         """The elements of a box; raises InputError where it is none of the tensor."""

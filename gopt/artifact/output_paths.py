@@ -25,7 +25,7 @@ from gopt.errors import InputError, OptionError, RunError
 from gopt.limits import DOCUMENT_BYTES
 
 _HINT = "choose another path with -o"
-_RANK = re.compile(r"rank_\d{4,}(\.\w+)?\.onnx")
+_RANK = re.compile(r"((rank|server)_\d{4,}|trainer)(\.\w+)?\.onnx")
 _ALWAYS = frozenset({MANIFEST_FILE, REPORT_FILE, SOURCE_FILE, STATES_FILE})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gopt.artifact.report import PassRecord
@@ -55,3 +55,54 @@ def bucket_cap(passes: Iterable[PassRecord]) -> int | None:
 def operators(passes: Iterable[PassRecord]) -> list[OperatorFacts]:
     """The opaque optimizers of a step."""
     return [from_document(OperatorFacts, row) for each in passes for row in each.facts.get("operators", ())]
+
+
+SPLIT_PASS = "parameter-server"
+"""The pass that the report of a split names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitSettings:
+    """The options of a split as the report has them; a manifest and these make the same split again."""
+
+    trainers: int
+    servers: int
+    mode: str
+    pull: str
+    slicing: str
+    minimum: int
+    placement: str
+    server_map: Mapping[str, int] = field(default_factory=dict)
+    loss_reduction: str
+    accumulate: int
+    wire: str
+    bucket_bytes: int
+    every: int
+    compensation: float | None
+    count: str
+    fixed_trainers: bool
+    tables: Mapping[str, str] = field(default_factory=dict)
+    tables_off: bool = False
+    table_memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitFacts:
+    """The figures of a split. ``pushed_by_server`` and ``pulled_by_server``: bytes between one trainer and each server
+    in one step."""
+
+    parameters: int
+    pieces: int
+    keys: int
+    buckets: int
+    pieces_by_server: tuple[int, ...]
+    pushed_by_server: tuple[int, ...]
+    pulled_by_server: tuple[int, ...]
+
+
+def split_records(passes: Iterable[PassRecord]) -> tuple[SplitSettings, SplitFacts] | None:
+    """Options and figures of a split; None for the report of sharded ranks."""
+    for each in passes:
+        if each.name == SPLIT_PASS:
+            return from_document(SplitSettings, each.options), from_document(SplitFacts, each.facts)
+    return None

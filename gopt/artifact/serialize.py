@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto
 
 from gopt.analysis.reshapes import MOVED
+from gopt.analysis.training import TrainingGraph
 from gopt.artifact.annotations import annotated
 from gopt.artifact.states_file import STATES_FILE, StatesFile
 from gopt.ir.graph import Graph, Tensor, value_info
@@ -49,16 +50,21 @@ def source_model(program: SpmdProgram, values: StatesFile, roles: str, *, annota
 
     ``annotate``: with sharding specs of the states that ranks hold parts of.
     """
-    source: Graph = program.source.graph
-    states = {state.tensor for state in program.source.states}
+    metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
+    whole = without_values(program.source)
+    return model_bytes(whole, values.offset, STATES_FILE, metadata, program if annotate else None)
+
+
+def without_values(training: TrainingGraph) -> Graph:
+    """The graph of a step without the values of its states, each of which is an input."""
+    source: Graph = training.graph
+    states = {state.tensor for state in training.states}
     inputs = {**source.inputs, **{name: source.types[name] for name in sorted(states) if name not in source.inputs}}
     own = {
         name for name in source.initializers if name.startswith(f"{RESERVED}{MOVED}.")
     }  # the file does not have them
     kept = {name: tensor for name, tensor in source.initializers.items() if name not in states | own}
-    whole = replace(source, inputs=inputs, initializers=kept)
-    metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
-    return model_bytes(whole, values.offset, STATES_FILE, metadata, program if annotate else None)
+    return replace(source, inputs=inputs, initializers=kept)
 
 
 def model_bytes(

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from gopt.artifact.pieces import Piece
 from gopt.documents.records import OPTIONAL
+from gopt.parameter_server.roles import RolesEntry
 
 
 class Mode(StrEnum):
@@ -120,6 +121,8 @@ class ServerPlanEntry:
     every: int = field(default=1, metadata=OPTIONAL)
     compensation: float | None = field(default=None, metadata=OPTIONAL)
     count: str = field(default="round", metadata=OPTIONAL)
+    roles: RolesEntry | None = field(default=None, metadata=OPTIONAL)
+    """The user's map from ranks of a launcher to roles; None: trainers first, servers behind them."""
     slicing: str
     minimum: int
     placement: str

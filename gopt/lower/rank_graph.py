@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import FunctionProto
 
-from gopt.ir.graph import COMM, Node
+from gopt.ir.graph import COMM, Graph, Node, Tensor
 from gopt.ir.types import TensorType
 from gopt.lower.phases import Phase
 from gopt.sharding.boxes import Box
@@ -89,6 +89,18 @@ class RankGraph:
     def nodes(self) -> list[Node]:
         """All nodes in order. Made anew on every call, as long as the graph: ask for blocks or calls where they do."""
         return [node for block in self.blocks for node in block.nodes]
+
+    def graph(self) -> Graph:
+        """The phase as a graph of this rank alone, made anew. Its inputs, outputs and values are those of all ranks."""
+        whole = self.phase.graph
+        constants = {
+            name: Tensor(TensorType(array.dtype.name, array.shape), array=array)
+            for name, array in self.constants.items()
+        }
+        return Graph(
+            whole.name, self.nodes, dict(whole.inputs), dict(whole.outputs), whole.initializers | constants,
+            whole.types | self.types, whole.header,
+        )  # fmt: skip
 
     @property
     def calls(self) -> Iterator[Node]:

@@ -7,19 +7,28 @@ in blocks, for their digests.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 
+from gopt import limits
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import StateKind
-from gopt.api import stored_roles
-from gopt.artifact.checkpoint_index import INDEX_FILE, FileEntry, check_states_file, rank_states_file, read_index
+from gopt.api import Source, load_stored_source, stored_roles
+from gopt.artifact.checkpoint_index import (
+    INDEX_FILE,
+    FileEntry,
+    check_states_file,
+    open_index,
+    rank_states_file,
+    read_index,
+)
 from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import check_source, read_manifest, read_report
+from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_record import REPORT_FILE, Report
@@ -29,6 +38,7 @@ from gopt.ir.graph import Graph, Tensor
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.mesh import Mesh
+from gopt.opaque.expand import expand
 from gopt.pipeline import build_pipeline
 from gopt.sanitize import show
 from gopt.sharding.boxes import Box, box_shape, in_grid, put, rows_of
@@ -53,6 +63,8 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     checkpoint = home != folder
     manifest, mesh = read_manifest(home)
     report = read_report(home, manifest)
+    if checkpoint and manifest.parameter_server is not None:
+        manifest = _of_run(folder, manifest, manifest.parameter_server.servers)
     _check_pipeline(home, report, manifest, mesh)
     source = home / "source.onnx"
     if not source.is_file():
@@ -61,7 +73,7 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     roles = stored_roles(graph, source)
     check_source(manifest, graph, home)
     values = _values(folder, manifest, graph, checkpoint)
-    _check_complete(home, manifest, mesh, values)
+    _check_complete(home, manifest, values)
     missing = [state.tensor for state in manifest.states if state.tensor not in values]
     header = onnx.ModelProto()
     header.CopyFrom(graph.header)
@@ -71,6 +83,19 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     metadata = {key: value for key, value in graph.metadata.items() if not key.startswith("gopt.")}
     whole = replace(graph, header=header, metadata=metadata, initializers={**graph.initializers, **values})
     return FolderContents(whole, roles, manifest, report, missing)
+
+
+def _of_run(folder: Path, manifest: Manifest, servers: int) -> Manifest:
+    """The manifest for as many trainers as the run had that wrote a checkpoint: a start may say how many."""
+    trainers = len(open_index(folder).files) - servers
+    return manifest.with_trainers(trainers) if 1 <= trainers <= limits.RANKS else manifest
+
+
+def kept_source(held: FolderContents) -> Source:
+    """The source with the values that the ranks of a folder hold; raises InputError where its roles do not fit."""
+    training = load_stored_source(expand(held.graph), held.roles, "the kept source")
+    kept = held.report.source
+    return Source(training, kept.file, kept.sha256, kept.nbytes)
 
 
 def read_mesh(path: str | os.PathLike[str]) -> Mesh:
@@ -90,6 +115,10 @@ def _home(path: str | os.PathLike[str]) -> Path:
 
 def _check_pipeline(home: Path, report: Report, manifest: Manifest, mesh: Mesh) -> None:
     """Refuse a report whose passes cannot have made these ranks, or have unknown options; raises InputError."""
+    split = split_records(report.pipeline)
+    if split is not None or manifest.parameter_server is not None:
+        _check_split(home, split, manifest)
+        return
     items = [
         (each.name, {key.replace("_", "-"): value for key, value in each.options.items()}) for each in report.pipeline
     ]
@@ -104,15 +133,25 @@ def _check_pipeline(home: Path, report: Report, manifest: Manifest, mesh: Mesh) 
         raise InputError(f"{home / REPORT_FILE}: pipeline: it lacks {name}, which these ranks need")
 
 
-def _check_complete(home: Path, manifest: Manifest, mesh: Mesh, values: Mapping[str, Tensor]) -> None:
+def _check_split(home: Path, split: tuple[SplitSettings, SplitFacts] | None, manifest: Manifest) -> None:
+    """Refuse a report that is not that of a manifest's trainers and servers; raises InputError."""
+    entry = manifest.parameter_server
+    counts = None if entry is None else (entry.servers, entry.mode.value, manifest.accumulate)
+    told = None if split is None else (split[0].servers, split[0].mode, split[0].accumulate)
+    if counts != told:
+        raise InputError(f"{home / REPORT_FILE}: pipeline: it is not that of the trainers and servers of the manifest")
+
+
+def _check_complete(home: Path, manifest: Manifest, values: Mapping[str, Tensor]) -> None:
     """Refuse a folder that lacks ranks which hold states; raises InputError."""
     there = {rank.rank for rank in manifest.ranks}
-    if len(there) == mesh.ranks or all(state.tensor in values for state in manifest.states):
+    total = manifest.total_ranks
+    if len(there) == total or all(state.tensor in values for state in manifest.states):
         return
-    lost = [rank for rank in range(mesh.ranks) if rank not in there]
+    lost = [rank for rank in range(total) if rank not in there]
     name = next(state.tensor for state in manifest.states if state.tensor not in values)
     raise InputError(
-        f"{home} holds {len(there)} of {mesh.ranks} ranks: {'rank' if len(lost) == 1 else 'ranks'} "
+        f"{home} holds {len(there)} of {total} ranks: {'rank' if len(lost) == 1 else 'ranks'} "
         f"{rank_ranges(lost)} {'is' if len(lost) == 1 else 'are'} missing, with the values of {show(name)} and others",
         "shard without --only-ranks",
     )
@@ -121,8 +160,9 @@ def _check_complete(home: Path, manifest: Manifest, mesh: Mesh, values: Mapping[
 def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
     """The value of every state of which all pieces are present."""
     pieces: dict[str, dict[Box | None, dict[int, Tensor]]] = {}
+    rows: dict[str, dict[int, tuple[int, Tensor]]] = {}
     files = read_index(folder, manifest).files if checkpoint else {}
-    for rank in manifest.ranks:
+    for rank in _holders(manifest):
         stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, rank)
         for state in manifest.states_of(rank):
             if state.copy or state.input not in stored:
@@ -132,18 +172,36 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
                 what = f"{show(state.input)} is {tensor.type}, its pieces have another number of elements"
                 raise InputError(f"rank {rank.rank}: {what}")
             for piece in state.pieces:
+                if piece.every is not None:
+                    part = tensor.flat_slice(start, start + piece.elements)
+                    if part.type.dtype != graph.types[piece.tensor].dtype:
+                        raise InputError(f"rank {rank.rank}: {show(state.input)} is not of {show(piece.tensor)}'s type")
+                    rows.setdefault(piece.tensor, {})[piece.every[0]] = (piece.every[1], part)
+                    start += piece.elements
+                    continue
                 inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.box, {})
                 if piece.start not in inside:
                     inside[piece.start] = tensor.flat_slice(start, start + piece.elements)
                 start += piece.elements
-    found = {}
+    found = {
+        name: _interleaved(graph.types[name], parts)
+        for name, parts in rows.items()
+        if sum(part.type.elements for _, part in parts.values()) == graph.types[name].elements
+    }
     order = {name: index for index, name in enumerate(graph.inputs)}  # every state is an input of the kept source
     for name in sorted(pieces, key=lambda name: order[name]):
         type, parts = graph.types[name], pieces[name]
         held = sum(each.type.elements for inside in parts.values() for each in inside.values())
-        if len(manifest.ranks) == manifest.mesh.ranks or held >= type.elements:
+        if len(manifest.ranks) == manifest.total_ranks or held >= type.elements:
             found[name] = _put_together(name, type, parts)
     return found
+
+
+def _holders(manifest: Manifest) -> Sequence[RankEntry]:
+    """The ranks whose values count: of trainers, which have the same states, the first alone."""
+    if manifest.parameter_server is None:
+        return manifest.ranks
+    return [each for each in manifest.ranks if each.rank == 0 or each.role == "server"]
 
 
 def _put_together(name: str, type: TensorType, parts: Mapping[Box | None, Mapping[int, Tensor]]) -> Tensor:
@@ -161,6 +219,19 @@ def _put_together(name: str, type: TensorType, parts: Mapping[Box | None, Mappin
         array = np.empty(type.dims, numpy_dtype(type.dtype))
         for box, tensor in whole.items():
             put(array, box, tensor.numpy().reshape(-1), 0)
+        return array
+
+    return Tensor(type, reader=read)
+
+
+def _interleaved(type: TensorType, parts: Mapping[int, tuple[int, Tensor]]) -> Tensor:
+    """A table from parts that have every so many rows: first row -> step and values. The manifest's check says that
+    they tile it."""
+
+    def read() -> np.ndarray:
+        array = np.empty(type.dims, numpy_dtype(type.dtype))
+        for first, (step, part) in parts.items():
+            array[first::step] = part.numpy().reshape(-1, *type.dims[1:])
         return array
 
     return Tensor(type, reader=read)

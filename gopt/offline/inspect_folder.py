@@ -17,6 +17,7 @@ from gopt.artifact.report_record import RankUsage, Report, SourceEntry
 from gopt.artifact.states_file import STATES_FILE
 from gopt.documents.records import to_document
 from gopt.lower.invariants import Check
+from gopt.offline.inspect_split import SplitInspection, inspect_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,15 @@ class FolderInspection:
         return {"format": "gopt-inspection/1", "what": "folder"} | to_document(self)
 
 
-def inspect_folder(path: str | os.PathLike[str]) -> FolderInspection:
+def inspect_folder(path: str | os.PathLike[str]) -> FolderInspection | SplitInspection:
     """What is in an output folder; raises InputError where its manifest or report is missing or broken."""
     folder = Path(path)
     check_folder(folder)
     manifest, _ = read_manifest(folder)
-    return _inspect(folder, manifest, read_report(folder, manifest))
+    report = read_report(folder, manifest)
+    if manifest.parameter_server is not None:
+        return inspect_split(manifest, manifest.parameter_server, report)
+    return _inspect(folder, manifest, report)
 
 
 def _inspect(folder: Path, manifest: Manifest, report: Report) -> FolderInspection:

@@ -16,8 +16,7 @@ from gopt.disk.files import make_folders, reason
 from gopt.disk.signals import raise_on_signals
 from gopt.errors import OptionError, RunError
 from gopt.mesh import Mesh
-from gopt.offline.folder_contents import FolderContents, read_folder
-from gopt.opaque.expand import expand
+from gopt.offline.folder_contents import FolderContents, kept_source, read_folder
 from gopt.passes import find
 from gopt.passes.base import build_options
 from gopt.passes.shard.options import Options, useless
@@ -85,17 +84,19 @@ def reshard(
     Options that have no effect any more are dropped, with a call of ``note`` for each.
     """
     held = read_folder(path)
-    training = api.load_stored_source(expand(held.graph), held.roles, "the kept source")
-    kept = held.report.source
-    source = api.Source(training, kept.file, kept.sha256, kept.nbytes)
     micro_steps = held.manifest.accumulate if accumulate is None else accumulate
-    return api.shard(source, mesh, pipeline=_pipeline(held, mesh, options or {}, note), accumulate=micro_steps)
+    return api.shard(
+        kept_source(held), mesh, pipeline=_pipeline(held, mesh, options or {}, note), accumulate=micro_steps
+    )
 
 
 def _pipeline(
     held: FolderContents, mesh: Mesh, options: Mapping[str, Mapping[str, Any]], note: Callable[[str], None]
 ) -> Pipeline:
-    """The pipeline of the report with some options replaced."""
+    """The pipeline of the report with some options replaced; of a split, the default one."""
+    if held.manifest.parameter_server is not None:
+        kept = {"loss-reduction": held.manifest.loss_reduction}
+        return build_pipeline(None, {**options, "shard": kept | dict(options.get("shard", {}))})
     left = {name: dict(given) for name, given in options.items()}
     items = []
     for each in held.report.pipeline:

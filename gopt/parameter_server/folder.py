@@ -27,8 +27,9 @@ from gopt.artifact.manifest import (
 from gopt.artifact.output_folder import output_folder
 from gopt.artifact.ranks import RankFiles, write_ranks
 from gopt.artifact.report_record import REPORT_FILE, Report, SourceEntry
-from gopt.artifact.serialize import SOURCE_FILE, model_bytes
+from gopt.artifact.serialize import SOURCE_FILE, model_bytes, without_values
 from gopt.artifact.states_file import INLINE, STATES_FILE, StatesFile
+from gopt.artifact.table_parts import part_piece
 from gopt.disk.files import create, write_new
 from gopt.ir.graph import Tensor
 from gopt.ir.types import TensorType
@@ -47,7 +48,7 @@ def split_manifest(split: SplitStep) -> Manifest:
     types = training.graph.types
     inputs = [(name, InputKind.BATCH) for name in training.batch] + [(name, InputKind.HYPER) for name in training.hyper]
     phases = [part.phase for part in split.trainer_graphs.ranks]
-    many = options.accumulate > 1
+    many = len(phases) > 1
     return Manifest(
         accumulate=options.accumulate,
         phases=tuple(PhaseEntry(phase.name, phase.times) for phase in phases) if many else None,
@@ -78,7 +79,7 @@ def _entries(split: SplitStep) -> Iterator[RankEntry]:
         LocalAccumulator(each.input, each.output, each.type.dtype, each.type.dims)
         for each in graphs.ranks[0].accumulators
     )
-    local = [replace(state, copy=state.input in split.homes.served) for state in graphs.common]
+    local = [replace(state, copy=state.pieces[0].tensor in split.homes.served) for state in graphs.common]
     held = tuple(map(_local_state, local))
     for trainer in range(split.options.trainers):
         yield RankEntry(trainer, "trainer", files, held, sums)
@@ -94,15 +95,7 @@ def _table_state(split: SplitStep, state: RankState) -> LocalState | None:
     found = split.table_states.get(state.input)
     if found is None:
         return None
-    layout, server = found
-    rows, columns, name = layout.row_ids(server), layout.columns(server), state.pieces[0].tensor
-    elements = len(rows) * len(columns)
-    if layout.layout is Layout.MODULO:
-        piece = Piece(name, 0, elements, every=(rows.start, rows.step))
-    elif len(columns) < layout.width:
-        piece = Piece(name, 0, elements, ((0, layout.rows), (columns.start, columns.stop)))
-    else:
-        piece = Piece(name, rows.start * layout.width, rows.stop * layout.width)
+    piece = part_piece(found[0], state.pieces[0].tensor, found[1])
     return LocalState(state.input, state.output, (piece,))
 
 
@@ -122,8 +115,9 @@ def write_split(split: SplitStep, folder: str | os.PathLike[str], source: Source
     with output_folder(Path(folder), force=force) as staged:
         values.write(staged / STATES_FILE)
         trainers, servers = split.trainer_graphs, split.server_graphs
-        local = values.without(split.homes.served)
-        write_ranks(staged, split.trainer, local, trainers.common, trainers.ranks, jobs, TRAINER_FILES)
+        local = values if split.sync is not None else values.without(split.homes.served)
+        for program, parts in split.trainer_files():
+            write_ranks(staged, program, local, trainers.common, parts, jobs, TRAINER_FILES)
         write_ranks(staged, split.servers, values, servers.common, servers.ranks, jobs, SERVER_FILES)
         write_new(staged / SOURCE_FILE, _source(split, values, roles))
         with create(staged / REPORT_FILE) as file:
@@ -134,11 +128,8 @@ def write_split(split: SplitStep, folder: str | os.PathLike[str], source: Source
 
 def _source(split: SplitStep, values: StatesFile, roles: str) -> bytes:
     """The source without the values of its states."""
-    graph = split.training.graph
-    states = {state.tensor for state in split.training.states}
-    kept = {name: tensor for name, tensor in graph.initializers.items() if name not in states}
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
-    return model_bytes(replace(graph, initializers=kept), values.offset, STATES_FILE, metadata)
+    return model_bytes(without_values(split.training), values.offset, STATES_FILE, metadata)
 
 
 def _plan_states(split: SplitStep) -> StatesFile:
@@ -149,6 +140,8 @@ def _plan_states(split: SplitStep) -> StatesFile:
     held: list[RankState] = [*split.server_graphs.common]
     held += [state for part in split.server_graphs.ranks for state in part.states]
     held += [state for state in split.trainer_graphs.common if state.input not in split.homes.served]
+    if split.sync is not None:  # trainers have all states, and servers parts of them
+        held = [state for state in split.trainer_graphs.common if state.input in source]
     for state in held:
         if state.input in seen or any(piece.tensor not in source for piece in state.pieces):
             continue

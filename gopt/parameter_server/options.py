@@ -10,10 +10,13 @@ from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import OptionError
 from gopt.limits import RANKS
 from gopt.parameter_server.placement import Placement
+from gopt.parameter_server.roles import Roles
 from gopt.parameter_server.slicing import Slicing
 
 COUNTS = ("round", "push", "chief")
 WIRES = ("", "float16", "bfloat16")
+WIDE = ("float32", "float64")
+"""Types that ``wire`` replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +26,8 @@ class SplitOptions:
     ``given``: the user's server map, piece or pattern -> server. ``cap``: bytes of a message that carries several keys.
     ``wire``: the type in which gradients and parameters travel, '' for their own. ``tables``: parameter or pattern ->
     layout of a table (``plan_tables``); ``tables_off``: every parameter is pulled whole; ``table_memory``: bytes that a
-    server has for tables. The others are as in ``ServerPlanEntry``.
+    server has for tables. ``roles``: the ranks of a launcher, None for trainers first. The others are as in
+    ``ServerPlanEntry``.
     """
 
     trainers: int
@@ -45,6 +49,7 @@ class SplitOptions:
     tables: Mapping[str, str] = field(default_factory=dict)
     tables_off: bool = False
     table_memory: int | None = None
+    roles: Roles | None = None
 
     def __post_init__(self) -> None:
         for what, count in (("--trainers", self.trainers), ("--servers", self.servers)):
@@ -59,6 +64,8 @@ class SplitOptions:
             raise OptionError(f"--count cannot be {self.count!r}", f"it is {', '.join(COUNTS)}")
         if self.wire not in WIRES:
             raise OptionError(f"--wire cannot be {self.wire!r}", "it is float16 or bfloat16")
+        if self.roles is not None:
+            self.roles.check_counts(self.trainers, self.servers)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -88,3 +95,7 @@ class SplitOptions:
         if self.pull is not None:
             return self.pull
         return PullAt.END if self.accumulate > 1 or self.mode is Mode.GEO else PullAt.START
+
+    def travels(self, dtype: str) -> str:
+        """The type in which gradients and parameters of a type travel."""
+        return self.wire if self.wire and dtype in WIDE else dtype

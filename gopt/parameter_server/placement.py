@@ -18,7 +18,7 @@ from gopt.sanitize import show
 class Placement(str, Enum):
     """How pieces find their server."""
 
-    ROUND_ROBIN = "round_robin"
+    ROUND_ROBIN = "round-robin"
     """One after the other: the counts of two servers differ by one at most."""
     HASH = "hash"
     """By a stable digest of the piece's key: a piece stays where it is when others come or go."""

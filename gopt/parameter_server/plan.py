@@ -124,7 +124,9 @@ def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
         for name, subgraph in updates.subgraphs.items() if _may_cut(subgraph, apart) and name not in tables.parameters
     }  # fmt: skip
     # What stays in one piece completes a reduction of its own, such as a trust ratio: no call among servers is needed.
-    kept = (name for name, each in updates.subgraphs.items() if len(cut.get(name, ())) < 2 and _private(each, updates))
+    # A tensor without elements would vanish from a run.
+    kept = [name for name, each in updates.subgraphs.items() if len(cut.get(name, ())) < 2 and _private(each, updates)]
+    kept += [name for name in updates.subgraphs if not types[name].elements]
     whole = frozenset(name for name in kept if updates.subgraphs[name].mode is Mode.SPLIT) - tables.parameters
     if whole:
         updates = find_updates(training, whole_accumulators=False, uncut=whole)
@@ -137,7 +139,7 @@ def make_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
     units = _Units(training, dense, owners, options)
     ordered = sorted(units.all(), key=lambda unit: (unit.ready, -1 if unit.server is None else unit.server))
     ordered = [replace(unit, number=number) for number, unit in enumerate(ordered)]
-    return ServerPlan(updates, tuple(_buckets(ordered, options)), owners, tables)
+    return ServerPlan(updates, tuple(make_buckets(ordered, options)), owners, tables)
 
 
 def _may_cut(subgraph: UpdateSubgraph, apart: bool) -> bool:
@@ -239,12 +241,39 @@ class _Units:
 
     def _whole(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Unit:
         types = self.training.graph.types
+        if not self.options.mode.rounds:  # each is updated by itself, so it takes what it alone reads along
+            subgraphs = self._closed(subgraphs, index)
         placed = tuple(self.owners[each.parameter.tensor][0] for each in subgraphs)
         server = None if self._seen_outside(subgraphs) else placed[0].server
         gradients = dict.fromkeys(each.gradient for each in subgraphs)
         ready = max(index.defined_at(name) for name in gradients)
         nbytes = sum(types[name].nbytes for name in gradients)
         return Unit(0, server, False, tuple(subgraphs), placed, ready, nbytes, self._dtypes(subgraphs[0]))
+
+    def _closed(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Sequence[UpdateSubgraph]:
+        """Updates with all nodes that follow from them, where these lead to nothing else."""
+        own = {id(node) for each in subgraphs for node in each.nodes}
+        ends = {state.updated for each in subgraphs for state in each.states}
+        behind: dict[int, Node] = {}
+        stack = [name for each in subgraphs for node in each.nodes for name in node.outputs if name]
+        stack += [each.gradient for each in subgraphs]
+        while stack:
+            name = stack.pop()
+            if name in self.training.graph.outputs and name not in ends:
+                return subgraphs
+            found = [node for node in self._users.get(name, ()) if id(node) not in own and id(node) not in behind]
+            if any(id(node) in self._owned for node in found):
+                return subgraphs
+            behind.update((id(node), node) for node in found)
+            stack += [made for node in found for made in node.outputs if made]
+        first = subgraphs[0]
+        nodes = sorted([*first.nodes, *behind.values()], key=lambda node: index.position[id(node)])
+        return [replace(first, nodes=nodes), *subgraphs[1:]]
+
+    @cached_property
+    def _owned(self) -> set[int]:
+        """The nodes of all updates, by id."""
+        return {id(node) for each in self.updates.subgraphs.values() for node in each.nodes}
 
     def _seen_outside(self, subgraphs: Sequence[UpdateSubgraph]) -> bool:
         """Whether what a replicated update computes is read beyond it: then every server must have it."""
@@ -276,7 +305,7 @@ class _Units:
         return types[subgraph.gradient].dtype, types[subgraph.parameter.tensor].dtype
 
 
-def _buckets(units: Sequence[Unit], options: SplitOptions) -> list[Bucket]:
+def make_buckets(units: Sequence[Unit], options: SplitOptions) -> list[Bucket]:
     """Neighbouring units of one server and of the same types, up to the cap."""
 
     def kind(unit: Unit) -> tuple[int, tuple[str, str]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import MeshEntry
+from gopt.artifact.pass_facts import SplitFacts, SplitSettings
 from gopt.artifact.report import OpRecord, PassRecord, VarRecord, rank_ranges
 from gopt.artifact.report_record import (
     CallCounts,
@@ -19,6 +21,7 @@ from gopt.artifact.report_record import (
     Traffic,
 )
 from gopt.collectives.table import COLLECTIVES
+from gopt.documents.records import to_document
 from gopt.ir.graph import COMM, Node, origin
 from gopt.lower.rank_graph import RankGraph
 from gopt.parameter_server.servers import PASS
@@ -53,27 +56,38 @@ def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
 _KINDS = ("parameters", "optimizer_states", "gradients")
 
 
-def _options(split: SplitStep) -> dict[str, object]:
+def _options(split: SplitStep) -> dict[str, Any]:
     given = split.options
-    return {
-        "trainers": given.trainers, "servers": given.servers, "mode": given.mode.value, "pull": given.pulls.value,
-        "slicing": given.slicing.value, "minimum": given.minimum, "placement": given.placement.value,
-        "loss_reduction": str(given.loss_reduction), "accumulate": given.accumulate, "wire": given.wire,
-        "bucket_bytes": given.cap, "every": given.every, "compensation": given.compensation, "count": given.count,
-    }  # fmt: skip
+    return to_document(
+        SplitSettings(
+            trainers=given.trainers, servers=given.servers, mode=given.mode.value, pull=given.pulls.value,
+            slicing=given.slicing.value, minimum=given.minimum, placement=given.placement.value,
+            server_map=given.given, loss_reduction=str(given.loss_reduction), accumulate=given.accumulate,
+            wire=given.wire, bucket_bytes=given.cap, every=given.every, compensation=given.compensation,
+            count=given.count, fixed_trainers=given.fixed_trainers, tables=given.tables,
+            tables_off=given.tables_off, table_memory=given.table_memory,
+        )
+    )  # fmt: skip
 
 
-def _facts(split: SplitStep) -> dict[str, object]:
+def _facts(split: SplitStep) -> dict[str, Any]:
     pieces = [piece for pieces in split.plan.owners.values() for piece in pieces]
-    by_server = [sum(piece.server == server for piece in pieces) for server in range(split.options.servers)]
-    return {
-        "parameters": len(split.plan.owners), "pieces": len(pieces), "keys": len(split.keys),
-        "buckets": len(split.plan.buckets), "pieces_by_server": by_server,
-    }  # fmt: skip
+    servers = range(split.options.servers)
+    pushed, pulled = _traffic(split)
+    return to_document(
+        SplitFacts(
+            parameters=len(split.plan.owners), pieces=len(pieces), keys=len(split.keys),
+            buckets=len(split.plan.buckets),
+            pieces_by_server=tuple(sum(piece.server == server for piece in pieces) for server in servers),
+            pushed_by_server=tuple(pushed.get(server, (0, 0))[1] for server in servers),
+            pulled_by_server=tuple(pulled.get(server, (0, 0))[1] for server in servers),
+        )
+    )  # fmt: skip
 
 
 def _notes(split: SplitStep) -> list[str]:
     owners = {piece.server for pieces in split.plan.owners.values() for piece in pieces}
+    owners |= {server for served in split.plan.tables.served for server in served.layout.servers}
     idle = [server for server in range(split.options.servers) if server not in owners]
     if not idle:
         return []
@@ -121,7 +135,7 @@ def _added(split: SplitStep) -> tuple[list[OpRecord], list[VarRecord]]:
     for graph in split.server_graphs.ranks:
         for node in _own(graph):
             found.setdefault(id(node), (node, []))[1].append(split.options.trainers + graph.rank)
-    types = {**split.trainer.graph.types, **split.servers.graph.types}
+    types = {**split.trainer_types(), **split.servers.graph.types}
     ops: list[OpRecord] = []
     variables: list[VarRecord] = []
     for node, ranks in found.values():
@@ -146,11 +160,11 @@ def _purpose(node: Node) -> str:
 def _usages(split: SplitStep) -> Iterator[RankUsage]:
     kinds = {state.tensor: state.kind for state in split.training.states}
     pushed, pulled = _traffic(split)
-    sent = tuple(CallEntry(op, "server", calls, size) for op, (calls, size) in pushed.items())
+    sent = (CallEntry("Push", "server", *map(sum, zip(*pushed.values()))),)
     held = split.trainer_graphs.common
     for trainer in range(split.options.trainers):
         parameters = sum(each.type.nbytes for each in held if kinds[each.pieces[0].tensor] is StateKind.PARAMETER)
-        yield RankUsage(trainer, RankBytes(parameters, 0, sum(size for _, size in pushed.values())), sent)
+        yield RankUsage(trainer, RankBytes(parameters, 0, sent[0].bytes_sent), sent)
     for graph in split.server_graphs.ranks:
         mine = [each for each in graph.states if each.pieces] + split.server_graphs.common
         parameters = sum(each.type.nbytes for each in mine if kinds[each.pieces[0].tensor] is StateKind.PARAMETER)
@@ -162,21 +176,24 @@ def _usages(split: SplitStep) -> Iterator[RankUsage]:
         yield RankUsage(split.options.trainers + graph.rank, RankBytes(parameters, states, merged), (answers,))
 
 
-def _traffic(split: SplitStep) -> tuple[dict[str, tuple[int, int]], dict[int, tuple[int, int]]]:
-    """Messages and bytes of a step: what a trainer pushes, and what each server gives one trainer."""
-    types = split.trainer.graph.types
-    calls = pushed = 0
+def _traffic(split: SplitStep) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
+    """By server: messages and bytes that one trainer pushes in a step, and those that it pulls."""
+    types = split.trainer_types()
+    pushed: dict[int, tuple[int, int]] = {}
     pulled: dict[int, tuple[int, int]] = {}
     for graph in split.trainer_graphs.ranks:
         for node in graph.calls:
             if node.op_type == "Push":
-                calls += graph.phase.times
-                pushed += graph.phase.times * sum(types[name].nbytes for name in node.inputs[2:])
+                found, values = pushed, node.inputs[2:]
             elif node.op_type == "Pull":
-                count, size = pulled.get(node.attributes["server"], (0, 0))
-                given = sum(types[name].nbytes for name in node.outputs)
-                pulled[node.attributes["server"]] = (count + 1, size + given)
-    return {"Push": (calls, pushed)}, pulled
+                found, values = pulled, node.outputs
+            else:
+                continue
+            count, size = found.get(node.attributes["server"], (0, 0))
+            times = graph.phase.times
+            given = sum(types[name].nbytes for name in values)
+            found[node.attributes["server"]] = (count + times, size + times * given)
+    return pushed, pulled
 
 
 def _figures(split: SplitStep, usages: Sequence[RankUsage]) -> Figures:

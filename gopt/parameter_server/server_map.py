@@ -8,13 +8,15 @@ decides nothing is refused: it is a mistake of its writer.
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import translate
 
-from gopt.errors import OptionError
+from gopt import documents
+from gopt.errors import InputError, OptionError
 from gopt.sanitize import show
 
 Tensors = Mapping[str, frozenset[int]]
@@ -135,3 +137,21 @@ def _known(entry: _Entry, tensors: Tensors) -> str:
 
 _LISTED = 5
 """Tensors that a hint names."""
+
+
+def read_server_map(path: str | os.PathLike[str]) -> dict[str, int]:
+    """A server map from a TOML or JSON file: entry -> server, in the order of the file.
+
+    Raises OptionError where there is no such file or its name says neither, InputError where it is no such map.
+    """
+    name = os.fspath(path)
+    if not os.path.exists(name):
+        raise OptionError(f"there is no server map {name}")
+    if name.endswith(".json"):
+        return documents.read_json(name, documents.SERVERS)
+    if not name.endswith(".toml"):
+        raise OptionError(f"--server-map {name} is neither TOML nor JSON by its name", "call it .toml or .json")
+    try:
+        return documents.read_toml(name, documents.SERVERS)
+    except InputError as error:
+        raise InputError(error.message, *error.hints, 'quote keys that have dots: "fc1.weight" = 0') from None

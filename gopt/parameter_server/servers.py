@@ -153,7 +153,7 @@ class _Emitter:
                 self._renamed[gradient] = made
             names += [key_name(unit, number) for number, _ in enumerate(unit.subgraphs)]
             keys += self._whole(unit)
-        self._aggregate(bucket.number, names, merged, _on(bucket.server))
+        self._aggregate(bucket.number, names, merged, on_server(bucket.server))
 
     def table(self, served: ServedTable) -> None:
         """The parts of a table, each on its server: the update of all of its rows, those without a gradient too."""
@@ -165,7 +165,7 @@ class _Emitter:
     def _table_part(self, served: ServedTable, place: int) -> ServerKey:
         table, server = served.table, served.layout.servers[place]
         rows, columns = served.layout.local_rows(server), len(served.layout.columns(server))
-        root, where = f"gopt.ps.t{served.number}.part{place}", _on(server)
+        root, where = f"gopt.ps.t{served.number}.part{place}", on_server(server)
         dtype = self.program.graph.types[table.gradient].dtype
         add = self.rewriter.add
         reduce = self.options.loss_reduction.rule.value
@@ -240,7 +240,7 @@ class _Emitter:
 
     def _whole(self, unit: Unit) -> list[ServerKey]:
         """Updates of whole tensors on their server, or on every one."""
-        where, types = _on(unit.server), self.program.graph.types
+        where, types = on_server(unit.server), self.program.graph.types
         keys, pushed = [], set[str]()
         for number, subgraph in enumerate(unit.subgraphs):
             for node in subgraph.nodes if unit.server is not None else ():
@@ -282,7 +282,7 @@ class _Emitter:
                 node.inputs = [self._renamed.get(name, name) for name in node.inputs]
 
 
-def _on(server: int | None) -> Sharding:
+def on_server(server: int | None) -> Sharding:
     return EVERYWHERE if server is None else Sharding.along(SERVER, OnMember(server))
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.pieces import Piece
-from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry, TableEntry
+from gopt.artifact.server_entries import KeyEntry, KeyKind, Mode, ServerPlanEntry, TableEntry
 from gopt.errors import InvariantError, OptionError, UnsupportedError
 from gopt.ir.types import TensorType
 from gopt.lower.invariants import Check
 from gopt.lower.lowering import LoweredProgram, lower
+from gopt.lower.rank_graph import RankGraph
+from gopt.parameter_server.blocks import find_blocks
+from gopt.parameter_server.geo import NOTHING, geo_homes, geo_plan, geo_servers, geo_trainers
 from gopt.parameter_server.homes import Homes, find_homes
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import ServerPlan, make_plan
+from gopt.parameter_server.roles import RolesEntry
 from gopt.parameter_server.servers import ServerKey, ServerProgram, key_name, server_program
 from gopt.parameter_server.table_choice import ServedTable
 from gopt.parameter_server.tables import TableLayout
@@ -41,17 +46,30 @@ class SplitStep:
     """State of a part of a table, as its server calls it -> the table's layout, and the server."""
     reasons: dict[str, str]
     checks: tuple[Check, ...]
+    sync: SpmdProgram | None = None
+    """In mode geo, what trainers run every few steps; ``trainer`` is then the local step."""
 
     def __repr__(self) -> str:
         count = f"{self.options.trainers} trainers and {self.options.servers} servers"
         return f"<SplitStep of {self.training.graph.name} for {count}: {len(self.keys)} keys>"
 
+    def trainer_files(self) -> list[tuple[SpmdProgram, list[RankGraph]]]:
+        """The programs of a trainer with the phases that come of each."""
+        ranks = self.trainer_graphs.ranks
+        return [(self.trainer, ranks)] if self.sync is None else [(self.trainer, ranks[:1]), (self.sync, ranks[1:])]
+
+    def trainer_types(self) -> dict[str, TensorType]:
+        """The types of all values of a trainer's programs."""
+        return self.trainer.graph.types if self.sync is None else self.trainer.graph.types | self.sync.graph.types
+
     def entry(self) -> ServerPlanEntry:
         """What the manifest says of the split."""
         options = self.options
+        fixed = options.fixed_trainers or self.sync is not None  # their number divides every delta
         return ServerPlanEntry(
-            servers=options.servers, mode=options.mode, pull=options.pulls, fixed_trainers=options.fixed_trainers,
+            servers=options.servers, mode=options.mode, pull=options.pulls, fixed_trainers=fixed,
             every=options.every, compensation=options.compensation, count=options.count,
+            roles=None if options.roles is None else RolesEntry.of(options.roles),
             slicing=options.slicing.value, minimum=options.minimum, placement=options.placement.value, keys=self.keys,
             tables=self.tables,
         )  # fmt: skip
@@ -60,32 +78,90 @@ class SplitStep:
 def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     """Split a step. Raises OptionError and UnsupportedError for what cannot be split so, InvariantError where a check
     of the result fails."""
+    if options.mode is Mode.GEO:
+        return _geo_step(training, options)
     options.loss_reduction.check(training)
     if options.accumulate > 1 and training.shared:
         name = next(iter(training.shared.values()))
         raise OptionError(
             f"--accumulate: the update reads {show(name)} of the forward, and every micro-step has its own"
         )
-    plan = make_plan(training, options)
-    homes = find_homes(training, plan.updates, options.loss_reduction.value, plan.tables)
+    live = _without_dead(training)
+    plan = make_plan(live, options)
+    homes = find_homes(live, plan.updates, options.loss_reduction.value, plan.tables)
     _check_apart(homes, options)
+    _check_own(plan, homes)
     servers = server_program(training, plan, homes, options)
     scalars = _scalars(training, plan, homes, servers)
     trainer = trainer_program(training, plan, homes, options, scalars)
     trainer_graphs = lower(trainer, [0])
     server_graphs = lower(servers.program, range(options.servers))
-    keys = tuple(_keys(training, plan, servers, scalars))
+    keys = tuple(_keys(training, plan, servers, scalars, options))
     checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
     tables = tuple(_table(served, servers.tables[served.number]) for served in plan.tables.served)
     table_states = {
         name: (served.layout, part.number)
         for served in plan.tables.served for part in servers.tables[served.number] for name in part.inputs
     }  # fmt: skip
-    return SplitStep(
+    made = SplitStep(
         training, options, plan, homes, trainer, servers.program, trainer_graphs, server_graphs, keys, tables,
         table_states,
         servers.reasons, checks,
     )  # fmt: skip
+    return made if options.mode.rounds else replace(made, checks=(*checks, _check_blocks(made)))
+
+
+def _geo_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
+    homes, plan = geo_homes(training), geo_plan(training, options)
+    servers = geo_servers(training, plan, homes, options)
+    step, sync, trainer_graphs = geo_trainers(training, plan, homes, options)
+    server_graphs = lower(servers.program, range(options.servers))
+    keys = tuple(_keys(training, plan, servers, NOTHING, options))
+    checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
+    made = SplitStep(
+        training, options, plan, homes, step, servers.program, trainer_graphs, server_graphs, keys, (), {}, {}, checks,
+        sync,
+    )  # fmt: skip
+    return replace(made, checks=(*checks, _check_blocks(made)))
+
+
+def _check_blocks(split: SplitStep) -> Check:
+    """Cut every server's graph into the blocks of its keys, as a run does."""
+    count, plan = 0, split.entry()
+    common = {state.input: state.output for state in split.server_graphs.common}
+    for part in split.server_graphs.ranks:
+        states = common | {state.input: state.output for state in part.states}
+        count += len(find_blocks(part.graph(), plan, part.rank, states, split.training.hyper))
+    return Check("blocks", "every key is updated by itself", count)
+
+
+def _without_dead(training: TrainingGraph) -> TrainingGraph:
+    """The step without nodes that nothing depends on: no role has them."""
+    graph = training.graph
+    needed = ancestors(GraphIndex(graph), [*graph.outputs, *(state.updated for state in training.states)])[1]
+    nodes = [node for node in graph.nodes if not needed.isdisjoint(node.outputs)]
+    return replace(training, graph=replace(graph, nodes=nodes)) if len(nodes) < len(graph.nodes) else training
+
+
+def _check_own(plan: ServerPlan, homes: Homes) -> None:
+    """Refuse nodes that are of no one's update and read what one server alone has, in pieces or as a tensor."""
+    own = {id(node) for subgraph in plan.updates.subgraphs.values() for node in subgraph.nodes}
+    placed: dict[str, str] = {}
+    for unit in plan.units:
+        if unit.server is None:
+            continue
+        for subgraph in unit.subgraphs:
+            placed[subgraph.gradient] = subgraph.parameter.tensor
+            for state in subgraph.states:
+                placed[state.tensor] = placed[state.updated] = subgraph.parameter.tensor
+    for node in homes.server_nodes:
+        read = next((name for name in node.reads if name in placed), None)
+        if read is not None and id(node) not in own:
+            raise UnsupportedError(
+                f"servers need {show(node.label)}, which reads {show(read)} outside of the update of "
+                f"{show(placed[read])}: only one server has that",
+                "let each update read its own gradient and parameter alone",
+            )
 
 
 def _check_apart(homes: Homes, options: SplitOptions) -> None:
@@ -96,6 +172,12 @@ def _check_apart(homes: Homes, options: SplitOptions) -> None:
         name = next(iter(homes.merged.values()))
         raise UnsupportedError(
             f"mode {options.mode}: the update reads the trainers' mean of {show(name)}, and there are no rounds",
+            "take --mode sync",
+        )
+    scalar = next((name for name in homes.shared if name in homes.pulled), "")
+    if scalar:
+        raise UnsupportedError(
+            f"mode {options.mode}: trainers read {show(scalar)}, of which each key has its own: there are no rounds",
             "take --mode sync",
         )
     if homes.metrics:
@@ -115,10 +197,12 @@ def _scalars(training: TrainingGraph, plan: ServerPlan, homes: Homes, servers: S
     )
 
 
-def _keys(training: TrainingGraph, plan: ServerPlan, servers: ServerProgram, scalars: Scalars) -> Sequence[KeyEntry]:
+def _keys(
+    training: TrainingGraph, plan: ServerPlan, servers: ServerProgram, scalars: Scalars, options: SplitOptions
+) -> Sequence[KeyEntry]:  # fmt: skip
     found = []
     for bucket in plan.buckets:
-        found += [_parameter_key(training, key, bucket.number) for key in servers.keys[bucket.number]]
+        found += [_parameter_key(key, bucket.number, options) for key in servers.keys[bucket.number]]
     types = training.graph.types
     updated = {state.tensor: state.updated for state in training.states}
     found += [
@@ -142,14 +226,14 @@ def _scalar_key(
     return KeyEntry(name, kind, None, bucket, type.dtype, type.dtype, type.dims, (), gradient, inputs, outputs)
 
 
-def _parameter_key(training: TrainingGraph, key: ServerKey, bucket: int) -> KeyEntry:
+def _parameter_key(key: ServerKey, bucket: int, options: SplitOptions) -> KeyEntry:
     unit = key.unit
     assert unit is not None
     placed = unit.pieces if unit.split else unit.pieces[key.number : key.number + 1]
     pieces = tuple(Piece(piece.parameter, piece.start, piece.stop) for piece in placed)
     return KeyEntry(
-        key_name(unit, key.number), KeyKind.PARAMETER, unit.server, bucket, key.type.dtype, key.type.dtype,
-        key.type.dims, pieces, key.gradient, key.inputs, key.outputs,
+        key_name(unit, key.number), KeyKind.PARAMETER, unit.server, bucket, key.type.dtype,
+        options.travels(key.type.dtype), key.type.dims, pieces, key.gradient, key.inputs, key.outputs,
     )  # fmt: skip
 
 

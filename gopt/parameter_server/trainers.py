@@ -57,7 +57,7 @@ def trainer_program(
         view.graph.inputs[state.tensor] = training.graph.types[state.tensor]
         view.graph.outputs[state.updated] = training.graph.types[state.updated]
     program = SpmdProgram(view, view.graph.copy(), Mesh((("dp", 1),)), [], micro_steps=options.accumulate)
-    writer = _Writer(program, training, plan, homes, options)
+    writer = TrainerWriter(program, training, plan, homes, options)
     tables = TableWriter(writer.rewriter, {name: options.wire for name in ("float32", "float64") if options.wire})
     for served in plan.tables.served:
         tables.pull(served)
@@ -83,7 +83,9 @@ def trainer_program(
     return program
 
 
-class _Writer:
+class TrainerWriter:
+    """Writes messages into a trainer's graph."""
+
     def __init__(
         self, program: SpmdProgram, training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions
     ) -> None:
@@ -141,11 +143,8 @@ class _Writer:
             if name in names:
                 self._join(names[name], self.types[name], sorted(found, key=lambda item: item[0].index), before)
         for name, number in states.items():
-            value = f"gopt.ps.pulled.{name}" if self._wired(self.types[name]) != self.types[name].dtype else names[name]
-            type = self.types[name]
-            self._pull_node(0, number, [name], round, version, {value: self._on_wire(type)}, before)
-            if value != names[name]:
-                self._cast(value, names[name], type, before)
+            # In its own type: a loss scale of 65536 is infinite in half precision.
+            self._pull_node(0, number, [name], round, version, {names[name]: self.types[name]}, before)
         return round
 
     def _pull_node(
@@ -285,12 +284,8 @@ class _Writer:
 
     # --- small nodes ------------------------------------------------------------------------------------------------
 
-    def _wired(self, dtype: TensorType) -> str:
-        wide = ("float32", "float64")
-        return self.options.wire if self.options.wire and dtype.dtype in wide else dtype.dtype
-
     def _on_wire(self, type: TensorType) -> TensorType:
-        return replace(type, dtype=self._wired(type))
+        return replace(type, dtype=self.options.travels(type.dtype))
 
     def _narrow(self, value: str) -> str:
         """A value in the type in which it travels."""

@@ -69,10 +69,13 @@ def _ranks(folder: Path) -> None:
 
 
 def _old_folder(folder: Path, make: str) -> None:
-    {"shard": _step, "reshard": _ranks}[make](folder)
+    {"shard": _step, "split": _step, "reshard": _ranks}[make](folder)
     source = folder / "step.onnx"
     source.write_bytes(build(_STEP).SerializeToString(deterministic=True))
-    _do("shard", str(source), "--ranks", "3", "--stage", "1", "-o", str(folder / "out"))
+    if make == "split":
+        _do("split", str(source), "--trainers", "2", "--servers", "3", "-o", str(folder / "out"))
+    else:
+        _do("shard", str(source), "--ranks", "3", "--stage", "1", "-o", str(folder / "out"))
     if make == "reshard":
         source.unlink()
 
@@ -109,6 +112,9 @@ _CASES = (
     Case("shard", _step, ["shard", "step.onnx", "--ranks", "2", "-o", "out"], r"out(/|$)"),
     Case("shard-force", lambda folder: _old_folder(folder, "shard"),
          ["shard", "step.onnx", "--ranks", "2", "-o", "out", "--force"], r"out(/|$)"),
+    Case("split-force", lambda folder: _old_folder(folder, "split"),
+         ["split", "step.onnx", "--trainers", "1", "--servers", "2", "--minimum", "2", "-o", "out", "--force"],
+         r"out(/|$)"),
     Case("merge", _ranks, ["merge", "in.ranks", "-o", "m.onnx"], r"m\.onnx"),
     Case("merge-force", _old_model, ["merge", "in.ranks", "-o", "m.onnx", "--force"], r"m\.onnx"),
     Case("reshard", _ranks, ["reshard", "in.ranks", "--ranks", "3", "-o", "out"], r"out(/|$)"),

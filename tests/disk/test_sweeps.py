@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 SWEEP = str(Path(__file__).with_name("sweep.py"))
-OUTPUTS = ["shard", "shard-force", "merge-force-plain"]
+OUTPUTS = ["shard", "split-force", "merge-force-plain"]
 """A new folder, a folder exchanged for another, and a file over another where the system can exchange none."""
 RUNS = ["run"]
-AGAIN = ["reshard", "reshard-force", "merge", "merge-force", "shard-force-plain", "resume"]
+AGAIN = ["shard-force", "reshard", "reshard-force", "merge", "merge-force", "shard-force-plain", "resume"]
 """They write by the same lines as one of the others."""
 REST = "full,broken,interrupt,terminate"
 

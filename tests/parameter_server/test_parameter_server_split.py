@@ -63,6 +63,16 @@ def test_a_loss_scale_travels_with_pulls() -> None:
     assert [key.name for key in keys if key.kind is KeyKind.SCALAR] == ["loss_scale"]
 
 
+def test_a_loss_scale_travels_in_its_own_type_whatever_the_wire() -> None:
+    """65536 is infinite in half precision."""
+    made = api.split(source("mlp_adamw_fp16_scaler"), options(wire="float16"))
+    wires = {key.kind: key.wire for key in made.step.keys}
+    assert wires == {KeyKind.PARAMETER: "float16", KeyKind.SCALAR: "float32"}
+    pulls = {tuple(n.attributes["keys"]): n.attributes["dtype"] for n in made.step.trainer.graph.nodes
+             if n.op_type == "Pull"}  # fmt: skip
+    assert pulls.pop(("loss_scale",)) == "float32" and set(pulls.values()) == {"float16"}
+
+
 def test_with_pulls_at_the_end_trainers_hold_copies() -> None:
     made = api.split(source("mlp_adamw"), options(pull=PullAt.END))
     held = made.manifest().ranks[0].state

@@ -62,7 +62,7 @@ def test_each_lookup_and_each_gradient_is_one_message() -> None:
 
 @pytest.mark.parametrize("given", [{"mode": Mode.ASYNC}, {"accumulate": 2}, {"tables_off": True}])
 def test_tables_stay_dense_where_rows_cannot_be_merged(given: dict[str, object]) -> None:
-    assert not split("dlrm_sgd", **given).step.plan.tables.served
+    assert not split("towers_adam", **given).step.plan.tables.served
 
 
 def test_a_wish_that_cannot_be_met_says_why() -> None:

@@ -14,6 +14,7 @@ from gopt.ir.load import load
 from gopt.offline.diff.json_records import diff_json
 from gopt.offline.diff.models import diff_graphs
 from gopt.offline.diff.result import Diff, Difference
+from gopt.offline.diff.splits import diff_splits
 
 
 @dataclass(slots=True)
@@ -30,6 +31,10 @@ def diff_folders(a: Path, b: Path) -> Diff:
     both = _Folders(a, b)
     manifests = [read_manifest(folder)[0] for folder in (a, b)]
     reports = [read_report(folder, manifest) for folder, manifest in zip((a, b), manifests)]
+    if all(manifest.parameter_server is not None for manifest in manifests):
+        moved = diff_splits(a, b, manifests, reports)
+        if moved is not None:
+            return moved
     lists: dict[str, Sequence[Manifest | Report]] = {MANIFEST_FILE: manifests, REPORT_FILE: reports}
     for file, records in lists.items():
         texts = diff_json(records[0].to_json(), records[1].to_json())

@@ -98,7 +98,11 @@ class Hub:
         """Held: until it is ready. What is ready wins over a loss, and a failure over all."""
         seconds = self.settings.deadline if deadline is None else deadline
         until, idle = self._now() + seconds, 0
-        self._blocked(number, lambda: ready() or self._missed(number, awaited) is not None, until)
+
+        def stirs() -> bool:
+            return ready() or self._missed(number, awaited) is not None
+
+        self._blocked(number, stirs, until)
         try:
             while True:
                 if self.failure is not None:
@@ -109,6 +113,7 @@ class Hub:
                     gone = self._missed(number, awaited)
                     if gone is not None and together and gone in self.spared[number]:
                         self.drop(number, gone)
+                        self._blocked(number, stirs, until)  # others may go on first
                         continue
                     if gone is not None:
                         raise failures.lost(self.roster, number, gone, self.lost[gone], awaited())

@@ -9,7 +9,7 @@ from typing import Any
 from gopt.errors import OptionError
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob
 from gopt.runtime.session import Array
-from gopt.runtime.training.checkpoint import Checkpoints
+from gopt.runtime.training.checkpoint import NOTHING, Checkpoints
 
 
 class Keeping:
@@ -48,10 +48,19 @@ class Keeping:
         every = self._job.every
         return self.checkpoints is not None and bool(every) and step % every == 0 and step != self._job.steps
 
-    def save(self, engine: EndpointEngine, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array]) -> None:
+    def load_extra(self, name: str) -> Array | None:
+        """What this endpoint kept beside its states in the newest checkpoint; None where there is none."""
+        if self.checkpoints is None or not self.step:
+            return None
+        return self.checkpoints.load_extra(self._number, self.step, name)
+
+    def save(
+        self, engine: EndpointEngine, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array],
+        extra: Mapping[str, Array] = NOTHING,
+    ) -> None:  # fmt: skip
         """Write a checkpoint; all endpoints call it."""
         if self.checkpoints is not None:
-            self.checkpoints.save(engine, step, held, to_host)
+            self.checkpoints.save(engine, step, held, to_host, extra)
             self._saved = step
 
     def finish(self, engine: EndpointEngine, step: int, save: Callable[[], None]) -> None:

@@ -6,31 +6,44 @@ import threading
 from collections.abc import Callable
 
 from gopt.artifact.server_entries import Mode
-from gopt.errors import UnsupportedError
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.mpi import MpiHub
 from gopt.runtime.messages.order import Order
 from gopt.runtime.messages.roster import Settings
 from gopt.runtime.messages.threads import ThreadHub, run_threads
+from gopt.runtime.parameter_server.async_server import AsyncServer
+from gopt.runtime.parameter_server.async_trainer import AsyncTrainer
 from gopt.runtime.parameter_server.job import ServerJob
+from gopt.runtime.parameter_server.meeting import Met
 from gopt.runtime.parameter_server.server import SyncServer
-from gopt.runtime.parameter_server.trainer import PushPullTrainer
+from gopt.runtime.parameter_server.trainer import CHIEF, PushPullTrainer
 from gopt.runtime.training.job import Progress
 
 
 def run_endpoint(
     server_job: ServerJob, endpoint: Endpoint, on_step: Callable[[Progress], None],
     on_start: Callable[[], None] = lambda: None, *, position: Callable[[int, int], None] = lambda *_: None,
-    stop_signal: Callable[[], int] = lambda: 0, continues: bool = False,
+    stop_signal: Callable[[], int] = lambda: 0, continues: bool = False, staleness: int | None = None,
+    on_end: Callable[[Met], None] = lambda met: None,
 ) -> tuple[int, int]:  # fmt: skip
-    """Do the work of one endpoint; returns the last step, and the signal for which the run ended, or 0."""
-    if server_job.plan.mode is not Mode.SYNC:
-        raise UnsupportedError(f"gopt run knows no mode {server_job.plan.mode} yet")
+    """Do the work of one endpoint; returns the last step, and the signal for which the run ended, or 0.
+
+    ``continues``: the others go on without a trainer that is lost; without rounds they always do. Of such runs,
+    ``staleness`` is the ``bound`` of AsyncServer, and the chief calls ``on_end`` with what all endpoints did.
+    """
+    rounds = server_job.plan.mode is Mode.SYNC
     if endpoint.number < server_job.trainers:
-        trainer = PushPullTrainer(server_job, endpoint, position, stop_signal=stop_signal, continues=continues)
+        make = PushPullTrainer if rounds else AsyncTrainer
+        trainer = make(server_job, endpoint, position, stop_signal=stop_signal, continues=continues or not rounds)
         trainer.run(on_step, on_start)
+        if endpoint.number == CHIEF and isinstance(trainer, AsyncTrainer):
+            on_end(trainer.met)
         return trainer.step, trainer.stopped
-    server = SyncServer(server_job, endpoint, position, continues=continues)
+    server: SyncServer | AsyncServer
+    if rounds:
+        server = SyncServer(server_job, endpoint, position, continues=continues)
+    else:
+        server = AsyncServer(server_job, endpoint, position, bound=staleness)
     server.run()
     return server.version, server.trainers.signal
 
@@ -38,8 +51,8 @@ def run_endpoint(
 def run_endpoints(
     server_job: ServerJob, hub: ThreadHub | MpiHub, on_step: Callable[[Progress], None],
     on_start: Callable[[], None] = lambda: None, *, position: Callable[[int, int], None] = lambda *_: None,
-    stop_signal: Callable[[], int] = lambda: 0,
-    continues: bool = False,
+    stop_signal: Callable[[], int] = lambda: 0, continues: bool = False, staleness: int | None = None,
+    on_end: Callable[[Met], None] = lambda met: None,
 ) -> tuple[int, int]:  # fmt: skip
     """Do the work of all endpoints of this process, each in a thread where there are several; returns the last step,
     and the signal for which the run ended, or 0."""
@@ -47,7 +60,7 @@ def run_endpoints(
     def work(number: int) -> tuple[int, int]:
         return run_endpoint(
             server_job, hub.endpoint(number), on_step, on_start, position=position, stop_signal=stop_signal,
-            continues=continues,
+            continues=continues, staleness=staleness, on_end=on_end,
         )  # fmt: skip
 
     first, *others = sorted(hub.mailboxes)
@@ -78,14 +91,19 @@ def run_endpoints(
 def run_in_threads(
     server_job: ServerJob, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None,
     *, deadline: float = 60.0, stop_signal: Callable[[], int] = lambda: 0, order: Order | None = None,
-    continues: bool = False,
+    continues: bool = False, staleness: int | None = None, on_end: Callable[[Met], None] = lambda met: None,
 ) -> tuple[int, int]:  # fmt: skip
     """Run a split with a thread for each endpoint; returns the last step, and the signal for which it ended, or 0."""
     hub = ThreadHub(server_job.roster(), Settings(deadline=deadline), order)
 
     def work(endpoint: Endpoint) -> tuple[int, int]:
-        return run_endpoint(server_job, endpoint, on_step, on_start, stop_signal=stop_signal, continues=continues)
+        return run_endpoint(
+            server_job, endpoint, on_step, on_start, stop_signal=stop_signal, continues=continues, staleness=staleness,
+            on_end=on_end,
+        )  # fmt: skip
 
-    found = run_threads(hub, work, lambda number: continues and 0 < number < server_job.trainers)
+    spares = continues or server_job.plan.mode is not Mode.SYNC
+
+    found = run_threads(hub, work, lambda number: spares and CHIEF < number < server_job.trainers)
     assert found[0] is not None
     return found[0]

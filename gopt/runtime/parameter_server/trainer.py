@@ -73,8 +73,8 @@ class PushPullTrainer:
         self.graphs = {phase: self.messages.prepare(graph) for phase, graph in graphs.items()}
         self._hyper = hyper_parameters(manifest, job.settings)
         self.data = self._open_data()
-        self._copies = [state for state in self.entry.state if state.copy]
-        kept = [state for state in self.entry.state if not state.copy]
+        self._copies = [state for state in self.entry.state if state.copy and not state.local]
+        kept = [state for state in self.entry.state if not state.copy or state.local]
         loaded = self.keeping.load() if job.resume else None
         self.held: dict[str, Any] = initial_states(kept, self.graphs, job.state) if loaded is None else loaded
         sums = {each.input: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in self.entry.accumulators}

@@ -33,6 +33,8 @@ class TrainerMessages:
     other: Callable[[Message], None]
     position: Callable[[int], None]
     mark: Callable[[str, float, float], None]
+    noted: Callable[[Any], None] = lambda note: None
+    """Called with what a server says beside the values."""
     bytes_pushed: int = 0
     bytes_pulled: int = 0
     waited: float = 0.0
@@ -124,6 +126,8 @@ class TrainerMessages:
             self.waited += time.perf_counter() - begun
         if message.kind is Kind.VALUES:
             self._came[message.source, message.key, message.round] = message
+            if message.note is not None:
+                self.noted(message.note)
         elif message.kind is Kind.REFUSED:
             raise RunError(str(message.note))
         else:

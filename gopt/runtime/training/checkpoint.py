@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +42,9 @@ from gopt.runtime.training.checkpoint_folder import (
 )
 
 _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
+
+
+NOTHING: Mapping[str, Array] = MappingProxyType({})
 
 
 class Agreement(Protocol):
@@ -93,14 +97,19 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.root / step_dir(step)
 
-    def save(self, engine: Agreement, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array]) -> None:
-        """Write a checkpoint; every rank calls it. ``to_host`` returns a state's array in host memory.
+    def save(
+        self, engine: Agreement, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array],
+        extra: Mapping[str, Array] = NOTHING,
+    ) -> None:  # fmt: skip
+        """Write a checkpoint; every rank calls it. ``to_host`` returns a state's array in host memory; ``extra``: what
+        this rank alone keeps beside the states, by names that no state has.
 
         Raises RunError when it cannot be written, the same on all ranks.
         """
         try:
             with ExitStack() as opened:
-                self._save(engine, step, {name: to_host(held[name]) for name in self._written_by(engine.rank)}, opened)
+                mine = {name: to_host(held[name]) for name in self._written_by(engine.rank)}
+                self._save(engine, step, {**mine, **extra}, opened)
         except _WriteFailedError as refused:
             engine.gather(None)  # the first rank has removed what was written: now ranks may end one another
             raise refused.args[0] from refused
@@ -147,6 +156,11 @@ class Checkpoints:
                 raise RunError(f"checkpoint {path} is damaged: {error}") from error
         return found
 
+    def load_extra(self, rank: int, step: int, name: str) -> Array | None:
+        """What a rank kept under a name beside its states, None where it kept nothing; call it behind ``load``."""
+        tensor = load_state(self.path(step) / rank_states_file(rank)).get(name)
+        return None if tensor is None else np.array(tensor.numpy())
+
     def _writers(self, rank: int) -> dict[int, list[str]]:
         """The first rank that holds each state of a rank: it writes for all that hold the same -> those states."""
         owner: dict[tuple[str, tuple[Piece, ...]], int] = {}
@@ -158,7 +172,7 @@ class Checkpoints:
             found.setdefault(rank if state.local else 0, []).append(state.input)
         apart = self.manifest.parameter_server is not None
         for state in self.manifest.ranks[rank].state:
-            if apart and state.copy:
+            if apart and state.copy and not state.local:
                 continue  # what a trainer has of a parameter, it pulls
             found.setdefault(rank if state.local else owner[_key(state)], []).append(state.input)
         return found
@@ -209,9 +223,10 @@ def _on_all_ranks(engine: Agreement, path: Path, work: Callable[[], Any]) -> lis
         made = work()
     except OSError as error:
         refused = unwritable(path, error)
-    for rank, (_, text) in enumerate(found := engine.gather((made, refused and refused.message))):
-        if text:
+    found = engine.gather((made, refused and refused.message))
+    for rank, each in enumerate(found):
+        if each is not None and (text := each[1]):
             refusal = RunError(f"rank {rank}: {text}", "the checkpoints before it are whole")
             refusal.named = True  # type: ignore[attr-defined]
             raise _WriteFailedError(refusal)
-    return [each for each, _ in found]
+    return [each[0] for each in found if each is not None]  # a trainer that is lost gives none

@@ -46,7 +46,8 @@ def check_checkpoint_folder(root: Path, folder: Path) -> None:
         raise OptionError(f"--checkpoint {root} is the folder that runs", "choose another one")
     if (root / INDEX_FILE).is_file():
         raise OptionError(f"--checkpoint {root} is a checkpoint itself", f"give what holds it: {root.parent}")
-    if (root / "manifest.json").is_file() and any(root.glob("rank_*.onnx")):
+    files = ("rank_*.onnx", "server_*.onnx")
+    if (root / "manifest.json").is_file() and any(any(root.glob(each)) for each in files):
         raise OptionError(f"--checkpoint {root} is an output folder", "choose another one")
     check_not_inside(root, whole, "choose another --checkpoint, and move there what you want to go on from")
 

@@ -1,0 +1,192 @@
+"""Options of ``gopt split``, ``plan`` and ``reshard`` that say how a step is split between trainers and servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gopt.errors import OptionError
+
+from .options import F
+from .terminal import print_note
+
+if TYPE_CHECKING:
+    from gopt.parameter_server.options import SplitOptions
+
+MODES = ("sync", "async", "half-async", "geo")
+SLICINGS = ("off", "classic", "balanced")
+PLACEMENTS = ("round-robin", "hash", "bytes")
+CLASSIC_MINIMUM = 8192
+"""Below so many elements a piece costs more in messages than it makes servers even."""
+_FIELDS = {
+    "trainers": "trainers", "servers": "servers", "mode": "mode", "pull": "pull", "slicing": "slicing",
+    "minimum": "minimum", "placement": "placement", "server_map": "given", "roles": "roles",
+    "loss_reduction": "loss_reduction", "accumulate": "accumulate", "fixed_trainers": "fixed_trainers",
+    "every": "every", "delay_compensation": "compensation", "count": "count", "wire": "wire", "bucket_mb": "cap",
+    "table": "tables", "no_tables": "tables_off", "table_memory": "table_memory",
+}  # fmt: skip
+"""Option -> the field of ``SplitOptions`` that it sets."""
+
+
+def trainers_option(function: F) -> F:
+    """``--trainers`` and ``--servers``."""
+    for option in (
+        click.option("--servers", type=int, metavar="S", help="Servers that share the parameters and their updates."),
+        click.option("--trainers", type=int, metavar="T", help="Trainers, each with its own batch."),
+    ):
+        function = option(function)
+    return function
+
+
+def placement_options(function: F) -> F:
+    """How parameters are cut, and where the pieces go."""
+    for option in (
+        click.option(
+            "--server-map", metavar="FILE",
+            help="A TOML or JSON file that gives parameters, patterns or pieces (NAME#PIECE) their server.",
+        ),
+        click.option(
+            "--placement", type=click.Choice(PLACEMENTS),
+            help="How pieces find their server: in turn, by a stable digest, or largest first to the one with the "
+            "fewest bytes.  [default: bytes]",
+        ),
+        click.option(
+            "--minimum", type=int, metavar="N", help="Elements that a piece is asked to have at least.  [default: 8192]"
+        ),
+        click.option(
+            "--slicing", type=click.Choice(SLICINGS),
+            help="off: tensors stay whole; classic: pieces of one size and a shorter last one; balanced: pieces as "
+            "even as rows allow.  [default: balanced]",
+        ),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def split_options(*modes: str) -> Callable[[F], F]:
+    """All options of a split but its output; ``modes``: those of ``--mode``."""
+
+    def add(function: F) -> F:
+        for option in (
+            click.option(
+                "--bucket-mb", type=float, metavar="M",
+                help="Cap of a message that carries several keys, in MiB.  [default: 4]",
+            ),
+            click.option(
+                "--table-memory", metavar="SIZE", help="Memory of a server for tables, e.g. 16GB.  [default: no limit]"
+            ),
+            click.option("--no-tables", is_flag=True, help="Pull every parameter whole, embedding tables too."),
+            click.option(
+                "--table", multiple=True, metavar="NAME=LAYOUT",
+                help="Layout of an embedding table, or of a pattern: dense, whole, modulo, range or columns; trainers "
+                "pull the rows that they look up. May be repeated.  [default: the cheapest]",
+            ),
+            click.option(
+                "--wire", type=click.Choice(["float16", "bfloat16"]),
+                help="The type in which gradients and parameters travel; servers keep their own.",
+            ),
+            click.option(
+                "--count", type=click.Choice(["round", "push", "chief"]),
+                help="With --mode async or half-async: what advances step counters by one: a push for each trainer, "
+                "each push, or a push of trainer 0.  [default: round]",
+            ),
+            click.option(
+                "--delay-compensation", type=float, metavar="STRENGTH",
+                help="With --mode async or half-async: correct late gradients; 0 corrects nothing.",
+            ),
+            click.option(
+                "--every", type=int, metavar="K", help="With --mode geo: push after so many steps.  [default: 1]"
+            ),
+            click.option(
+                "--fixed-trainers", is_flag=True, help="A run must have T trainers; else a start may say how many."
+            ),
+            click.option(
+                "--accumulate", type=int, metavar="K",
+                help="Micro-steps of one push: two files for trainers, micro and update.  [default: 1]",
+            ),
+            click.option(
+                "--loss-reduction", metavar="mean|sum|weighted:VALUE",
+                help="How the trainers' gradients become the step's: sum for a summed loss; weighted:VALUE for a loss "
+                "divided by a count of the batch, which VALUE holds.  [default: mean]",
+            ),
+            click.option(
+                "--roles", metavar="ROLES",
+                help="Ranks of the launcher, e.g. 'trainer:0-3;server:4,5'; a rank may be both.  [default: trainers "
+                "first]",
+            ),
+            click.option(
+                "--pull", type=click.Choice(["start", "end"]),
+                help="When trainers pull parameters.  [default: start; end with --accumulate and --mode geo]",
+            ),
+            click.option(
+                "--mode", type=click.Choice(modes), help="When servers update; see above.  [default: sync]"
+            ),
+        ):  # fmt: skip
+            function = option(function)
+        return trainers_option(placement_options(function))
+
+    return add
+
+
+def is_given(value: object) -> bool:
+    """Whether an option was on the command line: 0 is, an absent flag is not."""
+    return value is not None and value is not False and value != ()
+
+
+def given_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``SplitOptions`` that the command line sets. Raises OptionError, and InputError for a damaged
+    server map."""
+    from gopt.analysis.loss_reduction import LossReduction
+    from gopt.artifact.server_entries import Mode, PullAt
+    from gopt.parameter_server.placement import Placement
+    from gopt.parameter_server.roles import Roles
+    from gopt.parameter_server.server_map import read_server_map
+    from gopt.parameter_server.slicing import Slicing
+    from gopt.topology import parse_bytes
+
+    convert: dict[str, Callable[[Any], Any]] = {
+        "mode": Mode, "pull": PullAt, "slicing": Slicing, "placement": Placement, "roles": Roles.parse,
+        "loss_reduction": LossReduction.parse, "bucket_mb": _cap, "server_map": read_server_map,
+        "table": _tables, "table_memory": parse_bytes,
+    }  # fmt: skip
+    found = {}
+    for option, field in _FIELDS.items():
+        value = given.get(option)
+        if is_given(value):
+            found[field] = convert[option](value) if option in convert else value
+    minimum = found.get("minimum")
+    if minimum is not None and 1 <= minimum < CLASSIC_MINIMUM:
+        print_note(f"--minimum {minimum}: pieces of fewer than {CLASSIC_MINIMUM} elements make many small messages")
+    return found
+
+
+def build_split_options(given: Mapping[str, Any], **defaults: Any) -> SplitOptions:
+    """The options of a split, over ``defaults``. Raises OptionError, and InputError for a damaged server map."""
+    from gopt.parameter_server.options import SplitOptions
+
+    found = {**defaults, **given_options(given)}
+    for field in ("trainers", "servers"):
+        if field not in found:
+            raise OptionError(f"how many {field}?", f"give --{field} N")
+    return SplitOptions(**found)
+
+
+def _cap(megabytes: float) -> int:
+    if not 0 < megabytes < 1 << 20:
+        raise OptionError(f"--bucket-mb cannot be {megabytes:g}", "it is more than 0 and less than 1048576")
+    return max(1, int(megabytes * (1 << 20)))
+
+
+def _tables(texts: Sequence[str]) -> dict[str, str]:
+    """``NAME=LAYOUT`` texts as a table; what stands before the last = is the name."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, layout = text.rpartition("=")
+        if not equals or not name:
+            raise OptionError(f"--table {text!r} names no layout", "write --table NAME=modulo")
+        if name in found:
+            raise OptionError(f"--table gives {name!r} twice")
+        found[name] = layout
+    return found

@@ -1,0 +1,313 @@
+"""What must hold of a manifest's trainers and servers, beyond what its schema says: readers rely on it.
+
+Checked before: ranks fit the mesh, pieces of states are ranges of their tensors, and no name is listed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from gopt import limits
+from gopt.analysis.loss_reduction import LossReduction
+from gopt.analysis.training import StateKind
+from gopt.artifact.manifest import LocalState, Manifest, RankEntry
+from gopt.artifact.server_entries import KeyEntry, KeyKind, Mode, PullAt, ServerPlanEntry
+from gopt.artifact.table_parts import part_piece, table_layout
+from gopt.errors import InputError, OptionError
+from gopt.ir.types import known
+from gopt.parameter_server.tables import TableLayout
+from gopt.sanitize import show
+
+_PS = "parameter_server"
+_WIRES = ("float16", "bfloat16")
+_APART = (Mode.ASYNC, Mode.HALF_ASYNC)
+
+
+def check_server_plan(name: str, manifest: Manifest) -> None:
+    """Refuse a manifest whose trainers, servers and keys do not fit together; ``name`` is its file.
+
+    Raises InputError that names the key. Takes time linear in the manifest.
+    """
+    if manifest.parameter_server is not None:
+        _Plan(name, manifest, manifest.parameter_server).check()
+
+
+class _Plan:
+    def __init__(self, name: str, manifest: Manifest, entry: ServerPlanEntry) -> None:
+        self.name, self.manifest, self.entry = name, manifest, entry
+        self.trainers = manifest.mesh.ranks
+        self.states = {state.tensor: state for state in manifest.states}
+        self.held: list[dict[str, LocalState]] = []
+        """Of each server: input -> the state that it holds."""
+        self.layouts: dict[str, TableLayout] = {}
+        """Tensor with the rows of a table -> the table's layout."""
+        self.everywhere: dict[str, LocalState] = {}
+        """What every server holds alike."""
+
+    def check(self) -> None:
+        self._options()
+        self._roles()
+        self._ranks()
+        self._trainers()
+        self._tables()
+        self._servers()
+        buckets: dict[int, tuple[int, KeyEntry]] = {}
+        ranges: dict[str, list[tuple[int, int, int]]] = {}
+        for index, key in enumerate(self.entry.keys):
+            self._key(index, key)
+            self._bucket(index, key, buckets)
+            for piece in key.pieces:
+                ranges.setdefault(piece.tensor, []).append((piece.start, piece.stop, index))
+        self._tiled(ranges)
+
+    def _refuse(self, where: str, what: str) -> NoReturn:
+        raise InputError(f"{self.name}: {where}: {what}")
+
+    # --- the whole --------------------------------------------------------------------------------------------------
+
+    def _options(self) -> None:
+        entry = self.entry
+        if self.trainers + entry.servers > limits.RANKS:
+            self._refuse(f"{_PS}.servers", f"{entry.servers}, there are at most {limits.RANKS} ranks (RANKS)")
+        for field, given, modes in (
+            ("compensation", entry.compensation is not None, _APART),
+            ("count", entry.count != "round", _APART),
+            ("every", entry.every != 1, (Mode.GEO,)),
+        ):
+            if given and entry.mode not in modes:
+                self._refuse(f"{_PS}.{field}", f"it means nothing in mode {entry.mode}")
+        if entry.compensation is not None and not 0 <= entry.compensation < float("inf"):
+            self._refuse(f"{_PS}.compensation", f"{entry.compensation} is not a number from 0")
+        try:
+            LossReduction.parse(self.manifest.loss_reduction)
+        except OptionError as error:
+            self._refuse("loss_reduction", error.message)
+        if self.manifest.common.state:
+            self._refuse("common.state", "trainers and servers hold no state alike")
+
+    def _roles(self) -> None:
+        if self.entry.roles is None:
+            return
+        try:
+            roles = self.entry.roles.roles()
+            if roles.is_open and roles.servers != self.entry.servers:
+                raise OptionError(f"they are for {roles.servers} servers, there are {self.entry.servers}")
+            if not roles.is_open:
+                roles.check_counts(self.trainers, self.entry.servers)
+        except OptionError as error:
+            self._refuse(f"{_PS}.roles", error.message)
+
+    def _ranks(self) -> None:
+        due = self.trainers + self.entry.servers
+        if len(self.manifest.ranks) != due:
+            what = f"{len(self.manifest.ranks)} entries, {self.trainers} trainers and {self.entry.servers} servers"
+            self._refuse("ranks", f"{what} need {due}")
+        files: dict[str, int] = {}
+        for rank in self.manifest.ranks[:1] + self.manifest.ranks[self.trainers :]:
+            for file in rank.files.values():
+                if files.setdefault(file, rank.rank) != rank.rank or list(rank.files.values()).count(file) > 1:
+                    self._refuse(f"ranks[{rank.rank}].files", f"{show(file)} is the file of rank {files[file]} too")
+
+    def _trainers(self) -> None:
+        first, *others = self.manifest.ranks[: self.trainers]
+        for rank in others:
+            for field in ("files", "state", "accumulators"):
+                if getattr(rank, field) != getattr(first, field):
+                    self._refuse(f"ranks[{rank.rank}].{field}", "it differs from that of rank 0: trainers are alike")
+        served = {piece.tensor for rank in self._of_servers() for state in rank.state for piece in state.pieces}
+        for index, state in enumerate(first.state):
+            where = f"ranks[0].state[{index}]"
+            if len(state.pieces) != 1 or not self._whole(state):
+                self._refuse(f"{where}.pieces", f"trainers hold {show(state.input)} whole or not at all")
+            if state.copy != (state.pieces[0].tensor in served):
+                other = "servers hold it too: it must be a copy" if not state.copy else "no server holds it"
+                self._refuse(where, f"{show(state.pieces[0].tensor)}: {other}")
+            if state.copy and self.entry.pull is not PullAt.END:
+                self._refuse(f"{where}.copy", f"trainers that pull at the start of a step keep no {show(state.input)}")
+        there = served | {state.pieces[0].tensor for state in first.state}
+        lost = next((tensor for tensor in self.states if tensor not in there), None)
+        if lost is not None:
+            self._refuse("ranks", f"neither trainers nor servers hold {show(lost)}")
+
+    def _whole(self, state: LocalState) -> bool:
+        piece = state.pieces[0]
+        type = self.states[piece.tensor].type
+        return (
+            piece.box is None
+            and piece.every is None
+            and piece.start == 0
+            and (not type.static or piece.stop == type.elements)
+        )
+
+    def _of_servers(self) -> Sequence[RankEntry]:
+        return self.manifest.ranks[self.trainers :]
+
+    def _tables(self) -> None:
+        by_owner: dict[str, list[str]] = {}
+        for state in self.manifest.states:
+            by_owner.setdefault(state.of or state.tensor, []).append(state.tensor)
+        for index, entry in enumerate(self.entry.tables):
+            where = f"{_PS}.tables[{index}]"
+            found = self.states.get(entry.parameter)
+            if found is None or found.type.elements != entry.rows * entry.width:
+                self._refuse(f"{where}.parameter", f"{show(entry.parameter)} is no table of {entry.rows} rows")
+            if entry.parameter in self.layouts:
+                self._refuse(f"{where}.parameter", f"{show(entry.parameter)} is another table")
+            if any(server >= self.entry.servers for server in entry.servers):
+                self._refuse(f"{where}.servers", f"there are {self.entry.servers} servers")
+            if not len(entry.inputs) == len(entry.outputs) == len(entry.gradients) == len(entry.servers):
+                self._refuse(f"{where}.inputs", f"it has {len(entry.servers)} parts")
+            try:
+                layout = table_layout(entry)
+            except InputError as error:
+                self._refuse(where, error.message)
+            for tensor in by_owner[entry.parameter]:
+                if self.states[tensor].type.elements == found.type.elements:
+                    self.layouts[tensor] = layout
+            for server, name in zip(entry.servers, entry.inputs):
+                held = {each.input: each for each in self._of_servers()[server].state}
+                if name not in held or held[name].pieces != (part_piece(layout, entry.parameter, server),):
+                    self._refuse(f"{where}.inputs", f"server {server} does not hold its part as {show(name)}")
+
+    def _servers(self) -> None:
+        ranges: dict[str, set[tuple[int, int]]] = {}
+        tables: dict[str, set[int]] = {}
+        for rank in self._of_servers():
+            self.held.append({state.input: state for state in rank.state})
+            if rank.accumulators:
+                self._refuse(f"ranks[{rank.rank}].accumulators", "servers have none")
+            for number, state in enumerate(rank.state):
+                if not state.elements and all(self.states[piece.tensor].type.elements for piece in state.pieces):
+                    self._refuse(f"ranks[{rank.rank}].state[{number}].pieces", "it holds nothing")
+                for piece in state.pieces:
+                    layout = self.layouts.get(piece.tensor)
+                    if layout is not None:
+                        if piece != part_piece(layout, piece.tensor, rank.rank - self.trainers):
+                            self._refuse(f"ranks[{rank.rank}].state[{number}].pieces", "it is no part of its table")
+                        tables.setdefault(piece.tensor, set()).add(rank.rank - self.trainers)
+                        continue
+                    if piece.box is not None or piece.every is not None:
+                        self._refuse(f"ranks[{rank.rank}].state[{number}].pieces", "pieces of servers have no box")
+                    ranges.setdefault(piece.tensor, set()).add((piece.start, piece.stop))
+        self.everywhere = {
+            name: state
+            for name, state in self.held[0].items()
+            if all(each.get(name) == state for each in self.held[1:])
+        }
+        for tensor, layout in self.layouts.items():
+            if tables.get(tensor, set()) != set(layout.servers):
+                self._refuse("ranks", f"some part of {show(tensor)} is on no server")
+        for tensor, found in ranges.items():
+            end = self._end(sorted(found))
+            if end != self.states[tensor].type.elements:
+                what = f"the pieces of {show(tensor)} on servers do not tile it"
+                self._refuse("ranks", f"{what}: it has {self.states[tensor].type.elements} elements")
+
+    @staticmethod
+    def _end(ranges: Iterable[tuple[int, ...]]) -> int:
+        """Where ranges end that follow one another from 0; -1 where they leave or repeat an element."""
+        place = 0
+        for start, stop, *_ in ranges:
+            if start != place:
+                return -1
+            place = stop
+        return place
+
+    # --- keys -------------------------------------------------------------------------------------------------------
+
+    def _key(self, index: int, key: KeyEntry) -> None:
+        where = f"{_PS}.keys[{index}]"
+        if key.server is not None and key.server >= self.entry.servers:
+            self._refuse(f"{where}.server", f"{key.server}, there are {self.entry.servers} servers")
+        if not known(key.dtype) or key.dtype == "string":
+            self._refuse(f"{where}.dtype", f"{show(key.dtype)} is not a numeric type")
+        if key.wire != key.dtype and key.wire not in _WIRES:
+            self._refuse(f"{where}.wire", f"{show(key.wire)} is neither {key.dtype}, float16 nor bfloat16")
+        size = 16
+        for length in key.shape:
+            size *= max(length, 1)
+            if size >= limits.ELEMENTS:
+                self._refuse(f"{where}.shape", "a tensor of 2**63 bytes or more")
+        if key.kind is KeyKind.PARAMETER:
+            self._parameter(where, key)
+        else:
+            self._scalar(where, key)
+
+    def _parameter(self, where: str, key: KeyEntry) -> None:
+        if not key.pieces:
+            self._refuse(f"{where}.pieces", "a parameter's key is of at least one piece")
+        for number, piece in enumerate(key.pieces):
+            state = self.states.get(piece.tensor)
+            if state is None or state.kind is not StateKind.PARAMETER:
+                self._refuse(f"{where}.pieces[{number}].tensor", f"{show(piece.tensor)} is not a parameter")
+            if state.dtype != key.dtype:
+                self._refuse(f"{where}.dtype", f"{key.dtype}, but {show(piece.tensor)} is {state.dtype}")
+        elements = sum(piece.elements for piece in key.pieces)
+        if key.elements != elements:
+            self._refuse(f"{where}.shape", f"{key.elements} elements, its pieces have {elements}")
+        if not key.inputs or len(key.inputs) != len(key.outputs):
+            self._refuse(f"{where}.inputs", f"{len(key.inputs)} inputs and {len(key.outputs)} outputs")
+        if key.wire != key.dtype and key.dtype not in ("float32", "float64"):
+            self._refuse(f"{where}.wire", f"{show(key.wire)}, but elements of {key.dtype} travel as they are")
+        held = self._held(where, key)
+        if held[key.inputs[0]].pieces != key.pieces:
+            self._refuse(f"{where}.pieces", f"the server holds other pieces in {show(key.inputs[0])}")
+
+    def _held(self, where: str, key: KeyEntry) -> dict[str, LocalState]:
+        """What the servers of a key hold, all of its inputs and outputs included."""
+        held = self.everywhere if key.server is None else self.held[key.server]
+        who = "every server" if key.server is None else f"server {key.server}"
+        for number, (input, output) in enumerate(zip(key.inputs, key.outputs)):
+            if input not in held:
+                self._refuse(f"{where}.inputs[{number}]", f"{show(input)} is not a state of {who}")
+            if held[input].output != output:
+                self._refuse(f"{where}.outputs[{number}]", f"{show(output)} does not replace {show(input)}")
+        return held
+
+    def _scalar(self, where: str, key: KeyEntry) -> None:
+        """What a key is that no server owns."""
+        if key.server is not None:
+            self._refuse(f"{where}.server", f"every server has a {key.kind}: it must be null")
+        if key.pieces:
+            self._refuse(f"{where}.pieces", f"a {key.kind} is of no piece")
+        if key.elements != 1:
+            self._refuse(f"{where}.shape", f"a {key.kind} is one number, not {key.elements}")
+        if (key.kind is KeyKind.VALUE) != bool(key.gradient):
+            self._refuse(f"{where}.gradient", f"{show(key.gradient)}: of these keys a value alone is pushed")
+        counts = {KeyKind.SCALAR: (1, 1), KeyKind.VALUE: (0, 0), KeyKind.METRIC: (0, 1)}[key.kind]
+        if (len(key.inputs), len(key.outputs)) != counts:
+            self._refuse(f"{where}.inputs", f"a {key.kind} has {counts[0]} inputs and {counts[1]} outputs")
+        if key.kind is KeyKind.SCALAR:
+            self._held(where, key)
+        elif key.kind is KeyKind.METRIC:
+            shown = {each.name for each in self.manifest.common.outputs} - {self.manifest.loss}
+            if key.outputs[0] not in shown:
+                self._refuse(f"{where}.outputs[0]", f"{show(key.outputs[0])} is not a metric")
+
+    def _bucket(self, index: int, key: KeyEntry, seen: dict[int, tuple[int, KeyEntry]]) -> None:
+        """Keys of one bucket travel in one message between the same two."""
+        where = f"{_PS}.keys[{index}].bucket"
+        if key.bucket >= len(self.entry.keys):
+            self._refuse(where, f"{key.bucket}, but {len(self.entry.keys)} keys need no more buckets than that")
+        other, first = seen.setdefault(key.bucket, (index, key))
+        if (key.kind, key.server, key.wire) != (first.kind, first.server, first.wire):
+            self._refuse(where, f"{key.bucket} has key {other} too, of another server, kind or type")
+        if other != index and key.kind is not KeyKind.PARAMETER:
+            self._refuse(where, f"{key.bucket} has key {other} too: a {key.kind} travels alone")
+
+    def _tiled(self, ranges: dict[str, list[tuple[int, int, int]]]) -> None:
+        """Every element of a parameter that has a key is in one key."""
+        for tensor, found in ranges.items():
+            ordered = sorted(found)
+            place = 0
+            for start, stop, index in ordered:
+                if start != place or stop < start:
+                    what = f"elements {min(start, place)} to {max(start, place)} of {show(tensor)}"
+                    both = "are in another key too" if start < place else "are in no key"
+                    self._refuse(f"{_PS}.keys[{index}].pieces", f"{what} {both}")
+                place = stop
+            if place != self.states[tensor].type.elements:
+                index = ordered[-1][2]
+                what = f"{show(tensor)} ends at {place} of {self.states[tensor].type.elements} elements"
+                self._refuse(f"{_PS}.keys[{index}].pieces", what)

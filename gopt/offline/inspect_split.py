@@ -1,0 +1,121 @@
+"""What a folder of trainers and servers is, by its manifest and report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
+from gopt.artifact.report_record import Report, SourceEntry
+from gopt.artifact.server_entries import KeyKind, ServerPlanEntry
+from gopt.documents.records import to_document
+from gopt.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInspection:
+    """One server. ``pushed`` and ``pulled``: bytes between one trainer and it in one step."""
+
+    server: int
+    pieces: int
+    parameters: int
+    optimizer_states: int
+    gradients: int
+    pushed: int
+    pulled: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitInspection:
+    """What trainers and servers share out, and what travels; bytes are those of one step.
+
+    ``messages``: what one trainer pushes. ``local``: states of the source that stay on trainers. ``balance``: bytes of
+    parameters and states of the fullest server over the mean.
+    """
+
+    settings: SplitSettings
+    roles: str
+    source: SourceEntry
+    loss: str
+    states: Mapping[str, int]
+    local: int
+    keys: Mapping[str, int]
+    facts: SplitFacts
+    messages: int
+    trainer_files: tuple[str, ...]
+    per_server: tuple[ServerInspection, ...]
+    balance: float
+    removed_ops: int
+    added_ops: int
+    checks: int
+    notes: tuple[str, ...]
+
+    @property
+    def pushed(self) -> int:
+        """Bytes that one trainer pushes in one step."""
+        return sum(self.facts.pushed_by_server)
+
+    @property
+    def pulled(self) -> int:
+        """Bytes that one trainer pulls in one step."""
+        return sum(self.facts.pulled_by_server)
+
+    @property
+    def idle(self) -> list[int]:
+        """Servers without a piece."""
+        return [each.server for each in self.per_server if not each.pieces and not each.parameters]
+
+    def __repr__(self) -> str:
+        given = self.settings
+        return f"<SplitInspection of {given.trainers} trainers and {given.servers} servers, {given.mode}>"
+
+    def to_json(self) -> dict[str, Any]:
+        head = {"format": "gopt-inspection/1", "what": "split"}
+        return head | to_document(self) | {"pushed": self.pushed, "pulled": self.pulled, "idle": self.idle}
+
+
+def inspect_split(manifest: Manifest, entry: ServerPlanEntry, report: Report) -> SplitInspection:
+    """What a split is; raises InputError where the report is of something else."""
+    records = split_records(report.pipeline)
+    if records is None or {len(each) for each in _by_server(records[1])} != {entry.servers}:
+        raise InputError("report.json is not that of this split", "write the folder again with gopt split")
+    settings, facts = records
+    usages = report.ranks[-entry.servers :]
+
+    servers = tuple(
+        ServerInspection(
+            number, facts.pieces_by_server[number], usage.nbytes.parameters, usage.nbytes.optimizer_states,
+            usage.nbytes.gradients, facts.pushed_by_server[number], facts.pulled_by_server[number],
+        )
+        for number, usage in enumerate(usages)
+    )  # fmt: skip
+    held = [each.parameters + each.optimizer_states for each in servers]
+    local = {
+        piece.tensor for rank in manifest.ranks[:1] for state in rank.state if not state.copy for piece in state.pieces
+    }
+    first = next((each for each in report.ranks if each.rank == 0), None)
+    return SplitInspection(
+        settings=settings,
+        roles="" if entry.roles is None else str(entry.roles.roles()),
+        source=report.source,
+        loss=manifest.loss,
+        states=Counter(state.kind.value for state in manifest.states),
+        local=len(local),
+        keys={kind.value: sum(key.kind is kind for key in entry.keys) for kind in KeyKind},
+        facts=facts,
+        messages=0 if first is None else sum(each.calls for each in first.communication),
+        trainer_files=tuple(manifest.ranks[0].files.values()) if manifest.ranks else (),
+        per_server=servers,
+        balance=round(max(held) * len(held) / sum(held), 6) if sum(held) else 1.0,
+        removed_ops=len(report.removed_ops),
+        added_ops=len(report.added_ops),
+        checks=sum(each.count for each in report.checks),
+        notes=report.notes,
+    )
+
+
+def _by_server(facts: SplitFacts) -> tuple[tuple[int, ...], ...]:
+    return facts.pieces_by_server, facts.pushed_by_server, facts.pulled_by_server

@@ -1,0 +1,213 @@
+"""What each way to place parameters on servers costs, best first; nothing is written, and no graph is rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.artifact.report import format_bytes
+from gopt.limits import RANKS
+from gopt.parameter_server.homes import Homes, find_homes
+from gopt.parameter_server.options import SplitOptions
+from gopt.parameter_server.placement import Placement, balance
+from gopt.parameter_server.plan import ServerPlan, make_plan
+from gopt.parameter_server.slicing import Slicing
+
+_SLICINGS = (Slicing.BALANCED, Slicing.CLASSIC, Slicing.OFF)
+_PLACEMENTS = (Placement.BYTES, Placement.ROUND_ROBIN, Placement.HASH)
+"""The defaults first: of ways that give the same, they stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitChoice:
+    """A way to place parameters. Sequences have an item for each server; bytes of messages are those of one trainer in
+    one step."""
+
+    options: SplitOptions
+    pieces: tuple[int, ...]
+    parameters: tuple[int, ...]
+    optimizer_states: tuple[int, ...]
+    pushed: tuple[int, ...]
+    pulled: tuple[int, ...]
+    messages: int
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Bytes of parameters and states on each server."""
+        return tuple(map(sum, zip(self.parameters, self.optimizer_states)))
+
+    @property
+    def busiest(self) -> int:
+        """Bytes between all trainers and the server that has most of them."""
+        return self.options.trainers * max(map(sum, zip(self.pushed, self.pulled)))
+
+    @property
+    def balance(self) -> float:
+        """Bytes of the fullest server over the mean."""
+        return round(balance(self.held), 6)
+
+    @property
+    def idle(self) -> int:
+        """Servers without a piece."""
+        return sum(not pieces and not held for pieces, held in zip(self.pieces, self.parameters))
+
+    def __repr__(self) -> str:
+        given = self.options
+        return f"<SplitChoice of {given.servers} servers, {given.slicing.value}, {given.placement.value}>"
+
+    def to_json(self) -> dict[str, Any]:
+        given = self.options
+        return {
+            "servers": given.servers, "slicing": given.slicing.value, "placement": given.placement.value,
+            "per_server": [
+                {"pieces": pieces, "parameters": parameters, "optimizer_states": states, "pushed": pushed,
+                 "pulled": pulled}
+                for pieces, parameters, states, pushed, pulled in zip(
+                    self.pieces, self.parameters, self.optimizer_states, self.pushed, self.pulled)
+            ],
+            "pushed": sum(self.pushed), "pulled": sum(self.pulled), "messages": self.messages,
+            "busiest": self.busiest, "balance": self.balance, "idle": self.idle,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RankedSplit:
+    """A choice with whether it fits, and why it stands where it does."""
+
+    choice: SplitChoice
+    fits: bool
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return self.choice.to_json() | {"fits": self.fits, "why": self.why}
+
+
+def split_choices(
+    training: TrainingGraph, options: SplitOptions, advance: Callable[[str], None] = lambda _: None
+) -> Iterator[SplitChoice]:
+    """Every slicing and placement, for as many servers as asked, half and twice as many; ways that give the same as one
+    before are left out. Raises what ``make_plan`` raises."""
+    seen: set[tuple[object, ...]] = set()
+    for servers in sorted({options.servers, max(1, options.servers // 2), min(2 * options.servers, RANKS)}):
+        for slicing in _SLICINGS:
+            for placement in _PLACEMENTS:
+                asked = replace(options, servers=servers, slicing=slicing, placement=placement)
+                advance(f"{servers} servers: {slicing.value}, {placement.value}")
+                found = weigh(training, asked)
+                key = (servers, found.pieces, found.held, found.pushed, found.pulled, found.messages)
+                if key not in seen:
+                    seen.add(key)
+                    yield found
+
+
+def weigh(training: TrainingGraph, options: SplitOptions) -> SplitChoice:
+    """The cost of one choice."""
+    plan = make_plan(training, options)
+    homes = find_homes(training, plan.updates, options.loss_reduction.value, plan.tables)
+    counts = _Counts(training, options, plan, homes)
+    counts.hold()
+    counts.send()
+    return SplitChoice(
+        options, tuple(counts.pieces), tuple(counts.held[StateKind.PARAMETER]),
+        tuple(counts.held[StateKind.OPTIMIZER_STATE]), tuple(counts.pushed), tuple(counts.pulled), counts.messages,
+    )  # fmt: skip
+
+
+class _Counts:
+    def __init__(self, training: TrainingGraph, options: SplitOptions, plan: ServerPlan, homes: Homes) -> None:
+        self.training, self.options, self.plan, self.homes = training, options, plan, homes
+        self.types = training.graph.types
+        count = options.servers
+        self.pieces, self.pushed, self.pulled = [0] * count, [0] * count, [0] * count
+        self.held = {kind: [0] * count for kind in StateKind}
+        self.messages = 0
+
+    def hold(self) -> None:
+        """Bytes of states: a piece has its share of all states of its parameter's shape, and the others whole."""
+        every = range(self.options.servers)
+        for unit in self.plan.units:
+            for subgraph, piece in zip(unit.subgraphs, unit.pieces):
+                self.pieces[piece.server] += 1
+                whole = self.types[piece.parameter].elements
+                for state in subgraph.states:
+                    type = self.types[state.tensor]
+                    cut = unit.split and type.elements == whole
+                    nbytes = type.nbytes * piece.elements // max(whole, 1) if cut else type.nbytes
+                    for server in every if unit.server is None else (unit.server,):
+                        self.held[state.kind][server] += nbytes
+        for served in self.plan.tables.served:
+            for server in served.layout.servers:
+                for state in served.subgraph.states:
+                    type = self.types[state.tensor]
+                    part = type.nbytes * served.elements(server) // max(type.elements, 1)
+                    self.held[state.kind][server] += part
+        kinds = {state.tensor: state.kind for state in self.training.states}
+        for name in self.homes.shared:
+            for server in every:
+                self.held[kinds[name]][server] += self.types[name].nbytes
+
+    def send(self) -> None:
+        """Messages and bytes of one trainer in one step."""
+        every = range(self.options.servers)
+        for bucket in self.plan.buckets:
+            for server in every if bucket.server is None else (bucket.server,):
+                self.messages += 1
+                self.pushed[server] += sum(self._travels(unit.dtypes[0], unit.nbytes) for unit in bucket.units)
+            pieces = [piece for unit in bucket.units for piece in unit.pieces]
+            if any(piece.parameter in self.homes.pulled for piece in pieces):
+                self.pulled[bucket.server or 0] += sum(
+                    self._part(piece.parameter, piece.elements) for piece in pieces
+                )  # fmt: skip
+        for made in self.homes.merged:
+            self.messages += len(every)
+            for server in every:
+                self.pushed[server] += self.types[made].nbytes
+        scalars = [name for name in self.homes.shared if name in self.homes.pulled]
+        self.pulled[0] += sum(self.types[name].nbytes for name in (*scalars, *self.homes.metrics))
+
+    def _part(self, parameter: str, elements: int) -> int:
+        type = self.types[parameter]
+        return self._travels(type.dtype, type.nbytes * elements // max(type.elements, 1))
+
+    def _travels(self, dtype: str, nbytes: int) -> int:
+        """Bytes on the wire: it replaces types of 4 and 8 bytes by one of 2."""
+        if self.options.travels(dtype) == dtype:
+            return nbytes
+        return nbytes // (4 if dtype == "float64" else 2)
+
+
+def rank_splits(found: Sequence[SplitChoice], servers: int, memory: int | None) -> list[RankedSplit]:
+    """Best first: those whose servers fit in ``memory`` bytes, those of ``servers`` servers before others; then the
+    least traffic of the busiest server, the fullest server, the fewest messages, the fewest pieces."""
+
+    def key(each: SplitChoice) -> tuple[Any, ...]:
+        return (not _fits(each, memory), each.options.servers != servers, *_cost(each))
+
+    ordered = sorted(found, key=key)
+    return [RankedSplit(each, _fits(each, memory), _why(each, ordered[0], servers, memory)) for each in ordered]
+
+
+def _fits(each: SplitChoice, memory: int | None) -> bool:
+    return memory is None or max(each.held) <= memory
+
+
+def _cost(each: SplitChoice) -> tuple[int, int, int, int]:
+    return each.busiest, max(each.held), each.messages, sum(each.pieces)
+
+
+def _why(each: SplitChoice, first: SplitChoice, servers: int, memory: int | None) -> str:
+    if not _fits(each, memory):
+        return f"does not fit: {format_bytes(max(each.held))} on one server"
+    if each is first:
+        return "least traffic of the busiest server"
+    if each.options.servers != first.options.servers:
+        return f"{each.busiest / first.busiest:.2f} times the traffic" if first.busiest else "another number of servers"
+    if each.busiest != first.busiest:
+        return f"{each.busiest / first.busiest:.2f} times the traffic" if first.busiest else "more traffic"
+    if max(each.held) != max(first.held):
+        return f"{format_bytes(max(each.held) - max(first.held))} more on one server"
+    if each.messages != first.messages:
+        return f"{each.messages - first.messages} messages more"
+    return "more pieces" if sum(each.pieces) > sum(first.pieces) else "no better than the first"

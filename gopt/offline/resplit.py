@@ -1,0 +1,92 @@
+"""Makes trainers and servers from the values that an output folder or a checkpoint holds, of ranks or of another
+split."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gopt import api
+from gopt.analysis.loss_reduction import LossReduction
+from gopt.artifact.pass_facts import SplitSettings, split_records
+from gopt.artifact.server_entries import Mode, PullAt
+from gopt.errors import OptionError
+from gopt.offline.folder_contents import FolderContents, kept_source, read_folder
+from gopt.parameter_server.options import SplitOptions
+from gopt.parameter_server.placement import Placement
+from gopt.parameter_server.slicing import Slicing
+
+_APART = ("async", "half-async")
+
+
+def resplit(
+    path: str | os.PathLike[str],
+    given: Mapping[str, Any],
+    *,
+    note: Callable[[str], None] = lambda text: None,
+) -> api.Split:
+    """Trainers and servers with the values that a folder or checkpoint holds; nothing is written.
+
+    ``given`` has fields of ``SplitOptions``. The others are those of the split that the folder is of; of one of sharded
+    ranks, micro-steps and the reduction of the loss stay. Options that have no effect any more are dropped, with a call
+    of ``note`` for each. Raises what ``read_folder`` and ``api.split`` raise.
+    """
+    held = read_folder(path)
+    fields = {**inherited(held, given, note), **given}
+    for name in ("trainers", "servers"):
+        if name not in fields:
+            raise OptionError(f"how many {name}?", f"give --{name} N")
+    return api.split(kept_source(held), SplitOptions(**fields))
+
+
+def inherited(held: FolderContents, given: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+    """The fields of ``SplitOptions`` that a folder says, as far as they go with those that are given."""
+    manifest = held.manifest
+    fields: dict[str, Any] = {
+        "loss_reduction": LossReduction.parse(manifest.loss_reduction), "accumulate": manifest.accumulate,
+    }  # fmt: skip
+    records, entry = split_records(held.report.pipeline), manifest.parameter_server
+    if records is None or entry is None:
+        return fields
+    settings = records[0]
+    fields |= {
+        "trainers": manifest.mesh.ranks, "servers": settings.servers, "mode": Mode(settings.mode),
+        "slicing": Slicing(settings.slicing), "minimum": settings.minimum, "placement": Placement(settings.placement),
+        "wire": settings.wire, "cap": settings.bucket_bytes, "fixed_trainers": settings.fixed_trainers,
+        "tables": settings.tables, "tables_off": settings.tables_off, "table_memory": settings.table_memory,
+    }  # fmt: skip
+    if not given.keys() & {"mode", "accumulate"}:
+        fields["pull"] = PullAt(settings.pull)
+    mode = str(given.get("mode", settings.mode))
+    fields |= _of_mode(settings, mode, note)
+    servers = given.get("servers", settings.servers)
+    if settings.server_map and "given" not in given:
+        if servers == settings.servers:
+            fields["given"] = settings.server_map
+        else:
+            note(f"the server map is dropped: it is for {settings.servers} servers")
+    if entry.roles is not None and "roles" not in given:
+        roles = entry.roles.roles()
+        if (given.get("trainers", manifest.mesh.ranks), servers) == (roles.trainers, roles.servers):
+            fields["roles"] = roles
+        else:
+            note(f"the roles {roles} are dropped: they are for other counts")
+    return fields
+
+
+def _of_mode(settings: SplitSettings, mode: str, note: Callable[[str], None]) -> dict[str, Any]:
+    """What only some modes have."""
+    found: dict[str, Any] = {}
+    for name, value, default, modes in (
+        ("compensation", settings.compensation, None, _APART),
+        ("count", settings.count, "round", _APART),
+        ("every", settings.every, 1, ("geo",)),
+    ):
+        if value == default:
+            continue
+        if mode in modes:
+            found[name] = value
+        else:
+            note(f"{name} {value} is dropped: it means nothing in mode {mode}")
+    return found

@@ -1,0 +1,221 @@
+"""The block of each key: what an asynchronous server runs when a trainer pushes the key.
+
+A block is cut out of the server's graph by data flow, in two parts. ``update`` makes the key's states from what was
+pushed, its states as they are, and the counters as they are held. ``counter`` makes the next counters. A counter is a
+state whose new value depends on no gradient, neither in this step nor through another state: a step number, or the
+state of a schedule.
+
+Each key has its own copy of every counter that it reads. A push sees the counters after as many advances as the
+manifest's rule ``count`` gives for the pushes of its key that were accepted before it:
+
+- ``round``: their number divided by the number of trainers, rounded down. A schedule then means what it means in sync.
+- ``push``: their number.
+- ``chief``: the number of them that trainer 0 sent.
+
+A hyper-parameter that is fed is the one of that number, as if it were the number of the round. With one trainer all
+three are the number of the round in sync, so that the same operators see the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry
+from gopt.errors import InvariantError, UnsupportedError
+from gopt.ir.graph import COMM, Graph, Node, Tensor
+from gopt.parameter_server.delay import compensated
+from gopt.sanitize import show
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a server runs for one key. ``key``: its place in the manifest.
+
+    ``pushed``: the input of ``update`` that takes what was pushed. ``states``: input -> output of what ``update``
+    changes, the parameter first; ``counters``: of what ``counter`` changes. ``backup``: the input that takes the
+    parameter as the trainer pulled it, '' without delay compensation. ``hyper``: the hyper-parameters that one of the
+    parts reads. ``counter`` is None where the key has no counters.
+    """
+
+    key: int
+    entry: KeyEntry
+    update: Graph
+    counter: Graph | None
+    pushed: str
+    states: dict[str, str]
+    counters: dict[str, str]
+    hyper: tuple[str, ...]
+    backup: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Block of {self.entry.name}: {len(self.update.nodes)} nodes, {len(self.counters)} counters>"
+
+
+def find_blocks(
+    graph: Graph, plan: ServerPlanEntry, server: int, states: Mapping[str, str], hyper: Collection[str]
+) -> list[Block]:
+    """The blocks of all keys of a server, in the order of the manifest.
+
+    ``graph``: the server's, as loaded; ``states``: those that it has, input -> output; ``hyper``: inputs that are fed.
+    Linear in the graph as far as blocks share no nodes. Raises UnsupportedError for a key that is not updated by
+    itself, InvariantError where the graph and the manifest do not fit.
+    """
+    keys = [
+        (number, key) for number, key in enumerate(plan.keys)
+        if key.kind is KeyKind.PARAMETER and key.server in (None, server)
+    ]  # fmt: skip
+    for _, key in keys:
+        if key.server is None:
+            raise UnsupportedError(
+                f"{show(key.name)} is updated on every server: without rounds they would part", _SYNC
+            )
+        if not key.gradient:
+            raise UnsupportedError(f"{show(key.name)} shares its gradient with another parameter", _SYNC)
+    cutter = _Cutter(graph, keys, states, hyper)
+    blocks = cutter.blocks()
+    if plan.compensation is None:
+        return blocks
+    return [_with_backup(block, plan.compensation) for block in blocks]
+
+
+_SYNC = "take --mode sync"
+
+
+def _with_backup(block: Block, strength: float) -> Block:
+    update, pushed, backup = compensated(block.update, block.pushed, block.entry.inputs[0], strength)
+    return replace(block, update=update, pushed=pushed, backup=backup)
+
+
+@dataclass(slots=True)
+class _Cut:
+    """What belongs to a key: nodes by id, of the update and of the counters, and what both read."""
+
+    number: int
+    key: KeyEntry
+    own: dict[str, str]
+    nodes: set[int]
+    read: set[str]
+    counted: set[str] = field(default_factory=set)
+    counting: set[int] = field(default_factory=set)
+
+
+class _Cutter:
+    def __init__(
+        self, graph: Graph, keys: Sequence[tuple[int, KeyEntry]], states: Mapping[str, str], hyper: Collection[str]
+    ) -> None:
+        self.graph, self.keys, self.states, self.hyper = graph, keys, states, frozenset(hyper)
+        self.index = GraphIndex(graph)
+        self._node = {id(node): node for node in graph.nodes}
+        self.gradients = {key.gradient: key.name for _, key in keys}
+        self._made = {output: input for input, output in states.items()}
+        self._check(keys)
+        self.counts = self._counters()
+        self.owners = {name: key.name for _, key in keys for name in key.inputs if name not in self.counts}
+
+    def _check(self, keys: Sequence[tuple[int, KeyEntry]]) -> None:
+        for _, key in keys:
+            if key.gradient not in self.graph.types or len(key.inputs) != len(key.outputs) or not key.inputs:
+                raise InvariantError(f"the server's graph does not have key {key.name!r} as the manifest lists it")
+            for name, new in zip(key.inputs, key.outputs):
+                if self.states.get(name) != new or name not in self.graph.inputs:
+                    raise InvariantError(f"state {name!r} of key {key.name!r} is not in the server's graph")
+
+    def _counters(self) -> frozenset[str]:
+        """States that no gradient changes: what is reached from messages is removed, through the states too."""
+        stack = [name for node in self.graph.nodes if node.domain == COMM for name in node.outputs]
+        reached = set(stack)
+        while stack:
+            name = stack.pop()
+            new = [made for node in self.index.users.get(name, ()) for made in node.outputs]
+            new += [self._made[name]] if name in self._made else []
+            fresh = [each for each in new if each and each not in reached]
+            reached.update(fresh)
+            stack += fresh
+        return frozenset(name for name in self.states if name not in reached)
+
+    def blocks(self) -> list[Block]:
+        """Cut out all keys. Counters that no update reads go with the first of them."""
+        lost = [name for name in self.states if name not in self.counts and name not in self.owners]
+        if lost:
+            raise UnsupportedError(f"state {show(lost[0])} follows gradients, and belongs to no parameter", _SYNC)
+        cuts = [self._cut(number, key) for number, key in self.keys]
+        idle = self.counts.difference(*(cut.counted for cut in cuts))
+        for cut in cuts[:1]:
+            self._count(cut, idle)
+        return [self._block(cut) for cut in cuts]
+
+    def _cut(self, number: int, key: KeyEntry) -> _Cut:
+        own = {name: new for name, new in zip(key.inputs, key.outputs) if name not in self.counts}
+        if key.inputs[0] not in own:
+            raise InvariantError(f"no gradient changes key {key.name!r}")
+        nodes, read = self._walk(key, own.values(), key.gradient)
+        changed = {name for name in read if name in self.states and name not in self.counts and name not in own}
+        if changed:
+            name = min(changed)
+            raise UnsupportedError(
+                f"{show(key.name)} is updated with state {show(name)} of {show(self.owners[name])}", _SYNC
+            )
+        cut = _Cut(number, key, own, nodes, read)
+        self._count(cut, {name for name in (*key.inputs, *read) if name in self.counts})
+        return cut
+
+    def _count(self, cut: _Cut, names: Collection[str]) -> None:
+        """Give counters to a key, and those that their next values are made from."""
+        pending = set(names) - cut.counted
+        while pending:
+            cut.counted |= pending
+            nodes, read = self._walk(cut.key, [self.states[name] for name in pending], "")
+            cut.counting |= nodes
+            cut.read |= read
+            pending = {name for name in read if name in self.counts} - cut.counted
+
+    def _block(self, cut: _Cut) -> Block:
+        counters = {name: new for name, new in self.states.items() if name in cut.counted}
+        update = self._part(cut.own, cut.nodes, (cut.key.gradient,))
+        counter = self._part(counters, cut.counting, ()) if counters else None
+        hyper = tuple(name for name in self.graph.inputs if name in self.hyper and name in cut.read)
+        return Block(cut.number, cut.key, update, counter, cut.key.gradient, cut.own, counters, hyper)
+
+    def _walk(self, key: KeyEntry, values: Iterable[str], gradient: str) -> tuple[set[int], set[str]]:
+        """The nodes behind some values, by id, and what they read that no node makes; nothing behind ``gradient``."""
+        nodes: set[int] = set()
+        read: set[str] = set()
+        stack = list(values)
+        while stack:
+            name = stack.pop()
+            if name == gradient:
+                continue
+            node = self.index.producers.get(name)
+            if node is None:
+                read.add(name)
+                continue
+            if node.domain == COMM:
+                raise UnsupportedError(f"{show(key.name)} is updated with {self._what(node, name)}", _SYNC)
+            if id(node) not in nodes:
+                nodes.add(id(node))
+                stack += node.reads
+        return nodes, read
+
+    def _what(self, node: Node, name: str) -> str:
+        if name in self.gradients:
+            return f"the gradient of {show(self.gradients[name])}"
+        return f"{show(name)}, for which servers wait for one another" if node.op_type == "AllReduce" else show(name)
+
+    def _part(self, results: dict[str, str], ids: set[int], given: Sequence[str]) -> Graph:
+        """A graph of some nodes. Its inputs are what was pushed, states, and what is fed."""
+        graph, position = self.graph, self.index.position
+        nodes = sorted((self._node[each] for each in ids), key=lambda node: position[id(node)])
+        read = {name for node in nodes for name in node.reads} | set(results.values()) | set(results)
+        named = [name for name in graph.inputs if name in read and (name in self.states or name in self.hyper)]
+        inputs = {name: graph.types[name] for name in given} | {name: graph.inputs[name] for name in named}
+        constants: dict[str, Tensor] = {
+            name: graph.initializers[name] for name in read if name in graph.initializers and name not in self.states
+        }
+        known = inputs.keys() | constants.keys() | {name for node in nodes for name in node.outputs}
+        lost = sorted(name for name in read if name and name not in known)
+        if lost:
+            raise InvariantError(f"a block reads {lost[0]!r}, which the server's graph does not have")
+        outputs = {name: graph.outputs[name] for name in results.values()}
+        return Graph(graph.name, nodes, inputs, outputs, constants, graph.types, graph.header)

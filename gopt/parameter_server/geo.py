@@ -1,0 +1,231 @@
+"""Mode geo: trainers update on their own, and exchange every few steps what has changed.
+
+Every trainer runs the source's own step, with its update and its optimizer states, and keeps the value that it last
+knew of the servers (``last``). Behind every few steps it runs the phase ``sync``:
+
+    delta = (local - last) / trainers      pushed; the server adds it to its own value when it comes
+    mark  = last + delta                   what the server would have, had nobody else pushed
+    local = local - (mark - pulled)        takes over what the others pushed
+    last  = pulled
+
+A trainer's own delta is no news to it, so it is compared with ``mark``: compared with ``last``, every delta would be
+counted twice, and grow from sync to sync. With one trainer ``pulled`` is ``mark`` to the bit, and local values are
+those of the source's own training.
+
+Optimizer states, statistics and counters stay local; the chief's count. Servers hold parameters alone. The number of
+trainers is part of the files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gopt.analysis.graph_walks import GraphIndex
+from gopt.analysis.training import State, StateKind, TrainingGraph
+from gopt.analysis.update_subgraphs import find_updates
+from gopt.collectives.layout import format_shape
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import COMM
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType
+from gopt.lower.lowering import LoweredProgram, lower
+from gopt.mesh import Mesh, Sees
+from gopt.parameter_server.homes import Homes
+from gopt.parameter_server.options import SplitOptions
+from gopt.parameter_server.placement import PieceSize, place
+from gopt.parameter_server.plan import PlacedPiece, ServerPlan, Unit, make_buckets
+from gopt.parameter_server.servers import PASS, SERVER, ServerKey, ServerProgram, key_name, on_server
+from gopt.parameter_server.slicing import pieces, static_shape
+from gopt.parameter_server.table_choice import choose_tables
+from gopt.parameter_server.trainers import Scalars, TrainerWriter
+from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
+from gopt.passes.shard.loss_weights import constant_value
+from gopt.program import BucketSlice, ShardedState, SpmdProgram
+from gopt.sanitize import show
+from gopt.sharding.placements import FlatShard, Sharding
+
+SYNC = "sync"
+"""The phase of the exchange."""
+NOTHING = Scalars({}, {}, {})
+
+
+def geo_homes(training: TrainingGraph) -> Homes:
+    """Servers have the parameters with gradients, trainers everything.
+
+    Raises UnsupportedError where a parameter is made anew from another state in every step, such as a copy in low
+    precision from its master: what comes from servers would be lost.
+    """
+    if not training.gradients:
+        raise UnsupportedError("no parameter has a gradient: servers would have nothing to hold")
+    if training.shared:
+        name = next(iter(training.shared.values()))
+        raise UnsupportedError(f"mode geo: the update reads the trainers' mean of {show(name)}", "take --mode sync")
+    index, states = GraphIndex(training.graph), training.state_of()
+    cut = set(training.gradients.values())
+    for name in training.gradients:
+        if not _reads(index, states[name].updated, name, cut):
+            raise UnsupportedError(
+                f"mode geo: the update makes {show(name)} from other states, and not from its own value: what servers "
+                "send would be lost",
+                "take --mode async",
+            )
+    served = frozenset(training.gradients)
+    return Homes((), tuple(training.graph.nodes), served, (), served, (), {})
+
+
+def _reads(index: GraphIndex, value: str, wanted: str, cut: set[str]) -> bool:
+    """Whether a value is computed from another one in the update."""
+    stack, seen = [value], set[str]()
+    while stack:
+        name = stack.pop()
+        if name == wanted:
+            return True
+        if name in seen or name in cut:
+            continue
+        seen.add(name)
+        node = index.producers.get(name)
+        stack += node.reads if node is not None else []
+    return False
+
+
+def geo_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
+    """Place the parameters. Every one may be cut: servers only add."""
+    types = training.graph.types
+    sizes: list[PieceSize] = []
+    cut: list[tuple[str, int, int, bool]] = []
+    for name in training.gradients:
+        shape = static_shape(name, types[name].shape)
+        ranges = pieces(shape, options.slicing, options.servers, options.minimum)
+        for index, (start, stop) in enumerate(ranges):
+            sizes.append(PieceSize(name, index, types[name].nbytes * (stop - start) // max(types[name].elements, 1)))
+            cut.append((name, start, stop, len(ranges) == 1))
+    servers = place(sizes, options.servers, options.placement, options.given)
+    owners: dict[str, list[PlacedPiece]] = {}
+    units = []
+    for number, (size, (name, start, stop, whole), server) in enumerate(zip(sizes, cut, servers)):
+        piece = PlacedPiece(name, size.index, start, stop, server, whole)
+        owners.setdefault(name, []).append(piece)
+        dtype = types[name].dtype
+        units.append(Unit(number, server, True, (), (piece,), number, size.nbytes, (dtype, dtype)))
+    updates = find_updates(training, whole_accumulators=False)
+    tables = choose_tables(training, updates, options)  # without rounds there are none
+    held = {name: tuple(own) for name, own in owners.items()}
+    return ServerPlan(updates, tuple(make_buckets(units, options)), held, tables)
+
+
+# --- servers --------------------------------------------------------------------------------------------------------
+
+
+def geo_servers(training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions) -> ServerProgram:
+    """The program of the servers: each adds what comes to its pieces."""
+    view = role_view(training, (), homes.served, (), "")
+    mesh = Mesh(((SERVER, options.servers),), ((SERVER, Sees.DATA),))
+    program = SpmdProgram(view, view.graph.copy(), mesh, [])
+    rewriter, types = GraphRewriter(program.graph, PASS), program.graph.types
+    made = ServerProgram(program)
+    states = []
+    for bucket in plan.buckets:
+        deltas: dict[str, TensorType] = {}
+        for unit in bucket.units:
+            root, (piece,) = f"gopt.ps.k{unit.number}", unit.pieces
+            type = TensorType(unit.dtypes[0], (piece.elements,))
+            names = f"{root}.gradient", f"{root}.parameter", f"{root}.parameter_out"
+            assert unit.server is not None
+            cuts = (0,) * (unit.server + 1) + (piece.elements,) * (options.servers - unit.server)
+            where = Sharding.along(SERVER, FlatShard(cuts, 0, piece.elements))
+            types[names[1]] = deltas[names[0]] = type
+            rewriter.add("Add", [names[1], names[0]], {names[2]: type}, sharding=where)
+            part = BucketSlice(piece.parameter, 0, piece.elements, piece.start)
+            states.append(ShardedState(names[1], names[2], type.dtype, (part,), where))
+            key = ServerKey(unit, 0, names[0], names[1:2], names[2:], type)
+            made.keys.setdefault(bucket.number, []).append(key)
+        attributes = {
+            "bucket": bucket.number, "keys": [key_name(unit, 0) for unit in bucket.units], "reduce": "sum",
+            "dtype": bucket.units[0].dtypes[0], "shapes": [format_shape(type.dims) for type in deltas.values()],
+        }  # fmt: skip
+        rewriter.add(
+            "Aggregate", [ROUND], deltas, domain=COMM, attributes=attributes, sharding=on_server(bucket.server)
+        )
+    rewriter.finish()
+    program.set_states(states)
+    return made
+
+
+# --- trainers -------------------------------------------------------------------------------------------------------
+
+
+def geo_trainers(
+    training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions
+) -> tuple[SpmdProgram, SpmdProgram, LoweredProgram]:
+    """The local step, the exchange, and both lowered: the step runs ``every`` times."""
+    step = SpmdProgram.start(replace(training, notes=[]), Mesh((("dp", 1),)))
+    kinds = {state.tensor: state.kind for state in training.states}
+    step.set_states([replace(each, local=kinds[each.input] is StateKind.STATISTIC) for each in step.states])
+    sync = _sync(training, plan, homes, options)
+    first, second = lower(step, [0]), lower(sync, [0])
+    (one,), (other,) = first.ranks, second.ranks
+    ranks = [
+        replace(one, phase=replace(one.phase, times=options.every)),
+        replace(other, phase=replace(other.phase, name=SYNC)),
+    ]
+    known = {state.input for state in first.common}
+    common = [*first.common, *(state for state in second.common if state.input not in known)]
+    # There are many trainers, and each has its own; what a trainer last knew starts as the parameter itself.
+    of = {state.tensor: state.of for state in sync.training.states}
+    common = [
+        replace(each, local=True, pieces=tuple(replace(p, tensor=of.get(p.tensor) or p.tensor) for p in each.pieces))
+        for each in common
+    ]
+    return step, sync, LoweredProgram(ranks, common, [*first.checks, *second.checks])
+
+
+def _sync(training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions) -> SpmdProgram:
+    types, own = training.graph.types, training.state_of()
+    names = list(plan.owners)
+    last = {name: State(f"gopt.geo.last{n}", f"gopt.geo.last{n}_out", StateKind.OPTIMIZER_STATE, name)
+            for n, name in enumerate(names)}  # fmt: skip
+    view = role_view(training, (), homes.served, [], "")
+    for name, state in last.items():
+        for each in (state.tensor, state.updated):
+            view.graph.types[each] = types[name]
+        view.graph.inputs[state.tensor], view.graph.outputs[state.updated] = types[name], types[name]
+    view.states += last.values()
+    view.metrics.append(DONE)
+    view.graph.types[DONE] = view.graph.outputs[DONE] = ROUND_TYPE
+    view.gradients = {}
+    program = SpmdProgram(view, view.graph.copy(), Mesh((("dp", 1),)), [])
+    # The writer takes a delta for a gradient, and pulls under a name of its own.
+    deltas = {name: f"gopt.geo.delta{n}" for n, name in enumerate(names)}
+    pulled = {name: f"gopt.geo.pulled{n}" for n, name in enumerate(names)}
+    seen = replace(
+        training, gradients=deltas, states=[State(name, pulled[name], StateKind.PARAMETER) for name in names]
+    )
+    program.graph.types.update({pulled[name]: types[name] for name in names})
+    writer = TrainerWriter(program, seen, plan, homes, options)
+    add = writer.rewriter.add
+    for n, name in enumerate(names):
+        moved, count = f"gopt.geo.moved{n}", f"gopt.geo.trainers{n}"
+        scalar = TensorType(types[name].dtype, ())
+        add("Sub", [name, last[name].tensor], {moved: types[name]})
+        value = constant_value(float(options.trainers), types[name].dtype)
+        add("Constant", [], {count: scalar}, attributes={"value": value})
+        add("Div", [moved, count], {deltas[name]: types[name]})
+    done = writer.push({}, NOTHING)
+    done = writer.pull_at_end(NOTHING, done)
+    for n, name in enumerate(names):
+        mark, behind = f"gopt.geo.mark{n}", f"gopt.geo.behind{n}"
+        add("Add", [last[name].tensor, deltas[name]], {mark: types[name]})
+        add("Sub", [mark, pulled[name]], {behind: types[name]})
+        # Subtracted, so that no difference leaves every bit, also the sign of a zero.
+        add("Sub", [name, behind], {own[name].updated: types[name]})
+        add("Identity", [pulled[name]], {last[name].updated: types[name]})
+    add("Identity", [done], {DONE: ROUND_TYPE})
+    writer.rewriter.finish()
+    program.set_states([
+        ShardedState(
+            state.tensor, state.updated, view.graph.types[state.tensor].dtype,
+            (BucketSlice(state.tensor, 0, view.graph.types[state.tensor].elements),),
+        )
+        for state in view.states
+    ])  # fmt: skip
+    return program

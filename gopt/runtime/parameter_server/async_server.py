@@ -1,0 +1,205 @@
+"""A server without rounds: it applies every push when it comes, and answers every pull with what is there.
+
+One thread does all, so a key has one writer, and an answer has all keys of its bucket as they are between two pushes.
+Messages of a trainer are taken in the order in which it sent them: a trainer that pulls sees what it pushed before. A
+push is applied once at most: one of a trainer and bucket whose round is not later than the last is dropped and counted.
+
+At a checkpoint trainers stop, and servers have applied all pushes of the rounds before it and none behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gopt.artifact.server_entries import Mode, PullAt
+from gopt.errors import RunError
+from gopt.ir.types import numpy_dtype
+from gopt.parameter_server.blocks import find_blocks
+from gopt.runtime.device import Host
+from gopt.runtime.memory import unpack_views
+from gopt.runtime.messages.endpoint import Endpoint, Sent
+from gopt.runtime.messages.failures import Awaited, LostError
+from gopt.runtime.messages.message import Kind, Message
+from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
+from gopt.runtime.parameter_server.keeping import Keeping
+from gopt.runtime.parameter_server.key_state import KeyState
+from gopt.runtime.parameter_server.meeting import Met, Usage, meet
+from gopt.runtime.parameter_server.server import Trainers
+from gopt.runtime.session import Array
+from gopt.runtime.training.hyper_parameters import hyper_parameters
+from gopt.runtime.training.initial_states import initial_states
+from gopt.runtime.tuning.tuning import tuning_of
+
+
+class AsyncServer:
+    """One server of an asynchronous split. ``continues``: whether it goes on without a trainer that is lost; ``bound``:
+    rounds that a trainer may be ahead of the slowest one, which holds back its pulls, or None.
+
+    Raises InputError, OptionError and RunError for files and options that do not fit.
+    """
+
+    def __init__(
+        self, server_job: ServerJob, endpoint: Endpoint, position: Callable[[int, int], None],
+        *, continues: bool = True, bound: int | None = None,
+    ) -> None:  # fmt: skip
+        self.server_job, self.endpoint, self._position = server_job, endpoint, position
+        self._continues, self._bound = continues, bound
+        job, manifest, plan = server_job.job, server_job.manifest, server_job.plan
+        self.number = endpoint.number - server_job.trainers
+        self.entry = server_job.entry(endpoint.number)
+        self.keeping = Keeping(server_job, endpoint.number)
+        self.version = self.keeping.step
+        """The step at which all came together last."""
+        graphs = server_job.graphs(endpoint.number)
+        loaded = self.keeping.load() if job.resume else None
+        states = initial_states(self.entry.state, graphs, job.state) if loaded is None else loaded
+        hyper = hyper_parameters(manifest, job.settings)
+        replaces = {state.input: state.output for state in self.entry.state}
+        blocks = find_blocks(graphs["step"], plan, self.number, replaces, {each.name for each in hyper})
+        device = Host(tuning_of(job.tuning))
+        cache = device.sessions()
+        self.keys = {
+            block.key: KeyState(block, states, plan.count, hyper, device, cache) for block in blocks
+        }  # fmt: skip
+        if loaded is not None:
+            for key in self.keys.values():
+                key.restore(self.keeping.load_extra)
+        self._rest = states
+        """States that no key has: those of a server without keys."""
+        self._buckets: dict[int, list[KeyState]] = {}
+        for number, key in self.keys.items():
+            self._buckets.setdefault(plan.keys[number].bucket, []).append(key)
+        self.trainers = Trainers(set(range(server_job.trainers)))
+        self.usage = Usage()
+        self._last: dict[tuple[int, int], int] = {}
+        """Trainer and bucket -> the last round of which a push was accepted."""
+        self._begun = dict.fromkeys(range(server_job.trainers), self.version)
+        """Trainer -> the round that it is in."""
+        self._come: set[int] = set()
+        """Trainers that wait for all to come together."""
+        self.met = Met()
+        self._held_back: list[Message] = []
+        self._leaving: list[Sent] = []
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until all trainers have left."""
+        agree(self.endpoint, self.server_job)
+        self.endpoint.spare(range(self.server_job.trainers) if self._continues else ())
+        engine = EndpointEngine(self.endpoint)
+        with self.keeping.open(engine):
+            get_ready(self.endpoint)
+            while not self.met.leaving:
+                while not self.trainers.live <= self._come:
+                    self._receive()
+                self._come.clear()
+                self.met = meet(engine, self.usage)
+                self.version = self.met.step
+                if not self.met.leaving:
+                    self._save(engine)
+            self._flush()
+            self.keeping.finish(engine, self.version, lambda: self._save(engine))
+        self.endpoint.close()
+
+    def _receive(self) -> None:
+        try:
+            message = self.endpoint.receive(awaited=lambda: Awaited(tuple(sorted(self.trainers.live)), "push or pull"))
+        except LostError as error:
+            if not self._continues or error.number >= self.server_job.trainers:
+                raise
+            self.endpoint.drop(error.number)
+            self.trainers.lost[error.number] = error.message
+            self._without(error.number)
+            return
+        if message.kind is Kind.PUSH:
+            self._push(message)
+        elif message.kind is Kind.PULL:
+            self._held_back.append(message)
+        elif message.kind is Kind.BARRIER:
+            self._begun[message.source] = max(self._begun[message.source], message.round + 1)
+            if self.server_job.plan.mode is Mode.HALF_ASYNC:
+                self._send(message.source, self.endpoint.message(Kind.RELEASE, 0, message.round, note=0))
+        elif message.kind is Kind.SAVE:
+            self._come.add(message.source)
+            self.trainers.signal = self.trainers.signal or int(message.note)
+        else:
+            raise RunError(f"{message.header} is no message to a server")
+        self._answer()
+
+    def _without(self, trainer: int) -> None:
+        self.trainers.live.discard(trainer)
+        self._held_back = [each for each in self._held_back if each.source != trainer]
+        self._answer()
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def _push(self, message: Message) -> None:
+        slot = message.source, message.key
+        self._begun[message.source] = max(self._begun[message.source], message.round)
+        if message.round <= self._last.get(slot, self.keeping.step - 1):
+            self.usage.dropped += 1
+            return
+        self._last[slot] = message.round
+        keys = self._bucket(message)
+        self._position(message.round, message.key)
+        parts = unpack_views(message.arrays[0].reshape(-1), [key.type.dims for key in keys])
+        for key, part in zip(keys, parts, strict=True):
+            late = key.push(message.source, part, max(len(self.trainers.live), 1))
+            self.usage.staleness[late] += 1
+            self.usage.accepted += 1
+
+    def _answer(self) -> None:
+        """Answer the pulls of all that are not too far ahead."""
+        waiting, self._held_back = self._held_back, []
+        for message in waiting:
+            if self._bound is not None and self._ahead(message) > self._bound:
+                self._held_back.append(message)
+                continue
+            dtype = numpy_dtype(message.note["dtype"])
+            keys = self._bucket(message)
+            arrays = [key.pull(message.source).astype(dtype, copy=False) for key in keys]
+            note = {"versions": [key.version for key in keys], "signal": self.trainers.signal}
+            self._send(message.source, self.endpoint.message(Kind.VALUES, message.key, message.round, arrays, note))
+            self.usage.answered += 1
+
+    def _ahead(self, message: Message) -> int:
+        """How many rounds the sender of a pull is before the slowest trainer."""
+        own = message.round - (self.server_job.plan.pull is PullAt.END)
+        others = [self._begun[each] for each in self.trainers.live if each != message.source]
+        return own - min(others, default=own)
+
+    def _bucket(self, message: Message) -> Sequence[KeyState]:
+        if message.key not in self._buckets:
+            raise RunError(f"server {self.number} has no bucket {message.key}, which {message.header} is of")
+        return self._buckets[message.key]
+
+    def _send(self, to: int, message: Message) -> None:
+        self._leaving = [sent for sent in self._leaving if not sent.done]
+        self._leaving.append(self.endpoint.isend(to, message))
+
+    def _flush(self) -> None:
+        for sent in self._leaving:
+            sent.wait()
+        self._leaving.clear()
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def states(self) -> dict[str, Array]:
+        """All states that the manifest lists of this server. Of counters, the copy of the first key that has them."""
+        found: dict[str, Any] = dict(self._rest)
+        for key in reversed(self.keys.values()):
+            found |= key.counters
+        for key in self.keys.values():
+            found |= key.states
+        return found
+
+    def _save(self, engine: EndpointEngine) -> None:
+        self._flush()
+        extra: dict[str, Array] = {}
+        for key in self.keys.values():
+            extra |= key.extra(self.server_job.trainers)
+        self.keeping.save(engine, self.version, self.states(), np.asarray, extra)

@@ -1,0 +1,95 @@
+"""A trainer without rounds: it does not wait for others, but in mode half-async, at checkpoints and at the end.
+
+Where all come together, each trainer tells the servers so first: they go on serving until the last one has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gopt.artifact.server_entries import Mode
+from gopt.runtime.messages.endpoint import Endpoint
+from gopt.runtime.messages.message import Kind, Message
+from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree
+from gopt.runtime.parameter_server.meeting import Met, meet
+from gopt.runtime.parameter_server.trainer import CHIEF, PushPullTrainer
+from gopt.runtime.training.job import Progress
+
+
+class AsyncTrainer(PushPullTrainer):
+    """One trainer of an asynchronous split. Half-async: once servers have applied what it pushed, it waits for the
+    other trainers behind every step. The chief reports its own loss where it does not wait.
+
+    ``spread``: the most by which versions of keys differed in one step's pulls.
+    """
+
+    def __init__(
+        self, server_job: ServerJob, endpoint: Endpoint, position: Callable[[int, int], None],
+        *, stop_signal: Callable[[], int] = lambda: 0, continues: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(server_job, endpoint, position, stop_signal=stop_signal, continues=continues)
+        self.met = Met()
+        """What came of the last time when all came together."""
+        self.spread = 0
+        self._versions: list[int] = []
+        self._applied: dict[int, int] = {}
+        """Server -> the last round whose pushes it has applied."""
+        self.messages.noted = self._noted
+        self._waits = server_job.plan.mode is Mode.HALF_ASYNC
+
+    def run(self, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None) -> None:
+        """Run all steps of the job, or those until a signal comes to one of the trainers."""
+        agree(self.endpoint, self.server_job)
+        self.endpoint.spare(range(1, self.server_job.trainers) if self._continues else ())
+        engine = EndpointEngine(self.endpoint)
+        with self.keeping.open(engine):
+            self._compile()
+            if self.endpoint.number == CHIEF:
+                on_start()
+            last = self.server_job.job.steps
+            while not self.met.leaving:
+                while self.step < last and not self.stopped:
+                    self._step(on_step)
+                    if self.keeping.due(self.step):
+                        break
+                self.met = self._come_together(engine)
+                if not self.met.leaving:
+                    self._save(engine)
+            self.step, self.stopped = self.met.step, self.met.signal
+            self.keeping.finish(engine, self.step, lambda: self._save(engine))
+        self.endpoint.close()
+
+    def _come_together(self, engine: EndpointEngine) -> Met:
+        self._set_call(-1)
+        mine = Met(self.step, self.step >= self.server_job.job.steps or bool(self.stopped), self.stopped, self.spread)
+        for number in range(self.server_job.servers):
+            message = self.endpoint.message(Kind.SAVE, 0, self.step, note=self.stopped)
+            self.endpoint.send(self.server_job.server(number), message)
+        return meet(engine, mine)
+
+    def _noted(self, note: Any) -> None:
+        """What a server says beside values: the versions of their keys, and whether another trainer stops."""
+        self._versions += note["versions"]
+        self.stopped = self.stopped or int(note["signal"])
+
+    def _end_round(self, round_number: int) -> None:
+        super()._end_round(round_number)
+        if self._versions:
+            self.spread = max(self.spread, max(self._versions) - min(self._versions))
+            self._versions.clear()
+        servers = [self.server_job.server(number) for number in range(self.server_job.servers)]
+        while self._waits and (late := [each for each in servers if self._applied.get(each, -1) < round_number]):
+            self._receive(tuple(late), f"apply what was pushed in round {round_number}")
+
+    def _meet(self, loss: float) -> tuple[float, ...]:
+        if self._waits:
+            return super()._meet(loss)
+        self.stopped = self.stopped or self._stop_signal()
+        return (loss,)
+
+    def _other(self, message: Message) -> None:
+        if message.kind is Kind.RELEASE and message.source >= self.server_job.trainers:
+            self._applied[message.source] = message.round
+        else:
+            super()._other(message)

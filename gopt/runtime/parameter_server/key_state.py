@@ -1,0 +1,149 @@
+"""What an asynchronous server holds of one key: its states, its own counters, its version, and what was pulled of it.
+
+One thread writes a key, and every update makes new arrays: what a pull was answered with stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gopt.errors import InputError
+from gopt.ir.graph import Node
+from gopt.ir.types import TensorType, numpy_dtype
+from gopt.parameter_server.blocks import Block
+from gopt.runtime.device import Host
+from gopt.runtime.execution_plan import plan_execution
+from gopt.runtime.executor import Executor
+from gopt.runtime.session import Array, SessionCache
+from gopt.runtime.training.hyper_parameters import HyperParameter
+
+CHIEF = 0
+"""The trainer whose pushes count, where the rule is ``chief``."""
+
+
+@dataclass(slots=True)
+class Counting:
+    """When the counters of a key go on. ``advances``: how often they have; ``due``: pushes since the last time."""
+
+    rule: str
+    advances: int = 0
+    due: int = 0
+
+    def accept(self, trainer: int, trainers: int) -> bool:
+        """Note a push that was accepted; whether the counters go on behind it.
+
+        ``trainers``: how many take part. Where one leaves, those that are left make a round.
+        """
+        self.due += 1
+        enough = self.rule == "push" or self.due >= trainers
+        goes_on = trainer == CHIEF if self.rule == "chief" else enough
+        if goes_on:
+            self.advances, self.due = self.advances + 1, 0
+        return goes_on
+
+
+class Part:
+    """A part of a block, ready to run."""
+
+    def __init__(self, part: Block, counter: bool, device: Host, cache: SessionCache) -> None:
+        graph = part.counter if counter else part.update
+        assert graph is not None
+        self.results = part.counters if counter else part.states
+        self._inputs = graph.inputs
+        self._program = Executor(plan_execution(graph, {}, device), cache)
+
+    def __call__(self, *given: Mapping[str, Array]) -> dict[str, Array]:
+        """New values of its states; ``given``: values of which it takes those that it reads."""
+        feeds = {name: value for values in given for name, value in values.items() if name in self._inputs}
+        made = self._program.run(feeds, _no_call)
+        return {name: made[new] for name, new in self.results.items()}
+
+
+def _no_call(index: int, node: Node, inputs: list[Array]) -> list[Array]:
+    raise AssertionError(f"a block makes no {node.op_type}")
+
+
+class KeyState:
+    """One key of a server. ``states``: the server's at the start; ``hyper``: values by number of a round."""
+
+    def __init__(
+        self, block: Block, states: Mapping[str, Array], rule: str, hyper: Sequence[HyperParameter], device: Host,
+        cache: SessionCache,
+    ) -> None:  # fmt: skip
+        self.block, self.counting = block, Counting(rule)
+        self.states = {name: states[name] for name in block.states}
+        self.counters = {name: states[name] for name in block.counters}
+        self.version = 0
+        """Pushes that were applied."""
+        self.pulled: dict[int, int] = {}
+        """Trainer -> the version that it has."""
+        self.backups: dict[int, Array] = {}
+        """Trainer -> the parameter that it has, where delays are compensated."""
+        self._first = self.value
+        self._hyper = [each for each in hyper if each.name in block.hyper]
+        self._update = Part(block, False, device, cache)
+        self._counter = Part(block, True, device, cache) if block.counter is not None else None
+
+    @property
+    def type(self) -> TensorType:
+        """Of what is pushed."""
+        return self.block.update.inputs[self.block.pushed]
+
+    @property
+    def value(self) -> Array:
+        """The parameter."""
+        return self.states[self.block.entry.inputs[0]]
+
+    def push(self, trainer: int, pushed: Array, trainers: int) -> int:
+        """Apply what a trainer pushed; returns how many updates it is late."""
+        block = self.block
+        given = pushed.reshape(self.type.dims).astype(numpy_dtype(self.type.dtype), copy=False)
+        fed: dict[str, Array] = {each.name: each.at(self.counting.advances) for each in self._hyper}
+        fed[block.pushed] = given
+        if block.backup:
+            fed[block.backup] = self.backups.get(trainer, self._first)
+        self.states = self._update(fed, self.states, self.counters)
+        late = self.version - self.pulled.get(trainer, 0)
+        self.version += 1
+        if self.counting.accept(trainer, trainers) and self._counter is not None:
+            self.counters = self._counter(fed, self.counters)
+        return late
+
+    def pull(self, trainer: int) -> Array:
+        """The parameter; from now on the trainer has this version."""
+        self.pulled[trainer] = self.version
+        if self.block.backup:
+            self.backups[trainer] = self.value
+        return self.value
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def extra(self, trainers: int) -> dict[str, Array]:
+        """What a checkpoint takes beside the states that the manifest lists, by name."""
+        root = f"gopt.async.key{self.block.key}"
+        found = {f"{root}.numbers": np.array([self.version, self.counting.advances, self.counting.due], np.int64)}
+        found.update((f"{root}.counter{n}", value) for n, value in enumerate(self.counters.values()))
+        if self.block.backup:
+            found.update((f"{root}.backup{n}", self.backups.get(n, self._first)) for n in range(trainers))
+        return found
+
+    def restore(self, read: Callable[[str], Array | None]) -> None:
+        """Take over what ``extra`` gave; ``read``: name -> its value, None where there is none. Trainers that were not
+        there have what is there now. Raises InputError where something is missing."""
+        root = f"gopt.async.key{self.block.key}"
+        numbers = read(f"{root}.numbers")
+        if numbers is None:
+            raise InputError(f"the checkpoint does not say how often {self.block.entry.name!r} was updated")
+        self.version, self.counting.advances, self.counting.due = map(int, numbers)
+        for n, name in enumerate(self.counters):
+            value = read(f"{root}.counter{n}")
+            if value is None:
+                raise InputError(f"the checkpoint has no {name!r} of {self.block.entry.name!r}")
+            self.counters[name] = value
+        self._first = self.value
+        n = 0
+        while self.block.backup and (value := read(f"{root}.backup{n}")) is not None:
+            self.backups[n], n = value, n + 1

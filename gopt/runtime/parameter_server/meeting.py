@@ -1,0 +1,57 @@
+"""Where endpoints without rounds come together, at checkpoints and at the end, and what they tell one another there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from gopt.runtime.parameter_server.job import EndpointEngine
+
+
+@dataclass(slots=True)
+class Usage:
+    """What a server did. ``staleness``: updates that a push's parameter has got since its trainer pulled it -> pushes
+    of keys; ``dropped``: messages that came twice."""
+
+    staleness: Counter[int] = field(default_factory=Counter)
+    accepted: int = 0
+    dropped: int = 0
+    answered: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.staleness + other.staleness, self.accepted + other.accepted, self.dropped + other.dropped,
+            self.answered + other.answered,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """What a trainer says, and what comes of it. ``step``: the furthest; ``leaving``: one of them does not go on, so
+    all end; ``signal``: why, or 0; ``spread``: the most by which versions of keys differed in one step's pulls."""
+
+    step: int = 0
+    leaving: bool = False
+    signal: int = 0
+    spread: int = 0
+    usage: Usage = field(default_factory=Usage)
+    """Of all servers, since the start of the run."""
+
+    def __str__(self) -> str:
+        late = ", ".join(f"{count} by {updates}" for updates, count in sorted(self.usage.staleness.items()))
+        dropped = f"; {self.usage.dropped} messages came twice" if self.usage.dropped else ""
+        return f"updates by which pushes were late: {late}; versions in one pull differed by {self.spread}{dropped}"
+
+
+def meet(engine: EndpointEngine, mine: Met | Usage) -> Met:
+    """Come together. All endpoints call it, at the same steps; a trainer that is lost says nothing."""
+    found = engine.gather(mine)
+    trainers = [each for each in found if isinstance(each, Met)]
+    servers = [each for each in found if isinstance(each, Usage)]
+    return Met(
+        max((each.step for each in trainers), default=0),
+        not trainers or any(each.leaving for each in trainers),
+        next((each.signal for each in trainers if each.signal), 0),
+        max((each.spread for each in trainers), default=0),
+        sum(servers, Usage()),
+    )

@@ -1,0 +1,247 @@
+"""Asynchronous runs on threads whose roles can be looked at, and a serial interpreter of recorded orders."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from gopt.analysis.training import TrainingGraph
+from gopt.artifact.manifest import InputKind
+from gopt.artifact.server_entries import KeyEntry, Mode
+from gopt.ir.graph import Graph
+from gopt.runtime.messages.endpoint import Endpoint
+from gopt.runtime.messages.message import Kind
+from gopt.runtime.messages.order import Arrival, Order
+from gopt.runtime.messages.roster import Settings
+from gopt.runtime.messages.threads import ThreadHub, run_threads
+from gopt.runtime.parameter_server.async_server import AsyncServer
+from gopt.runtime.parameter_server.async_trainer import AsyncTrainer
+from gopt.runtime.parameter_server.job import ServerJob
+from gopt.runtime.reference_eval import run_graph
+from gopt.runtime.session import Array, SessionCache
+from gopt.runtime.training.data import BatchSource, MicroStep, open_data
+from gopt.runtime.training.job import Job
+
+
+@dataclass
+class Run:
+    """What was left of a run. ``losses``: of the chief."""
+
+    job: ServerJob
+    trainers: dict[int, AsyncTrainer] = field(default_factory=dict)
+    servers: dict[int, AsyncServer] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    arrivals: dict[int, list[Arrival]] = field(default_factory=dict)
+
+    def states(self) -> dict[str, bytes]:
+        """All states of all servers."""
+        return {
+            f"{number} {name}": np.asarray(value).tobytes()
+            for number, server in sorted(self.servers.items()) for name, value in server.states().items()
+        }  # fmt: skip
+
+    def local(self, trainer: int, name: str) -> Array:
+        """A state as a trainer has it."""
+        device = self.trainers[trainer]._device
+        return np.asarray(device.to_host(device.view(self.trainers[trainer].held[name])))
+
+    def parameter(self, name: str) -> Array:
+        """A parameter, put together from all servers."""
+        parts = []
+        for server in self.servers.values():
+            values = server.states()
+            for key in server.keys.values():
+                (piece,) = key.block.entry.pieces
+                if piece.tensor == name:
+                    parts.append((piece.start, values[key.block.entry.inputs[0]].reshape(-1)))
+        return np.concatenate([value for _, value in sorted(parts, key=lambda part: part[0])])
+
+
+class FailingTrainer(AsyncTrainer):
+    """Dies in the middle of its second step."""
+
+    def _end_round(self, round_number: int) -> None:
+        if round_number == 1:
+            raise RuntimeError("out of power")
+        super()._end_round(round_number)
+
+
+def run_split(
+    folder: Path, data: str, steps: int, *, order: Order | None = None, bound: int | None = None,
+    failing: int | None = None, settings: Mapping[str, str] | None = None, **given: object,
+) -> Run:  # fmt: skip
+    job = Job(folder=folder, data=data, steps=steps, settings=dict(settings or {}), **given)  # type: ignore[arg-type]
+    found = Run(ServerJob.read(job))
+    hub = ThreadHub(found.job.roster(), Settings(deadline=60), order)
+
+    def work(endpoint: Endpoint) -> None:
+        number = endpoint.number
+        if number < found.job.trainers:
+            make = FailingTrainer if number == failing else AsyncTrainer
+            trainer = found.trainers[number] = make(found.job, endpoint, lambda *_: None)
+            trainer.run(lambda progress: found.losses.append(progress.losses[0]))
+        else:
+            server = AsyncServer(found.job, endpoint, lambda *_: None, bound=bound)
+            found.servers[number - found.job.trainers] = server
+            server.run()
+        found.arrivals[number] = endpoint.arrivals
+
+    run_threads(hub, work, lambda number: number == failing)
+    return found
+
+
+class SourceGradients:
+    """The gradients of a source, by parameter, for a batch and some parameters."""
+
+    def __init__(self, training: TrainingGraph) -> None:
+        self.training, graph = training, training.graph
+        producers, kept = graph.producers(), set[int]()
+        stack = list(training.gradients.values())
+        while stack:
+            node = producers.get(stack.pop())
+            if node is not None and id(node) not in kept:
+                kept.add(id(node))
+                stack += node.reads
+        nodes = [node for node in graph.nodes if id(node) in kept]
+        inputs = {name: graph.types[name] for name in (*training.gradients, *training.batch)}
+        outputs = {name: graph.types[name] for name in training.gradients.values()}
+        constants = {name: tensor for name, tensor in graph.initializers.items() if name not in inputs}
+        self.graph = Graph("gradients", nodes, inputs, outputs, constants, graph.types, graph.header)
+        self.cache = SessionCache()
+
+    def __call__(self, parameters: Mapping[str, Array], batch: Mapping[str, Array]) -> dict[str, Array]:
+        made = run_graph(self.graph, {**parameters, **batch}, self.cache)
+        return {name: made[value] for name, value in self.training.gradients.items()}
+
+
+def interpret(run: Run, training: TrainingGraph, update: object, data: str) -> dict[int, dict[str, Array]]:
+    """Key -> the source's states as they are for it, after what each server received in order. One thing at a time,
+    whole tensors, the source's own operators; a push of a key takes what its own piece needs of the result."""
+    plan, trainers = run.job.plan, run.job.trainers
+    assert plan.mode is Mode.ASYNC and callable(update)
+    keys: dict[int, list[tuple[int, KeyEntry]]] = {}
+    for number, key in enumerate(plan.keys):
+        keys.setdefault(key.bucket, []).append((number, key))
+    start = update.start()  # type: ignore[attr-defined]
+    held = {number: dict(start) for number, _ in enumerate(plan.keys)}
+    counters = {state.tensor for state in training.states if state.tensor == "step"}
+    accepted = dict.fromkeys(held, 0)
+    gradients, source = SourceGradients(training), _data(run, data)
+    known: dict[int, dict[str, Array]] = {trainer: {} for trainer in range(trainers)}
+    came: dict[tuple[int, int], int] = {}
+    made: dict[tuple[int, int], dict[str, Array]] = {}
+    events = {
+        server: deque(each for each in run.arrivals[trainers + server] if each.kind in (Kind.PULL, Kind.PUSH))
+        for server in range(plan.servers)
+    }
+    while any(events.values()):
+        for queue in events.values():
+            while queue and (queue[0].kind is Kind.PULL or came.get((queue[0].source, queue[0].round)) == len(keys)):
+                event = queue.popleft()
+                slot = event.source, event.round
+                if event.kind is Kind.PULL:
+                    for number, key in keys[event.key]:
+                        _take(known[event.source], key, held[number], start)
+                    came[slot] = came.get(slot, 0) + 1
+                    continue
+                if slot not in made:
+                    made[slot] = gradients(
+                        known[event.source], source.batch(MicroStep(event.round, event.source, trainers))
+                    )
+                for number, _ in keys[event.key]:
+                    now = update(held[number], made[slot])
+                    accepted[number] += 1
+                    if accepted[number] % trainers:
+                        now |= {name: held[number][name] for name in counters}
+                    held[number] = now
+    return held
+
+
+def _take(known: dict[str, Array], key: KeyEntry, states: Mapping[str, Array], start: Mapping[str, Array]) -> None:
+    (piece,) = key.pieces
+    whole = known.setdefault(piece.tensor, np.array(start[piece.tensor]))
+    known[piece.tensor] = whole = whole.copy()
+    whole.reshape(-1)[piece.start : piece.stop] = states[piece.tensor].reshape(-1)[piece.start : piece.stop]
+
+
+def _data(run: Run, data: str) -> BatchSource:
+    inputs = run.job.manifest.inputs_of(InputKind.BATCH)
+    return open_data(data, {each.name: each.type for each in inputs}, run.job.job.shuffle)
+
+
+def pieces(run: Run, held: Mapping[int, Mapping[str, Array]]) -> Sequence[tuple[str, bytes, bytes]]:
+    """Of each key its name, its parameter on the server, and what an interpreter has of it."""
+    found = []
+    for server in run.servers.values():
+        for number, key in server.keys.items():
+            (piece,) = key.block.entry.pieces
+            wanted = held[number][piece.tensor].reshape(-1)[piece.start : piece.stop]
+            found.append((key.block.entry.name, key.value.tobytes(), wanted.tobytes()))
+    return found
+
+
+def interpret_geo(
+    run: Run, training: TrainingGraph, update: object, data: str
+) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:
+    """Parameters of the servers and states of the trainers after a run in mode geo, in the order in which servers
+    received: one thing at a time, by NumPy and the source's own operators."""
+    plan, trainers = run.job.plan, run.job.trainers
+    keys: dict[int, list[KeyEntry]] = {}
+    for key in plan.keys:
+        keys.setdefault(key.bucket, []).append(key)
+    start = update.start()  # type: ignore[attr-defined]
+    served = {name: np.array(start[name]) for name in training.gradients}
+    local = {trainer: dict(start) for trainer in range(trainers)}
+    last = {trainer: {name: start[name] for name in served} for trainer in range(trainers)}
+    pulled = {trainer: {name: np.array(start[name]) for name in served} for trainer in range(trainers)}
+    deltas: dict[tuple[int, int], dict[str, Array]] = {}
+    came: dict[tuple[int, int], int] = {}
+    gradients, source = SourceGradients(training), _data(run, data)
+
+    def begin(trainer: int, round_number: int) -> None:
+        for turn in range(plan.every):
+            batch = source.batch(MicroStep(round_number * plan.every + turn, trainer, trainers))
+            own = {name: local[trainer][name] for name in served}
+            local[trainer] = update(local[trainer], gradients(own, batch))  # type: ignore[operator]
+        deltas[trainer, round_number] = {
+            name: (local[trainer][name] - last[trainer][name]) / np.float32(trainers) for name in served
+        }
+
+    def end(trainer: int, round_number: int) -> None:
+        for name, delta in deltas[trainer, round_number].items():
+            now = pulled[trainer][name].copy()
+            behind = (last[trainer][name] + delta) - now
+            local[trainer][name] = local[trainer][name] - behind
+            last[trainer][name] = now
+
+    events = {
+        server: deque(each for each in run.arrivals[trainers + server] if each.kind in (Kind.PULL, Kind.PUSH))
+        for server in range(plan.servers)
+    }
+    while any(events.values()):
+        for queue in events.values():
+            while queue:
+                event = queue[0]
+                if event.kind is Kind.PUSH and event.round and came.get((event.source, event.round)) != len(keys):
+                    break
+                queue.popleft()
+                if event.kind is Kind.PUSH and (event.source, event.round) not in deltas:
+                    begin(event.source, event.round)
+                for key in keys[event.key]:
+                    (piece,) = key.pieces
+                    place = slice(piece.start, piece.stop)
+                    if event.kind is Kind.PULL:
+                        pulled[event.source][piece.tensor].reshape(-1)[place] = served[piece.tensor].reshape(-1)[place]
+                    else:
+                        delta = deltas[event.source, event.round][piece.tensor].reshape(-1)[place]
+                        served[piece.tensor].reshape(-1)[place] += delta
+                if event.kind is Kind.PULL:
+                    slot = event.source, event.round
+                    came[slot] = came.get(slot, 0) + 1
+                    if came[slot] == len(keys):
+                        end(event.source, event.round - 1)
+    return served, local

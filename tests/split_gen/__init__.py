@@ -1,0 +1,1 @@
+"""Splits between trainers and servers, run by a simulator that shares no code with gopt, against their source."""

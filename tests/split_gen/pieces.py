@@ -1,0 +1,155 @@
+"""An ONNX file that runs in pieces between its messages. Nothing of gopt is imported here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+from steps_gen.graphs import reads
+
+Array = np.ndarray
+Values = dict[str, Array]
+Call = tuple[NodeProto, list[Array | None]]
+
+COMM = "gopt.comm"
+OPTIONS = onnxruntime.SessionOptions()
+OPTIONS.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+OPTIONS.intra_op_num_threads = OPTIONS.inter_op_num_threads = 1
+OPTIONS.log_severity_level = 4
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+HALVES = (np.dtype(np.float16), BFLOAT16)
+
+
+def attributes(node: NodeProto) -> dict[str, Any]:
+    """Attributes, texts decoded."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value.decode()
+        return [read(each) for each in value] if isinstance(value, list) else value
+
+    return {each.name: read(helper.get_attribute_value(each)) for each in node.attribute}
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.split(",") if size)
+
+
+def dtype_of(text: str) -> np.dtype[Any]:
+    return BFLOAT16 if text == "bfloat16" else np.dtype(text)
+
+
+class Block:
+    """Nodes without messages, run by onnxruntime; ``halves``: by the reference evaluator.
+
+    onnxruntime leaves roundings out between halves: it drops a cast down and up again around what it runs in float32.
+    """
+
+    def __init__(self, model: ModelProto, nodes: Sequence[NodeProto], wanted: Iterable[str], halves: bool) -> None:
+        self.model, self.nodes, self.halves = model, list(nodes), halves
+        made = {name for node in nodes for name in node.output if name}
+        self.read = sorted({name for node in nodes for name in reads(node)} - made)
+        self.kept = [name for name in dict.fromkeys(wanted) if name in made]
+        self._runner: Any = None
+
+    def run(self, values: Mapping[str, Array]) -> Values:
+        """What it makes of ``values``."""
+        if not self.kept:
+            return {}
+        given = {name: values[name] for name in self.read if name in values}
+        if self._runner is None:
+            self._runner = self._start(given)
+        return dict(zip(self.kept, self._runner.run(self.kept, given), strict=True))
+
+    def _start(self, given: Mapping[str, Array]) -> Any:
+        infos = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), None)
+            for name, value in given.items()
+        ]
+        outs = [onnx.ValueInfoProto(name=name) for name in self.kept]
+        part = ModelProto()
+        part.CopyFrom(self.model)
+        part.graph.CopyFrom(helper.make_graph(self.nodes, "block", infos, outs))
+        if self.halves:
+            return ReferenceEvaluator(part, new_ops=[MaxPool])
+        return onnxruntime.InferenceSession(part.SerializeToString(), OPTIONS, providers=["CPUExecutionProvider"])
+
+
+class MaxPool(OpRun):  # type: ignore[misc]
+    """MaxPool of images: indices of the evaluator's own lie beside the input where there are pads."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, **given: Any) -> tuple[Array, ...]:
+        kernel, pads, strides = given["kernel_shape"], given["pads"] or [0] * 4, given["strides"] or [1, 1]
+        n, c, *size = x.shape
+        out = [(size[a] + pads[a] + pads[a + 2] - kernel[a]) // strides[a] + 1 for a in range(2)]
+        best = np.full((n, c, *out), -np.inf, np.float64)
+        at = np.zeros((n, c, *out), np.int64)
+        for row, column in np.ndindex(*kernel):
+            rows = np.arange(out[0]) * strides[0] + row - pads[0]
+            columns = np.arange(out[1]) * strides[1] + column - pads[1]
+            inside = ((rows >= 0) & (rows < size[0]))[:, None] & ((columns >= 0) & (columns < size[1]))
+            seen = x[:, :, rows.clip(0, size[0] - 1)][:, :, :, columns.clip(0, size[1] - 1)].astype(np.float64)
+            better = inside & (seen > best)
+            flat = rows[:, None] * size[1] + columns + np.arange(n * c).reshape(n, c, 1, 1) * size[0] * size[1]
+            best, at = np.where(better, seen, best), np.where(better, flat, at)
+        return best.astype(x.dtype), at
+
+
+def has_halves(folder: Path) -> bool:
+    """Whether a folder's files compute with float16 or bfloat16."""
+    models = [onnx.load(str(path), load_external_data=False) for path in sorted(folder.glob("*.onnx"))]
+    nodes = [node for model in models for node in model.graph.node]
+    held = [each.data_type for model in models for each in model.graph.initializer]
+    held += [each.type.tensor_type.elem_type for model in models for each in model.graph.input]
+    return not CODES.isdisjoint(held) or any(map(_makes_half, nodes))
+
+
+CODES = frozenset({onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16})
+
+
+def _makes_half(node: NodeProto) -> bool:
+    return any(each.i in CODES if each.name == "to" else each.t.data_type in CODES for each in node.attribute)
+
+
+class Program:
+    """One file of a role. Runs of nodes without a message are blocks."""
+
+    def __init__(self, path: Path, halves: bool) -> None:
+        self.path = path
+        self.model = onnx.load(str(path))
+        graph = self.model.graph
+        self.stored = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
+        self.inputs = [each.name for each in graph.input]
+        self.outputs = [each.name for each in graph.output]
+        groups = [(comm, list(run)) for comm, run in itertools.groupby(graph.node, lambda node: node.domain == COMM)]
+        self.parts: list[NodeProto | Block] = []
+        later = set(self.outputs)
+        for comm, nodes in reversed(groups):
+            self.parts[:0] = nodes if comm else [Block(self.model, nodes, sorted(later), halves)]
+            later |= {name for node in nodes for name in reads(node)}
+
+    @property
+    def messages(self) -> list[NodeProto]:
+        return [part for part in self.parts if isinstance(part, NodeProto)]
+
+    def run(self, feeds: Mapping[str, Array]) -> Generator[Call, list[Array], Values]:
+        """Yields every message with its operands and is sent its results; returns the outputs."""
+        values: Values = {**self.stored, **feeds}
+        for part in self.parts:
+            if isinstance(part, NodeProto):
+                results = yield part, [values[name] if name else None for name in part.input]
+                values.update(zip(part.output, results, strict=True))
+            else:
+                values.update(part.run(values))
+        return {name: values[name] for name in self.outputs}

@@ -1,0 +1,363 @@
+"""Trainers and servers of a folder in lockstep, after the manifest alone. Nothing of gopt is imported here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto
+
+from split_gen.pieces import HALVES, Array, Call, Program, Values, attributes, dtype_of, has_halves, shape_of
+
+Run = Generator[Call, list[Array], Values]
+
+
+class Fault(Exception):
+    """The folder breaks what the manifest or the operators say."""
+
+
+def merged(given: Sequence[tuple[float, Array]], reduce: str, dtype: np.dtype[Any]) -> Array:
+    """Contributions in order of trainers, summed in float32, rounded once."""
+    wide = np.dtype(np.float32) if dtype in HALVES else dtype
+    with np.errstate(all="ignore"):
+        terms = [value.astype(wide) for _, value in given]
+        if reduce == "weighted":
+            terms = [value * wide.type(weight) for (weight, _), value in zip(given, terms, strict=True) if weight]
+        total = terms[0] if terms else np.zeros_like(given[0][1], wide)
+        for term in terms[1:]:
+            total = total + term
+        if reduce == "mean":
+            total = total / wide.type(len(given))
+        elif reduce == "weighted":
+            total = total / wide.type(sum(weight for weight, _ in given) or 1.0)
+        return np.asarray(total).astype(dtype)
+
+
+def _same(one: Array, other: Array) -> bool:
+    return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+
+
+def _cut(flat: Array, shapes: Sequence[str], what: str) -> list[Array]:
+    """A message's elements as tensors, behind one another."""
+    sizes = [int(np.prod(shape_of(text), dtype=int)) for text in shapes]
+    if sum(sizes) != flat.size:
+        raise Fault(f"{what}: {flat.size} elements travel, {sum(sizes)} are expected")
+    parts = np.split(flat, np.cumsum(sizes)[:-1])
+    return [part.reshape(shape_of(text)) for part, text in zip(parts, shapes, strict=True)]
+
+
+def together(arrays: Sequence[Array], reduce: str) -> Array:
+    """An AllReduce."""
+    wide = [each.astype(np.float32) if each.dtype in HALVES else each for each in arrays]
+    with np.errstate(all="ignore"):
+        if reduce in ("max", "min"):
+            found = (np.max if reduce == "max" else np.min)(wide, 0)
+        else:
+            found = wide[0]
+            for each in wide[1:]:
+                found = found + each
+            if reduce == "mean":
+                found = found / np.asarray(len(wide), found.dtype)
+    return np.asarray(found).astype(arrays[0].dtype)
+
+
+@dataclass
+class Simulation:
+    """A folder that runs. ``server`` and ``trainer``: what each holds of states, by the name of the input.
+
+    ``pushed`` and ``pulled``: elements and types of a trainer's messages in the last round, for tests of traffic.
+    """
+
+    folder: Path
+    given: Values = field(default_factory=dict)
+    """Start values that the folder does not have."""
+    server: list[Values] = field(default_factory=list)
+    trainer: list[Values] = field(default_factory=list)
+    rounds: int = 0
+    pushed: list[tuple[str, int]] = field(default_factory=list)
+    pulled: list[tuple[str, int]] = field(default_factory=list)
+    losses: list[list[Array]] = field(default_factory=list)
+    outputs: list[Values] = field(default_factory=list)
+    """What each trainer's files last gave."""
+
+    def __post_init__(self) -> None:
+        self.manifest: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text())
+        about = self.manifest["parameter_server"]
+        self.keys: list[dict[str, Any]] = about["keys"]
+        self.buckets: dict[int, list[dict[str, Any]]] = {}
+        for key in self.keys:
+            self.buckets.setdefault(key["bucket"], []).append(key)
+        ranks = sorted(self.manifest["ranks"], key=lambda each: each["rank"])
+        self.trainers = [each for each in ranks if each["role"] == "trainer"]
+        self.servers = [each for each in ranks if each["role"] == "server"]
+        if len(self.servers) != about["servers"]:
+            raise Fault("the manifest lists other servers than it counts")
+        self.phases = [(p["name"], p["times"]) for p in self.manifest.get("phases") or [{"name": "step", "times": 1}]]
+        cache: dict[str, Program] = {}
+        halves = has_halves(self.folder)
+        for record in ranks:
+            for name in record["files"].values():
+                cache.setdefault(name, Program(self.folder / name, halves))
+        self._files = cache
+        self._types = {each["tensor"]: each for each in self.manifest["states"]}
+        self.server = [self._start(record, record["files"]["step"]) for record in self.servers]
+        self.trainer = [self._start_trainer(record) for record in self.trainers]
+
+    # --- states -----------------------------------------------------------------------------------------------------
+
+    def _held(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [*self.manifest["common"]["state"], *record["state"]]
+
+    def _start(self, record: Mapping[str, Any], file: str) -> Values:
+        return {each["input"]: self._value(self._files[file], each) for each in self._held(record)}
+
+    def _value(self, program: Program, state: Mapping[str, Any]) -> Array:
+        """The start value of a state: the file's, or pieces of what is given."""
+        if state["input"] in program.stored:
+            return program.stored[state["input"]]
+        info = next(each for each in program.model.graph.input if each.name == state["input"])
+        shape = [each.dim_value for each in info.type.tensor_type.shape.dim]
+        parts = [self.given[piece["tensor"]].reshape(-1)[piece["start"] : piece["stop"]] for piece in state["pieces"]]
+        return np.concatenate(parts).reshape(shape)
+
+    def _start_trainer(self, record: Mapping[str, Any]) -> Values:
+        programs = [self._files[name] for name in record["files"].values()]
+        found: Values = {}
+        whole = self._on_servers()
+        for each in self._held(record):
+            if each.get("copy"):
+                (piece,) = each["pieces"]
+                found[each["input"]] = self.travelled(piece["tensor"], whole[piece["tensor"]])
+            else:
+                program = next(each_one for each_one in programs if each["input"] in each_one.inputs)
+                found[each["input"]] = self._value(program, each)
+        for each in record.get("accumulators") or ():
+            found[each["input"]] = np.zeros(each["shape"], dtype_of(each["dtype"]))
+        return found
+
+    def _on_servers(self) -> Values:
+        """Whole tensors of servers' pieces. Faults where pieces overlap unequally or leave something out."""
+        parts: dict[str, list[tuple[int, int, Array]]] = {}
+        for record, values in zip(self.servers, self.server, strict=True):
+            for each in self._held(record):
+                flat, start = values[each["input"]].reshape(-1), 0
+                for piece in each["pieces"]:
+                    size = piece["stop"] - piece["start"]
+                    parts.setdefault(piece["tensor"], []).append(
+                        (piece["start"], piece["stop"], flat[start : start + size])
+                    )
+                    start += size
+                if start != flat.size:
+                    raise Fault(f"{each['input']} has {flat.size} elements, its pieces {start}")
+        return {name: self._joined(name, found) for name, found in parts.items()}
+
+    def _joined(self, name: str, found: list[tuple[int, int, Array]]) -> Array:
+        about = self._types[name]
+        unlike = {(start, stop) for start, stop, _ in found}
+        one: dict[tuple[int, int], Array] = {}
+        for start, stop, part in found:
+            if (start, stop) in one and not _same(one[start, stop], part):
+                raise Fault(f"{name} [{start}:{stop}] differs from server to server")
+            one[start, stop] = part
+        if len(found) not in (len(unlike), len(unlike) * len(self.servers)):
+            raise Fault(f"{name} is held {len(found)} times in {len(unlike)} pieces")
+        place = 0
+        for start, stop in sorted(one):
+            if start != place:
+                raise Fault(f"pieces of {name} leave or repeat elements at {min(start, place)}")
+            place = stop
+        if place != int(np.prod(about["shape"], dtype=int)):
+            raise Fault(f"pieces of {name} end at {place}")
+        joined = np.concatenate([one[piece] for piece in sorted(one)])
+        return joined.astype(dtype_of(about["dtype"])).reshape(about["shape"])
+
+    def states(self, trainer: int = 0) -> Values:
+        """Every state of the source: servers' pieces joined, and what a trainer has of its own."""
+        found = self._on_servers()
+        for each in self._held(self.trainers[trainer]):
+            (piece,) = each["pieces"]
+            if each.get("copy"):
+                continue
+            if piece["tensor"] in found:
+                raise Fault(f"{piece['tensor']} is on servers and on trainers, not as a copy")
+            found[piece["tensor"]] = self.trainer[trainer][each["input"]].reshape(self._types[piece["tensor"]]["shape"])
+        if set(found) != set(self._types):
+            raise Fault(f"nobody holds {sorted(set(self._types) - set(found))[:3]}")
+        return found
+
+    def copies(self, trainer: int) -> Values:
+        """What a trainer holds of what servers hold."""
+        return {
+            each["pieces"][0]["tensor"]: self.trainer[trainer][each["input"]]
+            for each in self._held(self.trainers[trainer]) if each.get("copy")
+        }  # fmt: skip
+
+    def travelled(self, tensor: str, value: Array) -> Array:
+        """A value as a trainer has it that pulled it."""
+        with np.errstate(all="ignore"):
+            return value.astype(self.wire_of(tensor)).astype(value.dtype)
+
+    def wire_of(self, tensor: str) -> np.dtype[Any]:
+        """The type in which a tensor is pulled."""
+        named = {key["name"] for key in self.keys for piece in key["pieces"] if piece["tensor"] == tensor}
+        named |= {key["name"] for key in self.keys if tensor in key["inputs"]}
+        for program in self._files.values():
+            for node in program.messages:
+                if node.op_type == "Pull" and named.intersection(attributes(node)["keys"]):
+                    return dtype_of(attributes(node)["dtype"])
+        raise Fault(f"nobody pulls {tensor}")
+
+    # --- a round ----------------------------------------------------------------------------------------------------
+
+    def round(self, batches: Sequence[Sequence[Values]], hyper: Values) -> None:
+        """One step of all. ``batches``: by trainer and micro-step; ``hyper``: what all are fed."""
+        self.rounds += 1
+        self._hyper = hyper
+        self._read: set[tuple[int, int]] = set()
+        self._inbox: dict[tuple[int, int], dict[int, tuple[float, list[Array]]]] = {}
+        self._done: list[Values] = []
+        self.pushed, self.pulled = [], []
+        self.losses = [[] for _ in self.trainers]
+        self.outputs = [{} for _ in self.trainers]
+        for phase, times in self.phases:
+            for turn in range(times):
+                self._phase(phase, [mine[turn] for mine in batches])
+        if not self._done:
+            self._run_servers()
+        for number, record in enumerate(self.servers):
+            for each in self._held(record):
+                self.server[number][each["input"]] = self._done[number][each["output"]]
+
+    def _phase(self, phase: str, turns: Sequence[Values]) -> None:
+        runs, waiting = {}, {}
+        for number, record in enumerate(self.trainers):
+            program = self._files[record["files"][phase]]
+            feeds = {**self._hyper, **turns[number], **self.trainer[number]}
+            feeds["gopt.round"] = np.asarray(self.rounds, np.int64)
+            runs[number] = program.run({name: feeds[name] for name in program.inputs if name in feeds})
+            self._advance(number, runs, waiting, None)
+        if waiting:
+            self._run_servers()
+            for number, (node, operands) in list(waiting.items()):
+                self._advance(number, runs, waiting, self._pull(number, node, operands))
+
+    def _advance(self, number: int, runs: dict[int, Run], waiting: dict[int, Call], answer: Any) -> None:
+        """Run a trainer until it ends or needs what servers have not computed yet."""
+        waiting.pop(number, None)
+        try:
+            while True:
+                node, operands = runs[number].send(answer)
+                if operands[0] is None or operands[0].shape != () or int(operands[0]) != self.rounds:
+                    raise Fault(f"{node.op_type} has no round")
+                if node.op_type == "Push":
+                    answer = self._push(number, node, operands)
+                elif node.op_type != "Pull":
+                    raise Fault(f"a trainer calls {node.op_type}")
+                elif attributes(node)["version"] == "after" and not self._done:
+                    waiting[number] = (node, operands)
+                    return
+                else:
+                    answer = self._pull(number, node, operands)
+        except StopIteration as end:
+            self._ended(number, end.value)
+
+    def _ended(self, number: int, outputs: Values) -> None:
+        record = self.trainers[number]
+        self.outputs[number].update(outputs)
+        if self.manifest["loss"] in outputs:
+            self.losses[number].append(outputs[self.manifest["loss"]])
+        for each in (*self._held(record), *(record.get("accumulators") or ())):
+            if each["output"] in outputs:
+                self.trainer[number][each["input"]] = outputs[each["output"]]
+
+    def _push(self, number: int, node: NodeProto, operands: Sequence[Array | None]) -> list[Array]:
+        about = attributes(node)
+        place = self._address(about)
+        slot = self._inbox.setdefault(place, {})
+        if number in slot or self._done:
+            raise Fault(f"trainer {number} pushes bucket {place} twice, or too late")
+        weight = 1.0 if operands[1] is None else float(np.asarray(operands[1], np.float32))
+        values = [each for each in operands[2:] if each is not None]
+        slot[number] = weight, [each.reshape(-1) for each in values]
+        if not number:
+            self.pushed += [(str(each.dtype), each.size) for each in values]
+        return [operands[0]]  # type: ignore[list-item]
+
+    def _address(self, about: Mapping[str, Any]) -> tuple[int, int]:
+        """Server and bucket of a message, checked against the manifest."""
+        keys = self.buckets.get(about["bucket"])
+        if keys is None or [key["name"] for key in keys] != about["keys"]:
+            raise Fault(f"bucket {about['bucket']} has other keys in the manifest than {about['keys']}")
+        for key in keys:
+            if key["server"] is not None and key["server"] != about["server"]:
+                raise Fault(f"key {key['name']} is on server {key['server']}, its message goes to {about['server']}")
+        return about["server"], about["bucket"]
+
+    def _pull(self, number: int, node: NodeProto, operands: Sequence[Array | None]) -> list[Array]:
+        about = attributes(node)
+        server, bucket = self._address(about)
+        found = []
+        for key in self.buckets[bucket]:
+            if about["version"] == "before":
+                found.append(self.server[server][key["inputs"][0]])
+            else:
+                found.append(self._done[server][key["outputs"][0]])
+        dtype = dtype_of(about["dtype"])
+        with np.errstate(all="ignore"):
+            flat = np.concatenate([each.reshape(-1).astype(dtype) for each in found])
+        parts = _cut(flat, about["shapes"], f"bucket {bucket}")
+        if not number:
+            self.pulled += [(str(each.dtype), each.size) for each in parts]
+        return parts
+
+    def _run_servers(self) -> None:
+        """Every server's whole round, with the reductions among them."""
+        runs: dict[int, Run] = {}
+        done: dict[int, Values] = {}
+        waiting: dict[int, Call] = {}
+
+        def advance(number: int, answer: Any) -> None:
+            waiting.pop(number, None)
+            try:
+                while True:
+                    node, operands = runs[number].send(answer)
+                    if node.op_type != "Aggregate":
+                        waiting[number] = (node, operands)
+                        return
+                    answer = self._aggregate(number, node)
+            except StopIteration as end:
+                done[number] = end.value
+
+        for number, record in enumerate(self.servers):
+            program = self._files[record["files"]["step"]]
+            feeds = {**self._hyper, **self.server[number], "gopt.round": np.asarray(self.rounds, np.int64)}
+            runs[number] = program.run({name: feeds[name] for name in program.inputs if name in feeds})
+            advance(number, None)
+        while waiting:
+            nodes = [node for node, _ in waiting.values()]
+            kinds = {(node.op_type, attributes(node).get("reduce", "sum"), len(node.input)) for node in nodes}
+            if len(waiting) != len(self.servers) or len(kinds) != 1 or nodes[0].op_type != "AllReduce":
+                raise Fault(f"servers are stuck at {sorted(kinds)}")
+            (_, reduce, _), = kinds  # fmt: skip
+            columns = zip(*(waiting[number][1] for number in sorted(waiting)), strict=True)
+            answer = [together(list(arrays), reduce) for arrays in columns]  # type: ignore[arg-type]
+            for number in sorted(waiting):
+                advance(number, answer)
+        unread = set(self._inbox) - self._read
+        if unread:
+            raise Fault(f"nobody merges buckets {sorted(unread)}")
+        self._done = [done[number] for number in range(len(self.servers))]
+
+    def _aggregate(self, server: int, node: NodeProto) -> list[Array]:
+        about = attributes(node)
+        self._read.add((server, about["bucket"]))
+        slot = self._inbox.get((server, about["bucket"]), {})
+        if sorted(slot) != list(range(len(self.trainers))):
+            raise Fault(f"server {server} merges bucket {about['bucket']} of trainers {sorted(slot)}")
+        given = [(weight, np.concatenate(values)) for weight, values in (slot[each] for each in sorted(slot))]
+        flat = merged(given, about["reduce"], dtype_of(about["dtype"]))
+        return _cut(flat, about["shapes"], f"bucket {about['bucket']}")
