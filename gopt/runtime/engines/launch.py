@@ -215,11 +215,11 @@ class _JobMonitor:
         code = self.process.poll() or 0
         if first is not None and number is not None:
             how = f"was killed by {_signal_name(int(number[1]))}"
+        elif self.outlive and code > 128:
+            how = f"was killed by {_signal_name(code - 128)}"
         else:
             how = f"exited with code {code} and no message" if 0 < code < 128 else "died with no message"
         dead = first or dead
-        elif self.outlive and code > 128:
-            how = f"was killed by {_signal_name(code - 128)}"
         hint = ("perhaps the system had no memory left",) if "SIGKILL" in how else ()
         return RunError(f"{self._name(dead.rank)} {how} in {dead.where}{waiting(seen, dead.rank)}", *hint)
 
