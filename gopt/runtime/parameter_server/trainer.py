@@ -231,7 +231,7 @@ class PushPullTrainer:
                 self.server_job.faults.tell(
                     f"{self.endpoint.roster.describe(number)} is lost in step {self.step}: "
                     f"{self.endpoint.why_lost(number)}; {len(self._others()) + 1} of {self.server_job.trainers} "
-                    "trainers go on, and means are over what they push"
+                    "trainers go on"
                 )
 
     # --- the end ----------------------------------------------------------------------------------------------------
