@@ -32,9 +32,10 @@ def refuse_not_finite(found: Mapping[int, Contribution], keys: Sequence[KeyEntry
     names the first trainer, the parameter and the round. A contribution of weight zero counts for nothing."""
     for trainer in sorted(found):
         each = found[trainer]
-        wrong = np.flatnonzero(~np.isfinite(each.values)) if each.weight else ()
-        if len(wrong):
-            place, flat = int(wrong[0]), each.values.reshape(-1)
+        flat = each.values.reshape(-1)
+        wrong = np.flatnonzero(~np.isfinite(flat))
+        if wrong.size and each.weight:
+            place = int(wrong[0])
             raise RunError(
                 f"trainer {trainer} pushed {flat[place]} for {_name(keys, place)} in round {round_number}",
                 "lower the learning rate, scale the loss, or take --nan pass",
