@@ -69,7 +69,7 @@ def disturbed(
         said = begun.communicate(timeout=LONG)[1].splitlines()
     finally:
         begun.kill()
-    assert not list(home.iterdir()) and not any(str(home) in text for text in command_lines(str(folder)))
+    assert not list(home.glob("gopt.*")) and not command_lines(str(folder))
     assert not [each for each in set(os.listdir("/dev/shm")) - shared if "gopt" in each]
     return begun.returncode, said, [json.loads(line) for line in log.read_text().splitlines()]
 
