@@ -62,10 +62,26 @@ def render_run(record: Mapping[str, Any], losses: Sequence[float]) -> None:
             "with --stop-on-nan the run ends there",
             soft_wrap=True,
         )
+    if record.get("servers"):
+        _render_servers(record["servers"])
     if record["checkpoint"] is not None:
         out.print(f"last checkpoint: {Path(record['checkpoint'], step_dir(last['step']))}", soft_wrap=True)
     else:
         out.print("note: the values are not kept; give --checkpoint CKPT for that")
+
+
+def _render_servers(servers: Sequence[Mapping[str, Any]]) -> None:
+    """What each server did, and for whom it waited: at most three trainers of each, those that cost most."""
+    out = console()
+    out.print(f"{'server':>6} {'answers':>8} {'MB in':>9} {'MB out':>9} {'dropped':>7}  waited for trainers, s")
+    for each in servers:
+        most = sorted(each["waits"].items(), key=lambda item: -item[1])[:3]
+        waits = ", ".join(f"{trainer}: {spent:.2g}" for trainer, spent in most) or "-"
+        out.print(
+            f"{each['server']:>6} {each['answered']:>8} {each['bytes_in'] / 1e6:>9.3f} {each['bytes_out'] / 1e6:>9.3f} "
+            f"{each['dropped']:>7}  {waits}",
+            soft_wrap=True,
+        )
 
 
 def _steps(count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,13 @@ from .terminal import print_error, print_json_text, print_note
     help="Of a split in rounds: whether steps go on when a trainer is lost. Without rounds they always do.",
 )
 @click.option(
+    "--nan",
+    type=click.Choice(["abort", "pass"]),
+    default="pass",
+    show_default=True,
+    help="Of a split in rounds: whether servers end the run, with exit code 5, at a gradient that is NaN or infinite.",
+)
+@click.option(
     "--staleness",
     type=click.IntRange(0),
     metavar="N",
@@ -162,12 +169,15 @@ def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) ->
             raise OptionError(f"--launch {given['launch']}, but {folder} holds {mesh.ranks} ranks", "see gopt reshard")
     engine = given["engine"] or "mpi"
     mpiexec(engine)
+    more = run_servers.launch_options(folder, given) if run_servers.has_servers(folder) else {}
     arguments = ["run", folder, "--engine", engine, *arguments_of(context, ("launch", "engine"))]
     from .render_run import live_run
 
     with live_run(given["steps"]) as show:
         kept = given["checkpoint"] is not None
-        return launch(given["launch"], arguments, given["deadline"], lambda line: show(step_line(line)), patient=kept)
+        return launch(
+            given["launch"], arguments, given["deadline"], lambda line: show(step_line(line)), patient=kept, **more
+        )
 
 
 def step_line(line: str) -> dict[str, Any]:
@@ -273,9 +283,10 @@ def _ignore_position(step: int, call: int) -> None:
 
 @contextmanager
 def report_steps(
-    job: Any, ranks: int, given: dict[str, Any], engine: str, shared_calls: Callable[[], int] = lambda: 0
-) -> Iterator[Callable[[Any], None]]:
-    """Loss and throughput in the terminal, the log, and a result at the end."""
+    job: Any, ranks: int, given: dict[str, Any], engine: str, shared_calls: Callable[[], int] = lambda: 0,
+    servers: Sequence[Any] = (),
+) -> Iterator[Callable[[Any], None]]:  # fmt: skip
+    """Loss and throughput in the terminal, the log, and a result at the end; ``servers``: what each did, by then."""
     from gopt.runtime.engines.heartbeat import HEARTBEATS
     from gopt.runtime.engines.launch import LIVE
 
@@ -307,6 +318,8 @@ def report_steps(
         "samples_per_second": round(sum(each.samples for each in steps) / spent, 3) if spent else 0.0,
         "checkpoint": None if job.checkpoint is None else str(job.checkpoint),
     }  # fmt: skip
+    if servers:
+        record["servers"] = [each.to_json() for each in servers]
     if given["as_json"]:
         print_json_text(strict_json(record, 1))
     else:

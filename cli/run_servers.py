@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gopt.errors import OptionError
+
+BEAT = 1.0
+"""Seconds between signs of life of a process."""
+SILENCE = 10.0
+"""Seconds without one, at least, after which it is lost; half the deadline where that is more."""
 
 
 def has_servers(folder: str) -> bool:
@@ -25,6 +32,7 @@ def check_options(given: dict[str, Any], split: bool) -> None:
         named = {"trainers": "--trainers", "roles": "--roles", "staleness": "--staleness"}
         name = next((option for key, option in named.items() if given[key] is not None), None)
         name = "--on-trainer-loss" if given["on_trainer_loss"] != "abort" else name
+        name = "--nan" if given["nan"] != "pass" else name
         if name is not None:
             raise OptionError(f"{name} is of trainers and servers, and the folder has ranks", "see gopt split --help")
         return
@@ -39,14 +47,41 @@ def check_options(given: dict[str, Any], split: bool) -> None:
         )
 
 
-def endpoints(job: Any, given: dict[str, Any]) -> Any:
-    """The job with its trainers and servers."""
+def endpoints(job: Any, given: dict[str, Any], servers: list[Any]) -> Any:
+    """The job with its trainers and servers; at the end the chief lists in ``servers`` what each of them did."""
+    from gopt.runtime.parameter_server.faults import FaultOptions
     from gopt.runtime.parameter_server.job import ServerJob
+    from gopt.runtime.parameter_server.waits import straggler
 
     found = ServerJob.read(job, given["trainers"], given["roles"])
     if given["staleness"] is not None and found.plan.mode.rounds:
         raise OptionError("--staleness: in rounds trainers wait for one another in every step", "leave it out")
-    return found
+    if given["nan"] == "abort" and not found.plan.mode.rounds:
+        raise OptionError("--nan abort: servers look at gradients where rounds merge them", "leave it out")
+
+    def summarise(all_servers: Sequence[Any]) -> None:
+        servers.extend(all_servers)
+        if late := straggler(all_servers):
+            _say(late)
+
+    return replace(found, faults=FaultOptions(given["nan"] == "abort", _say, summarise))
+
+
+def launch_options(folder: str, given: dict[str, Any]) -> dict[str, Any]:
+    """What ``launch`` takes for a split; raises OptionError where the processes are not those of the roles."""
+    from pathlib import Path
+
+    from gopt.runtime.messages.shield import shielded
+    from gopt.runtime.parameter_server.job import ServerJob
+    from gopt.runtime.training.job import Job
+
+    job = Job(folder=Path(folder), data=given["data"], steps=given["steps"])
+    found = ServerJob.read(job, given["trainers"], given["roles"])
+    found.processes(given["launch"])
+    return {
+        "names": [found.describe_process(number) for number in range(given["launch"])],
+        "start": lambda launcher, count, program: shielded([launcher], count, program),
+    }
 
 
 def run_threads(job: Any, given: dict[str, Any], debug: bool) -> int:
@@ -56,10 +91,11 @@ def run_threads(job: Any, given: dict[str, Any], debug: bool) -> int:
 
     from .run import report_steps, signal_note, stopped_error
 
-    server_job = endpoints(job, given)
+    servers: list[Any] = []
+    server_job = endpoints(job, given, servers)
     with (
         listen_for_stop(job.checkpoint is not None, signal_note) as stop,
-        report_steps(job, server_job.endpoints, given, "threads") as tell,
+        report_steps(job, server_job.endpoints, given, "threads", servers=servers) as tell,
     ):
         step, stopped = run_in_threads(
             server_job, tell, _resumed(job, server_job), deadline=given["deadline"], stop_signal=stop,
@@ -76,6 +112,7 @@ def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
     from gopt.runtime.engines.mpi import load_mpi, raise_on_all_ranks
     from gopt.runtime.messages.mpi import MpiHub
     from gopt.runtime.messages.roster import Settings
+    from gopt.runtime.parameter_server.peers import watch_peers
     from gopt.runtime.parameter_server.run import run_endpoints
     from gopt.runtime.training.stop_signal import listen_for_stop
 
@@ -83,10 +120,14 @@ def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
     from .run import report_steps, stopped_error
 
     world = load_mpi().COMM_WORLD
-    server_job = raise_on_all_ranks(lambda: endpoints(job, given))
+    servers: list[Any] = []
+    server_job = raise_on_all_ranks(lambda: endpoints(job, given, servers))
     processes = raise_on_all_ranks(lambda: server_job.processes(world.size))
-    hub = raise_on_all_ranks(lambda: MpiHub(server_job.roster(processes), Settings(deadline=given["deadline"])))
+    limit = given["deadline"]
+    settings = Settings(deadline=limit, beat=BEAT, silence=max(SILENCE, limit / 2))
+    hub = raise_on_all_ranks(lambda: MpiHub(server_job.roster(processes), settings))
     beat = Heartbeat.open(world.rank, lambda item: world.allgather(item))
+    watch_peers(hub, world.rank, beat.others)
     step = stopped = 0
     try:
         chief = 0 in hub.roster.local(world.rank)
@@ -96,7 +137,7 @@ def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
                 "staleness": given["staleness"], "on_end": _told,
             }  # fmt: skip
             if chief:
-                with report_steps(job, server_job.endpoints, given, "mpi") as tell:
+                with report_steps(job, server_job.endpoints, given, "mpi", servers=servers) as tell:
                     step, stopped = run_endpoints(server_job, hub, tell, _resumed(job, server_job), **arguments)
             else:
                 step, stopped = run_endpoints(server_job, hub, lambda _: None, **arguments)
@@ -104,20 +145,30 @@ def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
             explain_error(stopped_error(job, step, stopped), debug)
         beat.at(step, -1, ENDED)
     except Exception as error:
-        if beat.first(exit_code(error)):
+        code, first = exit_code(error), hub.failure
+        if first is not None and first.source not in hub.mailboxes:
+            code = first.exit_code
+            time.sleep(2 * ERROR_GRACE)  # who failed first says why, and ends this process
+        if beat.first(code):
             explain_error(error, debug)
         else:
             time.sleep(ERROR_GRACE)
         beat.at(beat.step, beat.call, REPORTED)
-        world.Abort(exit_code(error))
+        world.Abort(code)
+    if hub.lost:
+        hub.leave(128 + stopped if stopped else 0)
     return 128 + stopped if stopped else 0
+
+
+def _say(text: str) -> None:
+    from .terminal import print_note
+
+    print_note(text)
 
 
 def _told(met: Any) -> None:
     """Say on stderr what came of a run without rounds."""
-    from .terminal import print_note
-
-    print_note(str(met))
+    _say(str(met))
 
 
 def _resumed(job: Any, server_job: Any) -> Any:

@@ -82,6 +82,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.server_options", "options of three commands", "cli/test_cli_split.py", "offline/test_plan_split.py"),
     **_each("cli.render_split", _SHOWN, "cli/test_cli_split.py", "offline/test_inspect_split.py"),
     **_each("cli.plan_servers", "the command over offline.plan_split", "offline/test_plan_split.py"),
+    **_each(
+        "runtime.parameter_server.faults runtime.parameter_server.peers", "what a run does about faults",
+        "runtime/parameter_server/test_server_faults.py", "runtime/parameter_server/test_process_faults.py",
+    ),
     **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),
     **_each("runtime.training.hyper_parameters", "values fed in every step", "runtime/test_run.py"),
     **_each("parameter_server.table_pulls", "rows on trainers", "parameter_server/test_table_choice.py"),

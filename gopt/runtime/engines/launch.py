@@ -55,20 +55,25 @@ def mpiexec(extra: str = "mpi") -> str:
 
 
 def launch(
-    ranks: int, arguments: Sequence[str], deadline: float, show: Callable[[str], None], *, patient: bool = False
-) -> int:
+    ranks: int, arguments: Sequence[str], deadline: float, show: Callable[[str], None], *, patient: bool = False,
+    names: Sequence[str] = (), start: Callable[[str, int, Sequence[str]], list[str]] | None = None,
+) -> int:  # fmt: skip
     """Run ``gopt`` with these arguments on ``ranks`` processes; returns their exit code.
 
     ``show`` is called with a line of JSON for each step of the first rank. Raises RunError when a rank died
     with no message, or when none moves for twice the deadline; StoppedError at a stop signal. ``patient``:
     ranks get the signal first, and have the deadline to write a checkpoint; another signal ends them at once.
+    ``names``: what each process is, if no rank. ``start``: makes the command of launcher, processes and program where
+    the others outlive one that dies: they say then why they end, or go on and end well.
     """
     with tempfile.TemporaryDirectory(prefix="gopt.") as folder, _signals(patient) as caught:
         Path(folder, LAUNCHER).write_text(f"{os.getpid()}")
         environment = {**os.environ, HEARTBEATS: folder}
         if ranks > 2 * (os.cpu_count() or 1):
             environment["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"  # many more ranks than cores: give way while waiting
-        command = [mpiexec(), "-n", str(ranks), sys.executable, "-P", "-m", "gopt.cli", *arguments]
+        program = [sys.executable, "-P", "-m", "gopt.cli", *arguments]
+        alone = [mpiexec(), "-n", str(ranks), *program]
+        command = alone if start is None else start(mpiexec(), ranks, program)
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
@@ -79,7 +84,9 @@ def launch(
         copies = [threading.Thread(target=_copy, args=(*each, words), daemon=True) for each in streams]
         for copy in copies:
             copy.start()
-        watchdog = _JobMonitor(process, Path(folder), deadline, show, caught, words, copies, patient)
+        watchdog = _JobMonitor(
+            process, Path(folder), deadline, show, caught, words, copies, patient, names, start is not None
+        )
         try:
             return watchdog.run()
         finally:
@@ -139,6 +146,9 @@ class _JobMonitor:
     copies: Sequence[threading.Thread] = ()
     """Those that listen to it."""
     patient: bool = False
+    names: Sequence[str] = ()
+    outlive: bool = False
+    """Whether the others go on when one dies: they say why the job ends."""
     _asked: float = 0.0
     """When the ranks were asked to end."""
     _handles: dict[int, int] = field(default_factory=dict)
@@ -153,7 +163,7 @@ class _JobMonitor:
             seen = read(self.folder)
             self._follow(seen)
             gone = self._gone()
-            dead = self._silent(gone)
+            dead = None if self.outlive else self._silent(gone)
             if dead is not None:
                 time.sleep(0.3)  # MPI may have ended the others before the system was done with the one that died
                 dead = self._silent(self._gone())
@@ -166,6 +176,9 @@ class _JobMonitor:
                 select.select(waiting, [], [], 0.05)
         if dead is None and self.process.returncode:  # the launcher was quicker than this look around
             dead = self._silent(self._gone())
+        if dead is not None and self.outlive and self._went_on():
+            self._tell()
+            return self._said() or 0
         if dead is not None:
             if self.caught:
                 raise StoppedError(self.caught[0])
@@ -202,11 +215,13 @@ class _JobMonitor:
         code = self.process.poll() or 0
         if first is not None and number is not None:
             how = f"was killed by {_signal_name(int(number[1]))}"
+        elif self.outlive and code > 128:
+            how = f"was killed by {_signal_name(code - 128)}"
         else:
             how = f"exited with code {code} and no message" if 0 < code < 128 else "died with no message"
         dead = first or dead
         hint = ("perhaps the system had no memory left",) if "SIGKILL" in how else ()
-        return RunError(f"rank {dead.rank} {how} in {dead.where}{waiting(seen, dead.rank)}", *hint)
+        return RunError(f"{self._name(dead.rank)} {how} in {dead.where}{waiting(seen, dead.rank)}", *hint)
 
     def _follow(self, seen: Sequence[RankStatus]) -> None:
         for each in seen:
@@ -228,6 +243,14 @@ class _JobMonitor:
         # MPI ends the others at once: they had come further than the one that died.
         return min(silent, key=lambda each: (each.step, each.call), default=None)
 
+    def _went_on(self) -> bool:
+        """Whether the first process ended well, or somebody said why not."""
+        seen = read(self.folder)
+        return self._said() is not None or any(each.rank == 0 and each.how == ENDED for each in seen)
+
+    def _name(self, rank: int) -> str:
+        return f"{self.names[rank]} (process {rank})" if rank < len(self.names) else f"rank {rank}"
+
     def _said(self) -> int | None:
         """The exit code of the rank that said why the job ends."""
         path = self.folder / ERROR_CLAIMED
@@ -243,7 +266,7 @@ class _JobMonitor:
             )
         if seen and time.time() - max(each.when for each in seen) > limit:
             late = min(seen, key=lambda each: (each.how == WAITING, each.step, each.call))
-            raise RunError(f"rank {late.rank}, {late.where}: it has not moved for {2 * self.deadline:g} s")
+            raise RunError(f"{self._name(late.rank)}, {late.where}: it has not moved for {2 * self.deadline:g} s")
 
     def _tell(self) -> None:
         path = self.folder / LIVE

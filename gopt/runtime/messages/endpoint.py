@@ -125,6 +125,15 @@ class Endpoint:
         from it whole can still be received."""
         self._hub.drop(self.number, number)
 
+    @property
+    def dropped(self) -> frozenset[int]:
+        """The endpoints without which this one goes on."""
+        return frozenset(self._hub.dropped[self.number])
+
+    def why_lost(self, number: int) -> str:
+        """Why an endpoint is lost; '' where it is not."""
+        return self._hub.lost.get(number, "")
+
     def spare(self, numbers: Iterable[int]) -> None:
         """Drop these endpoints without an error where one is lost while all come together: ``gather`` gives
         None for it."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_PARENT = 'trap "" USR1; "$@"; exit $?'
+_PARENT = 'trap "" USR1; exec 3>&2 2>/dev/null; (exec "$@" 2>&3 3>&-); exit $?'
+"""Its own word, such as ``Killed``, goes nowhere: the others say who is lost."""
 
 
 def shielded(launcher: Sequence[str], processes: int, command: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ from gopt.runtime.memory import unpack_views
 from gopt.runtime.messages.endpoint import Endpoint, Sent
 from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
-from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree
+from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
 from gopt.runtime.parameter_server.keeping import Keeping
 from gopt.runtime.parameter_server.key_state import KeyState
 from gopt.runtime.parameter_server.meeting import Met, Usage, meet
@@ -92,6 +92,7 @@ class AsyncServer:
         self.endpoint.spare(range(self.server_job.trainers) if self._continues else ())
         engine = EndpointEngine(self.endpoint)
         with self.keeping.open(engine):
+            get_ready(self.endpoint)
             while not self.met.leaving:
                 while not self.trainers.live <= self._come:
                     self._receive()

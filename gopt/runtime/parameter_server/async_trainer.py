@@ -54,6 +54,7 @@ class AsyncTrainer(PushPullTrainer):
                     if self.keeping.due(self.step):
                         break
                 self.met = self._come_together(engine)
+                self._notice_lost()
                 if not self.met.leaving:
                     self._save(engine)
             self.step, self.stopped = self.met.step, self.met.signal

@@ -6,7 +6,7 @@ import base64
 import pickle
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gopt.ir.load import load
 from gopt.parameter_server.roles import Roles
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.roster import Roster
+from gopt.runtime.parameter_server.faults import FaultOptions
 from gopt.runtime.training.job import Job
 
 
@@ -33,6 +34,7 @@ class ServerJob:
     trainers: int
     roles: Roles | None = None
     """Which process has which roles; None: one each, trainers first."""
+    faults: FaultOptions = field(default_factory=FaultOptions)
 
     @classmethod
     def read(cls, job: Job, trainers: int | None = None, roles: str | None = None) -> ServerJob:
@@ -84,6 +86,13 @@ class ServerJob:
         names = [f"trainer {number}" for number in range(self.trainers)]
         return Roster.of([*names, *(f"server {number}" for number in range(self.servers))], processes)
 
+    def describe_process(self, process: int) -> str:
+        """``trainer 0``, or ``trainer 0 and server 1``: the roles of a process."""
+        roles = self.roles or Roles.default(self.trainers, self.servers)
+        homes = (*roles.trainer_ranks, *roles.server_ranks)
+        names = self.roster().names
+        return " and ".join(names[number] for number, home in enumerate(homes) if home == process)
+
     def entry(self, endpoint: int) -> RankEntry:
         """What the manifest says of an endpoint."""
         return self.manifest.ranks[endpoint]
@@ -123,6 +132,7 @@ def agree(endpoint: Endpoint, server_job: ServerJob) -> None:
         "the split": server_job.manifest.digest(), "--steps": job.steps, "--every": job.every,
         "--set": sorted(job.settings.items()), "--accumulate": server_job.manifest.accumulate,
         "the order of bytes": sys.byteorder, "checkpoints": job.checkpoint is not None, "--resume": job.resume,
+        "--nan": server_job.faults.nan_aborts,
     }  # fmt: skip
     for number, theirs in enumerate(endpoint.gather(mine, what="say hello")):
         wrong = _difference(mine, theirs or mine)
@@ -132,6 +142,16 @@ def agree(endpoint: Endpoint, server_job: ServerJob) -> None:
                 f"{wrong} differs between {endpoint.roster.describe(endpoint.number)} and {other}",
                 "start all of them with the same folder and the same options",
             )
+
+
+START = 3600.0
+"""Seconds that all have to compile. What one of them waits for then is no message of a round, so the deadline does not
+count; one that dies is seen."""
+
+
+def get_ready(endpoint: Endpoint) -> None:
+    """Wait until all endpoints have compiled: the first round's deadlines begin behind that."""
+    endpoint.gather(None, START, "the first round")
 
 
 def _difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

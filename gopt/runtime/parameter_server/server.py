@@ -27,9 +27,11 @@ from gopt.runtime.messages.endpoint import Endpoint, Sent
 from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.contributions import Contributions
-from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree
+from gopt.runtime.parameter_server.faults import refuse_not_finite
+from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
 from gopt.runtime.parameter_server.keeping import Keeping
 from gopt.runtime.parameter_server.server_rows import merged_rows, part_of, rows_answer, table_parts
+from gopt.runtime.parameter_server.waits import ServerSummary, Waits
 from gopt.runtime.session import Array, array_dtype
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
@@ -70,11 +72,6 @@ class SyncServer:
         self.version = self.keeping.step
         self.held: dict[str, Any] = initial_states(self.entry.state, graphs, job.state) if start is None else start
         self._hyper = [each for each in hyper_parameters(manifest, job.settings) if each.name in self.graph.inputs]
-        replaces = {state.output: state.input for state in self.entry.state}
-        plan = plan_execution(self.graph, replaces, self._device)
-        self.program = Executor(plan, self._device.sessions())
-        self.program.bind_states(self.held)
-        self.held = {name: self._device.hold(array) for name, array in self.held.items()}
         self._buckets = server_job.plan.buckets
         self._tables = table_parts(server_job.plan.tables, self.number)
         self.trainers = Trainers(set(range(server_job.trainers)))
@@ -87,15 +84,20 @@ class SyncServer:
         self._partials: dict[tuple[int, int], dict[int, Message]] = {}
         self._totals: dict[tuple[int, int], Message] = {}
         self._leaving: list[Sent] = []
-        self.answered = 0
+        self.waits = Waits()
+        self.answered = self.bytes_in = self.bytes_out = 0
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve rounds until all trainers have left."""
         agree(self.endpoint, self.server_job)
+        self.endpoint.spare(range(1, self.server_job.trainers) if self._continues else ())
         engine = EndpointEngine(self.endpoint)
         with self.keeping.open(engine):
+            self._compile()
+            get_ready(self.endpoint)
+            self._forget_lost()
             while self._round_comes():
                 self._position(self.version, -1)
                 self._round()
@@ -103,7 +105,22 @@ class SyncServer:
                     self._save(engine)
             self._flush()
             self.keeping.finish(engine, self.version, lambda: self._save(engine))
+        engine.gather(self.summary())
         self.endpoint.close()
+
+    def _compile(self) -> None:
+        replaces = {state.output: state.input for state in self.entry.state}
+        plan = plan_execution(self.graph, replaces, self._device)
+        self.program = Executor(plan, self._device.sessions())
+        self.program.bind_states(self.held)
+        self.held = {name: self._device.hold(array) for name, array in self.held.items()}
+
+    def summary(self) -> ServerSummary:
+        """What this server did in the run."""
+        return ServerSummary(
+            self.number, self.waits.rounds, self.answered, self.bytes_in, self.bytes_out, self.contributions.dropped,
+            self.waits.seconds, self.waits.last,
+        )  # fmt: skip
 
     def _round(self) -> None:
         feeds: dict[str, Array] = {each.name: each.at(self.version) for each in self._hyper}
@@ -113,11 +130,19 @@ class SyncServer:
         self.contributions.next_round()
         self.version += 1
         self._calls = 0
+        self.waits.end_round()
         self._answer()
 
     def _save(self, engine: EndpointEngine) -> None:
         self._flush()
         self.keeping.save(engine, self.version, self.held, lambda value: self._device.to_host(self._device.view(value)))
+        self._forget_lost()
+
+    def _forget_lost(self) -> None:
+        """Trainers that were lost while all came together take no part any more."""
+        for number in self.endpoint.dropped & self.trainers.live:
+            self.trainers.live.discard(number)
+            self.trainers.lost[number] = self.endpoint.why_lost(number)
 
     def _round_comes(self) -> bool:
         """Wait for the first sign of the next round; False once all trainers have left."""
@@ -137,13 +162,13 @@ class SyncServer:
         try:
             message = self.endpoint.receive(awaited=lambda: Awaited(tuple(sources), what))
         except LostError as error:
-            if not self._continues or error.number >= self.server_job.trainers:
+            if not self._continues or not 0 < error.number < self.server_job.trainers:
                 raise
             self.endpoint.drop(error.number)
-            self.trainers.live.discard(error.number)
-            self.trainers.lost[error.number] = error.message
+            self._forget_lost()
             return
         if message.kind in (Kind.PUSH, Kind.PUSH_ROWS):
+            self.bytes_in += message.header.nbytes
             self.contributions.add(message)
         elif message.kind in (Kind.PULL, Kind.PULL_ROWS):
             self._pulls.append(message)
@@ -168,7 +193,9 @@ class SyncServer:
                 self._pulls.append(message)
             else:
                 self._leaving = [sent for sent in self._leaving if not sent.done]
-                self._leaving.append(self.endpoint.isend(message.source, self._values(message)))
+                values = self._values(message)
+                self.bytes_out += values.header.nbytes
+                self._leaving.append(self.endpoint.isend(message.source, values))
                 self.answered += 1
 
     def _values(self, message: Message) -> Message:
@@ -228,10 +255,14 @@ class SyncServer:
             silent = next((each for each in missing if self.trainers.ended.get(each, 0) > self.version), None)
             if silent is not None:
                 raise RunError(f"trainer {silent} ended round {self.version} and did not {what}")
+            begun = self.waits.clock()
             self._receive(missing, what)
+            self.waits.add(missing, len(self.trainers.live), begun)
         found = held.of(key, kind)
         if not found:
             raise RunError(f"no trainer is left to {what}")
+        if self.server_job.faults.nan_aborts:
+            refuse_not_finite(found, self._buckets[key] if kind is Kind.PUSH else what, self.version)
         return found
 
     def _all_reduce(self, node: Node, inputs: list[Array]) -> list[Array]:

@@ -23,9 +23,10 @@ from gopt.runtime.executor import Executor
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
-from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree
+from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
 from gopt.runtime.parameter_server.keeping import Keeping
 from gopt.runtime.parameter_server.trainer_messages import TrainerMessages
+from gopt.runtime.parameter_server.waits import ServerSummary
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.training.data import BatchSource, MicroStep, open_data
 from gopt.runtime.training.hyper_parameters import hyper_parameters
@@ -98,6 +99,7 @@ class PushPullTrainer:
     def run(self, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None) -> None:
         """Run all steps of the job, or those until a signal comes; the chief calls ``on_step`` after each."""
         agree(self.endpoint, self.server_job)
+        self.endpoint.spare(range(CHIEF + 1, self.server_job.trainers) if self._continues else ())
         engine = EndpointEngine(self.endpoint)
         with self.keeping.open(engine):
             self._compile()
@@ -109,26 +111,33 @@ class PushPullTrainer:
                     self._save(engine)
             self._leave()
             self.keeping.finish(engine, self.step, lambda: self._save(engine))
+        found = engine.gather(None)
+        if self.endpoint.number == CHIEF:
+            self._notice_lost()
+            self.server_job.faults.summarise([each for each in found if isinstance(each, ServerSummary)])
         self.endpoint.close()
 
     def _compile(self) -> None:
-        """Get the copies of parameters that this trainer starts with, then compile the phases."""
+        """Compile the phases; when all have, get the copies of parameters that this trainer starts with."""
+        cache = self._device.sessions()
+        replaces = {state.output: state.input for state in self.entry.state}
+        replaces |= {each.output: each.input for each in self.entry.accumulators}
+        for phase, graph in self.graphs.items():
+            self.programs[phase] = Executor(plan_execution(graph, replaces, self._device), cache)
+        get_ready(self.endpoint)
         if self._copies:
             first = _pull_graph(self.graphs, [state.output for state in self._copies])
             program = Executor(plan_execution(first), SessionCache())
             self.messages.ask(first, self.step, "before")
             made = program.run({ROUND: np.array(self.step, np.int64)}, self.messages)
             self.held.update((state.input, np.array(made[state.output])) for state in self._copies)
-        cache = self._device.sessions()
-        replaces = {state.output: state.input for state in self.entry.state}
-        replaces |= {each.output: each.input for each in self.entry.accumulators}
-        for phase, graph in self.graphs.items():
-            self.programs[phase] = Executor(plan_execution(graph, replaces, self._device), cache)
-            self.programs[phase].bind_states(self.held)
+        for program in self.programs.values():
+            program.bind_states(self.held)
         self.held = {name: self._device.hold(array) for name, array in self.held.items()}
 
     def _step(self, on_step: Callable[[Progress], None]) -> None:
         begin = time.perf_counter()
+        before = self.messages.bytes_pushed, self.messages.bytes_pulled, self.messages.waited
         self._set_call(-1)
         manifest, round_number = self.server_job.manifest, self.step
         fed: dict[str, Array] = {each.name: each.at(self.step) for each in self._hyper}
@@ -158,8 +167,13 @@ class PushPullTrainer:
         losses = self._meet(loss)
         if self.endpoint.number == CHIEF:
             samples = max((type.dims[0] if type.dims else 1 for type in self._batch.values()), default=1)
-            count = samples * self.server_job.trainers * times
-            on_step(Progress(self.step, losses, time.perf_counter() - begin, count))
+            count = samples * len(losses) * times
+            more = {
+                "bytes_pushed": self.messages.bytes_pushed - before[0],
+                "bytes_pulled": self.messages.bytes_pulled - before[1],
+                "waited": round(self.messages.waited - before[2], 6),
+            }
+            on_step(Progress(self.step, losses, time.perf_counter() - begin, count, more))
 
     def _end_round(self, round_number: int) -> None:
         """Tell every server that this trainer has pushed all it has of a round."""
@@ -207,12 +221,24 @@ class PushPullTrainer:
             if not self._continues or error.number >= self.server_job.trainers or error.number == CHIEF:
                 raise
             self.endpoint.drop(error.number)
-            self._meeting.lost.add(error.number)
+            self._notice_lost()
+
+    def _notice_lost(self) -> None:
+        """Forget trainers that are lost; the chief says so, once for each."""
+        for number in sorted(self.endpoint.dropped - self._meeting.lost):
+            self._meeting.lost.add(number)
+            if self.endpoint.number == CHIEF:
+                self.server_job.faults.tell(
+                    f"{self.endpoint.roster.describe(number)} is lost in step {self.step}: "
+                    f"{self.endpoint.why_lost(number)}; {len(self._others()) + 1} of {self.server_job.trainers} "
+                    "trainers go on"
+                )
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _save(self, engine: EndpointEngine) -> None:
         self.keeping.save(engine, self.step, self.held, lambda value: self._device.to_host(self._device.view(value)))
+        self._notice_lost()
 
     def _leave(self) -> None:
         """Say that no more rounds come."""

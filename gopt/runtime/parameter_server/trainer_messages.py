@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,8 @@ class TrainerMessages:
     """Called with what a server says beside the values."""
     bytes_pushed: int = 0
     bytes_pulled: int = 0
+    waited: float = 0.0
+    """Seconds in which it waited for messages."""
     _weighted: set[int] = field(default_factory=set)
     """Numbers of pushes that carry a weight, by the identity of their node."""
     _asked: set[tuple[int, int, int]] = field(default_factory=set)
@@ -135,7 +138,11 @@ class TrainerMessages:
 
     def receive(self, awaited: Callable[[], Awaited]) -> None:
         """Take in one message."""
-        message = self.endpoint.receive(awaited=awaited)
+        begun = time.perf_counter()
+        try:
+            message = self.endpoint.receive(awaited=awaited)
+        finally:
+            self.waited += time.perf_counter() - begun
         if message.kind is Kind.VALUES:
             self._came[message.source, message.key, message.round] = message
             if message.note is not None:

@@ -47,6 +47,8 @@ class Progress:
     losses: tuple[float, ...]
     seconds: float
     samples: int
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """What a trainer of a split says as well: bytes that it pushed and pulled, seconds that it waited."""
 
     @property
     def loss(self) -> float:
@@ -55,7 +57,7 @@ class Progress:
     def to_json(self) -> dict[str, Any]:
         rate = self.samples / self.seconds if self.seconds else 0.0
         return {"step": self.step, "loss": self.loss, "losses": list(self.losses), "seconds": round(self.seconds, 6),
-                "samples_per_second": round(rate, 3)}  # fmt: skip
+                "samples_per_second": round(rate, 3), **self.more}  # fmt: skip
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, Mesh]:

@@ -1,0 +1,69 @@
+"""Sees at once when another process of this host has ended: its endpoints are lost then.
+
+Signs of life through MPI say the same of processes on other hosts, only later.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from gopt.runtime.engines.heartbeat import ENDED, REPORTED, RankStatus
+from gopt.runtime.messages.hub import Hub
+
+GONE = "its process was killed, or has ended and not said why"
+_LOOK = 0.1
+"""Seconds between two looks."""
+
+
+def watch_peers(hub: Hub, process: int, others: Callable[[], Sequence[RankStatus]]) -> Callable[[], None]:
+    """Begin to watch; returns what ends it. ``others``: what all processes that can be seen said last."""
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(hub, process, others, over), name="peers", daemon=True).start()
+    return over.set
+
+
+def _watch(
+    hub: Hub, process: int, others: Callable[[], Sequence[RankStatus]], over: threading.Event
+) -> None:  # fmt: skip
+    handles: dict[int, int] = {}
+    known: set[int] = {process}
+    everyone = set(hub.roster.processes)
+    try:
+        while not over.is_set() and (handles or known < everyone):
+            for each in others():
+                if each.rank not in known and each.process:
+                    known.add(each.rank)
+                    handles[each.rank] = _handle(each.process)
+            for rank in [rank for rank, handle in handles.items() if _ended(handle)]:
+                time.sleep(_LOOK)  # what it said last may not be there yet
+                _close(handles.pop(rank))
+                how = next((each.how for each in others() if each.rank == rank), None)
+                if how not in (ENDED, REPORTED):
+                    for number in hub.roster.local(rank):
+                        hub.lose(number, GONE)
+            over.wait(_LOOK)
+    except OSError:  # the system gives no handle, or what others said is gone: signs of life are left
+        return
+    finally:
+        for handle in handles.values():
+            _close(handle)
+
+
+def _handle(process: int) -> int:
+    try:
+        return os.pidfd_open(process)
+    except ProcessLookupError:
+        return -1
+
+
+def _ended(handle: int) -> bool:
+    return handle < 0 or bool(select.select([handle], [], [], 0)[0])
+
+
+def _close(handle: int) -> None:
+    if handle >= 0:
+        os.close(handle)

@@ -1,0 +1,83 @@
+"""For whom a server waited, and what it did in a run."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+ENOUGH = 10
+"""Rounds after which a trainer may be called a straggler."""
+SHARE = 0.8
+"""Of these rounds: in how many it came last."""
+
+
+@dataclass(slots=True)
+class Waits:
+    """Seconds that a server waited for each trainer while another had come already, and how often each came last.
+
+    While none has come, all compute: nobody waits for a trainer then. ``clock``: seconds.
+    """
+
+    clock: Callable[[], float] = time.perf_counter
+    seconds: dict[int, float] = field(default_factory=dict)
+    last: Counter[int] = field(default_factory=Counter)
+    rounds: int = 0
+    _round: dict[int, float] = field(default_factory=dict)
+
+    def add(self, missing: Sequence[int], live: int, begun: float) -> None:
+        """A wait that began at ``begun`` is over: these of all ``live`` trainers had not come."""
+        if len(missing) < live:
+            spent = self.clock() - begun
+            for trainer in missing:
+                self._round[trainer] = self._round.get(trainer, 0.0) + spent
+
+    def end_round(self) -> None:
+        """The one for whom it waited longest came last."""
+        self.rounds += 1
+        if self._round:
+            self.last[max(self._round, key=lambda trainer: self._round[trainer])] += 1
+        for trainer, spent in self._round.items():
+            self.seconds[trainer] = self.seconds.get(trainer, 0.0) + spent
+        self._round.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSummary:
+    """What a server did. ``waits``: trainer -> seconds that it waited for this one while another had come; ``last``:
+    trainer -> rounds in which it came last."""
+
+    server: int
+    rounds: int
+    answered: int
+    bytes_in: int
+    bytes_out: int
+    dropped: int
+    waits: Mapping[int, float]
+    last: Mapping[int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "server": self.server, "rounds": self.rounds, "answered": self.answered, "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out, "dropped": self.dropped,
+            "waits": {str(each): round(spent, 6) for each, spent in sorted(self.waits.items())},
+            "last": {str(each): count for each, count in sorted(self.last.items())},
+        }  # fmt: skip
+
+
+def straggler(summaries: Sequence[ServerSummary]) -> str:
+    """A line that names the trainer for which a server waited in nearly every round; '' where there is none."""
+    found = [
+        (each.waits.get(trainer, 0.0), trainer, count, each)
+        for each in summaries for trainer, count in each.last.items()
+        if each.rounds >= ENOUGH and count >= SHARE * each.rounds
+    ]  # fmt: skip
+    if not found:
+        return ""
+    spent, trainer, count, each = max(found, key=lambda item: item[0])
+    return (
+        f"trainer {trainer} came last in {count} of {each.rounds} rounds: server {each.server} waited {spent:.3g} s "
+        "for it while others had come"
+    )

@@ -1,0 +1,145 @@
+"""Faults of trainers and servers that are processes: one is killed or asked to end in the midst of a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import source
+
+from gopt import api
+from gopt.artifact.checkpoint_index import complete_steps
+from gopt.artifact.server_entries import Mode
+from gopt.parameter_server.options import SplitOptions
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs pip install 'gopt[mpi]'")
+LONG = 300.0
+
+
+def split(home: Path, **options: object) -> Path:
+    random = np.random.default_rng(3)
+    np.savez(home / "data.npz", x=random.normal(size=(64, 32)).astype("f4"), y=random.integers(0, 10, 64))
+    given = SplitOptions(**{"trainers": 2, "servers": 1, "minimum": 16, **options})  # type: ignore[arg-type]
+    api.split(source("mlp_adamw"), given).write(home / "split")
+    return home / "split"
+
+
+def command(folder: Path, steps: int, *more: str) -> list[str]:
+    return [
+        sys.executable, "-P", "-m", "gopt.cli", "run", str(folder), "--data", str(folder.parent / "data.npz"),
+        "--steps", str(steps), "--set", "lr=1e-3", "--log", str(folder.parent / "log"), *more,
+    ]  # fmt: skip
+
+
+def process_of(home: Path, rank: int) -> int:
+    """The number of a role's process, as it says itself."""
+    folder = next(each for each in home.iterdir() if each.name.startswith("gopt."))
+    return int(struct.unpack("<qqqqd", (folder / str(rank)).read_bytes())[0])
+
+
+def disturbed(
+    folder: Path, steps: int, hit: Callable[[Path, int], None], *more: str, seen: int = 3
+) -> tuple[int, list[str], list[dict[str, object]]]:
+    """Run, and do something once some steps are told: the exit code, lines on stderr, and steps. Nothing stays."""
+    home = folder.parent / "tmp"
+    home.mkdir()
+    shared = set(os.listdir("/dev/shm"))
+    log = folder.parent / "log"
+    begun = subprocess.Popen(
+        command(folder, steps, *more), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        env={**os.environ, "TMPDIR": str(home)},
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + LONG
+        while not (log.is_file() and log.read_bytes().count(b"\n") >= seen):
+            assert time.monotonic() < until and begun.poll() is None, begun.communicate()[1]
+            time.sleep(0.02)
+        hit(home, begun.pid)
+        said = begun.communicate(timeout=LONG)[1].splitlines()
+    finally:
+        begun.kill()
+    assert not list(home.glob("gopt.*")) and not command_lines(str(folder))
+    assert not [each for each in set(os.listdir("/dev/shm")) - shared if "gopt" in each]
+    return begun.returncode, said, [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def command_lines(part: str) -> list[str]:
+    """Of all processes, those that have this in their command."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = each.read_text()
+        except OSError:
+            continue
+        found += [text] * (part in text)
+    return found
+
+
+def kill(rank: int) -> Callable[[Path, int], None]:
+    return lambda home, _: os.kill(process_of(home, rank), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("rank", "said"),
+    [
+        (1, r"trainer 1 \(endpoint 1, process 1\) is lost: .*; (server|trainer) 0 .* waited for .* (round|step) \d+"),
+        pytest.param(2, r"server 0 \(endpoint 2, process 2\) is lost: .*; trainer . .* waited for server 0 .* round \d+",
+                     marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_who_is_killed_is_named_in_one_line(rank: int, said: str, tmp_path: Path) -> None:
+    code, lines, _ = disturbed(split(tmp_path), 10**6, kill(rank), "--launch", "3")
+    assert code == 5 and len(lines) == 1 and re.search(said, lines[0]), lines
+
+
+@pytest.mark.parametrize("mode", [Mode.ASYNC, pytest.param(Mode.SYNC, marks=pytest.mark.slow)])
+def test_the_others_go_on_without_a_trainer(mode: Mode, tmp_path: Path) -> None:
+    more = ["--on-trainer-loss", "continue"] if mode is Mode.SYNC else []
+    folder = split(tmp_path, mode=mode)
+    code, lines, steps = disturbed(folder, 300, kill(1), "--launch", "3", *more)
+    assert code == 0 and [each["step"] for each in steps] == list(range(1, 301)), lines
+    assert [line for line in lines if "trainer 1 (endpoint 1, process 1) is lost in step" in line], lines
+    assert not [line for line in lines if "error" in line]
+
+
+@pytest.mark.slow
+def test_a_killed_server_goes_on_from_its_checkpoint_bit_for_bit(tmp_path: Path) -> None:
+    whole, hit = tmp_path / "whole", tmp_path / "hit"
+    whole.mkdir()
+    hit.mkdir()
+    subprocess.run(command(split(whole), 400), check=True, capture_output=True)
+    folder = split(hit)
+    kept = ["--launch", "3", "--checkpoint", str(hit / "kept"), "--every", "5"]
+    code, _, _ = disturbed(folder, 400, kill(2), *kept, seen=7)
+    done = complete_steps(hit / "kept")[-1]
+    assert code == 5 and 5 <= done < 400
+    subprocess.run([*command(folder, 400, *kept), "--resume"], check=True, capture_output=True)
+    rows = [json.loads(line) for line in (hit / "log").read_text().splitlines()]
+    losses = {each["step"]: each["losses"] for each in rows}
+    assert losses == {
+        each["step"]: each["losses"] for each in map(json.loads, (whole / "log").read_text().splitlines())
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_the_step_on_all_endpoints(number: signal.Signals, tmp_path: Path) -> None:
+    folder, kept = split(tmp_path), tmp_path / "kept"
+    code, lines, steps = disturbed(
+        folder, 10**6, lambda _, pid: os.kill(pid, number), "--launch", "3", "--checkpoint", str(kept)
+    )
+    last = complete_steps(kept)
+    assert code == 128 + number and len(last) == 1 and last[0] == steps[-1]["step"], lines
+    files = {each.name for each in (kept / f"step_{last[0]:08d}").iterdir()}
+    assert files >= {"index.json", "rank_0000.safetensors", "rank_0002.safetensors"}
