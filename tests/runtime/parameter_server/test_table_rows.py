@@ -12,6 +12,7 @@ from gopt import api
 from gopt.artifact.checkpoint_index import step_dir
 from gopt.errors import GoptError
 from gopt.ir.load import load
+from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
 from gopt.offline.folder_contents import read_folder
 from gopt.parameter_server.options import SplitOptions
@@ -137,8 +138,8 @@ def test_rows_that_are_listed_several_times_are_added_up() -> None:
 
 
 def test_halves_are_added_up_in_float32() -> None:
-    rows = np.array([[2048.0], [1], [1], [1], [1]], np.float16)  # one after the other in float16: 2048
-    assert coalesce(np.zeros(5, np.int64), rows)[1][0, 0] == 2052
+    rows = np.array([[256.0], *[[1]] * 8], numpy_dtype("bfloat16"))  # one after the other in bfloat16: 256
+    assert coalesce(np.zeros(9, np.int64), rows)[1][0, 0] == 264
 
 
 def test_rows_of_a_trainer_count_once_in_a_round() -> None:
