@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
 
 from gopt.documents.records import OPTIONAL
+from gopt.sharding import boxes
 from gopt.sharding.boxes import Box
+
+Place = tuple[Box | None, tuple[int, int] | None]
+"""What the elements of a piece are counted in: a box, and which rows of it. Hashable, for pieces of one tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +31,41 @@ class Piece:
     @property
     def elements(self) -> int:
         return self.stop - self.start
+
+    @property
+    def place(self) -> Place:
+        """What ``start`` and ``stop`` are counted in."""
+        return self.box, self.every
+
+
+def place_shape(place: Place, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what pieces of one place are counted in; ``shape``: the tensor's."""
+    box, every = place
+    found = tuple(shape) if box is None else boxes.box_shape(box)
+    return found if every is None else (len(range(every[0], found[0], every[1])), *found[1:])
+
+
+def cut(piece: Piece, whole: np.ndarray) -> np.ndarray:
+    """What a piece holds of a tensor of the source, 1-D; a view where it can be one."""
+    part = boxes.take(whole, piece.box)
+    if piece.every is not None:
+        part = part[piece.every[0] :: piece.every[1]]
+    return part.reshape(-1)[piece.start : piece.stop]
+
+
+def put(whole: np.ndarray, place: Place, flat: np.ndarray, start: int) -> None:
+    """Write elements ``start`` and following of a place into a whole tensor."""
+    box, every = place
+    if every is None:
+        boxes.put(whole, box, flat, start)
+        return
+    of_box = boxes.take(whole, box)
+    rows = of_box[every[0] :: every[1]]
+    if flat.size == prod(rows.shape):
+        rows[...] = flat.reshape(rows.shape)
+    else:
+        copied = rows.reshape(-1).copy()
+        copied[start : start + flat.size] = flat
+        rows[...] = copied.reshape(rows.shape)
+    if box is not None:  # a box of several ranges is a copy
+        boxes.put(whole, box, of_box.reshape(-1), 0)

@@ -12,6 +12,7 @@ from onnx import TensorProto, ValueInfoProto
 
 from gopt.artifact.serialize import external_tensor, named_tensor
 from gopt.artifact.states_file import StatesFile, stored
+from gopt.collectives.messages import AGGREGATE_ROWS
 from gopt.disk.files import create
 from gopt.ir.device_specs import drop_configurations, without_specs
 from gopt.ir.graph import COMM, Tensor, value_info
@@ -124,8 +125,11 @@ class _RankWriter:
         types, parts = self.graph.types, self.program.sharded
         for node in self.graph.nodes:
             if node.domain not in ("", "ai.onnx"):
+                open_rows = node.domain == COMM and node.op_type == AGGREGATE_ROWS.name
                 for name in node.outputs:
-                    if name in types and name not in parts and types[name].static and name not in self.graph.outputs:
+                    if name not in types or name in parts or name in self.graph.outputs:
+                        continue
+                    if types[name].static or open_rows:
                         yield value_info(name, types[name])
 
     def _constant(self, name: str, tensor: Tensor) -> TensorProto:

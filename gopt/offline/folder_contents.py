@@ -7,7 +7,7 @@ in blocks, for their digests.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import check_source, read_manifest, read_report
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
 from gopt.artifact.path_diagnostics import check_folder
+from gopt.artifact.pieces import Place, place_shape, put
 from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_record import REPORT_FILE, Report
 from gopt.errors import InputError, OptionError
@@ -41,7 +42,7 @@ from gopt.mesh import Mesh
 from gopt.opaque.expand import expand
 from gopt.pipeline import build_pipeline
 from gopt.sanitize import show
-from gopt.sharding.boxes import Box, box_shape, in_grid, put, rows_of
+from gopt.sharding.boxes import in_grid, rows_of
 
 
 @dataclass(slots=True)
@@ -159,8 +160,7 @@ def _check_complete(home: Path, manifest: Manifest, values: Mapping[str, Tensor]
 
 def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
     """The value of every state of which all pieces are present."""
-    pieces: dict[str, dict[Box | None, dict[int, Tensor]]] = {}
-    rows: dict[str, dict[int, tuple[int, Tensor]]] = {}
+    pieces: dict[str, dict[Place, dict[int, Tensor]]] = {}
     files = read_index(folder, manifest).files if checkpoint else {}
     for rank in _holders(manifest):
         stored = _checkpointed(folder, rank, files) if checkpoint else _written(folder, rank)
@@ -172,22 +172,11 @@ def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) ->
                 what = f"{show(state.input)} is {tensor.type}, its pieces have another number of elements"
                 raise InputError(f"rank {rank.rank}: {what}")
             for piece in state.pieces:
-                if piece.every is not None:
-                    part = tensor.flat_slice(start, start + piece.elements)
-                    if part.type.dtype != graph.types[piece.tensor].dtype:
-                        raise InputError(f"rank {rank.rank}: {show(state.input)} is not of {show(piece.tensor)}'s type")
-                    rows.setdefault(piece.tensor, {})[piece.every[0]] = (piece.every[1], part)
-                    start += piece.elements
-                    continue
-                inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.box, {})
+                inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.place, {})
                 if piece.start not in inside:
                     inside[piece.start] = tensor.flat_slice(start, start + piece.elements)
                 start += piece.elements
-    found = {
-        name: _interleaved(graph.types[name], parts)
-        for name, parts in rows.items()
-        if sum(part.type.elements for _, part in parts.values()) == graph.types[name].elements
-    }
+    found = {}
     order = {name: index for index, name in enumerate(graph.inputs)}  # every state is an input of the kept source
     for name in sorted(pieces, key=lambda name: order[name]):
         type, parts = graph.types[name], pieces[name]
@@ -204,42 +193,40 @@ def _holders(manifest: Manifest) -> Sequence[RankEntry]:
     return [each for each in manifest.ranks if each.rank == 0 or each.role == "server"]
 
 
-def _put_together(name: str, type: TensorType, parts: Mapping[Box | None, Mapping[int, Tensor]]) -> Tensor:
-    """A tensor from its pieces, by box and place inside it; raises InputError where they do not tile it."""
-    if not in_grid(parts.keys(), type.dims if type.static else ()):
-        raise InputError(f"the pieces of {name} do not tile it: their boxes leave or repeat elements of {type}")
-    whole = {box: _inside(name, type, box, inside) for box, inside in parts.items()}
-    if None in whole:
-        return whole[None]
-    rows = {rows_of(box, type.dims): tensor for box, tensor in whole.items() if box is not None}
-    if None not in rows:
+def _put_together(name: str, type: TensorType, parts: Mapping[Place, Mapping[int, Tensor]]) -> Tensor:
+    """A tensor from its pieces, by place and start inside it; raises InputError where they do not tile it."""
+    if not _tiled(parts.keys(), type):
+        raise InputError(f"the pieces of {name} do not tile it: their boxes or rows leave or repeat elements of {type}")
+    whole = {place: _inside(name, type, place, inside) for place, inside in parts.items()}
+    if (None, None) in whole:
+        return whole[None, None]
+    rows = {rows_of(box, type.dims): tensor for (box, _), tensor in whole.items() if box is not None}
+    if rows and None not in rows:
         return Tensor(type, parts=tuple(rows[place] for place in sorted(filter(None, rows))))
 
     def read() -> np.ndarray:
         array = np.empty(type.dims, numpy_dtype(type.dtype))
-        for box, tensor in whole.items():
-            put(array, box, tensor.numpy().reshape(-1), 0)
+        for place, tensor in whole.items():
+            put(array, place, tensor.numpy().reshape(-1), 0)
         return array
 
     return Tensor(type, reader=read)
 
 
-def _interleaved(type: TensorType, parts: Mapping[int, tuple[int, Tensor]]) -> Tensor:
-    """A table from parts that have every so many rows: first row -> step and values. The manifest's check says that
-    they tile it."""
-
-    def read() -> np.ndarray:
-        array = np.empty(type.dims, numpy_dtype(type.dtype))
-        for first, (step, part) in parts.items():
-            array[first::step] = part.numpy().reshape(-1, *type.dims[1:])
-        return array
-
-    return Tensor(type, reader=read)
+def _tiled(places: Collection[Place], type: TensorType) -> bool:
+    """Whether places tile a tensor: all its rows dealt out by one step, or a grid of boxes."""
+    dealt = [every for box, every in places if every is not None and box is None]
+    if dealt:
+        step = dealt[0][1]
+        return type.static and len(dealt) == len(places) and sorted(dealt) == [(first, step) for first in range(step)]
+    if any(every for _, every in places):
+        return False
+    return in_grid({box for box, _ in places}, type.dims if type.static else ())
 
 
-def _inside(name: str, type: TensorType, box: Box | None, pieces: Mapping[int, Tensor]) -> Tensor:
-    """What is in a box, from its pieces by their start."""
-    whole, place = type if box is None else TensorType(type.dtype, box_shape(box)), 0
+def _inside(name: str, type: TensorType, within: Place, pieces: Mapping[int, Tensor]) -> Tensor:
+    """What is in a box, or in some rows, from its pieces by their start."""
+    whole, place = type if within == (None, None) else TensorType(type.dtype, place_shape(within, type.dims)), 0
     for start in sorted(pieces):
         part = pieces[start].type
         if start != place or part.dtype != type.dtype:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,12 @@ from gopt.runtime.session import Array
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one trainer pushed of a bucket: all keys behind one another, and its weight."""
+    """What one trainer pushed of a bucket: all keys behind one another, and its weight. Of a table: ``ids``, each once
+    and in ascending order, and a row of values for each."""
 
     values: Array
     weight: float = 1.0
+    ids: Array | None = None
 
 
 def merge(found: dict[int, Contribution], reduce: str, dtype: str, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
@@ -49,3 +51,36 @@ def merge(found: dict[int, Contribution], reduce: str, dtype: str, shapes: Seque
             total /= wide.type(divisor or 1.0)
         flat = total if wide == wanted else total.astype(wanted)
     return unpack_views(flat, shapes)
+
+
+def merge_rows(found: Mapping[int, Contribution], reduce: str, dtype: str, width: int) -> list[Array]:
+    """The ids that trainers pushed, each once and in ascending order, and their merged rows of ``width`` elements; 0
+    for rows that are scalars.
+
+    As ``merge`` does it to whole gradients, in which rows that a trainer did not push are zero: a mean is over all that
+    are there, also those that pushed no row. A trainer of weight zero adds no rows.
+    """
+    wanted = numpy_dtype(dtype)
+    wide = np.dtype(np.float32) if dtype in HALVES else wanted
+    weights = {trainer: each.weight if reduce == "weighted" else 1.0 for trainer, each in sorted(found.items())}
+    lists = [_ids(found[trainer]) for trainer, weight in weights.items() if weight]
+    ids = np.unique(np.concatenate([np.zeros(0, np.int64), *lists]))
+    total = np.zeros((ids.size, width or 1), wide)
+    with np.errstate(all="ignore"):
+        for trainer, weight in weights.items():
+            if not weight:
+                continue
+            each = found[trainer]
+            term = each.values.reshape(-1, width or 1).astype(wide, copy=False)
+            if reduce == "weighted":
+                term = term * wide.type(weight)
+            total[np.searchsorted(ids, _ids(each))] += term
+        if reduce != "sum":
+            total /= wide.type(sum(weights.values()) or 1.0)
+        rows = total.astype(wanted, copy=False)
+    return [ids, rows if width else rows.reshape(-1)]
+
+
+def _ids(each: Contribution) -> Array:
+    assert each.ids is not None
+    return each.ids

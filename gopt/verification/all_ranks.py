@@ -76,9 +76,12 @@ class AllRanks:
                         tamper(r, feed)
                 data = self.mesh.data_axes
                 varied = [
-                    VariantProgram(program, variant, reference.gradients, reference.marked if r in marked else "", data)
+                    VariantProgram(
+                        program, variant, reference.gradients, reference.marked if r in marked else "", data,
+                        reference.training.gradients,
+                    )
                     for r, program in zip(members, programs)
-                ]
+                ]  # fmt: skip
                 for r, output in zip(members, self.transport(varied, feeds, self.mesh)):
                     self.ranks[r].carry(held[r], output)
                     made.outputs[r].update(output)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gopt.artifact.manifest import Manifest
-from gopt.artifact.server_entries import KeyEntry, Mode
+from gopt.artifact.server_entries import Mode, ServerPlanEntry
 from gopt.collectives.layout import parse_shapes
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import RunError, UnsupportedError
@@ -24,6 +24,7 @@ from gopt.runtime.memory import unpack_views
 from gopt.runtime.merge import Contribution, merge
 from gopt.runtime.session import array_dtype
 from gopt.verification.compare import Values
+from gopt.verification.table_rounds import PushedRows, merge_pushes, read_rows
 
 
 def without_absent_operands(graph: Graph) -> Graph:
@@ -32,7 +33,7 @@ def without_absent_operands(graph: Graph) -> Graph:
     Changes the graph, which was loaded to be run.
     """
     for node in graph.nodes:
-        if node.domain == COMM and node.op_type == "Push":
+        if node.domain == COMM and node.op_type in ("Push", "PushRows"):
             node._attributes = {**node.attributes, "weighted": bool(node.inputs[1])}
             node.inputs = [name for name in node.inputs if name]
     return graph
@@ -57,7 +58,7 @@ class MessageRounds:
 
     def __call__(self, programs: Sequence[Any], feeds: Sequence[Values], mesh: Mesh) -> list[Values]:
         """What each program makes of its feeds. Without servers among them, trainers run a micro-step."""
-        members = _Round(self._trainers, self._plan.servers, self._plan.buckets, feeds, self._deadline)
+        members = _Round(self._trainers, self._plan, feeds, self._deadline)
         results: list[Values] = [{} for _ in programs]
 
         def live(number: int) -> None:
@@ -80,15 +81,16 @@ class MessageRounds:
 class _Round:
     """The messages of a round. All that waits, waits for ``_changed``."""
 
-    def __init__(
-        self, trainers: int, servers: int, buckets: dict[int, list[KeyEntry]], feeds: Sequence[Values], deadline: float
-    ) -> None:
-        self.trainers, self.servers, self.buckets, self.feeds = trainers, servers, buckets, feeds
+    def __init__(self, trainers: int, plan: ServerPlanEntry, feeds: Sequence[Values], deadline: float) -> None:
+        self.trainers, self.servers, self.buckets, self.feeds = trainers, plan.servers, plan.buckets, feeds
+        self._tables = plan.tables
         self.failure: BaseException | None = None
         self._deadline = deadline
         self._changed = threading.Condition()
         self._pushed: dict[tuple[int, int], dict[int, Contribution]] = {}
         """Server and bucket -> what trainers pushed."""
+        self._rows: dict[int, dict[int, PushedRows]] = {}
+        """Table -> what trainers pushed."""
         self._made: dict[int, Values] = {}
         """Server -> its outputs, once it is done."""
         self._parts: dict[int, dict[int, list[np.ndarray]]] = {}
@@ -105,6 +107,14 @@ class _Round:
             return self._pull(node)
         if node.op_type == "Aggregate":
             return self._aggregate(server, node)
+        if node.op_type == "PushRows":
+            return self._push_rows(member, node, inputs)
+        if node.op_type == "PullRows":
+            entry = self._tables[node.attributes["table"]]
+            rows = read_rows(entry, self.feeds[self.trainers :], np.asarray(inputs[1]), node.attributes["dtype"])
+            return [rows if node.attributes["width"] else rows.reshape(-1)]
+        if node.op_type == "AggregateRows":
+            return self._aggregate_rows(server, node)
         return self._all_reduce(server, node, inputs)
 
     def finish(self, member: int, outputs: Values) -> None:
@@ -158,6 +168,21 @@ class _Round:
             found = self._pushed[key]
         attributes = node.attributes
         return merge(found, attributes["reduce"], attributes["dtype"], parse_shapes(attributes["shapes"]))
+
+    def _push_rows(self, trainer: int, node: Node, inputs: list[np.ndarray]) -> list[Any]:
+        weight = float(inputs[1]) if node.attributes["weighted"] else 1.0
+        ids, rows = (np.array(each) for each in inputs[-2:])
+        with self._changed:
+            self._rows.setdefault(int(node.attributes["table"]), {})[trainer] = PushedRows(ids, rows, weight)
+            self._changed.notify_all()
+        return [np.asarray(inputs[0])]
+
+    def _aggregate_rows(self, server: int, node: Node) -> list[Any]:
+        table, attributes = int(node.attributes["table"]), node.attributes
+        with self._changed:
+            self._wait(lambda: len(self._rows.get(table, {})) == self.trainers, f"rows of table {table}")
+            found = self._rows[table]
+        return merge_pushes(self._tables[table], server, found, attributes["reduce"], attributes["dtype"])
 
     def _all_reduce(self, server: int, node: Node, inputs: list[np.ndarray]) -> list[Any]:
         with self._changed:

@@ -10,12 +10,12 @@ import numpy as np
 
 from gopt.artifact.manifest import LocalAccumulator, LocalState, Manifest, RankEntry
 from gopt.artifact.manifest_check import check_rank
+from gopt.artifact.pieces import Place, cut, put
 from gopt.errors import InputError
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
-from gopt.sharding.boxes import Box, put, take
 from gopt.verification.compare import Values
 from gopt.verification.message_rounds import without_absent_operands
 from gopt.verification.random_inputs import RandomInputs, feed_graph
@@ -48,7 +48,7 @@ class RankPrograms:
         """What the rank reads of its states, from whole tensors, and accumulators at zero."""
         feeds = {}
         for state in self.states:
-            parts = [take(start[p.tensor], p.box).reshape(-1)[p.start : p.stop] for p in state.pieces]
+            parts = [cut(piece, start[piece.tensor]) for piece in state.pieces]
             value = np.concatenate(parts) if len(parts) != 1 else parts[0].copy()
             type = self.type_of(state.input)
             with np.errstate(over="ignore"):
@@ -95,7 +95,7 @@ def joined(
 
     A tensor of which an element is missing is left out, and so are narrow copies.
     """
-    parts: dict[str, dict[tuple[Box | None, int], np.ndarray]] = {}
+    parts: dict[str, dict[tuple[Place, int], np.ndarray]] = {}
     for rank, held in zip(ranks, values):
         for state in rank.states:
             name = getattr(state, key)
@@ -103,13 +103,13 @@ def joined(
                 continue
             flat, place = np.asarray(held[name]).reshape(-1), 0
             for piece in state.pieces:
-                key_of_part = (piece.box, piece.start)
+                key_of_part = (piece.place, piece.start)
                 parts.setdefault(piece.tensor, {})[key_of_part] = flat[place : place + piece.elements]
                 place += piece.elements
     found: Values = {}
     for name, own in parts.items():
         if sum(part.size for part in own.values()) == types[name].elements:
             found[name] = np.empty(types[name].dims, next(iter(own.values())).dtype)
-            for (box, start), part in own.items():
-                put(found[name], box, part, start)
+            for (within, start), part in own.items():
+                put(found[name], within, part, start)
     return found

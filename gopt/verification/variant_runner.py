@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gopt.artifact.manifest import LocalState
+from gopt.artifact.pieces import cut
 from gopt.ir.types import LOW_PRECISION
-from gopt.sharding.boxes import take
 from gopt.verification.all_ranks import AllRanks, RankResults, Tamper
 from gopt.verification.compare import Ledger, Values, became_not_finite, distance, finite, ratio
 from gopt.verification.observations import Observations
@@ -213,20 +213,20 @@ class _StepComparison:
         """Compare the pieces of one rank's state: a whole tensor at once, a part as a share of its tensor."""
         place = 0
         for piece in state.pieces:
-            name, low, high = piece.tensor, piece.start, piece.stop
-            value = flat[place : place + high - low]
-            reference = take(wanted[name], piece.box).reshape(-1)
-            place += high - low
+            name = piece.tensor
+            value = flat[place : place + piece.elements]
+            reference = cut(piece, wanted[name])
+            place += piece.elements
             kind = self.runner.kinds[name]
             if names is not None and name not in names:
                 continue
             if name in self.not_finite:
-                if finite(value) and not finite(reference[low:high]):
+                if finite(value) and not finite(reference):
                     ledger.enter(rank, name, kind, float("inf"))
-            elif piece.box is None and (low, high) == (0, reference.size):
+            elif piece.place == (None, None) and value.size == wanted[name].size:
                 ledger.whole(rank, name, kind, value, reference, start[name].reshape(-1))
             else:
-                ledger.part(rank, name, kind, distance(value, reference[low:high]))
+                ledger.part(rank, name, kind, distance(value, reference))
         if place != flat.size:
             ledger.enter(rank, state.input, "size", float("inf"))
 
@@ -239,5 +239,5 @@ class _StepComparison:
             value = np.asarray(self.made.outputs[rank][state.output]).reshape(-1)
             if name not in self.not_finite:
                 with np.errstate(over="ignore"):
-                    wanted = take(wide[name], state.pieces[0].box).reshape(-1).astype(value.dtype)
+                    wanted = cut(state.pieces[0], wide[name]).astype(value.dtype)
                 ledger.enter(rank, state.input, "copy", ratio(distance(value, wanted), 0.0))

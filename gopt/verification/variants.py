@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from gopt.analysis.look_through import spans_data_axes
 from gopt.analysis.training import Phase, TrainingGraph
+from gopt.collectives.messages import PUSH_ROWS
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import FLOATS
 from gopt.runtime.bound_calls import CollectiveCallback
@@ -60,9 +61,13 @@ class VariantProgram:
     marked: str
     data: Collection[str]
     """Axes that see different data: calls over others belong to the model."""
+    of: Mapping[str, str] = field(default_factory=dict)
+    """Parameter -> its gradient, for tables whose gradients are pushed row by row."""
 
     def run(self, feeds: Values, call: CollectiveCallback) -> Values:
         def varied(index: int, node: Node, inputs: list[np.ndarray]) -> Any:
+            if node.op_type == PUSH_ROWS.name:
+                return call(index, node, self._rows(self.of[node.attributes["parameter"]], inputs))
             if node.op_type != PROBE and not spans_data_axes(node, self.data):
                 return call(index, node, inputs)
             given = [
@@ -72,6 +77,18 @@ class VariantProgram:
             return given if node.op_type == PROBE else call(index, node, given)
 
         return self.program.run(feeds, varied)
+
+    def _rows(self, gradient: str, inputs: list[np.ndarray]) -> list[np.ndarray]:
+        """What is pushed of a table: where the gradient is to turn infinite, its first element is pushed as well."""
+        if gradient not in self.gradients:
+            return inputs
+        *given, ids, rows = inputs
+        rows = self.variant.vary(rows, False)
+        if self.variant.infinite and gradient == self.marked:
+            ids = np.concatenate([ids, np.zeros(1, ids.dtype)])
+            first = self.variant.vary(np.zeros((1, *rows.shape[1:]), rows.dtype), True)
+            rows = np.concatenate([rows, first])
+        return [*given, ids, rows]
 
 
 def has_finite_check(training: TrainingGraph) -> bool:

@@ -30,10 +30,13 @@ KINDS = {
     "real": "exports of real models",
     "steps_gen": "the generator of steps",
     "mesh_gen": "the generator of streams of tokens on meshes",
+    "split_gen": "trainers and servers of a split, simulated beside their source",
 }
 """Folders of tests that mirror no folder of gopt -> what they are."""
 
 OTHERS = {
+    "parameter_server/test_split_numbers.py": "splits, simulated beside their source",
+    "parameter_server/test_split_plants.py": "errors planted in splits, which the simulation must see",
     "runtime/parameter_server/test_server_run.py": "trainers and servers, from split to losses and checkpoints",
     "analysis/test_coupling_random.py": "how samples of a batch meet, in graphs drawn at random",
     "opaque/test_shard_opaque.py": "steps with an opaque optimizer, from file to ranks",
@@ -87,7 +90,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("runtime.training.hyper_parameters", "values fed in every step", "runtime/test_run.py"),
     **_each("parameter_server.table_pulls", "rows on trainers", "parameter_server/test_table_choice.py"),
     **_each(
-        "artifact.pieces artifact.server_entries artifact.table_parts", _RECORDS,
+        "artifact.server_entries artifact.table_parts", _RECORDS,
         "parameter_server/test_parameter_server_split.py", "parameter_server/test_table_choice.py",
     ),
     **_each("collectives.messages", "messages as schemas", "collectives/test_schemas.py"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gopt.runtime.merge import Contribution, merge
+from gopt.runtime.merge import Contribution, merge, merge_rows
 
 
 def given(*values: list[float], weights: tuple[float, ...] = (), dtype: str = "float32") -> dict[int, Contribution]:
@@ -48,3 +48,33 @@ def test_contributions_are_not_written() -> None:
     found = given([1.0, 2.0], [3.0, 4.0])
     merge(found, "mean", "float32", [(1,), (1,)])
     assert found[0].values.tolist() == [1.0, 2.0]
+
+
+def rows(ids: list[int], *values: list[float], weight: float = 1.0, dtype: str = "float32") -> Contribution:
+    return Contribution(np.array(values, dtype).reshape(len(ids), 2), weight, np.array(ids, np.int64))
+
+
+def test_rows_of_all_trainers_are_merged_as_whole_gradients_are() -> None:
+    found = {1: rows([0, 5], [1, 2], [3, 4]), 0: rows([5, 7], [10, 20], [5, 6]), 2: rows([])}
+    ids, values = merge_rows(found, "sum", "float32", 2)
+    np.testing.assert_array_equal(ids, [0, 5, 7])
+    np.testing.assert_array_equal(values, [[1, 2], [13, 24], [5, 6]])
+    np.testing.assert_array_equal(merge_rows(found, "mean", "float32", 2)[1] * 3, values)
+
+
+def test_weights_of_rows_count_samples() -> None:
+    found = {0: rows([1], [4, 8], weight=3.0), 1: rows([], weight=1.0), 2: rows([2], [9, 9], weight=0.0)}
+    ids, values = merge_rows(found, "weighted", "float32", 2)
+    np.testing.assert_array_equal(ids, [1])
+    np.testing.assert_array_equal(values, [[3, 6]])
+
+
+def test_no_rows_are_a_merge_too() -> None:
+    ids, values = merge_rows({0: rows([]), 1: rows([])}, "mean", "float32", 2)
+    assert ids.dtype == np.int64 and ids.size == 0 and values.shape == (0, 2)
+    assert merge_rows({0: rows([])}, "mean", "float32", 0)[1].shape == (0,)
+
+
+def test_halves_of_rows_are_summed_in_float32() -> None:
+    found = {n: rows([0], [2048.0 if not n else 1.0, 0], dtype="float16") for n in range(5)}
+    assert merge_rows(found, "sum", "float16", 2)[1][0, 0] == 2052

@@ -13,8 +13,8 @@ import onnx
 from onnx import NodeProto, numpy_helper
 from steps_gen.graphs import reads
 
+from split_gen.merging import merged
 from split_gen.pieces import Array, Block, Values, has_halves
-from split_gen.simulator import merged
 
 
 class Unknown(Exception):
@@ -77,8 +77,7 @@ class Reference:
         shared = [name for name in updated if name not in self.own]
         rest = [name for name in outputs if name in by_update and name not in self.cuts]
         wanted = list(dict.fromkeys([*(updated[name] for name in shared), *rest]))
-        if self._needs_batch(wanted, self.cuts):
-            raise Unknown("the update reads a batch past its gradients")
+        self.mixed = self._needs_batch(wanted, self.cuts)
         forward = [self.roles["loss"], *self.cuts, *(updated[name] for name in self.own), *filter(None, [self.weight])]
         forward += [name for name in outputs if name not in by_update]
         self.shared = shared
@@ -120,7 +119,14 @@ class Reference:
         for name, values in given.items():
             merge[name] = merged(values, self.reduce, values[0][1].dtype)
         feeds = {**self.stored, **self.fixed, **hyper, **self.states, **merge}
+        if self.mixed:  # joined to what is cut off again behind, or truly read
+            feeds.update(batches[0][-1])
         self.outputs = {**feeds, **self.second.run(feeds)}
+        if self.mixed:
+            other = {name: np.zeros_like(value) for name, value in batches[0][-1].items()}
+            again = self.second.run({**feeds, **other})
+            if any(again[name].tobytes() != self.outputs[name].tobytes() for name in again):
+                raise Unknown("the update reads a batch past its gradients")
         self.states = {name: self.outputs[self.roles["states"][name]] for name in self.shared}
 
     def all_states(self, trainer: int = 0) -> Values:

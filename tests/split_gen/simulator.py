@@ -11,58 +11,10 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto
 
-from split_gen.pieces import HALVES, Array, Call, Program, Values, attributes, dtype_of, has_halves, shape_of
+from split_gen.merging import Fault, cut, merged, same, together
+from split_gen.pieces import Array, Call, Program, Values, attributes, dtype_of, has_halves
 
 Run = Generator[Call, list[Array], Values]
-
-
-class Fault(Exception):
-    """The folder breaks what the manifest or the operators say."""
-
-
-def merged(given: Sequence[tuple[float, Array]], reduce: str, dtype: np.dtype[Any]) -> Array:
-    """Contributions in order of trainers, summed in float32, rounded once."""
-    wide = np.dtype(np.float32) if dtype in HALVES else dtype
-    with np.errstate(all="ignore"):
-        terms = [value.astype(wide) for _, value in given]
-        if reduce == "weighted":
-            terms = [value * wide.type(weight) for (weight, _), value in zip(given, terms, strict=True) if weight]
-        total = terms[0] if terms else np.zeros_like(given[0][1], wide)
-        for term in terms[1:]:
-            total = total + term
-        if reduce == "mean":
-            total = total / wide.type(len(given))
-        elif reduce == "weighted":
-            total = total / wide.type(sum(weight for weight, _ in given) or 1.0)
-        return np.asarray(total).astype(dtype)
-
-
-def _same(one: Array, other: Array) -> bool:
-    return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-
-
-def _cut(flat: Array, shapes: Sequence[str], what: str) -> list[Array]:
-    """A message's elements as tensors, behind one another."""
-    sizes = [int(np.prod(shape_of(text), dtype=int)) for text in shapes]
-    if sum(sizes) != flat.size:
-        raise Fault(f"{what}: {flat.size} elements travel, {sum(sizes)} are expected")
-    parts = np.split(flat, np.cumsum(sizes)[:-1])
-    return [part.reshape(shape_of(text)) for part, text in zip(parts, shapes, strict=True)]
-
-
-def together(arrays: Sequence[Array], reduce: str) -> Array:
-    """An AllReduce."""
-    wide = [each.astype(np.float32) if each.dtype in HALVES else each for each in arrays]
-    with np.errstate(all="ignore"):
-        if reduce in ("max", "min"):
-            found = (np.max if reduce == "max" else np.min)(wide, 0)
-        else:
-            found = wide[0]
-            for each in wide[1:]:
-                found = found + each
-            if reduce == "mean":
-                found = found / np.asarray(len(wide), found.dtype)
-    return np.asarray(found).astype(arrays[0].dtype)
 
 
 @dataclass
@@ -160,7 +112,7 @@ class Simulation:
         unlike = {(start, stop) for start, stop, _ in found}
         one: dict[tuple[int, int], Array] = {}
         for start, stop, part in found:
-            if (start, stop) in one and not _same(one[start, stop], part):
+            if (start, stop) in one and not same(one[start, stop], part):
                 raise Fault(f"{name} [{start}:{stop}] differs from server to server")
             one[start, stop] = part
         if len(found) not in (len(unlike), len(unlike) * len(self.servers)):
@@ -309,7 +261,7 @@ class Simulation:
         dtype = dtype_of(about["dtype"])
         with np.errstate(all="ignore"):
             flat = np.concatenate([each.reshape(-1).astype(dtype) for each in found])
-        parts = _cut(flat, about["shapes"], f"bucket {bucket}")
+        parts = cut(flat, about["shapes"], f"bucket {bucket}")
         if not number:
             self.pulled += [(str(each.dtype), each.size) for each in parts]
         return parts
@@ -360,4 +312,4 @@ class Simulation:
             raise Fault(f"server {server} merges bucket {about['bucket']} of trainers {sorted(slot)}")
         given = [(weight, np.concatenate(values)) for weight, values in (slot[each] for each in sorted(slot))]
         flat = merged(given, about["reduce"], dtype_of(about["dtype"]))
-        return _cut(flat, about["shapes"], f"bucket {about['bucket']}")
+        return cut(flat, about["shapes"], f"bucket {about['bucket']}")

@@ -5,37 +5,39 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gopt.runtime.merge import Contribution
-from gopt.runtime.messages.message import Message
+from gopt.runtime.messages.message import Kind, Message
 
 
 @dataclass(slots=True)
 class Contributions:
-    """Contributions by round and bucket. A second one of the same trainer to the same round and bucket, and one to a
-    round that is over, is dropped and counted: a message is applied once at most."""
+    """Contributions by round and bucket, or table. A second one of the same trainer to the same round and bucket, and
+    one to a round that is over, is dropped and counted: a message is applied once at most."""
 
     round: int = 0
     dropped: int = 0
-    _held: dict[tuple[int, int], dict[int, Contribution]] = field(default_factory=dict)
+    _held: dict[tuple[int, Kind, int], dict[int, Contribution]] = field(default_factory=dict)
 
     def add(self, message: Message) -> bool:
-        """Take a PUSH; returns whether it counts."""
-        slot = self._held.setdefault((message.round, message.key), {})
+        """Take a PUSH or PUSH_ROWS; returns whether it counts."""
+        place = message.round, message.kind, message.key
+        slot = self._held.setdefault(place, {})
         if message.round < self.round or message.source in slot:
             self.dropped += 1
             if not slot:
-                del self._held[message.round, message.key]
+                del self._held[place]
             return False
         weight = 1.0 if message.note is None else float(message.note["weight"])
-        slot[message.source] = Contribution(message.arrays[0], weight)
+        ids = message.arrays[0] if message.kind is Kind.PUSH_ROWS else None
+        slot[message.source] = Contribution(message.arrays[-1], weight, ids)
         return True
 
-    def of(self, bucket: int) -> dict[int, Contribution]:
-        """What came of a bucket in this round, by trainer."""
-        return self._held.get((self.round, bucket), {})
+    def of(self, bucket: int, kind: Kind = Kind.PUSH) -> dict[int, Contribution]:
+        """What came of a bucket in this round, or of a table where the kind is PUSH_ROWS, by trainer."""
+        return self._held.get((self.round, kind, bucket), {})
 
     def any(self) -> bool:
         """Whether anything came of this round."""
-        return any(number == self.round for number, _ in self._held)
+        return any(number == self.round for number, _, _ in self._held)
 
     def next_round(self) -> None:
         """Forget this round."""

@@ -27,9 +27,12 @@ class FaultOptions:
     summarise: Callable[[Sequence[ServerSummary]], None] = _nothing
 
 
-def refuse_not_finite(found: Mapping[int, Contribution], keys: Sequence[KeyEntry], round_number: int) -> None:
+def refuse_not_finite(
+    found: Mapping[int, Contribution], keys: Sequence[KeyEntry], round_number: int, what: str
+) -> None:
     """Raise RunError where a contribution to these keys, one behind the other, has a value that is NaN or infinite: it
-    names the first trainer, the parameter and the round. A contribution of weight zero counts for nothing."""
+    names the first trainer, the parameter and the round; ``what``: what was asked of trainers, where there are no keys. A
+    contribution of weight zero counts for nothing."""
     for trainer in sorted(found):
         each = found[trainer]
         flat = each.values.reshape(-1)
@@ -37,7 +40,9 @@ def refuse_not_finite(found: Mapping[int, Contribution], keys: Sequence[KeyEntry
         if wrong.size and each.weight:
             place = int(wrong[0])
             raise RunError(
-                f"trainer {trainer} pushed {flat[place]} for {_name(keys, place)} in round {round_number}",
+                f"trainer {trainer} pushed {flat[place]} for {_name(keys, place)} in round {round_number}"
+                if keys
+                else f"trainer {trainer} pushed {flat[place]} where it was to {what}",
                 "lower the learning rate, scale the loss, or take --nan pass",
             )
 

@@ -54,6 +54,9 @@ class ServerJob:
         if count < 1:
             raise OptionError(f"--trainers cannot be {count}", "it is at least 1")
         found = None if roles is None else Roles.parse(roles)
+        if found is None and plan.roles is not None and count == mesh.ranks:
+            found = plan.roles.roles()  # the map that the split was made with
+            found = None if found.is_open else found
         if found is not None:
             count = found.trainers if trainers is None else count
             found.check_counts(count, plan.servers)

@@ -22,7 +22,7 @@ from gopt.parameter_server.views import ROUND
 from gopt.runtime.device import Host
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor
-from gopt.runtime.merge import merge
+from gopt.runtime.merge import Contribution, merge
 from gopt.runtime.messages.endpoint import Endpoint, Sent
 from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
@@ -30,6 +30,7 @@ from gopt.runtime.parameter_server.contributions import Contributions
 from gopt.runtime.parameter_server.faults import refuse_not_finite
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
 from gopt.runtime.parameter_server.keeping import Keeping
+from gopt.runtime.parameter_server.server_rows import merged_rows, part_of, rows_answer, table_parts
 from gopt.runtime.parameter_server.waits import ServerSummary, Waits
 from gopt.runtime.session import Array, array_dtype
 from gopt.runtime.training.hyper_parameters import hyper_parameters
@@ -72,6 +73,7 @@ class SyncServer:
         self.held: dict[str, Any] = initial_states(self.entry.state, graphs, job.state) if start is None else start
         self._hyper = [each for each in hyper_parameters(manifest, job.settings) if each.name in self.graph.inputs]
         self._buckets = server_job.plan.buckets
+        self._tables = table_parts(server_job.plan.tables, self.number)
         self.trainers = Trainers(set(range(server_job.trainers)))
         self.contributions = Contributions(self.version)
         self.outputs: dict[str, Array] = {}
@@ -165,10 +167,10 @@ class SyncServer:
             self.endpoint.drop(error.number)
             self._forget_lost()
             return
-        if message.kind is Kind.PUSH:
+        if message.kind in (Kind.PUSH, Kind.PUSH_ROWS):
             self.bytes_in += message.header.nbytes
             self.contributions.add(message)
-        elif message.kind is Kind.PULL:
+        elif message.kind in (Kind.PULL, Kind.PULL_ROWS):
             self._pulls.append(message)
             self._answer()
         elif message.kind is Kind.BARRIER:
@@ -201,6 +203,10 @@ class SyncServer:
         if message.round < self.version:
             note = f"round {message.round} is over: server {self.number} is at round {self.version}"
             return self.endpoint.message(Kind.REFUSED, message.key, message.round, note=note)
+        if message.kind is Kind.PULL_ROWS:
+            part = part_of(self._tables, message.key, message.source)
+            rows = rows_answer(part, self._device.to_host(self._device.view(self.held[part.input])), message)
+            return self.endpoint.message(Kind.ROWS, message.key, message.round, (rows,), message.note["pull"])
         dtype = numpy_dtype(message.note["dtype"])
         arrays = [self._value(key) for key in self._buckets[message.key]]
         arrays = [each if each.dtype == dtype else each.astype(dtype) for each in arrays]
@@ -222,6 +228,8 @@ class SyncServer:
         self._position(self.version, index)
         if node.op_type == "Aggregate":
             return self._aggregate(node)
+        if node.op_type == "AggregateRows":
+            return self._aggregate_rows(node)
         if node.op_type == "AllReduce":
             return self._all_reduce(node, inputs)
         raise RunError(f"servers make no {node.op_type}")
@@ -230,20 +238,32 @@ class SyncServer:
         """Wait for the trainers' contributions to a bucket, and merge them."""
         bucket = int(node.attributes["bucket"])
         what = f"push bucket {bucket} ({', '.join(node.attributes['keys'])}) of round {self.version}"
-        while missing := [each for each in sorted(self.trainers.live) if each not in self.contributions.of(bucket)]:
+        found = self._contributions(bucket, Kind.PUSH, what)
+        shapes = parse_shapes(node.attributes["shapes"])
+        return merge(found, node.attributes["reduce"], node.attributes["dtype"], shapes)
+
+    def _aggregate_rows(self, node: Node) -> list[Array]:
+        """Wait for the rows that trainers push of a table, and merge them."""
+        table = int(node.attributes["table"])
+        what = f"push rows of table {node.attributes['parameter']} of round {self.version}"
+        return merged_rows(self._tables[table], node, self._contributions(table, Kind.PUSH_ROWS, what))
+
+    def _contributions(self, key: int, kind: Kind, what: str) -> dict[int, Contribution]:
+        """Wait until all trainers that take part have pushed; raises RunError for one that will not."""
+        held = self.contributions
+        while missing := [each for each in sorted(self.trainers.live) if each not in held.of(key, kind)]:
             silent = next((each for each in missing if self.trainers.ended.get(each, 0) > self.version), None)
             if silent is not None:
                 raise RunError(f"trainer {silent} ended round {self.version} and did not {what}")
             begun = self.waits.clock()
             self._receive(missing, what)
             self.waits.add(missing, len(self.trainers.live), begun)
-        found = self.contributions.of(bucket)
+        found = held.of(key, kind)
         if not found:
             raise RunError(f"no trainer is left to {what}")
         if self.server_job.faults.nan_aborts:
-            refuse_not_finite(found, self._buckets[bucket], self.version)
-        shapes = parse_shapes(node.attributes["shapes"])
-        return merge(found, node.attributes["reduce"], node.attributes["dtype"], shapes)
+            refuse_not_finite(found, self._buckets[key] if kind is Kind.PUSH else (), self.version, what)
+        return found
 
     def _all_reduce(self, node: Node, inputs: list[Array]) -> list[Array]:
         """A reduction among servers: server 0 combines in the order of servers, and all get its result."""

@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from gopt.artifact.table_parts import table_layout
 from gopt.collectives.layout import parse_shapes
 from gopt.errors import RunError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import numpy_dtype
+from gopt.runtime.bound_calls import CollectiveFuture
 from gopt.runtime.memory import Pool, unpack_views
 from gopt.runtime.messages.endpoint import Endpoint, Sent
 from gopt.runtime.messages.failures import Awaited
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.job import ServerJob
+from gopt.runtime.parameter_server.table_rows import TableRows, pulls_first
 from gopt.runtime.session import Array
 
 
@@ -46,14 +49,21 @@ class TrainerMessages:
     _came: dict[tuple[int, int, int], Message] = field(default_factory=dict)
     _leaving: list[Sent] = field(default_factory=list)
     _pool: Pool = field(default_factory=Pool)
+    rows: TableRows = field(init=False)
+    """Pulls and pushes of tables."""
+
+    def __post_init__(self) -> None:
+        layouts = [table_layout(entry) for entry in self.server_job.plan.tables]
+        self.rows = TableRows(layouts, self.endpoint, self.server_job.server, self.receive, self.position)
 
     def prepare(self, graph: Graph) -> Graph:
         """A graph as the executor takes it: without the absent operands of messages."""
         for node in graph.nodes:
-            if node.domain == COMM and node.op_type == "Push":
+            if node.domain == COMM and node.op_type in ("Push", "PushRows"):
                 if node.inputs[1]:
                     self._weighted.add(id(node))
                 node.inputs = [name for name in node.inputs if name]
+        pulls_first(graph)
         return graph
 
     def ask(self, graph: Graph, round_number: int, version: str) -> None:
@@ -62,8 +72,10 @@ class TrainerMessages:
             if node.domain == COMM and node.op_type == "Pull" and node.attributes["version"] == version:
                 self._ask(node, round_number)
 
-    def __call__(self, index: int, node: Node, inputs: list[Array], buffer: Any = None) -> list[Array]:
-        """Make the message of a node; returns its results."""
+    def __call__(
+        self, index: int, node: Node, inputs: list[Array], buffer: Any = None
+    ) -> list[Array] | CollectiveFuture:
+        """Make the message of a node; returns its results, or what waits for them."""
         self.position(index)
         round_number = int(inputs[0])
         if node.op_type == "Push":
@@ -71,6 +83,12 @@ class TrainerMessages:
             return [np.asarray(inputs[0])]
         if node.op_type == "Pull":
             return self._pull(node, round_number)
+        if node.op_type == "PullRows":
+            return self.rows.pull(index, node, round_number, inputs[1])
+        if node.op_type == "PushRows":
+            weight = float(inputs[1]) if id(node) in self._weighted else None
+            self.rows.push(node, round_number, weight, inputs[-2], inputs[-1])
+            return [np.asarray(inputs[0])]
         raise RunError(f"trainers make no {node.op_type}")
 
     def flush(self) -> None:
@@ -78,6 +96,7 @@ class TrainerMessages:
         for sent in self._leaving:
             sent.wait()
         self._leaving.clear()
+        self.rows.flush()
 
     # --- pushes -----------------------------------------------------------------------------------------------------
 
@@ -128,6 +147,8 @@ class TrainerMessages:
             self._came[message.source, message.key, message.round] = message
             if message.note is not None:
                 self.noted(message.note)
+        elif message.kind is Kind.ROWS:
+            self.rows.take(message)
         elif message.kind is Kind.REFUSED:
             raise RunError(str(message.note))
         else:

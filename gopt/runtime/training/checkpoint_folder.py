@@ -99,6 +99,8 @@ def _check_manifest(root: Path, manifest: Manifest) -> None:
         kept = from_document(Manifest, read_json(root / MANIFEST_FILE, MANIFEST))
     except InputError:
         return
+    if kept.parameter_server is not None and manifest.parameter_server is not None:
+        kept = kept.with_trainers(manifest.mesh.ranks)  # a split may start with any number of trainers
     if kept.digest() != manifest.digest():
         raise RunError(f"{root} is of a job with other ranks", "choose another --checkpoint, or use gopt reshard")
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from gopt.artifact.manifest import LocalState, Piece
+from gopt.artifact.pieces import cut
 from gopt.errors import InputError
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.session import Array
-from gopt.sharding.boxes import take
 
 
 def initial_states(states: Sequence[LocalState], graphs: Mapping[str, Graph], path: str | None) -> dict[str, Array]:
@@ -39,9 +39,6 @@ def _joined(pieces: Sequence[Piece], tensors: Mapping[str, Any], type: TensorTyp
     missing = next((piece.tensor for piece in pieces if piece.tensor not in tensors), None)
     if missing is not None:
         raise InputError(f"state {missing!r} has no value", "give the values with --state FILE")
-    flats = [
-        take(np.asarray(tensors[piece.tensor].numpy()), piece.box).reshape(-1)[piece.start : piece.stop]
-        for piece in pieces
-    ]
+    flats = [cut(piece, np.asarray(tensors[piece.tensor].numpy())) for piece in pieces]
     flat = np.concatenate(flats) if flats else np.zeros(0)
     return flat.astype(numpy_dtype(type.dtype)).reshape(type.dims)

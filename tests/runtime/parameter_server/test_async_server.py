@@ -63,6 +63,15 @@ def test_with_one_trainer_it_is_sync_to_the_bit(mode: Mode, pull: PullAt, tmp_pa
     assert staleness(run).keys() == {0}
 
 
+@pytest.mark.parametrize("given", [{"accumulate": 2}, {"wire": "float16"}])
+def test_micro_steps_and_narrow_wires_are_those_of_sync(given: dict[str, object], tmp_path: Path, data: str) -> None:
+    told: list[Progress] = []
+    sync = folder(tmp_path, trainers=1, mode=Mode.SYNC, **given)
+    run_in_threads(ServerJob.read(Job(folder=sync, data=data, steps=3)), told.append)
+    run = run_split(folder(tmp_path, trainers=1, **given), data, 3)
+    assert run.losses == [each.losses[0] for each in told]
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_recorded_order_gives_the_bits_of_a_serial_interpreter(seed: int, tmp_path: Path, data: str) -> None:
     split = folder(tmp_path)

@@ -1,0 +1,74 @@
+"""A server's parts of tables: rows that trainers ask for, and the merge of rows that they push."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gopt.artifact.server_entries import TableEntry
+from gopt.artifact.table_parts import table_layout
+from gopt.errors import RunError
+from gopt.ir.graph import Node
+from gopt.ir.types import numpy_dtype
+from gopt.runtime.merge import Contribution, merge_rows
+from gopt.runtime.messages.message import Message
+from gopt.runtime.session import Array
+
+
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """A server's part of a table: ``rows`` x ``columns`` elements, flattened, of the state ``input``."""
+
+    name: str
+    input: str
+    rows: int
+    columns: int
+
+
+def table_parts(tables: Sequence[TableEntry], server: int) -> dict[int, TablePart]:
+    """Number of a table -> what a server has of it."""
+    found = {}
+    for number, entry in enumerate(tables):
+        layout = table_layout(entry)
+        place = layout.part(server)
+        if place is not None:
+            rows, columns = layout.local_rows(server), len(layout.columns(server))
+            found[number] = TablePart(entry.parameter, entry.inputs[place], rows, columns)
+    return found
+
+
+def part_of(parts: Mapping[int, TablePart], table: int, trainer: int) -> TablePart:
+    """A server's part of the table that a trainer means; raises RunError where it has none."""
+    if table not in parts:
+        raise RunError(f"trainer {trainer} means rows of table {table}, of which this server has none")
+    return parts[table]
+
+
+def rows_answer(part: TablePart, state: Array, message: Message) -> Array:
+    """The rows that a pull asks for, in the type that it names. Raises RunError for rows that are not there."""
+    (ids,) = message.arrays
+    _check(part, ids, message.source)
+    rows = state.reshape(part.rows, part.columns)[ids]
+    with np.errstate(over="ignore"):
+        return rows.astype(numpy_dtype(message.note["dtype"]), copy=False)
+
+
+def merged_rows(part: TablePart, node: Node, found: Mapping[int, Contribution]) -> list[Array]:
+    """The rows that trainers pushed in a round, merged. Raises RunError for rows that are not there."""
+    for trainer, each in found.items():
+        assert each.ids is not None
+        _check(part, each.ids, trainer)
+        if each.ids.size and (np.diff(each.ids) <= 0).any():
+            raise RunError(f"trainer {trainer} pushed rows of table {part.name} out of order")
+    attributes = node.attributes
+    return merge_rows(found, attributes["reduce"], attributes["dtype"], attributes["width"])
+
+
+def _check(part: TablePart, ids: Array, trainer: int) -> None:
+    outside = ids[(ids < 0) | (ids >= part.rows)]
+    if outside.size:
+        raise RunError(
+            f"trainer {trainer} means row {outside[0]} of this part of table {part.name}, which has {part.rows} rows"
+        )

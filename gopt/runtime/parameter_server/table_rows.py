@@ -1,0 +1,160 @@
+"""A trainer's rows: those it asks servers for, and those whose gradients it sends.
+
+A pull asks each server once for the distinct rows that it has; a server of whose rows none is wanted gets no message.
+A push goes to every server that has a part, with no rows too, so that servers know that nothing else comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gopt.collectives.layout import HALVES
+from gopt.errors import InputError, RunError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.types import numpy_dtype
+from gopt.parameter_server.tables import Ids, Layout, Request, TableLayout
+from gopt.runtime.messages.endpoint import Endpoint, Sent
+from gopt.runtime.messages.failures import Awaited
+from gopt.runtime.messages.message import Kind, Message
+from gopt.runtime.session import Array, array_dtype
+
+
+def coalesce(ids: Ids, rows: Array) -> tuple[Ids, Array]:
+    """Each id once, in ascending order, and the sum of its rows, in the order in which they are listed. Halves are
+    summed in float32 and rounded once."""
+    order = np.argsort(ids, kind="stable")
+    ids, listed = ids[order], rows[order]
+    starts = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 1))
+    if starts.size == ids.size:
+        return ids, listed
+    wide = listed.astype(np.float32) if array_dtype(rows) in HALVES else listed
+    with np.errstate(all="ignore"):
+        return ids[starts], np.add.reduceat(wide, starts, axis=0).astype(rows.dtype, copy=False)
+
+
+def pulls_first(graph: Graph) -> None:
+    """Put pulls of rows, and what their ids are computed from, before all other nodes, so that the requests of all
+    tables leave before an answer is waited for. Changes the order of the graph's nodes and nothing else."""
+    producers = {name: node for node in graph.nodes for name in node.outputs}
+    stack = [node for node in graph.nodes if node.domain == COMM and node.op_type == "PullRows"]
+    early: set[int] = set()
+    while stack:
+        node = stack.pop()
+        if id(node) not in early:
+            early.add(id(node))
+            stack += [producers[name] for name in node.reads if name in producers]
+    if early:
+        graph.nodes = sorted(graph.nodes, key=lambda node: id(node) not in early)
+
+
+@dataclass(slots=True, eq=False)
+class PendingRows:
+    """Rows that were asked for. ``places``: the place of each wanted row among the distinct ones."""
+
+    client: TableRows
+    number: int
+    layout: TableLayout
+    parts: tuple[Request, ...]
+    places: Ids
+    count: int
+    """Distinct rows."""
+    dtype: str
+    shape: tuple[int, ...]
+    what: str
+    index: int
+
+    def result(self) -> list[Array]:
+        """Wait for the answers, and put the rows in the order in which they were wanted. Raises RunError where a server
+        sends something else."""
+        self.client.position(self.index)
+        found = np.empty((self.count, self.layout.width), numpy_dtype(self.dtype))
+        for part in self.parts:
+            server = self.client.server(part.server)
+            columns = self.layout.columns(part.server)
+            rows = self.client.wait(server, self.number, self.what)
+            if rows.shape != (part.local.size, len(columns)) or rows.dtype != found.dtype:
+                sent = f"server {part.server} sent {array_dtype(rows)}{list(rows.shape)}"
+                raise RunError(f"{sent} as {part.local.size} x {len(columns)} {self.dtype} of {self.what}")
+            if self.layout.layout is Layout.COLUMNS:
+                found[:, columns.start : columns.stop] = rows
+            else:
+                found[part.positions] = rows
+        return [found[self.places].reshape(self.shape)]
+
+
+@dataclass(slots=True, eq=False)
+class TableRows:
+    """All tables of a trainer. ``server``: a server's number -> its endpoint; ``receive``: takes in one message."""
+
+    layouts: Sequence[TableLayout]
+    endpoint: Endpoint
+    server: Callable[[int], int]
+    receive: Callable[[Callable[[], Awaited]], None]
+    position: Callable[[int], None]
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    """Bytes of numbers and rows, both ways: a pull sends numbers."""
+    _asked: int = 0
+    _came: dict[tuple[int, int], Array] = field(default_factory=dict)
+    """Server's endpoint and number of a pull -> its rows."""
+    _leaving: list[Sent] = field(default_factory=list)
+
+    def pull(self, index: int, node: Node, round_number: int, ids: Array) -> PendingRows:
+        """Ask for rows as they are before the update of a round. Raises InputError for a row that is none."""
+        attributes = node.attributes
+        layout = self.layouts[attributes["table"]]
+        unique, places = np.unique(layout.known(ids), return_inverse=True)
+        number, self._asked = self._asked, self._asked + 1
+        parts = tuple(part for part in layout.partition(unique) if part.local.size)
+        note = {"dtype": attributes["dtype"], "pull": number}
+        for part in parts:
+            message = self.endpoint.message(Kind.PULL_ROWS, attributes["table"], round_number, (part.local,), note)
+            self._send(part.server, message)
+            self.bytes_pulled += part.local.nbytes
+        shape = (ids.size, attributes["width"]) if attributes["width"] else (ids.size,)
+        what = f"rows of table {layout.name} of round {round_number}"
+        return PendingRows(
+            self, number, layout, parts, places.reshape(-1), unique.size, attributes["dtype"], shape, what, index
+        )
+
+    def push(self, node: Node, round_number: int, weight: float | None, ids: Array, rows: Array) -> None:
+        """Send gradients of rows, each row once, to all servers that have a part. Raises InputError for a row that is
+        none, or another number of rows."""
+        layout = self.layouts[node.attributes["table"]]
+        known = layout.known(ids)
+        if rows.size != known.size * layout.width:
+            raise InputError(f"{known.size} rows of table {layout.name} are pushed with {list(rows.shape)} values")
+        unique, sums = coalesce(known, rows.reshape(known.size, layout.width))
+        note = None if weight is None else {"weight": weight}
+        for part in layout.partition(unique):
+            columns = layout.columns(part.server)
+            own = sums[part.positions, columns.start : columns.stop]
+            message = self.endpoint.message(
+                Kind.PUSH_ROWS, node.attributes["table"], round_number, (part.local, own), note
+            )
+            self._send(part.server, message)
+            self.bytes_pushed += part.local.nbytes + own.nbytes
+
+    def take(self, message: Message) -> None:
+        """Take in an answer to a pull."""
+        self._came[message.source, int(message.note)] = message.arrays[0]
+        self.bytes_pulled += message.arrays[0].nbytes
+
+    def wait(self, server: int, number: int, what: str) -> Array:
+        """The rows that an endpoint sends as the answer to a pull."""
+        while (server, number) not in self._came:
+            self.receive(lambda: Awaited((server,), f"send {what}"))
+        return self._came.pop((server, number))
+
+    def flush(self) -> None:
+        """Wait until all that was sent has left."""
+        for sent in self._leaving:
+            sent.wait()
+        self._leaving.clear()
+
+    def _send(self, server: int, message: Message) -> None:
+        self._leaving = [sent for sent in self._leaving if not sent.done]
+        self._leaving.append(self.endpoint.isend(self.server(server), message))

@@ -1,0 +1,74 @@
+"""Tables in a round in memory, for ``verify``: rows are read of the whole table, and merged for all servers at once.
+
+It shares no code with the trainers and servers of ``gopt run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gopt.artifact.server_entries import TableEntry
+from gopt.collectives.layout import HALVES
+from gopt.errors import RunError
+from gopt.ir.types import numpy_dtype
+from gopt.verification.compare import Values
+
+
+@dataclass(frozen=True, slots=True)
+class PushedRows:
+    """What a trainer pushed of a table: rows by their numbers in the whole table, in any order and several times."""
+
+    ids: np.ndarray
+    rows: np.ndarray
+    weight: float
+
+
+def _own(entry: TableEntry, place: int) -> tuple[slice, slice]:
+    """The rows and columns of a part."""
+    if entry.layout == "modulo":
+        return slice(place, None, len(entry.servers)), slice(None)
+    if entry.layout == "range":
+        return slice(entry.cuts[place], entry.cuts[place + 1]), slice(None)
+    return slice(None), slice(*entry.cuts[place : place + 2]) if entry.cuts else slice(None)
+
+
+def read_rows(entry: TableEntry, states: Sequence[Values], ids: np.ndarray, dtype: str) -> np.ndarray:
+    """Rows of a table; ``states``: what each server was fed. Raises RunError for a row that is none."""
+    whole = np.empty((entry.rows, entry.width), numpy_dtype(entry.dtype))
+    for place, server in enumerate(entry.servers):
+        part = whole[_own(entry, place)]
+        part[...] = np.asarray(states[server][entry.inputs[place]]).reshape(part.shape)
+    if ((ids < -entry.rows) | (ids >= entry.rows)).any():
+        raise RunError(f"a row of table {entry.parameter} is pulled that it does not have")
+    with np.errstate(over="ignore"):
+        found: np.ndarray = whole[ids].astype(numpy_dtype(dtype))
+    return found
+
+
+def merge_pushes(
+    entry: TableEntry, server: int, pushed: Mapping[int, PushedRows], reduce: str, dtype: str
+) -> list[np.ndarray]:
+    """What a server merges: its own numbers of the rows that were pushed, and their gradients."""
+    wide = np.dtype(np.float32) if dtype in HALVES else numpy_dtype(dtype)
+    counted = {n: each for n, each in sorted(pushed.items()) if reduce != "weighted" or each.weight}
+    touched = sorted({int(id) % entry.rows for each in counted.values() for id in each.ids})
+    places = {id: place for place, id in enumerate(touched)}
+    total = np.zeros((len(touched), entry.width), wide)
+    for each in counted.values():
+        own = np.zeros_like(total)
+        rows = each.rows.reshape(-1, entry.width).astype(wide)
+        np.add.at(own, [places[int(id) % entry.rows] for id in each.ids], rows)
+        own = own.astype(each.rows.dtype).astype(wide)  # each trainer sends its sum
+        total += own * wide.type(each.weight) if reduce == "weighted" else own
+    if reduce == "mean":
+        total /= wide.type(len(counted))
+    elif reduce == "weighted":
+        total /= wide.type(sum(each.weight for each in counted.values()) or 1.0)
+    own_rows, columns = _own(entry, entry.servers.index(server))
+    numbers = {int(id): local for local, id in enumerate(np.arange(entry.rows)[own_rows])}
+    mine = [id for id in touched if id in numbers]
+    values = total[[places[id] for id in mine]][:, columns]
+    return [np.array([numbers[id] for id in mine], np.int64), values.astype(numpy_dtype(dtype))]
