@@ -30,9 +30,11 @@ class FaultOptions:
 def refuse_not_finite(
     found: Mapping[int, Contribution], keys: Sequence[KeyEntry], round_number: int, what: str
 ) -> None:
-    """Raise RunError where a contribution to these keys, one behind the other, has a value that is NaN or infinite: it
-    names the first trainer, the parameter and the round; ``what``: what was asked of trainers, where there are no keys. A
-    contribution of weight zero counts for nothing."""
+    """Raise RunError where a contribution to these keys, one behind the other, has a value that is NaN or infinite.
+
+    It names the first trainer, the parameter and the round; ``what``: what was asked of trainers, for where there are
+    no keys. A contribution of weight zero counts for nothing.
+    """
     for trainer in sorted(found):
         each = found[trainer]
         flat = each.values.reshape(-1)
