@@ -37,6 +37,8 @@ KINDS = {
 OTHERS = {
     "parameter_server/test_split_numbers.py": "splits, simulated beside their source",
     "parameter_server/test_split_plants.py": "errors planted in splits, which the simulation must see",
+    "runtime/parameter_server/test_server_faults.py": "what a run of a split does about faults, on threads",
+    "runtime/parameter_server/test_process_faults.py": "trainers and servers that are processes, killed and asked to end",
     "runtime/parameter_server/test_server_run.py": "trainers and servers, from split to losses and checkpoints",
     "analysis/test_coupling_random.py": "how samples of a batch meet, in graphs drawn at random",
     "opaque/test_shard_opaque.py": "steps with an opaque optimizer, from file to ranks",
@@ -70,7 +72,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "what makes a split", "parameter_server/test_parameter_server_split.py",
     ),
     **_each(
-        "runtime.parameter_server.contributions runtime.parameter_server.job runtime.parameter_server.keeping "
+        "runtime.parameter_server.job runtime.parameter_server.keeping "
         "runtime.parameter_server.run runtime.parameter_server.server runtime.parameter_server.trainer "
         "runtime.parameter_server.trainer_messages",
         "trainers and servers as they run", "runtime/parameter_server/test_server_run.py",

@@ -27,10 +27,14 @@ class FaultOptions:
     summarise: Callable[[Sequence[ServerSummary]], None] = _nothing
 
 
-def refuse_not_finite(found: Mapping[int, Contribution], keys: Sequence[KeyEntry] | str, round_number: int) -> None:
-    """Raise RunError where a contribution to these keys, one behind the other, has a value that is NaN or infinite: it
-    names the first trainer, the parameter and the round. A contribution of weight zero counts for nothing. ``keys``: a
-    text for what is no key, such as rows of a table."""
+def refuse_not_finite(
+    found: Mapping[int, Contribution], keys: Sequence[KeyEntry], round_number: int, what: str
+) -> None:
+    """Raise RunError where a contribution to these keys, one behind the other, has a value that is NaN or infinite.
+
+    It names the first trainer, the parameter and the round; ``what``: what was asked of trainers, for where there are
+    no keys. A contribution of weight zero counts for nothing.
+    """
     for trainer in sorted(found):
         each = found[trainer]
         flat = each.values.reshape(-1)
@@ -39,8 +43,8 @@ def refuse_not_finite(found: Mapping[int, Contribution], keys: Sequence[KeyEntry
             place = int(wrong[0])
             raise RunError(
                 f"trainer {trainer} pushed {flat[place]} for {_name(keys, place)} in round {round_number}"
-                if not isinstance(keys, str)
-                else f"trainer {trainer} had {flat[place]} where it was to {keys}",
+                if keys
+                else f"trainer {trainer} pushed {flat[place]} where it was to {what}",
                 "lower the learning rate, scale the loss, or take --nan pass",
             )
 

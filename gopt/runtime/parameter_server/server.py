@@ -262,7 +262,7 @@ class SyncServer:
         if not found:
             raise RunError(f"no trainer is left to {what}")
         if self.server_job.faults.nan_aborts:
-            refuse_not_finite(found, self._buckets[key] if kind is Kind.PUSH else what, self.version)
+            refuse_not_finite(found, self._buckets[key] if kind is Kind.PUSH else (), self.version, what)
         return found
 
     def _all_reduce(self, node: Node, inputs: list[Array]) -> list[Array]:

@@ -94,8 +94,10 @@ def kill(rank: int) -> Callable[[Path, int], None]:
     ("rank", "said"),
     [
         (1, r"trainer 1 \(endpoint 1, process 1\) is lost: .*; (server|trainer) 0 .* waited for .* (round|step) \d+"),
-        pytest.param(2, r"server 0 \(endpoint 2, process 2\) is lost: .*; trainer . .* waited for server 0 .* round \d+",
-                     marks=pytest.mark.slow),
+        pytest.param(
+            2, r"server 0 \(endpoint 2, process 2\) is lost: .*; trainer . .* waited for server 0 .* (round|step) \d+",
+            marks=pytest.mark.slow,
+        ),
     ],
 )  # fmt: skip
 def test_who_is_killed_is_named_in_one_line(rank: int, said: str, tmp_path: Path) -> None:
