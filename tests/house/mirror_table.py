@@ -38,7 +38,7 @@ OTHERS = {
     "parameter_server/test_split_numbers.py": "splits, simulated beside their source",
     "parameter_server/test_split_plants.py": "errors planted in splits, which the simulation must see",
     "runtime/parameter_server/test_server_faults.py": "what a run of a split does about faults, on threads",
-    "runtime/parameter_server/test_process_faults.py": "trainers and servers that are processes, killed and asked to end",
+    "runtime/parameter_server/test_process_faults.py": "trainers and servers as processes, killed and asked to end",
     "runtime/parameter_server/test_server_run.py": "trainers and servers, from split to losses and checkpoints",
     "analysis/test_coupling_random.py": "how samples of a batch meet, in graphs drawn at random",
     "opaque/test_shard_opaque.py": "steps with an opaque optimizer, from file to ranks",
