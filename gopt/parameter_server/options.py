@@ -70,6 +70,12 @@ class SplitOptions:
 
     def _check_together(self) -> None:
         waits = self.mode.rounds
+        if self.tables and self.tables_off:
+            raise OptionError("--table does not go with --no-tables", "leave one of them out")
+        if self.tables and not waits:
+            raise OptionError(f"--table needs --mode sync: rows are merged in rounds, and mode {self.mode} has none")
+        if self.tables and self.accumulate > 1:
+            raise OptionError("--table does not go with --accumulate", "micro-steps sum whole gradients")
         if self.compensation is not None and self.mode not in (Mode.ASYNC, Mode.HALF_ASYNC):
             raise OptionError("--delay-compensation needs --mode async", f"in mode {self.mode} no gradient is late")
         if self.compensation is not None and not 0 <= self.compensation < float("inf"):
@@ -77,7 +83,9 @@ class SplitOptions:
         if self.every > 1 and self.mode is not Mode.GEO:
             raise OptionError(f"--every {self.every} needs --mode geo", "see --accumulate for sums of gradients")
         if self.count != "round" and (waits or self.mode is Mode.GEO):
-            raise OptionError(f"--count {self.count} needs --mode async", f"in mode {self.mode} a round is a step")
+            raise OptionError(
+                f"--count {self.count} needs --mode async or half-async", f"in mode {self.mode} a round is a step"
+            )
         if self.loss_reduction.rule is not LossRule.MEAN and not waits:
             raise OptionError(
                 f"--loss-reduction {self.loss_reduction} needs --mode sync", "elsewhere nothing is merged on servers"

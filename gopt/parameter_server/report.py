@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gopt.analysis.coupling import notes as coupling_notes
+from gopt.analysis.coupling import open_couplings
+from gopt.analysis.coupling.marks import Coupling
 from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings
@@ -24,8 +27,11 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import to_document
 from gopt.ir.graph import COMM, Node, origin
 from gopt.lower.rank_graph import RankGraph
+from gopt.mesh import Mesh
 from gopt.parameter_server.servers import PASS
 from gopt.parameter_server.split import SplitStep
+from gopt.program import SpmdProgram
+from gopt.sanitize import show
 from gopt.sharding.traffic import Overlap
 
 
@@ -41,7 +47,7 @@ def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
         mesh=MeshEntry((("dp", split.options.trainers),), split.options.trainers),
         pipeline=(PassRecord(PASS, _options(split), _facts(split)),),
         notes=(*split.training.notes, *_notes(split)),
-        couplings=(),
+        couplings=_couplings(split),
         removed_ops=tuple(removed_ops),
         removed_vars=tuple(removed_vars),
         added_ops=tuple(added_ops),
@@ -89,10 +95,32 @@ def _notes(split: SplitStep) -> list[str]:
     owners = {piece.server for pieces in split.plan.owners.values() for piece in pieces}
     owners |= {server for served in split.plan.tables.served for server in served.layout.servers}
     idle = [server for server in range(split.options.servers) if server not in owners]
-    if not idle:
-        return []
-    what = f"server {idle[0]} holds" if len(idle) == 1 else f"servers {rank_ranges(idle)} hold"
-    return [f"{what} no parameter: fewer servers do, or a smaller --minimum"]
+    notes = [*_of_tables(split), *coupling_notes(_couplings(split))]
+    if idle:
+        what = f"server {idle[0]} holds" if len(idle) == 1 else f"servers {rank_ranges(idle)} hold"
+        notes.append(f"{what} no parameter: fewer servers do, or a smaller --minimum")
+    return notes
+
+
+def _of_tables(split: SplitStep) -> Iterator[str]:
+    """Where rows of tables lie, and why other parameters that are looked up stay dense."""
+    for served in split.plan.tables.served:
+        table, layout = served.table, served.layout
+        servers = ", ".join(map(str, layout.servers))
+        where = f"on server {servers}" if len(layout.servers) == 1 else f"on servers {servers} by {layout.layout.value}"
+        yield f"table {show(table.parameter)}: {table.rows} rows of {table.width} lie {where}"
+    for name, why in split.plan.tables.dense:
+        yield f"{show(name)} is looked up by rows and travels whole: {why}"
+
+
+def _couplings(split: SplitStep) -> tuple[Coupling, ...]:
+    """Why a step of all trainers is not the step of one large batch, where it is not."""
+    if not split.options.mode.rounds:
+        return ()
+    mesh = Mesh((("dp", split.options.trainers),))
+    program = SpmdProgram.start(split.training, mesh, split.options.accumulate)
+    program.loss_reduction = split.options.loss_reduction
+    return open_couplings(program)
 
 
 def _balance(values: Sequence[int]) -> float:

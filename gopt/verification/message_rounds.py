@@ -51,7 +51,7 @@ class MessageRounds:
         if plan.mode is not Mode.SYNC:
             raise UnsupportedError(
                 f"mode {plan.mode}: what trainers and servers compute depends on the order of messages",
-                "verify the same split with --mode sync",
+                "split again with --mode sync, and verify that",
             )
         self._plan, self._trainers = plan, manifest.mesh.ranks
         self._deadline = deadline or DEADLINE

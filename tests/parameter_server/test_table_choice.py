@@ -60,15 +60,27 @@ def test_each_lookup_and_each_gradient_is_one_message() -> None:
     assert count and ops.count("PullRows") == ops.count("PushRows") == count
 
 
+def test_the_report_names_tables_and_what_stays_dense() -> None:
+    notes = split("dlrm_adagrad", tables={"table0": "modulo", "table1": "dense"}).report().notes
+    assert any("table0" in note and "by modulo" in note for note in notes)
+    assert any("table1" in note and "travels whole" in note for note in notes)
+
+
 @pytest.mark.parametrize("given", [{"mode": Mode.ASYNC}, {"accumulate": 2}, {"tables_off": True}])
 def test_tables_stay_dense_where_rows_cannot_be_merged(given: dict[str, object]) -> None:
     assert not split("towers_adam", **given).step.plan.tables.served
 
 
 def test_a_wish_that_cannot_be_met_says_why() -> None:
-    with pytest.raises(OptionError) as refused:
+    with pytest.raises(OptionError, match="--accumulate"):
         split("dlrm_sgd", accumulate=2, tables={"*": "modulo"})
-    assert any("micro-steps" in hint for hint in refused.value.hints)
+    with pytest.raises(OptionError, match="--no-tables"):
+        split("dlrm_sgd", tables_off=True, tables={"*": "modulo"})
+    with pytest.raises(OptionError, match="needs --mode sync"):
+        split("dlrm_sgd", mode=Mode.ASYNC, tables={"*": "modulo"})
+    with pytest.raises(OptionError) as refused:
+        split("dlrm_sgd", tables={"top0.weight": "modulo"})
+    assert refused.value.hints
 
 
 def test_parts_without_elements_are_left_out() -> None:

@@ -82,7 +82,8 @@ class KeyState:
         """Trainer -> the version that it has."""
         self.backups: dict[int, Array] = {}
         """Trainer -> the parameter that it has, where delays are compensated."""
-        self._first = self.value
+        self._first, self._first_version = self.value, 0
+        """What a trainer has that pulled nothing in this run."""
         self._hyper = [each for each in hyper if each.name in block.hyper]
         self._update = Part(block, False, device, cache)
         self._counter = Part(block, True, device, cache) if block.counter is not None else None
@@ -106,7 +107,7 @@ class KeyState:
         if block.backup:
             fed[block.backup] = self.backups.get(trainer, self._first)
         self.states = self._update(fed, self.states, self.counters)
-        late = self.version - self.pulled.get(trainer, 0)
+        late = self.version - self.pulled.get(trainer, self._first_version)
         self.version += 1
         if self.counting.accept(trainer, trainers) and self._counter is not None:
             self.counters = self._counter(fed, self.counters)
@@ -138,6 +139,7 @@ class KeyState:
         if numbers is None:
             raise InputError(f"the checkpoint does not say how often {self.block.entry.name!r} was updated")
         self.version, self.counting.advances, self.counting.due = map(int, numbers)
+        self._first_version = self.version
         for n, name in enumerate(self.counters):
             value = read(f"{root}.counter{n}")
             if value is None:

@@ -137,7 +137,7 @@ class PushPullTrainer:
 
     def _step(self, on_step: Callable[[Progress], None]) -> None:
         begin = time.perf_counter()
-        before = self.messages.bytes_pushed, self.messages.bytes_pulled, self.messages.waited
+        before = self.messages.usage
         self._set_call(-1)
         manifest, round_number = self.server_job.manifest, self.step
         fed: dict[str, Array] = {each.name: each.at(self.step) for each in self._hyper}
@@ -168,11 +168,7 @@ class PushPullTrainer:
         if self.endpoint.number == CHIEF:
             samples = max((type.dims[0] if type.dims else 1 for type in self._batch.values()), default=1)
             count = samples * len(losses) * times
-            more = {
-                "bytes_pushed": self.messages.bytes_pushed - before[0],
-                "bytes_pulled": self.messages.bytes_pulled - before[1],
-                "waited": round(self.messages.waited - before[2], 6),
-            }
+            more = {name: round(value - before[name], 6) for name, value in self.messages.usage.items()}
             on_step(Progress(self.step, losses, time.perf_counter() - begin, count, more))
 
     def _end_round(self, round_number: int) -> None:

@@ -56,6 +56,12 @@ class TrainerMessages:
         layouts = [table_layout(entry) for entry in self.server_job.plan.tables]
         self.rows = TableRows(layouts, self.endpoint, self.server_job.server, self.receive, self.position)
 
+    @property
+    def usage(self) -> dict[str, float]:
+        """Bytes pushed and pulled so far, rows of tables and their numbers included, and seconds waited."""
+        pushed, pulled = self.bytes_pushed + self.rows.bytes_pushed, self.bytes_pulled + self.rows.bytes_pulled
+        return {"bytes_pushed": pushed, "bytes_pulled": pulled, "waited": self.waited}
+
     def prepare(self, graph: Graph) -> Graph:
         """A graph as the executor takes it: without the absent operands of messages."""
         for node in graph.nodes:

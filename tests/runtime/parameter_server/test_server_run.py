@@ -14,6 +14,7 @@ from gopt.artifact.server_entries import PullAt
 from gopt.errors import OptionError
 from gopt.ir.external_data import load_state
 from gopt.mesh import Mesh
+from gopt.offline.resplit import resplit
 from gopt.parameter_server.options import SplitOptions
 from gopt.runtime.engines.base import run_threads
 from gopt.runtime.parameter_server.job import ServerJob
@@ -99,3 +100,14 @@ def test_micro_steps_push_once(tmp_path: Path, data: str) -> None:
     split = folder(tmp_path, accumulate=2)
     got = losses(split, data, steps=2)
     assert len(got) == 2 and all(np.isfinite(each).all() for each in got)
+
+
+def test_a_checkpoint_goes_on_with_any_number_of_servers(tmp_path: Path, data: str) -> None:
+    """V12: two servers and three, each restarted with another number, train on to the same bits."""
+    rest = []
+    for servers, later in ((2, 5), (3, 1)):
+        losses(folder(tmp_path, servers=servers), data, steps=2, checkpoint=tmp_path / f"kept{servers}")
+        target = tmp_path / f"more{later}"
+        resplit(tmp_path / f"kept{servers}" / step_dir(2), {"servers": later}).write(target)
+        rest.append(losses(target, data, steps=3))
+    assert rest[0] == rest[1]
