@@ -72,6 +72,11 @@ def read_index(folder: Path, manifest: Manifest) -> CheckpointIndex:
     """The index of one step of a checkpoint; raises RunError when it is damaged, or of other ranks than the
     manifest's."""
     index = open_index(folder)
+    if index.manifest != manifest.digest() and manifest.parameter_server is not None:
+        raise RunError(
+            f"checkpoint {folder} is of other trainers or servers",
+            f"make a split for these of it: gopt reshard {folder} --trainers T --servers S -o DIR",
+        )
     if index.manifest != manifest.digest():
         raise RunError(f"checkpoint {folder} is of other ranks", "make ranks of it with gopt reshard")
     return index
