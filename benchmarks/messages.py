@@ -66,9 +66,8 @@ def plain(traffic: Traffic, sent: list[np.ndarray], received: list[np.ndarray]) 
                 way([arrays[key], mpi.BYTE], other)
 
 
-def messages(endpoint: Endpoint, traffic: Traffic, sent: list[np.ndarray], received: list[np.ndarray]) -> None:
+def messages(endpoint: Endpoint, traffic: Traffic, sent: list[np.ndarray]) -> None:
     """The same through the message layer: pushes, and pulls with their answers."""
-    endpoint.allocate = lambda header: [received[header.key]]
     if endpoint.number < traffic.pairs:
         for turn in range(traffic.rounds):
             ends = [(traffic.server(endpoint.number, key), key) for key in range(KEYS)]
@@ -117,9 +116,10 @@ def measure(pairs: int, sizes: list[float], budget: float) -> None:
 def compare(endpoint: Endpoint, traffic: Traffic) -> dict[str, Any]:
     """MB per second of all trainers, both ways."""
     memory = traffic.memory(), traffic.memory()
+    endpoint.allocate = lambda header: [memory[1][header.key]]  # before the barrier behind which others may send
     ways: dict[str, Callable[[], None]] = {
         "mpi": lambda: plain(traffic, *memory),
-        "messages": lambda: messages(endpoint, traffic, *memory),
+        "messages": lambda: messages(endpoint, traffic, memory[0]),
     }
     taken = [{name: seconds(endpoint, work) for name, work in ways.items()} for _ in range(REPEATS)]
     whole = traffic.pairs * traffic.rounds * 2 * KEYS * traffic.size / 1e6
