@@ -129,9 +129,11 @@ def render_choices(rows: Sequence[RankedSplit], memory: int | None) -> None:
         out.print(f"nothing fits in {format_bytes(memory)}: more servers")
         return
     given = first.options
+    if memory is not None:
+        out.print(f"it fits in {format_bytes(memory)} on each server")
     out.print(
-        f"best: gopt split --servers {given.servers} --slicing {given.slicing.value} --placement "
-        f"{given.placement.value} ({rows[0].why})",
+        f"best: gopt split MODEL --trainers {given.trainers} --servers {given.servers} --slicing {given.slicing.value} "
+        f"--placement {given.placement.value} ({rows[0].why})",
         soft_wrap=True,
     )
 

@@ -54,7 +54,10 @@ def test_what_fits_comes_first_and_then_what_was_asked() -> None:
 def test_the_command_writes_nothing_and_names_the_best(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", str(FIXTURES / "mlp_adamw.onnx"), "--trainers", "2", "--servers", "2", "--minimum", "16"]
     assert main(command) == 0
-    assert "best: gopt split --servers 2 --slicing balanced --placement bytes" in capsys.readouterr().out
+    assert (
+        "best: gopt split MODEL --trainers 2 --servers 2 --slicing balanced --placement bytes"
+        in capsys.readouterr().out
+    )
     assert main([*command, "--json", "--memory", "1KB"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["servers"] == 2 and not record["choices"][0]["fits"]
