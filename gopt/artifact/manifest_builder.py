@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import (
     CommonEntry,
     FedInput,
@@ -28,9 +29,6 @@ from gopt.program import SpmdProgram
 def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> Manifest:
     """All that a launcher needs."""
     training = program.source
-    types = training.graph.types
-    inputs = [(name, InputKind.BATCH) for name in training.batch] + [(name, InputKind.HYPER) for name in training.hyper]
-    outputs = (training.loss, *training.metrics)
     by_rank = phases_by_rank(ranks)
     phases = [part.phase for part in next(iter(by_rank.values()), ())]
     return Manifest(
@@ -43,16 +41,30 @@ def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Seq
         split=dict(program.split) or None,
         source=SOURCE_FILE,
         loss=training.loss,
-        states=tuple(
-            SourceState(s.tensor, s.updated, s.kind, s.of, types[s.tensor].dtype, types[s.tensor].shape)
-            for s in training.states
-        ),
-        common=CommonEntry(
-            inputs=tuple(InputEntry(name, types[name].dtype, types[name].shape, kind) for name, kind in inputs),
-            outputs=tuple(OutputEntry(name, types[name].dtype, types[name].shape) for name in outputs),
-            state=tuple(map(_local_state, common)),
-        ),
+        states=source_states(training),
+        common=common_entry(training, common),
         ranks=tuple(_rank_entry(program, parts) for parts in by_rank.values()),
+    )
+
+
+def source_states(training: TrainingGraph) -> tuple[SourceState, ...]:
+    """Every state of the source."""
+    types = training.graph.types
+    return tuple(
+        SourceState(s.tensor, s.updated, s.kind, s.of, types[s.tensor].dtype, types[s.tensor].shape)
+        for s in training.states
+    )
+
+
+def common_entry(training: TrainingGraph, states: Sequence[RankState]) -> CommonEntry:
+    """What every rank is fed and gives back, and the states that are the same on all of them."""
+    types = training.graph.types
+    inputs = [(name, InputKind.BATCH) for name in training.batch] + [(name, InputKind.HYPER) for name in training.hyper]
+    outputs = (training.loss, *training.metrics)
+    return CommonEntry(
+        inputs=tuple(InputEntry(name, types[name].dtype, types[name].shape, kind) for name, kind in inputs),
+        outputs=tuple(OutputEntry(name, types[name].dtype, types[name].shape) for name in outputs),
+        state=tuple(map(local_state, states)),
     )
 
 
@@ -66,14 +78,21 @@ def phases_by_rank(ranks: Sequence[RankGraph]) -> dict[int, list[RankGraph]]:
 
 def _rank_entry(program: SpmdProgram, parts: Sequence[RankGraph]) -> RankEntry:
     files = {part.phase.name: rank_file(part.rank, part.phase) for part in parts}
-    accumulators = tuple(
-        LocalAccumulator(each.input, each.output, each.type.dtype, each.type.dims) for each in parts[0].accumulators
-    )
     rank = parts[0].rank
     fed = tuple(FedInput(name, box) for name, box in program.fed_boxes(program.mesh.coordinates(rank)).items())
-    return RankEntry(rank, "trainer", files, tuple(map(_local_state, parts[0].states)), accumulators, fed)
+    return RankEntry(
+        rank, "trainer", files, tuple(map(local_state, parts[0].states)), local_accumulators(parts[0]), fed
+    )
 
 
-def _local_state(state: RankState) -> LocalState:
+def local_accumulators(part: RankGraph) -> tuple[LocalAccumulator, ...]:
+    """The sums that a rank carries from one micro-step to the next."""
+    return tuple(
+        LocalAccumulator(each.input, each.output, each.type.dtype, each.type.dims) for each in part.accumulators
+    )
+
+
+def local_state(state: RankState) -> LocalState:
+    """A state of a rank: the pieces of the source's states that it is made of."""
     pieces = tuple(Piece(piece.tensor, piece.start, piece.stop, piece.box) for piece in state.pieces)
     return LocalState(state.input, state.output, pieces, state.local, state.copy)

@@ -9,21 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gopt.artifact.manifest import (
-    MANIFEST_FILE,
-    CommonEntry,
-    InputEntry,
-    InputKind,
-    LocalAccumulator,
-    LocalState,
-    Manifest,
-    MeshEntry,
-    OutputEntry,
-    PhaseEntry,
-    Piece,
-    RankEntry,
-    SourceState,
-)
+from gopt.artifact.manifest import MANIFEST_FILE, LocalState, Manifest, MeshEntry, PhaseEntry, RankEntry
+from gopt.artifact.manifest_builder import common_entry, local_accumulators, local_state, source_states
 from gopt.artifact.output_folder import output_folder
 from gopt.artifact.ranks import RankFiles, write_ranks
 from gopt.artifact.report_record import REPORT_FILE, Report, SourceEntry
@@ -45,8 +32,6 @@ SERVER_FILES = RankFiles("server")
 def split_manifest(split: SplitStep) -> Manifest:
     """The manifest of a split: trainers are ranks 0 to T-1, servers the ranks behind them."""
     training, options = split.training, split.options
-    types = training.graph.types
-    inputs = [(name, InputKind.BATCH) for name in training.batch] + [(name, InputKind.HYPER) for name in training.hyper]
     phases = [part.phase for part in split.trainer_graphs.ranks]
     many = len(phases) > 1
     return Manifest(
@@ -57,17 +42,8 @@ def split_manifest(split: SplitStep) -> Manifest:
         parameter_server=split.entry(),
         source=SOURCE_FILE,
         loss=training.loss,
-        states=tuple(
-            SourceState(s.tensor, s.updated, s.kind, s.of, types[s.tensor].dtype, types[s.tensor].shape)
-            for s in training.states
-        ),
-        common=CommonEntry(
-            inputs=tuple(InputEntry(name, types[name].dtype, types[name].shape, kind) for name, kind in inputs),
-            outputs=tuple(
-                OutputEntry(name, types[name].dtype, types[name].shape) for name in (training.loss, *training.metrics)
-            ),
-            state=(),
-        ),
+        states=source_states(training),
+        common=common_entry(training, ()),
         ranks=tuple(_entries(split)),
     )
 
@@ -75,18 +51,15 @@ def split_manifest(split: SplitStep) -> Manifest:
 def _entries(split: SplitStep) -> Iterator[RankEntry]:
     graphs = split.trainer_graphs
     files = {part.phase.name: TRAINER_FILES.of(0, part.phase) for part in graphs.ranks}
-    sums = tuple(
-        LocalAccumulator(each.input, each.output, each.type.dtype, each.type.dims)
-        for each in graphs.ranks[0].accumulators
-    )
+    sums = local_accumulators(graphs.ranks[0])
     local = [replace(state, copy=state.pieces[0].tensor in split.homes.served) for state in graphs.common]
-    held = tuple(map(_local_state, local))
+    held = tuple(map(local_state, local))
     for trainer in range(split.options.trainers):
         yield RankEntry(trainer, "trainer", files, held, sums)
-    shared = tuple(map(_local_state, split.server_graphs.common))
+    shared = tuple(map(local_state, split.server_graphs.common))
     for part in split.server_graphs.ranks:
         number = split.options.trainers + part.rank
-        own = tuple(_table_state(split, state) or _local_state(state) for state in part.states)
+        own = tuple(_table_state(split, state) or local_state(state) for state in part.states)
         yield RankEntry(number, "server", {part.phase.name: SERVER_FILES.of(part.rank, part.phase)}, (*shared, *own))
 
 
@@ -97,11 +70,6 @@ def _table_state(split: SplitStep, state: RankState) -> LocalState | None:
         return None
     piece = part_piece(found[0], state.pieces[0].tensor, found[1])
     return LocalState(state.input, state.output, (piece,))
-
-
-def _local_state(state: RankState) -> LocalState:
-    pieces = tuple(Piece(piece.tensor, piece.start, piece.stop) for piece in state.pieces)
-    return LocalState(state.input, state.output, pieces, state.local, state.copy)
 
 
 def write_split(split: SplitStep, folder: str | os.PathLike[str], source: SourceEntry, roles: str, *, force: bool,

@@ -41,13 +41,14 @@ def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
     added_ops, added_vars = _added(split)
     usages = list(_usages(split))
     servers = usages[split.options.trainers :]
+    couplings = _couplings(split)
     balance = {kind: _balance([each.nbytes.by_kind[kind] for each in servers]) for kind in _KINDS}
     return Report(
         source=source,
         mesh=MeshEntry((("dp", split.options.trainers),), split.options.trainers),
         pipeline=(PassRecord(PASS, _options(split), _facts(split)),),
-        notes=(*split.training.notes, *_notes(split)),
-        couplings=_couplings(split),
+        notes=(*split.training.notes, *_notes(split, couplings)),
+        couplings=couplings,
         removed_ops=tuple(removed_ops),
         removed_vars=tuple(removed_vars),
         added_ops=tuple(added_ops),
@@ -91,11 +92,11 @@ def _facts(split: SplitStep) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _notes(split: SplitStep) -> list[str]:
+def _notes(split: SplitStep, couplings: Sequence[Coupling]) -> list[str]:
     owners = {piece.server for pieces in split.plan.owners.values() for piece in pieces}
     owners |= {server for served in split.plan.tables.served for server in served.layout.servers}
     idle = [server for server in range(split.options.servers) if server not in owners]
-    notes = [*_of_tables(split), *coupling_notes(_couplings(split))]
+    notes = [*_of_tables(split), *coupling_notes(couplings)]
     if idle:
         what = f"server {idle[0]} holds" if len(idle) == 1 else f"servers {rank_ranges(idle)} hold"
         notes.append(f"{what} no parameter: fewer servers do, or a smaller --minimum")
