@@ -109,3 +109,14 @@ def test_help_shows_the_list_or_one_command(capsys):
     assert capsys.readouterr().err.splitlines() == [
         "gopt: error: no command is called 'mrge': did you mean 'merge'?", "  hint: see gopt --help"
     ]  # fmt: skip
+
+
+def test_the_shell_completes_commands_and_options(monkeypatch, capsys):
+    monkeypatch.setenv("_GOPT_COMPLETE", "bash_complete")
+    for words, wanted in (("gopt sh", "plain,shard"), ("gopt merge --fo", "plain,--force")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        with pytest.raises(SystemExit) as ended:
+            main([])
+        assert ended.value.code == 0
+        assert wanted in capsys.readouterr().out.splitlines()
