@@ -55,10 +55,11 @@ class Executor:
             value.lasting = True
         self._last_uses = last_uses(plan.steps, self._outputs)
         self._waits = final.waits
+        self._fixed: dict[str, Any] = {}
+        """Values that are the same in every step."""
         self._steps = self._compile(plan, final, cache, views)
         constants = self._constants_outside(graph)
-        self._fixed = constants | {name: value for name, value in views.items() if name not in self._state_views}
-        """Values that are the same in every step."""
+        self._fixed |= constants | {name: value for name, value in views.items() if name not in self._state_views}
         self._forwarded = self._forwarded_outputs(plan.replaces)
         self._next_outputs = [name for name in self._outputs if name in plan.replaces]
         """Outputs that become states, and those states; ``_shown``: the other outputs."""
@@ -74,8 +75,9 @@ class Executor:
         graph = final.assignment.graph
         views, gathers = self._result_views(plan, final)
         made = {name for step in plan.steps if isinstance(step, Segment) for name in step.outputs}
-        lasting = {name: turns[0] for name, turns in (views or {}).items() if name in made and len(turns) == 1}
-        lasting |= buffered
+        results = {name: turns[0] for name, turns in (views or {}).items() if name in made and len(turns) == 1}
+        lasting = results | buffered
+        self._fixed = results
         gathered = {name: buffered[name] for name in self._buffers.gathered_views}
         gathered |= {
             name: views[name][0] for step in plan.steps if isinstance(step, Call) and step.index in gathers

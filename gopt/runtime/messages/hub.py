@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ CLOSED = "closed"
 """What an endpoint gives to all when it closes."""
 
 
-class Hub:
+class Hub(ABC):
     """Endpoints of this process. ``changed`` is the lock over all that the hub has; it is notified at each change.
 
     Subclasses say how messages go out and how a thread that waits moves them on. Methods with the comment "held" are
@@ -53,13 +54,13 @@ class Hub:
 
     # --- what a subclass does ---
 
+    @abstractmethod
     def _dispatch(self, to: int) -> None:
         """Held: send what can be sent of an endpoint's outbox."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _tell(self, to: int, item: dict[str, Any]) -> None:
         """Held: bring a small value to an endpoint, beside all messages."""
-        raise NotImplementedError
 
     def _advance(self) -> bool:
         """Held: move transfers on; returns whether anything has happened."""
