@@ -75,9 +75,11 @@ class Hub(ABC):
 
     def _blocked(self, number: int, ready: Ready, until: float) -> None:
         """Held: an endpoint begins to wait, until a time at the latest."""
+        return None
 
     def _unblocked(self, number: int) -> None:
         """Held: its wait is over."""
+        return None
 
     def _may_go(self, number: int) -> bool:
         """Held: whether it is an endpoint's turn."""
@@ -168,6 +170,7 @@ class Hub(ABC):
 
     def _room(self, number: int) -> None:
         """Held: a mailbox has room again."""
+        return None
 
     def _hand_over(self, to: int) -> None:
         """Held: bring messages to an endpoint of this process."""
@@ -250,6 +253,7 @@ class Hub(ABC):
 
     def _cancel(self, number: int, gone: int) -> None:
         """Held: end the transfers between an endpoint and one that it dropped."""
+        return None
 
     def fail(self, number: int, error: BaseException) -> None:
         with self.changed:
@@ -299,3 +303,4 @@ class Hub(ABC):
 
     def _closed(self) -> None:
         """Held: an endpoint of this process has closed."""
+        return None
