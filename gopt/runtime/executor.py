@@ -80,7 +80,9 @@ class Executor:
         graph = final.assignment.graph
         views, gathers = self._result_views(plan, final)
         made = {name for step in plan.steps if isinstance(step, Segment) for name in step.outputs}
-        results = {name: turns[0] for name, turns in (views or {}).items() if name in made and len(turns) == 1}
+        results: dict[str, Any] = {
+            name: turns[0] for name, turns in (views or {}).items() if name in made and len(turns) == 1
+        }
         lasting = results | buffered
         self._fixed = results
         gathered = {name: buffered[name] for name in self._buffers.gathered_views}

@@ -100,8 +100,6 @@ class MpiEngine:
         _unlink_mpich_files()  # now that all ranks of this host have come
         self.overlaps = _has_spare_processors(here)
         self._shared = NOT_SHARED
-        self._calls: dict[tuple[int, int], _PreparedCall] = {}
-        """By the number of a call in its file and the identity of its node."""
         self._results: dict[int, _Results] = {}
         """By the identity of a call's node: what it made last in the memory that it was given."""
 
@@ -149,14 +147,10 @@ class MpiEngine:
         self._world.Abort(getattr(error, "exit_code", 70))
 
     def call(self, index: int, node: Node, inputs: list[Array], buffer: CallBuffer | None = None) -> list[Array]:
-        prepared = self._calls.get((index, id(node)))
-        if prepared is None:
-            group = node.attributes["group"]
-            title = f"call {index} ({node.op_type} over {group})"
-            make = getattr(self, f"_{_SNAKE[node.op_type]}")
-            prepared = self._calls[index, id(node)] = _PreparedCall(node, title, make, self._groups[group])
-        with self.watchdog.on(prepared.title):
-            return prepared.make(prepared.comm, node, inputs, buffer)
+        make = getattr(self, f"_{_SNAKE[node.op_type]}")
+        with self.watchdog.on(f"call {index} ({node.op_type} over {node.attributes['group']})"):
+            found: list[Array] = make(self._groups[node.attributes["group"]], node, inputs, buffer)
+        return found
 
     def _all_reduce(self, comm: Any, node: Node, inputs: list[Array], buffer: CallBuffer | None) -> list[Array]:
         shapes = [x.shape for x in inputs]
@@ -293,16 +287,6 @@ class MpiEngine:
         if key not in self._nan_ops:
             self._nan_ops[key] = self._mpi.Op.Create(_nan_op(how, flat.dtype), commute=True)
         return self._nan_ops[key]
-
-
-@dataclass(frozen=True, slots=True)
-class _PreparedCall:
-    """What is the same in every step of a call. ``node`` stays alive, so that no other has its identity."""
-
-    node: Node
-    title: str
-    make: Callable[[Any, Node, list[Array], CallBuffer | None], list[Array]]
-    comm: Any
 
 
 @dataclass(frozen=True, slots=True)
