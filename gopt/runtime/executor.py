@@ -83,7 +83,7 @@ class Executor:
         results: dict[str, Any] = {
             name: turns[0] for name, turns in (views or {}).items() if name in made and len(turns) == 1
         }
-        lasting = results | buffered
+        lasting = {**results, **buffered}
         self._fixed = results
         gathered = {name: buffered[name] for name in self._buffers.gathered_views}
         gathered |= {
