@@ -24,7 +24,7 @@ from gopt.runtime.parameter_server.async_server import AsyncServer
 from gopt.runtime.parameter_server.async_trainer import AsyncTrainer
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob
 from gopt.runtime.parameter_server.meeting import Met
-from gopt.runtime.parameter_server.run import run_in_threads
+from gopt.runtime.parameter_server.run import Hooks, run_in_threads
 from gopt.runtime.training.job import Job, Progress
 
 
@@ -234,7 +234,7 @@ def test_a_signal_to_one_trainer_ends_all(tmp_path: Path, data: str) -> None:
         return 15 if len(asked) == 3 else 0
 
     job = Job(folder=split, data=data, steps=1000)
-    step, stopped = run_in_threads(ServerJob.read(job), lambda progress: None, stop_signal=signal)
+    step, stopped = run_in_threads(ServerJob.read(job), lambda progress: None, hooks=Hooks(stop_signal=signal))
     assert stopped == 15 and step < 1000
 
 

@@ -19,7 +19,7 @@ from gopt.runtime.messages.message import Kind
 from gopt.runtime.messages.roster import Settings
 from gopt.runtime.messages.threads import ThreadHub, run_threads
 from gopt.runtime.parameter_server import trainer_messages
-from gopt.runtime.parameter_server.faults import FaultOptions
+from gopt.runtime.parameter_server.faults import FaultOptions, OnNan
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.run import run_endpoint
 from gopt.runtime.parameter_server.trainer import PushPullTrainer
@@ -45,13 +45,13 @@ def play(
     faults: FaultOptions | None = None, deadline: float = 60.0, absent: Sequence[int] = (),
 ) -> list[Progress]:  # fmt: skip
     """Run all endpoints; ``jobs``: what each of them was started with."""
-    given = replace(ServerJob.read(job), faults=faults or FaultOptions())
+    given = replace(ServerJob.read(job), faults=replace(faults or FaultOptions(), continues=continues))
     hub = ThreadHub(given.roster(), Settings(deadline=deadline))
     told: list[Progress] = []
 
     def work(endpoint: Endpoint) -> Any:
         if endpoint.number not in absent:
-            run_endpoint(jobs(endpoint.number, given), endpoint, told.append, continues=continues)
+            run_endpoint(jobs(endpoint.number, given), endpoint, told.append)
 
     run_threads(hub, work, lambda number: continues and 0 < number < 3)
     return told
@@ -145,7 +145,7 @@ def test_a_gradient_that_is_no_number(job: Job, aborts: bool, monkeypatch: pytes
         assert len(told) == 4 and np.isnan(told[3].losses).all()
         return
     with pytest.raises(RunError, match=r"trainer 1 pushed nan for fc\d\.\w+ \(key .*\) in round 2"):
-        play(job, faults=FaultOptions(nan_aborts=True))
+        play(job, faults=FaultOptions(nan=OnNan.ABORT))
 
 
 def test_a_gradient_that_is_not_pushed_is_named(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
