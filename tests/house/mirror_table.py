@@ -37,6 +37,7 @@ KINDS = {
 OTHERS = {
     "parameter_server/test_split_numbers.py": "splits, simulated beside their source",
     "parameter_server/test_split_plants.py": "errors planted in splits, which the simulation must see",
+    "runtime/parameter_server/test_async_faults.py": "gradients that are no numbers and data that ends, without rounds",
     "runtime/parameter_server/test_server_faults.py": "what a run of a split does about faults, on threads",
     "runtime/parameter_server/test_process_faults.py": "trainers and servers as processes, killed and asked to end",
     "runtime/parameter_server/test_server_run.py": "trainers and servers, from split to losses and checkpoints",
@@ -74,7 +75,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "runtime.parameter_server.job runtime.parameter_server.keeping "
         "runtime.parameter_server.run runtime.parameter_server.server runtime.parameter_server.trainer "
-        "runtime.parameter_server.trainer_messages",
+        "runtime.parameter_server.trainer_messages runtime.parameter_server.outbox",
         "trainers and servers as they run", "runtime/parameter_server/test_server_run.py",
     ),
     **_each(
@@ -85,7 +86,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.render_split", _SHOWN, "cli/test_cli_split.py", "offline/test_inspect_split.py"),
     **_each("cli.plan_servers", "the command over offline.plan_split", "offline/test_plan_split.py"),
     **_each(
-        "runtime.parameter_server.faults runtime.parameter_server.peers", "what a run does about faults",
+        "runtime.parameter_server.faults runtime.parameter_server.peers runtime.parameter_server.membership "
+        "runtime.parameter_server.round_decision runtime.parameter_server.server_exchange "
+        "runtime.parameter_server.trainer_data",
+        "what a run does about faults",
         "runtime/parameter_server/test_server_faults.py", "runtime/parameter_server/test_process_faults.py",
     ),
     **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),

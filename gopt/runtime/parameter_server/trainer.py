@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gopt.analysis.graph_walks import GraphIndex
-from gopt.artifact.server_entries import PullAt
+from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import RunError
 from gopt.ir.graph import COMM, Graph, clone
 from gopt.ir.types import numpy_dtype
@@ -73,6 +73,10 @@ class PushPullTrainer:
         self.call = -1
         self._meeting = _Meeting()
         self.messages = TrainerMessages(server_job, endpoint, self._other, self._set_call, lambda *_: None)
+        if server_job.plan.mode is Mode.SYNC:
+            self.messages.pushed_all = self._end_round
+        self._ended = self.step - 1
+        """The last round of which servers know that all was pushed."""
         graphs = server_job.graphs(endpoint.number)
         self.graphs = {phase: self.messages.prepare(graph) for phase, graph in graphs.items()}
         self._hyper = hyper_parameters(manifest, job.settings)
@@ -123,19 +127,14 @@ class PushPullTrainer:
         ready = get_ready(self.endpoint, self._more())
         if self._copies:
             first = _pull_graph(self.graphs, [state.output for state in self._copies])
-            self._start = first, Executor(plan_execution(first), SessionCache())
-            self.held.update(self._pull_copies())
+            program = Executor(plan_execution(first), SessionCache())
+            self.messages.ask(first, self.step, "before")
+            made = program.run({ROUND: np.array(self.step, np.int64)}, self.messages)
+            self.held.update((state.input, np.array(made[state.output])) for state in self._copies)
         self._look_ahead(ready)
         for program in self.programs.values():
             program.bind_states(self.held)
         self.held = {name: self._device.hold(array) for name, array in self.held.items()}
-
-    def _pull_copies(self) -> dict[str, Array]:
-        """The parameters of which this trainer keeps copies, as they are before the current step."""
-        graph, program = self._start
-        self.messages.ask(graph, self.step, "before")
-        made = program.run({ROUND: np.array(self.step, np.int64)}, self.messages)
-        return {state.input: np.array(made[state.output]) for state in self._copies}
 
     def _step(self, on_step: Callable[[Progress], None]) -> None:
         begin = time.perf_counter()
@@ -152,8 +151,6 @@ class PushPullTrainer:
             self.call = -1
             raise RunError(f"the loss is {loss}", "lower the learning rate, or leave --stop-on-nan out")
         self.step += 1
-        if idle and self._copies:
-            self._keep_copies()
         losses = self._meet(loss)
         if self.endpoint.number == CHIEF:
             count = self.data.samples * len(losses) * max(manifest.schedule.values())
@@ -179,13 +176,11 @@ class PushPullTrainer:
                     seen.append(float(self._device.to_host(shown[manifest.loss])))
         return seen
 
-    def _keep_copies(self) -> None:
-        """Take over parameters without a step of one's own, for checkpoints."""
-        for name, value in self._pull_copies().items():
-            np.copyto(self._device.view(self.held[name]), value.reshape(self._device.view(self.held[name]).shape))
-
     def _end_round(self, round_number: int) -> None:
-        """Tell every server that this trainer has pushed all it has of a round."""
+        """Tell every server, once, that this trainer has pushed all it has of a round."""
+        if round_number <= self._ended:
+            return
+        self._ended = round_number
         self.messages.flush()
         for number in range(self.server_job.servers):
             message = self.endpoint.message(Kind.BARRIER, 0, round_number, note=IDLE if self.data.idle else None)
