@@ -88,7 +88,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "runtime.parameter_server.faults runtime.parameter_server.peers runtime.parameter_server.membership "
         "runtime.parameter_server.round_decision runtime.parameter_server.server_exchange "
-        "runtime.parameter_server.trainer_data",
+        "runtime.parameter_server.trainer_data runtime.parameter_server.outlive",
         "what a run does about faults",
         "runtime/parameter_server/test_server_faults.py", "runtime/parameter_server/test_process_faults.py",
     ),
@@ -141,7 +141,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.render_inspect", _SHOWN, "cli/test_inspect.py", "cli/test_diff.py"),
     **_each("cli.render_plan", _SHOWN, "cli/test_plan.py"),
     **_each("cli.render_verify", _SHOWN, "cli/test_main.py", "verification/test_verify.py"),
-    **_each("cli.run", "trains", "runtime/test_run.py", "runtime/test_run_messages.py"),
+    **_each("cli.run cli.run_ranks cli.run_report", "trains", "runtime/test_run.py", "runtime/test_run_messages.py"),
     **_each("cli.verify", "compares", "verification/test_verify.py", "cli/test_main.py"),
     # --- offline ---
     **_each(

@@ -182,7 +182,9 @@ class AsyncServer:
             keys = self._bucket(message)
             arrays = [key.pull(message.source).astype(dtype, copy=False) for key in keys]
             note = {"versions": [key.version for key in keys], "signal": self.trainers.signal}
-            self._outbox.send(message.source, self.endpoint.message(Kind.VALUES, message.key, message.round, arrays, note))
+            self._outbox.send(
+                message.source, self.endpoint.message(Kind.VALUES, message.key, message.round, arrays, note)
+            )
             self.usage.answered += 1
 
     def _ahead(self, message: Message) -> int:

@@ -70,7 +70,7 @@ class FaultOptions:
         scale = next((key for key in plan.keys if key.kind is KeyKind.SCALAR), None)
         if scale is not None:
             raise OptionError(
-                f"--nan skip: the update decides itself what an infinite gradient does, and changes {scale.name!r} then",
+                f"--nan skip: the update decides itself about infinite gradients, and changes {scale.name!r} then",
                 "take --nan pass",
             )
 

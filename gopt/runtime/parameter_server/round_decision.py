@@ -1,8 +1,8 @@
 """Whose contributions a round has, and whether it is applied: one decision of all servers.
 
-A trainer that is lost between two pushes has reached some servers and not others. If each server merged what it has, the
-keys of one step would be means over different trainers. So each server waits until every trainer that takes part has
-ended the round; the round has those trainers all of whose contribution is on every server.
+A trainer that is lost between two pushes has reached some servers and not others. If each server merged what it has,
+the keys of one step would be means over different trainers. So each server waits until every trainer that takes part
+has ended the round; the round has those trainers all of whose contribution is on every server.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from gopt.runtime.training.job import Progress
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a run calls beside ``on_step``: ``on_start`` before the first step; ``position`` with step and message whenever
-    they change; ``stop_signal`` returns the signal that this process received, or 0; ``on_end``: of a run without
-    rounds, the chief calls it with what all endpoints did."""
+    """What a run calls beside ``on_step``: ``on_start`` before the first step; ``position`` with step and message
+    whenever they change; ``stop_signal`` returns the signal that this process received, or 0; ``on_end``: of a run
+    without rounds, the chief calls it with what all endpoints did."""
 
     on_start: Callable[[], None] = lambda: None
     position: Callable[[int, int], None] = lambda *_: None

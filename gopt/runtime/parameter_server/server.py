@@ -256,7 +256,8 @@ class SyncServer:
         found = self._contributions(key, kind, what)
         if kind is Kind.PUSH_ROWS:
             return merged_rows(self._tables[key], node, found)
-        return merge(found, node.attributes["reduce"], node.attributes["dtype"], parse_shapes(node.attributes["shapes"]))
+        shapes = parse_shapes(node.attributes["shapes"])
+        return merge(found, node.attributes["reduce"], node.attributes["dtype"], shapes)
 
     def _fault(self, node: Node, merged: Sequence[Array]) -> str:
         """What is no number of what trainers pushed of a bucket or table, or of what became of it; or ''."""

@@ -18,7 +18,6 @@ from gopt.runtime.messages.order import Seeded
 from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.trainer_messages import TrainerMessages
-from gopt.runtime.parameter_server.trainer_messages import TrainerMessages
 from gopt.runtime.training.job import Job
 
 BATCHES, ROWS = 5, 4
@@ -54,14 +53,15 @@ def test_a_push_that_is_no_number_is_skipped_and_counted(tmp_path: Path, data: s
     buckets = sum(len(server._buckets) for server in run.servers.values())
     assert sum(server.usage.skipped for server in run.servers.values()) == buckets == len(lines)
     assert {key.version for server in run.servers.values() for key in server.keys.values()} == {5}  # 3 + 3 - 1
-    assert all(re.match(r"trainer 1 pushed inf for \w+ \(key .*\) in round 1: the message is not", each) for each in lines)
+    said = re.compile(r"trainer 1 pushed inf for \w+ \(key .*\) in round 1: the message is not applied")
+    assert all(map(said.fullmatch, lines)), lines
     assert all(np.isfinite(run.parameter(name)).all() for name in ("w0", "b1"))
     assert f"; {buckets} messages were not applied" in str(run.trainers[0].met)
 
 
 @pytest.mark.usefixtures("spoilt")
 def test_a_push_that_is_no_number_ends_the_run_with_abort(tmp_path: Path, data: str) -> None:
-    with pytest.raises(RunError, match="trainer 1 pushed inf for .* in round 1"):
+    with pytest.raises(RunError, match=r"trainer 1 pushed inf for .* in round 1"):
         run_split(folder(tmp_path), data, 3, order=Seeded(0), faults=FaultOptions(nan=OnNan.ABORT))
 
 

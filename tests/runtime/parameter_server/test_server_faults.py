@@ -131,7 +131,8 @@ def test_a_trainer_that_dies_between_two_pushes_counts_nowhere(
     with pytest.MonkeyPatch.context() as patch:
         after_each_push(patch, die_after_the_first)
         lines: list[str] = []
-        first = play(replace(job, checkpoint=tmp_path / "first"), continues=True, faults=FaultOptions(tell=lines.append))
+        kept, faults = replace(job, checkpoint=tmp_path / "first"), FaultOptions(tell=lines.append)
+        first = play(kept, continues=True, faults=faults)
     die(monkeypatch, 1, 2)
     second = play(replace(job, checkpoint=tmp_path / "second"), continues=True)
     assert [each.losses for each in first] == [each.losses for each in second]
