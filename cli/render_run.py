@@ -63,6 +63,8 @@ def render_run(record: Mapping[str, Any], losses: Sequence[float]) -> None:
             "with --stop-on-nan the run ends there",
             soft_wrap=True,
         )
+    if (epoch := last.get("epoch", 0)) > 1:
+        out.print(f"the samples of the data were dealt out {epoch:.4g} times", soft_wrap=True)
     if record.get("servers"):
         _render_servers(record["servers"])
     if record["checkpoint"] is not None:

@@ -112,7 +112,7 @@ def run_threads(job: Any, given: dict[str, Any], debug: bool) -> int:
 def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
     """This process has one or several of the roles."""
     from gopt.runtime.engines.heartbeat import ENDED, ERROR_GRACE, REPORTED, Heartbeat
-    from gopt.runtime.engines.mpi import load_mpi, raise_on_all_ranks
+    from gopt.runtime.engines.mpi import load_mpi, raise_on_all_ranks, unlink_mpich_files
     from gopt.runtime.messages.mpi import MpiHub
     from gopt.runtime.messages.roster import Settings
     from gopt.runtime.parameter_server.outlive import ancestors, check_launcher, outlive_others
@@ -136,6 +136,7 @@ def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
     settings = Settings(deadline=limit, beat=BEAT, silence=max(SILENCE, limit / 2))
     hub = raise_on_all_ranks(lambda: MpiHub(server_job.roster(processes), settings))
     beat = Heartbeat.open(world.rank, lambda item: world.allgather(item))
+    unlink_mpich_files()  # all have opened them: that was collective
     watch_peers(hub, world.rank, beat.others)
     step = stopped = 0
     try:

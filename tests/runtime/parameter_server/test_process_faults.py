@@ -63,7 +63,6 @@ def disturbed(
     """
     home = folder.parent / "tmp"
     home.mkdir()
-    shared = set(os.listdir("/dev/shm"))
     log = folder.parent / "log"
     begun = subprocess.Popen(
         [*launcher, *command(folder, steps, *more)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
@@ -73,12 +72,13 @@ def disturbed(
         while not (log.is_file() and log.read_bytes().count(b"\n") >= seen):
             assert begun.poll() is None, begun.communicate()[1]
             time.sleep(0.02)
+        opened = [name for each in below(begun.pid) for name in shared_files(each)]
         hit(home, begun.pid)
         said = begun.communicate()[1].splitlines()
     finally:
         begun.kill()
     assert not list(home.glob("gopt.*")) and not command_lines(str(folder))
-    assert not [each for each in set(os.listdir("/dev/shm")) - shared if str(begun.pid) in each]
+    assert opened and not [name for name in opened if os.path.exists(name)]
     return begun.returncode, said, [json.loads(line) for line in log.read_text().splitlines()]
 
 
@@ -101,6 +101,13 @@ def below(number: int) -> list[int]:
         for task in Path(f"/proc/{each}/task").glob("*/children"):
             found += map(int, task.read_text().split())
     return found
+
+
+def shared_files(number: int) -> list[str]:
+    """The files of shared memory that a process has mapped, whether they still have a name or not."""
+    lines = Path(f"/proc/{number}/maps").read_text().splitlines()
+    found = {line.split(maxsplit=5)[5].removesuffix(" (deleted)") for line in lines if "/dev/shm/" in line}
+    return sorted(found)
 
 
 def kill_below(rank: int) -> Callable[[Path, int], None]:
