@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,9 +41,10 @@ def signal_note(text: str) -> None:
 @contextmanager
 def report_steps(
     job: Any, ranks: int, given: dict[str, Any], engine: str, shared_calls: Callable[[], int] = lambda: 0,
-    servers: Sequence[Any] = (),
+    servers: Sequence[Any] = (), roles: Mapping[str, int] | None = None,
 ) -> Iterator[Callable[[Any], None]]:  # fmt: skip
-    """Loss and throughput in the terminal, the log, and a result at the end; ``servers``: what each did, by then."""
+    """Loss and throughput in the terminal, the log, and a result at the end. Of a split, ``servers``: what each did, by
+    then; ``roles``: how many trainers and servers there are."""
     from gopt.runtime.engines.heartbeat import HEARTBEATS
     from gopt.runtime.engines.launch import LIVE
 
@@ -75,6 +76,8 @@ def report_steps(
         "samples_per_second": round(sum(each.samples for each in steps) / spent, 3) if spent else 0.0,
         "checkpoint": None if job.checkpoint is None else str(job.checkpoint),
     }  # fmt: skip
+    if roles is not None:
+        record["roles"] = dict(roles)
     if servers:
         record["servers"] = [each.to_json() for each in servers]
     if given["as_json"]:

@@ -26,6 +26,17 @@ def has_servers(folder: str) -> bool:
         return False
 
 
+def role_names(folder: str) -> list[str]:
+    """``trainer 0``, …, ``server 0``, …: what the ranks of a split's manifest are; none for ranks of ``gopt shard``."""
+    from gopt.artifact.manifest_check import read_manifest
+
+    manifest, mesh = read_manifest(folder)
+    plan = manifest.parameter_server
+    if plan is None:
+        return []
+    return [f"trainer {number}" for number in range(mesh.ranks)] + [f"server {n}" for n in range(plan.servers)]
+
+
 def check_options(given: dict[str, Any], split: bool) -> None:
     """Refuse what means nothing for a split, and what means nothing without one."""
     if not split:
@@ -98,7 +109,7 @@ def run_threads(job: Any, given: dict[str, Any], debug: bool) -> int:
     server_job = endpoints(job, given, servers)
     with (
         listen_for_stop(job.checkpoint is not None, signal_note) as stop,
-        report_steps(job, server_job.endpoints, given, "threads", servers=servers) as tell,
+        report_steps(job, server_job.endpoints, given, "threads", servers=servers, roles=_roles(server_job)) as tell,
     ):
         step, stopped = run_in_threads(
             server_job, tell, hooks=Hooks(_resumed(job, server_job), stop_signal=stop, on_end=_told),
@@ -144,7 +155,9 @@ def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
         with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
             hooks = Hooks(_resumed(job, server_job), beat.at, stop, _told)
             if chief:
-                with report_steps(job, server_job.endpoints, given, "mpi", servers=servers) as tell:
+                with report_steps(
+                    job, server_job.endpoints, given, "mpi", servers=servers, roles=_roles(server_job)
+                ) as tell:
                     step, stopped = run_endpoints(server_job, hub, tell, hooks)
             else:
                 step, stopped = run_endpoints(server_job, hub, lambda _: None, hooks)
@@ -173,6 +186,10 @@ def _continues(job: Any, given: dict[str, Any]) -> bool:
 
     plan = read_manifest(job.folder)[0].parameter_server
     return given["on_trainer_loss"] == "continue" or (plan is not None and not plan.mode.rounds)
+
+
+def _roles(server_job: Any) -> dict[str, int]:
+    return {"trainers": server_job.trainers, "servers": server_job.servers}
 
 
 def _say(text: str) -> None:
