@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -71,6 +71,13 @@ def folder(tmp_path: Path, **given: object) -> Path:
     target = tmp_path / f"split{len(list(tmp_path.iterdir()))}"
     api.split(api.load(scheduled(tmp_path / "step.onnx")), SplitOptions(**options)).write(target)  # type: ignore[arg-type]
     return target
+
+
+def unequal(part: int, parts: int) -> Iterator[dict[str, Array]]:
+    """Batches of four rows: five for the first trainer, two for each other."""
+    random = np.random.default_rng(part)
+    for _ in range(2 if part else 5):
+        yield {"x": random.normal(size=(4, 3)).astype("f4"), "y": random.normal(size=(4, 2)).astype("f4")}
 
 
 class FailingTrainer(AsyncTrainer):

@@ -89,3 +89,12 @@ def test_a_run_without_rounds_ends_with_its_data(mode: Mode, stop: Stop, tmp_pat
         assert versions <= {4, 5} and max(complete_steps(kept)) in (2, 3)
         assert lines[0] == "trainer 1 has no more data after step 2: the run ends"
     assert {trainer.step for trainer in run.trainers.values()} == {max(complete_steps(kept))}
+
+
+def test_a_trainer_without_data_takes_part_in_checkpoints(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    run_split(
+        folder(tmp_path), "async_runs:unequal", 9, checkpoint=kept, every=2, keep=9, order=Seeded(1),
+        faults=FaultOptions(stop=Stop.ALL),
+    )  # fmt: skip
+    assert complete_steps(kept) == [2, 4, 5]

@@ -24,7 +24,7 @@ from gopt.runtime.messages.threads import ThreadHub, run_threads
 from gopt.runtime.parameter_server import trainer_data, trainer_messages
 from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
 from gopt.runtime.parameter_server.job import ServerJob
-from gopt.runtime.parameter_server.run import run_endpoint
+from gopt.runtime.parameter_server.run import run_endpoint, run_in_threads
 from gopt.runtime.parameter_server.trainer import PushPullTrainer
 from gopt.runtime.parameter_server.waits import ServerSummary
 from gopt.runtime.training.data import open_data
@@ -77,7 +77,7 @@ def die(monkeypatch: pytest.MonkeyPatch, trainer: int, step: int, *, pushed: boo
 def test_a_trainer_that_is_lost_ends_the_run(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     die(monkeypatch, 1, 2)
     with pytest.raises(Gone):
-        play(job)
+        run_in_threads(ServerJob.read(job), lambda _: None)
 
 
 @pytest.mark.parametrize("pushed", [False, True])
@@ -110,6 +110,32 @@ def after_each_push(monkeypatch: pytest.MonkeyPatch, what: Callable[[PushPullTra
         what(self, number)  # type: ignore[arg-type]
 
     monkeypatch.setattr(trainer_messages.TrainerMessages, "_push", push)
+
+
+def end_round_for_server_0_only(self: PushPullTrainer, round_number: int) -> None:
+    self.messages.flush()
+    end = self.endpoint.message(Kind.BARRIER, 0, round_number)
+    self.endpoint.send(self.server_job.server(0), end)
+
+
+def test_a_trainer_of_which_one_server_has_all_counts_nowhere(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    usual = PushPullTrainer._end_round
+
+    def until(self: PushPullTrainer, number: int) -> None:
+        if (self.endpoint.number, number) != (1, 2):
+            return usual(self, number)
+        end_round_for_server_0_only(self, number)
+        raise Gone
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PushPullTrainer, "_end_round", until)
+        play(replace(job, checkpoint=tmp_path / "first"), continues=True)
+    die(monkeypatch, 1, 2)
+    play(replace(job, checkpoint=tmp_path / "second"), continues=True)
+    for endpoint in (3, 4):
+        assert states(tmp_path / "first", 4, endpoint) == states(tmp_path / "second", 4, endpoint)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
