@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gopt.analysis.embeddings import EmbeddingTable, find_embeddings
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import elementwise
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
+from gopt.artifact.server_entries import Mode as PlanMode
 from gopt.errors import OptionError
+from gopt.ir.types import FLOATS
 from gopt.parameter_server.options import SplitOptions
+from gopt.parameter_server.row_init import RowInit
+from gopt.parameter_server.table_patterns import chosen
 from gopt.parameter_server.table_planner import plan_tables, table_size
-from gopt.parameter_server.tables import Layout, TableLayout
+from gopt.parameter_server.tables import Layout, Rows, TableLayout
 from gopt.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)
 class ServedTable:
-    """A table, how it is shared out, and its update."""
+    """A table, how it is shared out, and its update. ``rows``: which rows an update runs on; ``init``: tensor with the
+    table's rows -> what makes its start value."""
 
     number: int
     table: EmbeddingTable
     layout: TableLayout
     subgraph: UpdateSubgraph
+    rows: Rows = Rows.DENSE
+    init: Mapping[str, RowInit] = field(default_factory=dict)
 
     def elements(self, server: int) -> int:
         """Elements that a server has of it."""
@@ -55,6 +62,8 @@ def choose_tables(training: TrainingGraph, updates: Updates, options: SplitOptio
     Raises OptionError where the user wants one shared out that cannot be, or where servers lack memory for them.
     """
     if options.tables_off:
+        if options.rows or options.init:
+            raise OptionError(f"--{'rows' if options.rows else 'init'} does not go with --no-tables", "leave one out")
         return TableChoice()
     index = GraphIndex(training.graph)
     fit: list[EmbeddingTable] = []
@@ -74,14 +83,62 @@ def choose_tables(training: TrainingGraph, updates: Updates, options: SplitOptio
     except OptionError as error:
         known = [f"{show(name)} stays dense: {why}" for name, why in dense[:4]]
         raise OptionError(error.message, *error.hints, *known) from None
+    rows = _rows(options, [table.parameter for table, layout in zip(fit, layouts) if layout.layout is not Layout.DENSE])
+    init = _inits(training, options, fit, layouts)
     served: list[ServedTable] = []
     for table, layout in zip(fit, layouts):
         if layout.layout is Layout.DENSE:
             dense.append((table.parameter, "nearly all of its rows are looked up in a step"))
         else:
             subgraph = updates.subgraphs[table.parameter]
-            served.append(ServedTable(len(served), table, without_empty_parts(layout), subgraph))
+            kind = rows.get(table.parameter, Rows.DENSE)
+            _check_lazy(table, kind)
+            own = {name: each for name, each in init.items() if name in _tensors(table)}
+            served.append(ServedTable(len(served), table, without_empty_parts(layout), subgraph, kind, own))
     return TableChoice(tuple(served), tuple(dense))
+
+
+def _rows(options: SplitOptions, names: Sequence[str]) -> dict[str, Rows]:
+    """Table -> on which rows its updates run, where the user says so."""
+    known = {each.value: each for each in Rows}
+    for pattern, text in options.rows.items():
+        if text not in known:
+            raise OptionError(f"rows of table {show(pattern)} cannot be {show(text)}", "they are dense or lazy")
+    if options.rows and not names:
+        raise OptionError("--rows: no parameter of this step is a table", "leave --rows out")
+    return {name: known[text] for name, text in chosen(options.rows, names).items()}
+
+
+def _check_lazy(table: EmbeddingTable, rows: Rows) -> None:
+    """Refuse updates on touched rows that are not those of single rows."""
+    if rows is Rows.LAZY and table.update is not None and table.update.all_rows:
+        raise OptionError(
+            f"rows of table {show(table.parameter)} cannot be lazy: {table.update.all_rows}",
+            f"give --rows {table.parameter}=dense",
+        )
+
+
+def _tensors(table: EmbeddingTable) -> tuple[str, ...]:
+    """The tensors that have a row for each of a table, the table first."""
+    return table.update.states if table.update is not None else (table.parameter,)
+
+
+def _inits(
+    training: TrainingGraph, options: SplitOptions, tables: Sequence[EmbeddingTable], layouts: Sequence[TableLayout]
+) -> dict[str, RowInit]:
+    """Tensor -> what makes its start value, where the user says so."""
+    if not options.init:
+        return {}
+    names = {
+        name: table for table, layout in zip(tables, layouts) if layout.layout is not Layout.DENSE
+        for name in _tensors(table)
+    }  # fmt: skip
+    found = {name: RowInit.parse(text) for name, text in chosen(options.init, names, "tensor of a table").items()}
+    for name in found:
+        dtype = training.graph.types[name].dtype
+        if dtype not in FLOATS:
+            raise OptionError(f"--init {show(name)}: rows of {dtype} cannot be drawn", "leave it out")
+    return found
 
 
 def without_empty_parts(layout: TableLayout) -> TableLayout:
@@ -101,8 +158,10 @@ def _unfit(
 ) -> Iterator[str]:
     """Why a recognised table stays dense."""
     types, subgraph = training.graph.types, updates.subgraphs.get(table.parameter)
-    if not options.mode.rounds:
-        yield f"mode {options.mode} has no rounds in which rows are merged"
+    if options.mode is PlanMode.GEO:
+        yield "in mode geo trainers update the whole of it on their own"
+    if options.compensation is not None:
+        yield "delays of rows are not compensated"
     if not table.rows * table.width:
         yield "it has no elements"
     if options.accumulate > 1:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
 from gopt.analysis.embeddings import EmbeddingTable
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
 from gopt.ir.types import nbytes
+from gopt.parameter_server.table_patterns import chosen
 from gopt.parameter_server.tables import Layout, TableLayout, even_cuts
 from gopt.sanitize import show
 
@@ -113,21 +113,9 @@ class _Wish:
 
 
 def _wishes(tables: Sequence[TableSize], servers: int, given: Mapping[str, str]) -> dict[str, _Wish]:
-    names = {table.name for table in tables}
-    found: dict[str, _Wish] = {}
-    for pattern, text in given.items():
-        wish = _read(pattern, text, servers)
-        fitting = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
-        if not fitting:
-            close = get_close_matches(pattern, sorted(names), 1) or sorted(names)[:5]
-            raise OptionError(f"{show(pattern)} fits no table", f"there are {', '.join(map(show, close))}")
-        if not any(name not in found for name in fitting):
-            raise OptionError(
-                f"the entry {show(pattern)} for tables decides nothing: entries before it take all that it fits",
-                "put it before them, or leave it out",
-            )
-        for name in fitting:
-            found.setdefault(name, wish)
+    texts = chosen(given, [table.name for table in tables])
+    read = {text: _read(pattern, text, servers) for pattern, text in given.items()}
+    found = {name: read[text] for name, text in texts.items()}
     for table in tables:
         _refuse_split(table, found.get(table.name))
     return found
