@@ -31,10 +31,10 @@ from gopt.runtime.parameter_server.faults import refuse_not_finite
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
 from gopt.runtime.parameter_server.keeping import Keeping
 from gopt.runtime.parameter_server.server_rows import merged_rows, part_of, rows_answer, table_parts
+from gopt.runtime.parameter_server.server_tables import ServerTables
 from gopt.runtime.parameter_server.waits import ServerSummary, Waits
 from gopt.runtime.session import Array, array_dtype
 from gopt.runtime.training.hyper_parameters import hyper_parameters
-from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.tuning.tuning import tuning_of
 
 
@@ -70,7 +70,12 @@ class SyncServer:
         self._device = Host(tuning_of(job.tuning))
         start = self.keeping.load() if job.resume else None
         self.version = self.keeping.step
-        self.held: dict[str, Any] = initial_states(self.entry.state, graphs, job.state) if start is None else start
+        self.tables = ServerTables(server_job, endpoint.number)
+        self.held: dict[str, Any] = self.tables.initial(graphs, job.state) if start is None else start
+        for number in self.tables.lazy:
+            self.graph = self.tables.take_out(number, self.graph, self.held, merges=True)
+        self._touched: dict[int, Array] = {}
+        """Table whose updates run on touched rows -> those of this round."""
         self._hyper = [each for each in hyper_parameters(manifest, job.settings) if each.name in self.graph.inputs]
         self._buckets = server_job.plan.buckets
         self._tables = table_parts(server_job.plan.tables, self.number)
@@ -109,7 +114,7 @@ class SyncServer:
         self.endpoint.close()
 
     def _compile(self) -> None:
-        replaces = {state.output: state.input for state in self.entry.state}
+        replaces = {state.output: state.input for state in self.entry.state if state.input in self.held}
         plan = plan_execution(self.graph, replaces, self._device)
         self.program = Executor(plan, self._device.sessions())
         self.program.bind_states(self.held)
@@ -126,7 +131,10 @@ class SyncServer:
         feeds: dict[str, Array] = {each.name: each.at(self.version) for each in self._hyper}
         feeds[ROUND] = np.array(self.version, np.int64)
         shown = self.program.advance(self.held, feeds, self._call)
-        self.outputs = {name: np.array(self._device.to_host(value)) for name, value in shown.items()}
+        for number, ids in self._touched.items():
+            self.tables.touched[number].put(ids, shown)
+        kept = self.graph.outputs.keys() - self.tables.updated
+        self.outputs = {name: np.array(self._device.to_host(shown[name])) for name in shown if name in kept}
         self.contributions.next_round()
         self.version += 1
         self._calls = 0
@@ -135,7 +143,8 @@ class SyncServer:
 
     def _save(self, engine: EndpointEngine) -> None:
         self._flush()
-        self.keeping.save(engine, self.version, self.held, lambda value: self._device.to_host(self._device.view(value)))
+        held = self.held | {name: self._device.hold(array) for name, array in self.tables.arrays().items()}
+        self.keeping.save(engine, self.version, held, lambda value: self._device.to_host(self._device.view(value)))
         self._forget_lost()
 
     def _forget_lost(self) -> None:
@@ -204,13 +213,20 @@ class SyncServer:
             note = f"round {message.round} is over: server {self.number} is at round {self.version}"
             return self.endpoint.message(Kind.REFUSED, message.key, message.round, note=note)
         if message.kind is Kind.PULL_ROWS:
-            part = part_of(self._tables, message.key, message.source)
-            rows = rows_answer(part, self._device.to_host(self._device.view(self.held[part.input])), message)
-            return self.endpoint.message(Kind.ROWS, message.key, message.round, (rows,), message.note["pull"])
+            rows = self._rows(message)
+            return self.endpoint.message(Kind.ROWS, message.key, message.round, (rows,), {"pull": message.note["pull"]})
         dtype = numpy_dtype(message.note["dtype"])
         arrays = [self._value(key) for key in self._buckets[message.key]]
         arrays = [each if each.dtype == dtype else each.astype(dtype) for each in arrays]
         return self.endpoint.message(Kind.VALUES, message.key, message.round, arrays)
+
+    def _rows(self, message: Message) -> Array:
+        """The rows that a pull asks for."""
+        part = part_of(self._tables, message.key, message.source)
+        if (table := self.tables.touched.get(message.key)) is not None:
+            return rows_answer(part, table.stores[part.input].take, message)
+        state = self._device.to_host(self._device.view(self.held[part.input]))
+        return rows_answer(part, state.reshape(part.rows, part.columns).__getitem__, message)
 
     def _value(self, key: KeyEntry) -> Array:
         if not key.inputs:
@@ -246,7 +262,11 @@ class SyncServer:
         """Wait for the rows that trainers push of a table, and merge them."""
         table = int(node.attributes["table"])
         what = f"push rows of table {node.attributes['parameter']} of round {self.version}"
-        return merged_rows(self._tables[table], node, self._contributions(table, Kind.PUSH_ROWS, what))
+        found = merged_rows(self._tables[table], node, self._contributions(table, Kind.PUSH_ROWS, what))
+        if (touched := self.tables.touched.get(table)) is not None:
+            self._touched[table] = found[0]
+            found += touched.take(found[0]).values()
+        return found
 
     def _contributions(self, key: int, kind: Kind, what: str) -> dict[int, Contribution]:
         """Wait until all trainers that take part have pushed; raises RunError for one that will not."""
