@@ -33,8 +33,8 @@ class RowUpdate:
     ``by_element``: so is every element. ``why`` says why it is not by element, or not even by row. ``states``: those
     that have the table's rows, the table first. ``moved``: those of them that change where the gradient is zero: empty
     where lazy and dense updates are the same. ``operands``: what else it reads that has a row for each row of the
-    table. ``reductions``: results of reductions over the whole table or gradient. ``all_rows``: why rows with a gradient
-    cannot be updated alone, '' where they can.
+    table. ``reductions``: results of reductions over the whole table or gradient. ``all_rows``: why rows with a
+    gradient cannot be updated alone, '' where they can.
     """
 
     by_row: bool

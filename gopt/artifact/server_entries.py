@@ -108,7 +108,8 @@ class TableEntry:
     ``layout``, ``servers``, ``cuts``: as in ``TableLayout``. ``inputs`` and ``outputs``: what each of ``servers`` calls
     its part, rows x columns flattened, before and after the update. ``gradients``: what it calls the merged rows, and
     ``ids`` their numbers. ``update``: an update runs on all rows (``dense``), or on those that were pushed (``lazy``).
-    ``states``: of each of ``servers``, all that it has of the table. ``init``: tensors whose start values are in no file.
+    ``states``: of each of ``servers``, all that it has of the table. ``init``: tensors whose start values are in no
+    file.
     """
 
     parameter: str

@@ -26,10 +26,10 @@ class SplitOptions:
     ``given``: the user's server map, piece or pattern -> server. ``cap``: bytes of a message that carries several keys.
     ``wire``: the type in which gradients and parameters travel, '' for their own. ``tables``: parameter or pattern ->
     layout of a table (``plan_tables``); ``tables_off``: every parameter is pulled whole; ``table_memory``: bytes that a
-    server has for tables. ``rows``: parameter or pattern -> ``dense``, each update of a table runs on all of its rows, or
-    ``lazy``, on those that were pushed; the first entry that fits counts. ``init``: parameter, state or pattern -> what
-    makes its start values (``RowInit``). ``roles``: the ranks of a launcher, None for trainers first. The others are as in
-    ``ServerPlanEntry``.
+    server has for tables. ``rows``: parameter or pattern -> ``dense``, each update of a table runs on all of its rows,
+    or ``lazy``, on those that were pushed; the first entry that fits counts. ``init``: parameter, state or pattern ->
+    what makes its start values (``RowInit``). ``roles``: the ranks of a launcher, None for trainers first. The others
+    are as in ``ServerPlanEntry``.
     """
 
     trainers: int
@@ -80,7 +80,10 @@ class SplitOptions:
             if texts and self.mode is Mode.GEO:
                 raise OptionError(f"--{name} does not go with --mode geo: each trainer updates the whole of a table")
             if texts and self.compensation is not None:
-                raise OptionError(f"--{name} does not go with --delay-compensation: it would need old rows of each trainer")
+                raise OptionError(
+                    f"--{name} does not go with --delay-compensation: servers would keep old rows for each trainer",
+                    "leave one of them out",
+                )
         if self.tables and self.accumulate > 1:
             raise OptionError("--table does not go with --accumulate", "micro-steps sum whole gradients")
         if self.compensation is not None and self.mode not in (Mode.ASYNC, Mode.HALF_ASYNC):

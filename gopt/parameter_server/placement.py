@@ -134,9 +134,3 @@ def bytes_per_server(pieces: Sequence[PieceSize], owners: Sequence[int], servers
     for piece, server in zip(pieces, owners, strict=True):
         held[server] += piece.nbytes
     return tuple(held)
-
-
-def balance(bytes_per_server: Sequence[int]) -> float:
-    """The bytes of the fullest server over their mean: 1 where all have the same, or nothing."""
-    total = sum(bytes_per_server)
-    return max(bytes_per_server) * len(bytes_per_server) / total if total else 1.0

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +106,7 @@ class RowInit:
         found = np.empty((ids.size, width), np.uint64)
         place = 0
         cuts = [0, *(np.flatnonzero(np.diff(ids) > GAP) + 1).tolist(), ids.size]
-        for start, stop in zip(cuts, cuts[1:]):
+        for start, stop in pairwise(cuts):
             if start == stop:
                 continue
             first, last = int(ids[start]), int(ids[stop - 1])

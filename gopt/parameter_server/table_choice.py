@@ -15,8 +15,8 @@ from gopt.errors import OptionError
 from gopt.ir.types import FLOATS
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.row_init import RowInit
-from gopt.parameter_server.table_patterns import chosen
-from gopt.parameter_server.table_planner import plan_tables, table_size
+from gopt.parameter_server.table_patterns import chosen, fits
+from gopt.parameter_server.table_planner import plan_tables, row_traffic, table_size
 from gopt.parameter_server.tables import Layout, Rows, TableLayout
 from gopt.sanitize import show
 
@@ -49,6 +49,17 @@ class TableChoice:
     def parameters(self) -> frozenset[str]:
         """The parameters that are tables."""
         return frozenset(each.table.parameter for each in self.served)
+
+    def lookups(self, training: TrainingGraph) -> list[int]:
+        """Ids that a batch of a trainer has for each table, as often as they stand in it, and no more than rows."""
+        return [int(table_size(training, served.table, 1).lookups) for served in self.served]
+
+    def row_traffic(self, training: TrainingGraph, options: SplitOptions) -> tuple[int, ...]:
+        """``row_traffic`` of these tables, in the types in which rows travel; empty without tables."""
+        sizes = [table_size(training, served.table, 1) for served in self.served]
+        wired = [replace(size, dtype=options.travels(size.dtype)) for size in sizes]
+        layouts = [served.layout for served in self.served]
+        return row_traffic(list(zip(wired, layouts)), options.servers) if self.served else ()
 
     @property
     def rows(self) -> frozenset[str]:
@@ -126,14 +137,20 @@ def _tensors(table: EmbeddingTable) -> tuple[str, ...]:
 def _inits(
     training: TrainingGraph, options: SplitOptions, tables: Sequence[EmbeddingTable], layouts: Sequence[TableLayout]
 ) -> dict[str, RowInit]:
-    """Tensor -> what makes its start value, where the user says so."""
+    """Tensor -> what makes its start value, where the user says so. What fits a table is for tables, anything else for
+    states with their rows."""
     if not options.init:
         return {}
-    names = {
-        name: table for table, layout in zip(tables, layouts) if layout.layout is not Layout.DENSE
-        for name in _tensors(table)
-    }  # fmt: skip
-    found = {name: RowInit.parse(text) for name, text in chosen(options.init, names, "tensor of a table").items()}
+    served = [table for table, layout in zip(tables, layouts) if layout.layout is not Layout.DENSE]
+    parameters = {table.parameter for table in served}
+    # A pattern for tables must not reach their moments: a negative one is none.
+    of_tables = {pattern: text for pattern, text in options.init.items() if fits(pattern, parameters)}
+    others = {pattern: text for pattern, text in options.init.items() if pattern not in of_tables}
+    texts = chosen(of_tables, parameters) if of_tables else {}
+    if others:
+        states = {name for table in served for name in _tensors(table)}
+        texts |= chosen(others, states, "table, and no state with the rows of one")
+    found = {name: RowInit.parse(text) for name, text in texts.items()}
     for name in found:
         dtype = training.graph.types[name].dtype
         if dtype not in FLOATS:

@@ -18,7 +18,7 @@ def chosen(given: Mapping[str, str], names: Collection[str], what: str = "table"
     """
     found: dict[str, str] = {}
     for pattern, text in given.items():
-        fitting = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+        fitting = fits(pattern, names)
         if not fitting:
             close = get_close_matches(pattern, sorted(names), 1) or sorted(names)[:5]
             hint = f"there are {', '.join(map(show, close))}" if close else "there is none"
@@ -31,3 +31,8 @@ def chosen(given: Mapping[str, str], names: Collection[str], what: str = "table"
         for name in fitting:
             found.setdefault(name, text)
     return found
+
+
+def fits(pattern: str, names: Collection[str]) -> list[str]:
+    """The name that a pattern is, or those that it fits."""
+    return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]

@@ -74,6 +74,27 @@ def table_size(training: TrainingGraph, table: EmbeddingTable, trainers: int) ->
     )  # fmt: skip
 
 
+def row_traffic(tables: Sequence[tuple[TableSize, TableLayout]], servers: int) -> tuple[int, ...]:
+    """Bytes of rows and of their numbers between one trainer and each server in one step, both ways: an estimate.
+
+    It assumes that a batch looks up no row twice and that look-ups are spread evenly over the rows. A row that is
+    looked up twice travels once, so that less may travel; a server whose rows are looked up more often has more.
+    ``lookups`` of the sizes are those of one trainer.
+    """
+    found = [0.0] * servers
+    for table, layout in tables:
+        for server in layout.servers:
+            # A number goes to the server with the pull, and again with the push.
+            found[server] += _moved(table, layout, server, 2 * ID_BYTES)
+    return tuple(map(round, found))
+
+
+def _moved(table: TableSize, layout: TableLayout, server: int, numbers: int) -> float:
+    """Bytes that look-ups of a table move through a server; ``numbers``: of the row's number."""
+    asked = table.lookups * layout.local_rows(server) / max(table.rows, 1)
+    return asked * (2 * table.row_bytes * len(layout.columns(server)) / max(table.width, 1) + numbers)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
     """What a server holds of tables, and what goes through it in a step, in bytes; dense tables are left out."""
@@ -242,9 +263,7 @@ def _with(load: ServerLoad, table: TableSize, layout: TableLayout, server: int) 
     """A server's load with its part of a table; expected look-ups are spread evenly over rows."""
     rows, columns = layout.local_rows(server), len(layout.columns(server))
     held = rows * (table.row_bytes + table.state_bytes) * columns // max(table.width, 1)
-    asked = table.lookups * rows / max(table.rows, 1)
-    moved = asked * (2 * table.row_bytes * columns / max(table.width, 1) + ID_BYTES)
-    return ServerLoad(load.nbytes + held, load.traffic + moved)
+    return ServerLoad(load.nbytes + held, load.traffic + _moved(table, layout, server, ID_BYTES))
 
 
 def server_loads(tables: Sequence[TableSize], plan: Sequence[TableLayout], servers: int) -> tuple[ServerLoad, ...]:
