@@ -119,8 +119,8 @@ def _of_tables(split: SplitStep) -> Iterator[str]:
     if rows:
         lookups = sum(split.plan.tables.lookups(split.training))
         yield (
-            f"{lookups} look-ups of a trainer in a step move about {format_bytes(sum(rows))} of rows and their numbers, "
-            "both ways, if no row is looked up twice"
+            f"{lookups} look-ups of a trainer in a step move about {format_bytes(sum(rows))} of rows and numbers, both "
+            "ways, if no row is looked up twice"
         )
     for name, why in split.plan.tables.dense:
         yield f"{show(name)} is looked up by rows and travels whole: {why}"

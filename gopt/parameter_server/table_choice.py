@@ -188,6 +188,8 @@ def _unfit(
     if subgraph is None or subgraph.mode is not Mode.SPLIT:
         yield "its update mixes elements" if subgraph is None else subgraph.why
         return
+    if not options.mode.rounds and subgraph.reductions:
+        yield f"mode {options.mode}: its update reduces over all of it, and its parts are updated one by one"
     if table.update is not None and table.update.operands:
         yield f"its update reads {table.update.operands[0]}, which has a row for each of its own"
     if len(training.weights_of(table.gradient)) > 1:

@@ -135,8 +135,8 @@ class Verifier:
         if self.reference.lazy:
             names = ", ".join(table.parameter for table in self.reference.lazy[:4])
             result.say(
-                f"{names}{', …' if len(self.reference.lazy) > 4 else ''}: updates run on rows that were pushed. These are "
-                "compared with the source's update; other rows, which the source moves, with what they were"
+                f"{names}{', …' if len(self.reference.lazy) > 4 else ''}: updates run on rows that were pushed. These "
+                "are compared with the source's update; other rows, which the source moves, with what they were"
             )
         if self.random_inputs.fed:
             count = len(self.random_inputs.fed)
