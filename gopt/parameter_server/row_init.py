@@ -65,7 +65,8 @@ class RowInit:
             numbers = []
         if counts.get(word) != len(numbers) or not all(map(math.isfinite, numbers)):
             raise OptionError(f"rows cannot be made by {show(text)}", _HINT)
-        found = cls(Draw(word), numbers[0], *numbers[1:], seed=int(seed or 0))
+        first, second = (*numbers, 0.0)[:2]
+        found = cls(Draw(word), first, second, int(seed or 0))
         if found.draw is Draw.NORMAL and found.second < 0:
             raise OptionError(f"rows cannot be made by {show(text)}: the deviation is negative", _HINT)
         if found.draw is Draw.UNIFORM and found.second < found.first:

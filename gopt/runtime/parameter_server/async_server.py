@@ -228,8 +228,8 @@ class AsyncServer:
         found: dict[str, Any] = dict(self._rest)
         for each in reversed(self._held):
             found |= each.counters
-        for held in (*self.keys.values(), *self.tables.values()):
-            found |= held.states
+        for each in self._held:
+            found |= each.states
         return found
 
     def _save(self, engine: EndpointEngine) -> None:

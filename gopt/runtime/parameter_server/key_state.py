@@ -5,6 +5,7 @@ One thread writes a key, and every update makes new arrays: what a pull was answ
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -64,9 +65,14 @@ def _no_call(index: int, node: Node, inputs: list[Array]) -> list[Array]:
     raise AssertionError(f"a block makes no {node.op_type}")
 
 
-class BlockState:
+class BlockState(ABC):
     """What keys and parts of tables have alike. ``states``: the server's at the start; ``hyper``: values by number of a
     round."""
+
+    @property
+    @abstractmethod
+    def states(self) -> Mapping[str, Array]:
+        """All states, flattened as the manifest lists them."""
 
     def __init__(
         self, block: Block, states: Mapping[str, Array], rule: str, hyper: Sequence[HyperParameter], device: Host,
@@ -131,12 +137,16 @@ class KeyState(BlockState):
         cache: SessionCache,
     ) -> None:  # fmt: skip
         super().__init__(block, states, rule, hyper, device, cache)
-        self.states = {name: states[name] for name in block.states}
+        self._states: Mapping[str, Array] = {name: states[name] for name in block.states}
         self.backups: dict[int, Array] = {}
         """Trainer -> the parameter that it has, where delays are compensated."""
         self._first = self.value
         """What a trainer has that pulled nothing in this run."""
         self._update = Part(block.update, block.states, device, cache)
+
+    @property
+    def states(self) -> Mapping[str, Array]:
+        return self._states
 
     @property
     def type(self) -> TensorType:
@@ -155,7 +165,7 @@ class KeyState(BlockState):
         fed = self._fed() | {block.pushed: given}
         if block.backup:
             fed[block.backup] = self.backups.get(trainer, self._first)
-        self.states = self._update(fed, self.states, self.counters)
+        self._states = self._update(fed, self._states, self.counters)
         return self._count(trainer, trainers, fed)
 
     def pull(self, trainer: int) -> Array:
