@@ -132,6 +132,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("collectives.call", "a use of a record, read and typed", "collectives/test_collectives_rules.py"),
     # --- commands ---
     **_each("cli.__main__", "python -m gopt.cli", "cli/test_streams.py"),
+    **_each("cli.help", "one command over click's own help", "cli/test_verbosity.py"),
     **_each("cli.merge", "two options over offline.merge", "offline/test_merge.py", "artifact/test_output_paths.py"),
     **_each("cli.render_inspect", _SHOWN, "cli/test_inspect.py", "cli/test_diff.py"),
     **_each("cli.render_plan", _SHOWN, "cli/test_plan.py"),

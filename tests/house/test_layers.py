@@ -14,6 +14,7 @@ LAYERS = (
         "gopt.errors",
         "gopt.limits",
         "gopt.sanitize",
+        "gopt.suggestions",
         "gopt.documents",
         "gopt.mesh",
         "gopt.topology",
