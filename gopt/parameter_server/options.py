@@ -79,13 +79,13 @@ class SplitOptions:
         for name, texts in (("table", self.tables), ("rows", self.rows), ("init", self.init)):
             if texts and self.mode is Mode.GEO:
                 raise OptionError(f"--{name} does not go with --mode geo: each trainer updates the whole of a table")
+            if texts and self.accumulate > 1:
+                raise OptionError(f"--{name} does not go with --accumulate", "micro-steps sum whole gradients")
             if texts and self.compensation is not None:
                 raise OptionError(
                     f"--{name} does not go with --delay-compensation: servers would keep old rows for each trainer",
                     "leave one of them out",
                 )
-        if self.tables and self.accumulate > 1:
-            raise OptionError("--table does not go with --accumulate", "micro-steps sum whole gradients")
         if self.compensation is not None and self.mode not in (Mode.ASYNC, Mode.HALF_ASYNC):
             raise OptionError("--delay-compensation needs --mode async", f"in mode {self.mode} no gradient is late")
         if self.compensation is not None and not 0 <= self.compensation < float("inf"):

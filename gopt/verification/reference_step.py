@@ -16,7 +16,7 @@ from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
 from gopt.verification.compare import Values
 from gopt.verification.gates import Gate, gate_outputs
-from gopt.verification.lazy_rows import LazyTable, with_kept_rows
+from gopt.verification.lazy_tables import LazyTable, with_kept_rows
 from gopt.verification.lockstep import run_in_lockstep, with_shared_means
 from gopt.verification.reference_graphs import local_graph, update_graph
 from gopt.verification.source_members import SourceMembers, run_source

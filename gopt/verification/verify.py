@@ -38,7 +38,7 @@ from gopt.verification.batches import Batches, SampledBatches, UserBatches
 from gopt.verification.compare import Values, finite, tolerance_of
 from gopt.verification.gates import find_gates
 from gopt.verification.gradient_check import check_gradients
-from gopt.verification.lazy_rows import lazy_tables
+from gopt.verification.lazy_tables import lazy_tables
 from gopt.verification.message_rounds import MessageRounds
 from gopt.verification.random_inputs import feed_training, find_random
 from gopt.verification.rank_programs import read_rank
