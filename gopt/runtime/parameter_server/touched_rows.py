@@ -7,6 +7,8 @@ rows were touched, however many the table has.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -96,18 +98,27 @@ class RowSource:
         return rows.astype(self.dtype)
 
 
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Zeros in memory of which the machine gives a small page when it is touched. NumPy asks for pages of 2 MiB: a row
+    here and there would take as much as the whole."""
+    memory = mmap.mmap(-1, max(math.prod(shape) * dtype.itemsize, 1))
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.uint8)[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+
 class RowStore:
     """Rows of a state of a part: an array, or rows that are made when they are first touched."""
 
     def __init__(self, array: Array, source: RowSource | None = None) -> None:
         """``array``: rows x columns; with a ``source`` its rows are not made yet."""
         self.array, self.source = array, source
-        self._made = None if source is None else np.zeros(len(array), bool)
+        self._made = None if source is None else _empty((len(array),), np.dtype(bool))
 
     @classmethod
     def drawn(cls, source: RowSource) -> RowStore:
         """Rows of a source, of which none is made yet."""
-        return cls(np.empty((source.count, source.columns.stop - source.columns.start), source.dtype), source)
+        return cls(_empty((source.count, source.columns.stop - source.columns.start), source.dtype), source)
 
     def take(self, ids: Array) -> Array:
         """A copy of some rows."""
