@@ -23,7 +23,7 @@ def split(tmp_path: Path, name: str, **given: object) -> Path:
 
 
 def verified(folder: Path) -> Verification:
-    return Verifier(folder, deadline=60).run(confirm=False, steps=2)
+    return Verifier(folder, deadline=60).run(confirm=False, steps=1)
 
 
 def test_adam_is_compared_on_touched_rows(tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ def test_every_layout_trains_from_the_same_rows(model: Path, data: str) -> None:
         size = (path / "states.bin").stat().st_size
         assert size < sum(start[name].nbytes for name in start if not name.startswith("table")) + 2048
         kept = model.parent / f"kept_{path.name}"
-        run(path, data, checkpoint=kept)
-        found.append(values(kept, 3))
+        run(path, data, steps=1, checkpoint=kept)
+        found.append(values(kept, 1))
         untouched = np.setdiff1d(np.arange(40), np.load(data)["ids"][:, 1])
         assert untouched.size and found[-1]["table1"][untouched].tobytes() == rows[untouched].tobytes()
     assert all(found[1][name].tobytes() == value.tobytes() for name, value in found[0].items())
@@ -86,15 +86,15 @@ def test_rows_are_made_at_the_first_touch_of_a_lazy_table(model: Path) -> None:
 
 def test_a_resumed_run_and_a_reshard_go_on_from_the_checkpoint(model: Path, data: str) -> None:
     path, kept = split(model, "modulo", rows={"*": "lazy"}), model.parent / "kept"
-    every = run(path, data, steps=4)
-    assert run(path, data, steps=2, checkpoint=kept) == every[:2]
+    every = run(path, data, steps=2)
+    assert run(path, data, steps=1, checkpoint=kept) == every[:1]
     notes: list[str] = []
-    resplit(kept / step_dir(2), {"servers": 3}, note=notes.append).write(model.parent / "more")
+    resplit(kept / step_dir(1), {"servers": 3}, note=notes.append).write(model.parent / "more")
     assert any("init" in note and "checkpoint has all rows" in note for note in notes)
     assert read_folder(model.parent / "more").manifest.parameter_server.tables[0].init == ()  # type: ignore[union-attr]
     again = merged(model.parent / "more")
-    assert all(again[name].tobytes() == value.tobytes() for name, value in values(kept, 2).items())
-    assert run(path, data, steps=4, checkpoint=kept, resume=True) == every[2:]
+    assert all(again[name].tobytes() == value.tobytes() for name, value in values(kept, 1).items())
+    assert run(path, data, steps=2, checkpoint=kept, resume=True) == every[1:]
     resplit(path, {"servers": 1}).write(model.parent / "one")
     assert run(model.parent / "one", data, steps=1) == every[:1]
 

@@ -26,8 +26,8 @@ def trained(
     tmp_path: Path, data: str, name: str, rows: str, layout: str = "modulo", **given: object
 ) -> dict[str, np.ndarray]:
     kept = tmp_path / f"kept{len(list(tmp_path.iterdir()))}"
-    run(folder(tmp_path, layout, name, rows={"*": rows}, **given), data, checkpoint=kept)
-    return values(kept, 3)
+    run(folder(tmp_path, layout, name, rows={"*": rows}, **given), data, steps=2, checkpoint=kept)
+    return values(kept, 2)
 
 
 @pytest.mark.parametrize(("name", "layout"), [("dlrm_sgd", "columns"), ("dlrm_adagrad", "modulo")])
@@ -41,7 +41,7 @@ def test_where_zero_gradients_do_nothing_both_have_the_same_bits(
 
 def test_adam_on_touched_rows_is_that_of_numpy(tmp_path: Path, data: str) -> None:
     training = api.load(ROOT / "fixtures/sparse/dlrm_adam.onnx").training
-    wanted = train_dlrm(training, data, 3, 2, 0.5)
+    wanted = train_dlrm(training, data, 2, 2, 0.5)
     found = trained(tmp_path, data, "dlrm_adam", "lazy")
     start = training.graph.initializers
     for name, value in wanted.items():
@@ -49,8 +49,6 @@ def test_adam_on_touched_rows_is_that_of_numpy(tmp_path: Path, data: str) -> Non
         np.testing.assert_allclose(found[name], value, atol=2e-5 * max(moved, 1e-3), rtol=2e-5, err_msg=name)
     still = (found["table0.exp_avg"] == start["table0.exp_avg"].numpy()).all(axis=1)
     assert 0 < still.sum() < len(still)  # moments of rows that nobody looked up do not fade
-    dense = trained(tmp_path, data, "dlrm_adam", "dense")
-    assert np.abs(dense["table0"] - found["table0"]).max() > 1e-3
 
 
 def test_the_servers_graph_has_rows_alone(tmp_path: Path) -> None:
