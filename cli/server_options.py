@@ -209,6 +209,7 @@ def _rows(texts: Sequence[str]) -> dict[str, str]:
     """``[NAME=]KIND`` texts; one without a name is of all tables, behind those with one."""
     named = _named("rows", [text for text in texts if "=" in text], "lazy")
     alone = [text for text in texts if "=" not in text]
-    if len(alone) > 1:
-        raise OptionError(f"--rows gives {alone[0]!r} and {alone[1]!r} for all tables")
+    given = [*([named["*"]] if "*" in named else []), *alone]
+    if len(given) > 1:
+        raise OptionError(f"--rows gives {given[0]!r} and {given[1]!r} for all tables", "leave one of them out")
     return named | ({"*": alone[0]} if alone else {})
