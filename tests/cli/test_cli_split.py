@@ -54,7 +54,10 @@ def test_options_of_tables_reach_the_manifest(tmp_path, capsys):
         ("table0", "lazy"), ("table1", "dense"), ("table2", "lazy")
     ]  # fmt: skip
     assert [(each.tensor, each.rows) for each in tables[0].init] == [("table0", "normal(0.0,0.02)@seed=7")]
-    for wrong in (("--rows", "lazy", "--rows", "dense"), ("--rows", "*=lazy", "--rows", "dense"), ("--init", "table0"), ("--rows", "table0=some")):
+    for wrong in (
+        ("--rows", "lazy", "--rows", "dense"), ("--rows", "*=lazy", "--rows", "dense"), ("--init", "table0"),
+        ("--rows", "table0=some"),
+    ):  # fmt: skip
         assert run("split", step, *TWO, *wrong, "-o", str(tmp_path / "out"), "--dry-run") == 2
 
 
