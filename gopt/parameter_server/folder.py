@@ -102,7 +102,7 @@ def _source(split: SplitStep, values: StatesFile, roles: str) -> bytes:
 
 
 def _plan_states(split: SplitStep) -> StatesFile:
-    """Where every value lies: what servers have, one after the other, then what is local, then large constants."""
+    """The order of values in the file: those of each server, then local ones, then large constants."""
     source = split.training.graph.initializers
     values = StatesFile()
     seen: set[str] = set()

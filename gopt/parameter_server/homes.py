@@ -39,9 +39,10 @@ class Homes:
 def find_homes(
     training: TrainingGraph, updates: Updates, weight: str = "", tables: TableChoice = TableChoice()
 ) -> Homes:
-    """Share a step out. ``weight``: a value that trainers send with their gradients; ``tables``: parameters of which
-    trainers have single rows alone.
+    """Assign states and nodes to servers and trainers.
 
+    ``weight``: a value that trainers send with their gradients; ``tables``: parameters of which trainers have single
+    rows alone.
     Raises UnsupportedError, with the value's name, for an update that reads a batch or random numbers beside its
     gradients.
     """

@@ -36,7 +36,7 @@ class PieceSize:
 
     @property
     def key(self) -> str:
-        """A text that no other piece has: the number behind the last ``#`` has digits alone, so any name may stand
+        """A unique text for a piece: the number behind the last ``#`` has digits alone, so any name may stand
         before it."""
         return f"{self.tensor}#{self.index}"
 

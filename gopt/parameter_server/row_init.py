@@ -119,7 +119,7 @@ class RowInit:
 
 
 def normal_quantile(unit: Values) -> Values:
-    """Where the normal distribution has reached a part of 1: Wichura's algorithm AS 241, PPND16."""
+    """The inverse of the normal distribution function: Wichura's algorithm AS 241, PPND16."""
     found = np.empty_like(unit)
     centred = unit - 0.5
     middle = np.abs(centred) <= 0.425
@@ -133,7 +133,7 @@ def normal_quantile(unit: Values) -> Values:
 
 
 def _log(x: Values) -> Values:
-    """The logarithm by a series: that of a library differs between machines in the last bit."""
+    """The natural logarithm as a series. Results of libraries differ between machines in the last bit."""
     mantissa, exponent = np.frexp(x)
     low = mantissa < math.sqrt(0.5)
     mantissa, exponent = np.where(low, mantissa * 2.0, mantissa), exponent - low

@@ -40,7 +40,7 @@ class ServedTable:
 
 @dataclass(frozen=True, slots=True)
 class TableChoice:
-    """The tables of a split, and why parameters of which rows are looked up stay dense."""
+    """The tables of a split. ``dense``: other parameters whose rows are looked up, each with the reason."""
 
     served: tuple[ServedTable, ...] = ()
     dense: tuple[tuple[str, str], ...] = ()
@@ -70,7 +70,7 @@ class TableChoice:
 def choose_tables(training: TrainingGraph, updates: Updates, options: SplitOptions) -> TableChoice:
     """Plan the tables of a step.
 
-    Raises OptionError where the user wants one shared out that cannot be, or where servers lack memory for them.
+    Raises OptionError for a layout that the user asks for and that is not possible, and where servers lack memory.
     """
     if options.tables_off:
         if options.rows or options.init:
@@ -121,7 +121,7 @@ def _rows(options: SplitOptions, names: Sequence[str]) -> dict[str, Rows]:
 
 
 def _check_lazy(table: EmbeddingTable, rows: Rows) -> None:
-    """Refuse updates on touched rows that are not those of single rows."""
+    """Refuse lazy updates of a table whose update needs all rows."""
     if rows is Rows.LAZY and table.update is not None and table.update.all_rows:
         raise OptionError(
             f"rows of table {show(table.parameter)} cannot be lazy: {table.update.all_rows}",
@@ -137,8 +137,8 @@ def _tensors(table: EmbeddingTable) -> tuple[str, ...]:
 def _inits(
     training: TrainingGraph, options: SplitOptions, tables: Sequence[EmbeddingTable], layouts: Sequence[TableLayout]
 ) -> dict[str, RowInit]:
-    """Tensor -> what makes its start value, where the user says so. What fits a table is for tables, anything else for
-    states with their rows."""
+    """Tensor -> what makes its start value, where the user says so. An entry that fits a table is for tables, any other
+    for optimizer states with the rows of a table."""
     if not options.init:
         return {}
     served = [table for table, layout in zip(tables, layouts) if layout.layout is not Layout.DENSE]

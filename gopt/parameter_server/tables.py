@@ -99,7 +99,7 @@ class TableLayout:
         return range(*self.cuts[part : part + 2]) if self.layout is Layout.COLUMNS else range(self.width)
 
     def known(self, ids: npt.ArrayLike) -> Ids:
-        """Ids as one row of numbers from 0; a negative one counts from the end. Raises InputError for any other."""
+        """Ids as a list of numbers from 0; a negative one counts from the end. Raises InputError for any other."""
         flat = np.asarray(ids, np.int64).reshape(-1)
         outside = flat[(flat < -self.rows) | (flat >= self.rows)]
         if outside.size:
