@@ -42,9 +42,8 @@ def find_homes(
     """Assign states and nodes to servers and trainers.
 
     ``weight``: a value that trainers send with their gradients; ``tables``: parameters of which trainers have single
-    rows alone.
-    Raises UnsupportedError, with the value's name, for an update that reads a batch or random numbers beside its
-    gradients.
+    rows alone. Raises UnsupportedError, with the value's name, for an update that reads a batch or random numbers
+    beside its gradients.
     """
     graph, index = training.graph, GraphIndex(training.graph)
     owned = {state.tensor for subgraph in updates.subgraphs.values() for state in subgraph.states}
