@@ -11,7 +11,7 @@ from gopt.artifact.cost_report import figures
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.manifest_builder import phases_by_rank
 from gopt.artifact.optimizer_report import removed_optimizers
-from gopt.artifact.report import OpRecord, PassRun, VarRecord, rank_ranges
+from gopt.artifact.report import OpRecord, PassRun, VarRecord, balance, rank_ranges
 from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage, Report, SourceEntry
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node, origin
@@ -86,13 +86,7 @@ def _groups(program: SpmdProgram) -> set[str]:
 
 def _balances(rows: Sequence[Mapping[str, int]]) -> dict[str, float]:
     """By kind of bytes, the largest over the mean over the ranks."""
-    return {kind: _balance([row[kind] for row in rows]) for kind in rows[0]} if rows else {}
-
-
-def _balance(values: Sequence[int]) -> float:
-    """max / mean over the ranks; 1 when nothing is held."""
-    total = sum(values)
-    return round(max(values) * len(values) / total, 6) if total else 1.0
+    return {kind: balance([row[kind] for row in rows]) for kind in rows[0]} if rows else {}
 
 
 def _removed(

@@ -38,6 +38,7 @@ from gopt.verification.batches import Batches, SampledBatches, UserBatches
 from gopt.verification.compare import Values, finite, tolerance_of
 from gopt.verification.gates import find_gates
 from gopt.verification.gradient_check import check_gradients
+from gopt.verification.lazy_tables import lazy_tables
 from gopt.verification.message_rounds import MessageRounds
 from gopt.verification.random_inputs import feed_training, find_random
 from gopt.verification.rank_programs import read_rank
@@ -82,8 +83,9 @@ class Verifier:
         reduction = LossReduction.parse(self.manifest.loss_reduction)
         shared = self.manifest.synchronised
         self.reference = ReferenceProgram(
-            self.training, self.mesh, self.cache, self.gates, reduction, shared, self.manifest.statistics
-        )
+            self.training, self.mesh, self.cache, self.gates, reduction, shared, self.manifest.statistics,
+            lazy_tables(self.training, plan),
+        )  # fmt: skip
         self.reference.refuse_inputs(self.random_inputs.fed)
         self.ranks = [
             read_rank(
@@ -130,6 +132,12 @@ class Verifier:
         result = Verification(self._tolerance(), steps, len(self.ranks))
         if self._drawn():
             result.say("states with no stored value were drawn from the seed")
+        if self.reference.lazy:
+            names = ", ".join(table.parameter for table in self.reference.lazy[:4])
+            result.say(
+                f"{names}{', …' if len(self.reference.lazy) > 4 else ''}: updates run on rows that were pushed. These "
+                "are compared with the source's update; other rows, which the source moves, with what they were"
+            )
         if self.random_inputs.fed:
             count = len(self.random_inputs.fed)
             who = f"{count} random nodes were fed what they" if count > 1 else "1 random node was fed what it"

@@ -40,6 +40,12 @@ def scaled() -> Document:
     return _written("mlp_adamw_fp16_scaler", pull=PullAt.END)
 
 
+@pytest.fixture(scope="module")
+def rows() -> Document:
+    """Table 0 is updated lazily, and no file has its rows."""
+    return _written("sparse/dlrm_adam", rows={"*": "lazy"}, init={"table0": "zeros"})
+
+
 def _read(document: Document, folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(document), encoding="utf-8")
     read_manifest(folder)
@@ -133,6 +139,36 @@ SCALARS: list[tuple[str, Callable[[Document], object], str]] = [
     ("half a copy", _at("ranks.0.state.1.pieces.0.stop", 1), "whole or not at all"),
     ("more servers", _plan(servers=3), "ranks: 4 entries"),
 ]
+
+
+TABLES = "parameter_server.tables"
+
+
+def _table(document: Document) -> Any:
+    return document["parameter_server"]["tables"][0]
+
+
+OF_TABLES: list[tuple[str, Callable[[Document], object], str]] = [
+    ("a part that is gone", lambda d: _table(d)["states"].pop(), f"{TABLES}[0].states: it has 2"),
+    ("ids of one part", _at(f"{TABLES}.0.ids", ["x"]), f"{TABLES}[0].ids: it has 2"),
+    ("another first state", _at(f"{TABLES}.0.states.1.inputs.0", "x"), f"{TABLES}[0].states[1]: the part of the table"),
+    ("a state of no server", _at(f"{TABLES}.0.states.1.inputs.1", "x"), f"{TABLES}[0].states[1]: 'x' is not a state"),
+    ("a rule for another tensor", _at(f"{TABLES}.0.init.0.tensor", "top0.weight"), f"{TABLES}[0].init[0].tensor"),
+    ("a rule that is none", _at(f"{TABLES}.0.init.0.rows", "some"), f"{TABLES}[0].init[0].rows: rows cannot"),
+    ("no rounds and no ids", lambda d: (_plan(mode="async")(d), _table(d).pop("ids")), f"{TABLES}[0].ids"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "message"), [each[1:] for each in OF_TABLES], ids=[each[0] for each in OF_TABLES])
+def test_a_damaged_table_is_refused_by_its_place(
+    rows: Document, damage: Callable[[Document], object], message: str, tmp_path: Path
+) -> None:
+    document = copy.deepcopy(rows)
+    _read(document, tmp_path)
+    damage(document)
+    with pytest.raises(InputError) as caught:
+        _read(document, tmp_path)
+    assert message in caught.value.message
 
 
 @pytest.mark.parametrize(("damage", "message"), [each[1:] for each in DAMAGES], ids=[each[0] for each in DAMAGES])
