@@ -89,17 +89,18 @@ class ReferenceProgram:
 
     def local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
         """Losses, gradients and statistics of every batch; micro-steps hand their statistics on."""
-        held = [dict(states) for _ in batches[0]]
+        fixed = self._local.hold({**states, **settings})
+        held = [Values() for _ in batches[0]]
         losses, gradients, weights, shown = [], [], [], []
         for turn in batches:
-            outputs = self._locals([{**own, **settings, **batch} for own, batch in zip(held, turn)])
+            outputs = self._locals([{**fixed, **own, **batch} for own, batch in zip(held, turn)])
             losses.append([np.asarray(out[self.training.loss], np.float64) for out in outputs])
             weights += [float(np.asarray(out[self.reduction.value]).item()) for out in outputs if self.reduction.value]
             shown += [{made: np.asarray(out[own]) for made, own in self.training.shared.items()} for out in outputs]
             for own, out in zip(held, outputs):
                 own.update({state.tensor: np.asarray(out[state.updated]) for state in self.statistics})
             gradients.append([self.varied(variant, out, r == len(turn) - 1) for r, out in enumerate(outputs)])
-        statistics = [{s.tensor: own[s.tensor] for s in self.statistics} for own in held]
+        statistics = [{s.tensor: own.get(s.tensor, states[s.tensor]) for s in self.statistics} for own in held]
         return LocalResults(losses, gradients, statistics, weights, shown)
 
     def varied(self, variant: Variant, made: Values, last: bool) -> Values:

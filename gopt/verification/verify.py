@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,11 @@ from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.roles import recover
 from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.training import TrainingGraph
-from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import check_source, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import InputError, OptionError, RunError
+from gopt.garbage import gc_paused
 from gopt.importers.collectives import DECLARED, parse_groups, recognise
 from gopt.ir.graph import COMM
 from gopt.ir.load import load
@@ -40,7 +42,7 @@ from gopt.verification.gates import find_gates
 from gopt.verification.gradient_check import check_gradients
 from gopt.verification.message_rounds import MessageRounds
 from gopt.verification.random_inputs import feed_training, find_random
-from gopt.verification.rank_programs import read_rank
+from gopt.verification.rank_programs import RankPrograms, read_rank
 from gopt.verification.reference_graphs import PROBE
 from gopt.verification.reference_step import ReferenceProgram
 from gopt.verification.result import Verification
@@ -50,6 +52,9 @@ from gopt.verification.variants import (
     Variant,
 )
 from gopt.verification.verification_run import VerificationRun
+
+READERS = 2
+"""Ranks that are read at a time."""
 
 
 class Verifier:
@@ -85,13 +90,7 @@ class Verifier:
             self.training, self.mesh, self.cache, self.gates, reduction, shared, self.manifest.statistics
         )
         self.reference.refuse_inputs(self.random_inputs.fed)
-        self.ranks = [
-            read_rank(
-                self.folder, record, self.manifest, self.phases, self.reference.gradients, self.cache,
-                self.random_inputs, source.graph.types,
-            )
-            for record in self.manifest.ranks
-        ]  # fmt: skip
+        self.ranks = self._read_ranks(source)
         self.which = data_ranks(self.mesh)
         if plan is not None:
             self.transport = MessageRounds(self.manifest, deadline)
@@ -99,6 +98,18 @@ class Verifier:
         self.boxes = gradient_boxes(self.manifest, self.training.gradients)
         self.stored = self.all_ranks.joined("input", [rank.values for rank in self.ranks])
         self.kinds = {state.tensor: state.kind.value for state in self.training.states}
+
+    def _read_ranks(self, source: TrainingGraph) -> list[RankPrograms]:
+        """All ranks, two at a time: the runtime compiles one while Python reads the next."""
+
+        def read(record: RankEntry) -> RankPrograms:
+            return read_rank(
+                self.folder, record, self.manifest, self.phases, self.reference.gradients, self.cache,
+                self.random_inputs, source.graph.types,
+            )  # fmt: skip
+
+        with gc_paused(), ThreadPoolExecutor(READERS) as pool:
+            return list(pool.map(read, self.manifest.ranks))
 
     @property
     def all_ranks(self) -> AllRanks:

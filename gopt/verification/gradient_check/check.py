@@ -25,7 +25,7 @@ from gopt.verification.gradient_check.computed_weights import shifted
 from gopt.verification.gradient_check.difference_quotients import Candidate, Fit
 from gopt.verification.gradient_check.forward import Forward, Values
 from gopt.verification.gradient_check.layout import Layouts, turned
-from gopt.verification.gradient_check.points import beside, with_a_third
+from gopt.verification.gradient_check.points import all_beside, beside, with_a_third
 from gopt.verification.gradient_check.verdict import GradientCheck, Verdict
 from gopt.verification.reference_graphs import refuse_call
 
@@ -61,7 +61,7 @@ def check_gradients(
     """
     forward = Forward(training, call)
     generator = np.random.default_rng(seed + 3)
-    given = [forward.point(batch) for batch in batches]
+    given = forward.points(batches)
     points = with_a_third(given[:POINTS], training.batch, generator)
     return _GradientChecker(training, SlopeMeter(forward, generator), points, given[POINTS:], advance).all()
 
@@ -117,7 +117,7 @@ class _GradientChecker:
     def _moved(self, amount: float) -> list[Values]:
         states = [state.tensor for state in self.training.parameters]
         seed = int(self.slope_meter.generator.integers(1 << 30))
-        return [beside(point, states, amount, np.random.default_rng(seed)) for point in self.points]
+        return all_beside(self.points, states, amount, seed)
 
     def _spare(self) -> Iterator[list[Values]]:
         """The batches beyond the first three, three by three."""
