@@ -20,6 +20,7 @@ from gopt.ir.types import LOW_PRECISION
 from gopt.verification.all_ranks import AllRanks, RankResults, Tamper
 from gopt.verification.compare import Ledger, Values, became_not_finite, distance, finite, ratio, same_bits
 from gopt.verification.observations import Observations
+from gopt.verification.progress import ProgressCallback, no_progress
 from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
 from gopt.verification.result import Verification
 from gopt.verification.sensitivity import MOST, MULTIPLE, UNITS, Sensitivity, apart, measure_sensitivity, norm
@@ -43,11 +44,12 @@ class VariantRunner:
 
     def run(
         self, variant: Variant, steps: int, start: Values, settings: Values, batches: Callable[[int], Batches],
-        tamper: Tamper | None,
+        tamper: Tamper | None, advance: ProgressCallback = no_progress,
     ) -> bool:  # fmt: skip
         """Compare ``steps`` steps; False where the reference left the numbers, which ends the variant."""
         first, states, held = start, start, self.all_ranks.held(start)
         for number in range(1, steps + 1):
+            advance(f"steps of {variant.name!r}", number - 1, steps)
             given = batches(number)
             step = self.reference.step(variant, states, settings, given)
             self._find_noise(variant, number, states, settings, given, step)
@@ -93,8 +95,9 @@ class VariantRunner:
         where = f"in step {number} of {variant.name!r}"
         if variant.extra:
             self.result.say(f"{not_finite[0]}{more}: not finite in the source {where}: not judged there")
-        else:
-            self.result.doubt(not_finite[0], f"not finite in the source {where}{more}: nothing can be compared with it")
+            return
+        for name in not_finite:
+            self.result.doubt(name, f"not finite in the source {where}: nothing can be compared with it")
 
 
 def _not_finite_states(reference: ReferenceProgram, step: ReferenceStep, before: Values) -> list[str]:

@@ -8,8 +8,9 @@ the loss.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,10 @@ from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks,
 from gopt.verification.batches import Batches, SampledBatches, UserBatches
 from gopt.verification.compare import Values, finite, tolerance_of
 from gopt.verification.gates import find_gates
-from gopt.verification.gradient_check import check_gradients
+from gopt.verification.gradient_check import PHASE, check_gradients
+from gopt.verification.gradient_sample import sample_gradients
 from gopt.verification.message_rounds import MessageRounds
+from gopt.verification.progress import ProgressCallback, no_progress
 from gopt.verification.random_inputs import feed_training, find_random
 from gopt.verification.rank_programs import RankPrograms, read_rank
 from gopt.verification.reference_graphs import PROBE
@@ -65,8 +68,10 @@ class Verifier:
         folder: str | os.PathLike[str],
         model: str | os.PathLike[str] | None = None,
         deadline: float | None = None,
+        advance: ProgressCallback = no_progress,
     ) -> None:
         """``deadline``: seconds that one piece of a graph may run; None: without an end."""
+        advance("reading the source")
         self.transport: Transport = run_ranks
         """What runs one phase of all ranks: threads, unless somebody puts another engine in."""
         self.folder = Path(folder)
@@ -90,7 +95,7 @@ class Verifier:
             self.training, self.mesh, self.cache, self.gates, reduction, shared, self.manifest.statistics
         )
         self.reference.refuse_inputs(self.random_inputs.fed)
-        self.ranks = self._read_ranks(source)
+        self.ranks = self._read_ranks(source, advance)
         self.which = data_ranks(self.mesh)
         if plan is not None:
             self.transport = MessageRounds(self.manifest, deadline)
@@ -99,7 +104,7 @@ class Verifier:
         self.stored = self.all_ranks.joined("input", [rank.values for rank in self.ranks])
         self.kinds = {state.tensor: state.kind.value for state in self.training.states}
 
-    def _read_ranks(self, source: TrainingGraph) -> list[RankPrograms]:
+    def _read_ranks(self, source: TrainingGraph, advance: ProgressCallback) -> list[RankPrograms]:
         """All ranks, two at a time: the runtime compiles one while Python reads the next."""
 
         def read(record: RankEntry) -> RankPrograms:
@@ -109,7 +114,11 @@ class Verifier:
             )  # fmt: skip
 
         with gc_paused(), ThreadPoolExecutor(READERS) as pool:
-            return list(pool.map(read, self.manifest.ranks))
+            ranks: list[RankPrograms] = []
+            for rank in pool.map(read, self.manifest.ranks):
+                ranks.append(rank)
+                advance("reading ranks", len(ranks), len(self.manifest.ranks))
+            return ranks
 
     @property
     def all_ranks(self) -> AllRanks:
@@ -132,11 +141,13 @@ class Verifier:
         tamper: Tamper | None = None,
         confirm: bool = True,
         data: str | None = None,
-        advance: Callable[[str], None] = lambda _: None,
+        every: bool = False,
+        advance: ProgressCallback = no_progress,
     ) -> Verification:
         """Run ``steps`` steps of every variant and compare. ``tamper`` may change a rank's feeds: for tests.
 
         ``data``: the user's own batches, as ``gopt run`` takes them; without it they are drawn from ``seed``.
+        ``every``: confirm all gradients, not a sample of them where they are many.
         """
         result = Verification(self._tolerance(), steps, len(self.ranks))
         if self._drawn():
@@ -156,9 +167,13 @@ class Verifier:
         if confirm:
             for note in check_source_duals(self.training, self.mesh, seed):
                 result.say(note)
-            advance("confirming gradients by finite differences")
+            sample = None if every else sample_gradients(self.training, seed)
+            names = None if sample is None else sample.parameters
+            advance(PHASE, 0, len(names or self.training.gradients))
             feeds = [{**start, **settings, **each} for each in self._several(batches)]
-            result.gradients = check_gradients(self.training, feeds, seed, self.reference.call, advance)
+            result.gradients = check_gradients(self.training, feeds, seed, self.reference.call, advance, names)
+            if sample is not None:
+                result.sample = replace(sample, widened=len(result.gradients) > len(sample.parameters))
         return result
 
     def groups(self) -> list[str]:
