@@ -41,8 +41,9 @@ class GradientSample:
         }  # fmt: skip
 
 
-def sample_gradients(training: TrainingGraph, seed: int, limit: int = LIMIT) -> GradientSample | None:
-    """A sample of about ``limit`` gradients, at least one of each kind; None where there are no more than that."""
+def sample_gradients(training: TrainingGraph, seed: int, limit: int | None = None) -> GradientSample | None:
+    """A sample of ``limit`` gradients (LIMIT), at least one of each kind; None where there are no more than that."""
+    limit = LIMIT if limit is None else limit
     names = list(training.gradients)
     if len(names) <= limit:
         return None

@@ -18,7 +18,7 @@ from gopt.verification.compare import Values
 from gopt.verification.gates import Gate, gate_outputs
 from gopt.verification.lockstep import run_in_lockstep, with_shared_means
 from gopt.verification.reference_graphs import local_graph, update_graph
-from gopt.verification.source_members import SourceMembers, run_source
+from gopt.verification.source_members import Feeds, SourceMembers, run_source
 from gopt.verification.variants import Variant
 
 Batches = Sequence[Sequence[Values]]
@@ -135,7 +135,7 @@ class ReferenceProgram:
             name: _put_together(self.reduction, [values[name] for values in every], local.weights) for name in every[0]
         }
 
-    def _locals(self, values: Sequence[Values]) -> list[Values]:
+    def _locals(self, values: Sequence[Feeds]) -> list[Values]:
         """Run the local part of every data rank: one by one, or together where they share values on the way."""
         if self.shared == SynchronisedValues():
             return [self._run(self._local, each) for each in values]
@@ -143,7 +143,7 @@ class ReferenceProgram:
         feeds = [{name: value for name, value in each.items() if name in inputs} for each in values]
         return run_in_lockstep(self._local, feeds, self.call)
 
-    def _run(self, program: Executor, values: Values) -> Values:
+    def _run(self, program: Executor, values: Feeds) -> Values:
         """Run the source, as one rank, on those of the values that it reads."""
         return run_source(program, {name: values[name] for name in program.graph.inputs if name in values}, self.call)
 

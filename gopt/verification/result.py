@@ -57,7 +57,7 @@ class Failure:
 
     def add(self, difference: Difference) -> None:
         self.comparisons += 1
-        if not difference.error_over_tolerance <= self.worst.error_over_tolerance:
+        if _size(difference.error_over_tolerance) > _size(self.worst.error_over_tolerance):
             self.worst = difference
 
     def to_json(self) -> dict[str, Any]:
@@ -79,10 +79,10 @@ class Doubt:
 class Verification:
     """What a verification found.
 
-    ``tolerance``: what a relative error may be, e.g. 1e-4. ``failures``: every value that was out of tolerance, by kind
-    and name. ``sample``: which gradients were looked at, None where all were. ``worst``: of each variant the value that is furthest off,
-    in tolerances: see ``Difference``. ``doubts``: what could not be confirmed. ``noise``: states whose gradient is
-    rounding noise, which were judged by the gradients that the ranks really had.
+    ``tolerance``: what a relative error may be, e.g. 1e-4. ``worst``: of each variant the value that is furthest off,
+    in tolerances: see ``Difference``. ``failures``: every value that was out of tolerance, by kind and name.
+    ``sample``: which gradients were looked at, None where all were. ``doubts``: what could not be confirmed. ``noise``:
+    states whose gradient is rounding noise, which were judged by the gradients that the ranks really had.
     """
 
     tolerance: float
@@ -138,7 +138,7 @@ class Verification:
             else:
                 self.failures[key] = Failure(difference)
         held = self.worst.get(difference.variant)
-        if held is None or not difference.error_over_tolerance <= held.error_over_tolerance:
+        if held is None or _size(difference.error_over_tolerance) > _size(held.error_over_tolerance):
             self.worst[difference.variant] = difference
 
     def failing(self) -> list[Failure]:

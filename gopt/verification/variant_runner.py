@@ -195,9 +195,7 @@ class _StepComparison:
         gradients = [[{**mine, **observed} for mine, observed in zip(*turn)] for turn in pairs]
         return replace(local, gradients=gradients)
 
-    def _gradients(
-        self, ledger: Ledger, local: LocalResults, sent: LocalResults, moved: Sensitivity | None
-    ) -> None:
+    def _gradients(self, ledger: Ledger, local: LocalResults, sent: LocalResults, moved: Sensitivity | None) -> None:
         for turn, (wanted, had) in enumerate(zip(local.gradients, sent.gradients)):
             for r, (mine, theirs) in enumerate(zip(wanted, had)):
                 for name, value in mine.items():
