@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import FIXTURES
-
 from gopt.cli import render_kinds
 from gopt.cli.main import main
+from helpers import FIXTURES
+
 from gopt.offline.kinds.inference import HOW_TO_TRAIN
 
 sys.path.append(str(Path(__file__).parents[1] / "offline" / "kinds"))

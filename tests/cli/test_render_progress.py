@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import pytest
-
 from gopt.cli import render_progress
 from gopt.cli.render_progress import PlainLines, counted_progress, time_left
 

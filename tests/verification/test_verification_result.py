@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gopt.cli.render_verify import FAILING, render_verification
 from helpers import FIXTURES
 
 import gopt
-from gopt.cli.render_verify import FAILING, render_verification
 from gopt.verification.result import Difference, Verification
 from gopt.verification.verify import Verifier
 
