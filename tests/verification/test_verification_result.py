@@ -52,3 +52,17 @@ def test_many_are_named_too(capsys) -> None:
     render_verification(result.to_json())
     shown = capsys.readouterr().out
     assert all(f"w{number}" in shown for number in range(FAILING + 3))
+
+
+def test_a_replica_that_differs_on_one_rank_alone_is_found(tmp_path) -> None:
+    """Replicas that are equal bit by bit are judged once; one that is not is judged by itself."""
+    folder = tmp_path / "out"
+    gopt.shard(gopt.load(FIXTURES / "mlp_sgd.onnx"), gopt.Mesh((("dp", 3),))).write(folder)
+
+    def tamper(rank, feeds):
+        if rank == 1:
+            feeds["lr"] = feeds["lr"] * 3
+
+    result = Verifier(folder).run(steps=1, tamper=tamper, confirm=False)
+    record = result.to_json()["failing"]
+    assert {each["rank"] for each in record["worst_first"]} == {1} and record["values"] == 4

@@ -69,7 +69,8 @@ def test_a_rate_that_follows_an_own_counter_is_named_for_each(monkeypatch) -> No
 
     one = """n{0} = Add(t{0}, one)  r{0} = Div(rate, n{0})  g{0}s = Mul(g{0}, r{0})  w{0}_new = Sub(w{0}, g{0}s)"""
     text = f"""<ir_version: 9, opset_import: ["" : 18]>
-        g (float[2,3] x, float[3,3] w0, float[3,3] w1, float t0, float t1) => (float loss, float[3,3] w0_new, float[3,3] w1_new, float n0, float n1)
+        g (float[2,3] x, float[3,3] w0, float[3,3] w1, float t0, float t1)
+        => (float loss, float[3,3] w0_new, float[3,3] w1_new, float n0, float n1)
         <float one = {{1}}, float rate = {{0.1}}> {{
         h = MatMul(x, w0)  a = Tanh(h)  y = MatMul(a, w1)  s = Mul(y, y)  loss = ReduceSum<keepdims = 0>(s)
         two = Constant<value = float {{2.0}}>()  dy = Mul(y, two)
