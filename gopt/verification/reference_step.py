@@ -19,7 +19,7 @@ from gopt.verification.gates import Gate, gate_outputs
 from gopt.verification.lazy_tables import LazyTable, with_kept_rows
 from gopt.verification.lockstep import run_in_lockstep, with_shared_means
 from gopt.verification.reference_graphs import local_graph, update_graph
-from gopt.verification.source_members import SourceMembers, run_source
+from gopt.verification.source_members import Feeds, SourceMembers, run_source
 from gopt.verification.variants import Variant
 
 Batches = Sequence[Sequence[Values]]
@@ -93,11 +93,12 @@ class ReferenceProgram:
 
     def local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
         """Losses, gradients and statistics of every batch; micro-steps hand their statistics on."""
-        held = [dict(states) for _ in batches[0]]
+        fixed = self._local.hold({**states, **settings})
+        held = [Values() for _ in batches[0]]
         losses, gradients, weights, shown = [], [], [], []
         ids: list[Values] = []
         for turn in batches:
-            outputs = self._locals([{**own, **settings, **batch} for own, batch in zip(held, turn)])
+            outputs = self._locals([{**fixed, **own, **batch} for own, batch in zip(held, turn)])
             losses.append([np.asarray(out[self.training.loss], np.float64) for out in outputs])
             weights += [float(np.asarray(out[self.reduction.value]).item()) for out in outputs if self.reduction.value]
             ids += [{name: np.asarray(out[name]) for each in self.lazy for name in each.ids} for out in outputs]
@@ -105,7 +106,7 @@ class ReferenceProgram:
             for own, out in zip(held, outputs):
                 own.update({state.tensor: np.asarray(out[state.updated]) for state in self.statistics})
             gradients.append([self.varied(variant, out, r == len(turn) - 1) for r, out in enumerate(outputs)])
-        statistics = [{s.tensor: own[s.tensor] for s in self.statistics} for own in held]
+        statistics = [{s.tensor: own.get(s.tensor, states[s.tensor]) for s in self.statistics} for own in held]
         weighed = self.reduction.rule is LossRule.WEIGHTED
         pushed = [each for number, each in enumerate(ids) if not weighed or weights[number]]
         touched = {table.parameter: table.touched(pushed) for table in self.lazy}
@@ -144,7 +145,7 @@ class ReferenceProgram:
             name: _put_together(self.reduction, [values[name] for values in every], local.weights) for name in every[0]
         }
 
-    def _locals(self, values: Sequence[Values]) -> list[Values]:
+    def _locals(self, values: Sequence[Feeds]) -> list[Values]:
         """Run the local part of every data rank: one by one, or together where they share values on the way."""
         if self.shared == SynchronisedValues():
             return [self._run(self._local, each) for each in values]
@@ -152,7 +153,7 @@ class ReferenceProgram:
         feeds = [{name: value for name, value in each.items() if name in inputs} for each in values]
         return run_in_lockstep(self._local, feeds, self.call)
 
-    def _run(self, program: Executor, values: Values) -> Values:
+    def _run(self, program: Executor, values: Feeds) -> Values:
         """Run the source, as one rank, on those of the values that it reads."""
         return run_source(program, {name: values[name] for name in program.graph.inputs if name in values}, self.call)
 
