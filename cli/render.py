@@ -15,6 +15,7 @@ from rich.text import Text
 
 from gopt.artifact.pass_facts import BucketFacts, buckets
 from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
+from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report
 from gopt.sanitize import clean
 
@@ -85,7 +86,7 @@ def render_report(report: Report, output: Path | None) -> None:
         out.print(f"chosen of {choice.weighed}: {chosen}: {choice.why}")
     out.print(table("Figures", ("", "is", "of"), _figure_rows(report), ()))
     passed = ", ".join(f"{check.name} {check.count}" for check in report.checks)
-    out.print(f"nodes: {len(report.removed_ops)} of the source removed, {len(report.added_ops)} added")
+    out.print(f"nodes: {total(report.removed_ops)} of the source removed, {total(report.added_ops)} added")
     out.print(f"checks passed: {passed}", soft_wrap=True)
     for note in report.notes:
         out.print(f"note: {note}")

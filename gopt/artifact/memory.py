@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gopt.analysis.training import StateKind
+from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.collectives.layout import ITEM_BYTES
 from gopt.ir.graph import Node
-from gopt.ir.types import nbytes
+from gopt.ir.types import TensorType, nbytes
 from gopt.program import ShardedState, SpmdProgram
+from gopt.sharding.placements import Sharding
 from gopt.sharding.traffic import Carries, CollectiveCall, find_calls
 from gopt.sharding.verifier import Shardings
 
@@ -86,7 +87,26 @@ def live(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Map
     A new state takes its old one's place. One sweep to see last readers, one to count.
     """
     nodes = [node for node in program.graph.nodes if node.sharding.covers(coordinates)]
-    sizer = _Sizer(program, coordinates)
+    kept = {state.output for state in program.states}
+    return _peaks(nodes, _Sizer(program.graph.types, kept, _parts(program), coordinates), _kinds(program, calls))
+
+
+def live_in_source(training: TrainingGraph) -> LivePeaks:
+    """The same of the source, which is whole: nothing is gathered, and gradients are those of the parameters."""
+    kept = {state.updated for state in training.states}
+    kinds = dict.fromkeys(training.gradients.values(), "gradients")
+    return _peaks(training.graph.nodes, _Sizer(training.graph.types, kept, {}, {}), kinds)
+
+
+def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:
+    """What ranks have parts of. A verified program knows it, but for windows along axes of a split computation."""
+    if program.sharded and not program.split:
+        return program.sharded
+    shardings = Shardings(program, strict=False).infer()
+    return {name: shardings.sharding(name) for name in shardings.known}
+
+
+def _peaks(nodes: Sequence[Node], sizer: _Sizer, kinds: Mapping[str, str]) -> LivePeaks:
     last: dict[str, int] = {}
     for place, node in enumerate(nodes):
         sizer.note(node)
@@ -95,22 +115,24 @@ def live(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Map
     ends: dict[int, list[str]] = {}
     for name, place in last.items():
         ends.setdefault(place, []).append(name)
-    kinds = _kinds(program, calls)
-    now = {"": 0, "gradients": 0, "gathered": 0, "activations": 0}
-    peak = dict(now)
+    now = {"gradients": 0, "gathered": 0, "activations": 0}
+    peak, size = dict(now), sizer.size
+    alive = most = 0
     for place, node in enumerate(nodes):
         for name in node.outputs:
-            _count(now, kinds.get(name, "activations"), sizer.size.get(name, 0))
-        for kind, value in now.items():
-            peak[kind] = max(peak[kind], value)
+            if name in size:
+                kind = kinds.get(name, "activations")
+                alive += size[name]
+                now[kind] += size[name]
+                if now[kind] > peak[kind]:
+                    peak[kind] = now[kind]
+        if alive > most:
+            most = alive
         for name in ends.get(place, ()):
-            _count(now, kinds.get(name, "activations"), -sizer.size.get(name, 0))
-    return LivePeaks(peak[""], peak["activations"], peak["gradients"], peak["gathered"])
-
-
-def _count(now: dict[str, int], kind: str, change: int) -> None:
-    now[kind] += change
-    now[""] += change
+            if name in size:
+                alive -= size[name]
+                now[kinds.get(name, "activations")] -= size[name]
+    return LivePeaks(most, peak["activations"], peak["gradients"], peak["gathered"])
 
 
 def _kinds(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> dict[str, str]:
@@ -122,12 +144,17 @@ def _kinds(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> dict[str, s
 
 
 class _Sizer:
-    """Bytes of every value on one rank; views cost nothing and keep alive what they look at."""
+    """Bytes of every value on one rank; views cost nothing and keep alive what they look at. ``kept``: new states;
+    ``parts``: values of which ranks have parts."""
 
-    def __init__(self, program: SpmdProgram, coordinates: Mapping[str, int]) -> None:
-        self.types, self.coordinates = program.graph.types, coordinates
-        self.shardings = Shardings(program, strict=False).infer()
-        self.kept = {state.output for state in program.states}
+    def __init__(
+        self,
+        types: Mapping[str, TensorType],
+        kept: set[str],
+        parts: Mapping[str, Sharding],
+        coordinates: Mapping[str, int],
+    ) -> None:
+        self.types, self.kept, self.parts, self.coordinates = types, kept, parts, coordinates
         self.size: dict[str, int] = {}
         self.root: dict[str, str] = {}
 
@@ -139,5 +166,8 @@ class _Sizer:
         for name in node.outputs:
             type = self.types.get(name)
             if name and name not in self.kept and type is not None and type.static:
-                shape = self.shardings.sharding(name).local_shape(type.dims, self.coordinates)
-                self.size[name] = nbytes(type.dtype, math.prod(shape))
+                part = self.parts.get(name)
+                if part is None:
+                    self.size[name] = type.nbytes
+                else:
+                    self.size[name] = nbytes(type.dtype, math.prod(part.local_shape(type.dims, self.coordinates)))
