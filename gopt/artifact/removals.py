@@ -27,6 +27,7 @@ class Removal:
     of: str | None = None
 
 
+UNKNOWN = TensorType("undefined", None)
 UNREAD = Removal("prune", "nothing reads it any more")
 
 
@@ -83,10 +84,11 @@ class _Removed:
         self.told, self.roles = Removals(ran), roles(program.source)
         self.ops: list[OpFact] = []
         self.variables: list[RemovedVarFact] = []
+        self.types = program.source.graph.types
         self.left = [_left(variant) for variant, _ in classes]
         self.made = {name for node in program.graph.nodes if node.made_by for name in node.outputs}
         """Values that passes make, under names of the source too."""
-        self.known = {*self.made, *program.graph.types}
+        self.known = program.graph.types.keys() | self.made
         every = sorted(rank for _, ranks in classes for rank in ranks)
         self.on_every = rank_ranges(every)
         coordinates = {rank: program.mesh.coordinates(rank) for rank in every}
@@ -123,25 +125,29 @@ class _Removed:
         return self.missing_on(*(None if each is None else each.sharding for each in kept))
 
     def _remove(self, node: Node, told: Removal, where: str) -> None:
-        source, inputs, replaced = self.program.source.graph, self.program.graph.inputs, self.told.replaced
+        inputs, outputs, replaced = self.program.graph.inputs, self.program.source.graph.outputs, self.told.replaced
         role = role_of(node)
         now: tuple[str, ...] = ()
         for name in node.outputs:
             if not name:
                 continue
             by, again = replaced.get(name, ()), name in self.made  # again: another node makes it
-            if by:
+            if by and not self.known.issuperset(by):
                 by = tuple(each for each in by if each in self.known)
-            elif again:
+            elif not by and again:
                 by = (name,)
             now = now or by
-            if name not in source.outputs and name not in inputs and not again:
+            if not again and name not in outputs and name not in inputs:
                 self._value(name, told, where, self.roles.get(name, role), by)
         self.ops.append(OpFact(told.pass_name, told.why, where, role, told.of, node.label, node.op_type, now))
 
     def _value(self, name: str, told: Removal, where: str, role: str, by: tuple[str, ...]) -> None:
-        type = self.program.source.graph.type_of(name)
-        self.variables.append(_fact(name, type, told, where, role, by))
+        type = self.types.get(name, UNKNOWN)
+        self.variables.append(
+            RemovedVarFact(
+                told.pass_name, told.why, where, role, told.of, name, type.dtype, type.shape, type.nbytes, by
+            )
+        )
 
     def aliases(self) -> None:
         """Nodes that were looked through on load."""
@@ -171,14 +177,6 @@ class _Removed:
             elif where := self.missing_on(*(each.sharding for each in held)):
                 told = Removal("shard", "held by its owner alone", _parameter(owners, state.input))
                 self._value(state.input, told, where, self.roles.get(state.input, "state"), ())
-
-
-def _fact(
-    name: str, type: TensorType, told: Removal, where: str, role: str, by: tuple[str, ...]
-) -> RemovedVarFact:
-    return RemovedVarFact(
-        told.pass_name, told.why, where, role, told.of, name, type.dtype, type.shape, type.nbytes, by
-    )  # fmt: skip
 
 
 def _parameter(states: Mapping[str, object], name: str) -> str | None:

@@ -106,6 +106,10 @@ class OpGroup:
     replaced_by: tuple[tuple[str, ...], ...] = field(default=(), metadata=OPTIONAL)
     rows: tuple[Row, ...] = field(metadata=LINES)
 
+    def fault(self) -> str | None:
+        """What is wrong with the group, None where nothing is."""
+        return _fault(self.count, self.rows, self.op_types, self.replaced_by)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedVarGroup:
@@ -120,6 +124,10 @@ class RemovedVarGroup:
     replaced_by: tuple[tuple[str, ...], ...] = field(default=(), metadata=OPTIONAL)
     rows: tuple[RemovedVarRow, ...] = field(metadata=LINES)
 
+    def fault(self) -> str | None:
+        """As of ``OpGroup``."""
+        return _fault(self.count, self.rows, self.replaced_by)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedVarGroup:
@@ -133,8 +141,21 @@ class AddedVarGroup:
     per_rank: tuple[LocalShape, ...]
     rows: tuple[Row, ...] = field(metadata=LINES)
 
+    def fault(self) -> str | None:
+        """As of ``OpGroup``."""
+        return _fault(self.count, self.rows)
+
 
 Group = OpGroup | RemovedVarGroup | AddedVarGroup
+
+
+def _fault(count: int, rows: Sequence[Row | RemovedVarRow], *columns: Sequence[object]) -> str | None:
+    lengths = {len(column) for column in columns if len(column) > 1}
+    names = {len(row.names) for row in rows}
+    if lengths and names != lengths:
+        return f"rows have {', '.join(map(str, sorted(names)))} names, its columns are {max(lengths)}"
+    held = sum(len(row.names) for row in rows)
+    return None if held == count else f"count: {count} stands for {held} names"
 
 
 def total(groups: Iterable[Group]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gopt.analysis.training import StateKind, TrainingGraph
-from gopt.artifact.memory import live, live_in_source
+from gopt.artifact.step_memory import live, live_in_source
 from gopt.artifact.report_record import BeforeAfter, RankUsage, SourceEntry, StepSize
 from gopt.ir.graph import COMM, Tensor
 from gopt.lower.rank_graph import RankGraph, RankState

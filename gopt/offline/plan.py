@@ -15,7 +15,7 @@ from gopt.artifact.report_record import ChoiceEntry
 from gopt.documents.records import from_document, to_document
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
-from gopt.artifact.memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
+from gopt.artifact.step_memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
 from gopt.offline.times import CommTimes, times
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_mesh
