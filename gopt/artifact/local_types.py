@@ -23,7 +23,9 @@ class LocalTypes:
 
     def __init__(self, program: SpmdProgram) -> None:
         self.program = program
-        self._opset = max((o.version for o in program.graph.header.opset_import if o.domain in ("", "ai.onnx")), default=1)
+        self._opset = max(
+            (o.version for o in program.graph.header.opset_import if o.domain in ("", "ai.onnx")), default=1
+        )
         self._inferred: dict[object, tuple[TensorType, ...]] = {}
 
     def on(self, rank: RankGraph) -> OnRank:

@@ -19,8 +19,8 @@ from gopt.artifact.report_groups import (
     group_removed_ops,
     group_removed_vars,
 )
-from gopt.artifact.step_size import before_after
 from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage, Report, SourceEntry
+from gopt.artifact.step_size import before_after
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
 from gopt.lower.invariants import Check

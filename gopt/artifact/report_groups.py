@@ -7,9 +7,9 @@ parameter once a row, and of each operator or value the name alone. ``expand_*``
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gopt.documents.records import LINES, OPTIONAL, key
 
@@ -171,12 +171,12 @@ class _Column:
     """The names of a row in the making, and what else differs between its columns."""
 
     names: list[str] = field(default_factory=list)
-    kinds: list[Hashable] = field(default_factory=list)
+    kinds: list[Any] = field(default_factory=list)
     """(op_type, replaced_by) of an operator, replaced_by of a value."""
 
 
-Key = tuple[Hashable, ...]
-_Tables = dict[Key, dict[Hashable, _Column]]
+Key = tuple[Any, ...]
+_Tables = dict[Key, dict[Any, _Column]]
 
 
 def group_removed_ops(facts: Iterable[OpFact]) -> tuple[OpGroup, ...]:
@@ -201,13 +201,13 @@ def _group_ops(facts: Iterable[tuple[str | None, OpFact]]) -> tuple[OpGroup, ...
         row.kinds.append((fact.op_type, fact.replaced_by))
     made = []
     for (pass_name, reason, ranks, role, _), kinds, found in _alike(tables):
-        rows = tuple(Row(of, tuple(names)) for of, names in found)  # type: ignore[arg-type]
+        held = tuple(Row(of, tuple(names)) for of, names in found)
         made.append(
             OpGroup(
-                pass_name=pass_name, reason=reason, ranks=ranks, role=role, count=sum(len(row.names) for row in rows),
+                pass_name=pass_name, reason=reason, ranks=ranks, role=role, count=sum(len(row.names) for row in held),
                 op_types=_joined([op_type for op_type, _ in kinds]), replaced_by=_shown([by for _, by in kinds]),
-                rows=rows,
-            )  # type: ignore[arg-type]
+                rows=held,
+            )
         )  # fmt: skip
     return tuple(made)
 
@@ -225,12 +225,12 @@ def group_removed_vars(facts: Iterable[RemovedVarFact]) -> tuple[RemovedVarGroup
         row.kinds.append(fact.replaced_by)
     made = []
     for (pass_name, reason, ranks, role, dtype), kinds, found in _alike(tables):
-        rows = tuple(RemovedVarRow(*place, tuple(names)) for place, names in found)  # type: ignore[misc]
+        values = tuple(RemovedVarRow(of, shape, size, tuple(names)) for (of, shape, size), names in found)
         made.append(
             RemovedVarGroup(
                 pass_name=pass_name, reason=reason, ranks=ranks, role=role, dtype=dtype, replaced_by=_shown(kinds),
-                count=sum(len(row.names) for row in rows), rows=rows,
-            )  # type: ignore[arg-type]
+                count=sum(len(row.names) for row in values), rows=values,
+            )
         )  # fmt: skip
     return tuple(made)
 
@@ -239,28 +239,28 @@ def group_added_vars(facts: Iterable[AddedVarFact]) -> tuple[AddedVarGroup, ...]
     """Values in groups, in the order of their first members."""
     tables: dict[Key, dict[str | None, list[str]]] = {}
     for fact in facts:
-        rows = tables.setdefault((*fact[:3], fact.dtype, fact.per_rank), {})
-        rows.setdefault(fact.of, []).append(fact.name)
+        named = tables.setdefault((*fact[:3], fact.dtype, fact.per_rank), {})
+        named.setdefault(fact.of, []).append(fact.name)
     return tuple(
         AddedVarGroup(
             pass_name=pass_name, reason=reason, role=role, dtype=dtype, per_rank=per_rank,
             count=sum(map(len, rows.values())), rows=tuple(Row(of, tuple(names)) for of, names in rows.items()),
-        )  # type: ignore[arg-type]
+        )
         for (pass_name, reason, role, dtype, per_rank), rows in tables.items()
     )  # fmt: skip
 
 
-def _alike(tables: _Tables) -> Iterator[tuple[Key, Sequence[object], list[tuple[Hashable, list[str]]]]]:
+def _alike(tables: _Tables) -> Iterator[tuple[Key, Sequence[Any], list[tuple[Any, list[str]]]]]:
     """Tables whose rows have the same columns: key, columns, rows. A single column is that of all names of a row."""
-    for key, rows in tables.items():
-        found: dict[tuple[Hashable, ...], list[tuple[Hashable, list[str]]]] = {}
+    for head, rows in tables.items():
+        found: dict[Key, list[tuple[Any, list[str]]]] = {}
         for place, row in rows.items():
             kinds = tuple(row.kinds)
             if kinds.count(kinds[0]) == len(kinds):
                 kinds = kinds[:1]
             found.setdefault(kinds, []).append((place, row.names))
         for kinds, named in found.items():
-            yield key, kinds, named
+            yield head, kinds, named
 
 
 def _joined(items: Sequence[str]) -> tuple[str, ...]:
@@ -304,6 +304,5 @@ def expand_added_vars(groups: Iterable[AddedVarGroup]) -> Iterator[AddedVarFact]
                 yield AddedVarFact(each.pass_name, each.reason, each.role, row.of, name, each.dtype, each.per_rank)
 
 
-def _per_name(column: Sequence[object], names: Sequence[str]) -> Sequence:  # type: ignore[type-arg]
+def _per_name(column: tuple[Any, ...], names: Sequence[str]) -> tuple[Any, ...]:
     return column * len(names) if len(column) == 1 else column
-

@@ -131,7 +131,7 @@ class ChoiceEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:
-    """What one step is and holds, in bytes beside ``nodes`` and ``calls``; traffic and calls are those of one update."""
+    """What one step is and holds: bytes, but for ``nodes`` and ``calls``. Traffic and calls are those of one update."""
 
     nodes: int
     parameters: int

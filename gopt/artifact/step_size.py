@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gopt.analysis.training import StateKind, TrainingGraph
-from gopt.artifact.step_memory import live, live_in_source
 from gopt.artifact.report_record import BeforeAfter, RankUsage, SourceEntry, StepSize
+from gopt.artifact.step_memory import live, live_in_source
 from gopt.ir.graph import COMM, Tensor
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
@@ -58,7 +58,7 @@ def before_after(
 
 def _source_size(training: TrainingGraph, source: SourceEntry) -> StepSize:
     types = training.graph.types
-    held = {kind: 0 for kind in StateKind}
+    held = dict.fromkeys(StateKind, 0)
     for state in training.states:
         held[state.kind] += types[state.tensor].nbytes
     return StepSize(

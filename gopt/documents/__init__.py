@@ -151,7 +151,11 @@ def _check_schema(found: Any, kind: DocumentKind, name: str, floats: bool) -> No
     where = found
     for key in place:
         where = where[key]
-    if isinstance(found, dict) and "format" in found:
+    if (
+        isinstance(found, dict)
+        and "format" in found
+        and (place in ([], ["format"]) or _is_other(found["format"], kind))
+    ):
         _check_format(found["format"], kind, name)
     raise InputError(f"{name}: {_told(place)}{message.replace(VALUE, show(where))}")
 
@@ -173,6 +177,11 @@ def _told(place: Sequence[str | int]) -> str:
     """The path of a key as the beginning of a message."""
     shown = [key if isinstance(key, int) or key.isidentifier() else show(key) for key in place]
     return f"{key_path(shown)}: " if place else ""
+
+
+def _is_other(given: Any, kind: DocumentKind) -> bool:
+    """Whether a format is another version of the kind's."""
+    return isinstance(given, str) and given.startswith(f"gopt-{kind.schema}/")
 
 
 def _check_format(given: Any, kind: DocumentKind, name: str) -> None:

@@ -130,7 +130,7 @@ def _writer(hint: Any) -> Convert | None:
 
 def _lazy_writer(hint: Any) -> Convert | None:
     """The same, but for a tuple of records: an iterator of their documents."""
-    item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
+    item: Any = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
     if not _is_record(item):
         return _writer(hint)
     write = _line_writer(item) if any("lines" in each.metadata for each in fields(item)) else _record_writer(item)
@@ -146,7 +146,7 @@ def _line_writer(cls: Any) -> Convert:
 
     def write_lines(record: Any) -> dict[str, Any]:
         whole = {name: getattr(record, name) for name, _ in lazy}
-        document = write(replace(record, **dict.fromkeys(whole, ())))
+        document: dict[str, Any] = write(replace(record, **dict.fromkeys(whole, ())))
         document.update((label, map(items[name], whole[name])) for name, label in lazy)
         return document
 

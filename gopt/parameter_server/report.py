@@ -20,8 +20,8 @@ from gopt.artifact.report_groups import (
     LocalShape,
     OpFact,
     RemovedVarFact,
-    group_added_vars,
     group_added_ops,
+    group_added_vars,
     group_removed_ops,
     group_removed_vars,
 )
@@ -166,8 +166,10 @@ def _removed(split: SplitStep) -> tuple[list[OpFact], list[RemovedVarFact]]:
             for name in node.outputs:
                 if name and name not in split.training.graph.outputs:
                     type, by = split.training.graph.type_of(name), told.replaced.get(name, ())
-                    held = (name, type.dtype, type.shape, type.nbytes, by)
-                    variables.append(RemovedVarFact(*head[:3], named.get(name, head[3]), of, *held))
+                    where, role = head[2], named.get(name, head[3])
+                    variables.append(
+                        RemovedVarFact(PASS, why, where, role, of, name, type.dtype, type.shape, type.nbytes, by)
+                    )
     return ops, variables
 
 

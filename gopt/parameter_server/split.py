@@ -119,8 +119,8 @@ def _geo_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     keys = tuple(_keys(training, plan, servers, NOTHING, options))
     checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
     made = SplitStep(
-        training, options, plan, homes, step, servers.program, trainer_graphs, server_graphs, keys, (), {}, PassResult(), checks,
-        sync,
+        training, options, plan, homes, step, servers.program, trainer_graphs, server_graphs, keys, (), {},
+        PassResult(), checks, sync,
     )  # fmt: skip
     return replace(made, checks=(*checks, _check_blocks(made)))
 
