@@ -14,7 +14,7 @@ from gopt.artifact.manifest_check import read_manifest, read_report
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report import PassRecord
 from gopt.artifact.report_groups import total
-from gopt.artifact.report_record import RankUsage, Report, SourceEntry
+from gopt.artifact.report_record import BeforeAfter, RankUsage, Report, SourceEntry
 from gopt.artifact.states_file import STATES_FILE
 from gopt.documents.records import to_document
 from gopt.lower.invariants import Check
@@ -50,6 +50,7 @@ class FolderInspection:
     """States of the source that no rank holds whole."""
     replicated: int
     pipeline: tuple[PassRecord, ...]
+    before_after: BeforeAfter | None
     per_rank: tuple[RankInspection, ...]
     balance: Mapping[str, float]
     removed_ops: int
@@ -89,6 +90,7 @@ def _inspect(folder: Path, manifest: Manifest, report: Report) -> FolderInspecti
         sharded=len(manifest.states) - len(common),
         replicated=len(common),
         pipeline=report.pipeline,
+        before_after=report.before_after,
         per_rank=tuple(_rank(folder, usage, files[usage.rank]) for usage in report.ranks),
         balance=report.balance,
         removed_ops=total(report.removed_ops),
