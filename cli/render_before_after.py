@@ -45,7 +45,7 @@ def render_before_after(
         shown = [f"{each:,}" if name in _COUNTS else format_bytes(each) for each in (before, after)]
         rows.append((label, *shown, _saving(before, after)))
     out.print(table("Before and after", ("", "source", f"rank {sizes.rank}", "saving"), rows, (1, 2, 3)))
-    out.print(f"rank {sizes.rank} holds most; peak live values: beside states, inputs and constants")
+    out.print(f"of all ranks, {sizes.rank} holds most; live values are those beside states, inputs and constants")
 
 
 def _asked(mesh: Sequence[tuple[str, int]], pipeline: Sequence[PassRecord]) -> str:

@@ -102,7 +102,7 @@ def _join(rows: Sequence[tuple[list[str], str]], columns: Sequence[str]) -> list
             apart = [place for place, (old, new) in enumerate(zip(last[0], line)) if old != new]
             if len(apart) == 1 and columns[apart[0]] in _HEAD and at in (-1, apart[0]):
                 at = apart[0]
-                last[0][at] += f", {line[at]}"
+                last[0][at] += f",{line[at]}"
                 continue
         found.append((list(line), why))
         at = -1

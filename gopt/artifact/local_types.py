@@ -73,12 +73,7 @@ class OnRank:
             if name in self._rank.types and type is not None:
                 found.append(type)
                 continue
-            if type is not None and type.static and node.sharding.by_axis:
-                type = TensorType(type.dtype, node.sharding.local_shape(type.dims, self._coordinates))
-            elif type is not None and name in program.sharded:
-                type = self.of(name)
-            elif type is None:
-                type = self._infer(node, place)
+            type = self._infer(node, place) if type is None else self.of(name)
             self._made[name] = type
             found.append(type)
         return found

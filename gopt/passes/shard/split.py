@@ -82,6 +82,8 @@ class GroupEmitter:
         self.results[self.subgraph.parameter.updated] = "parameter_out"
         self.states: dict[str, ShardedState] = {}
         self.partials: list[PartialScalar] = []
+        self._shares: dict[str, str] = {}
+        """Result of a reduction of the source -> the rank's partial value of it."""
 
     def _named(self, role: str) -> str:
         return f"{self.name}.{role}"
@@ -115,7 +117,8 @@ class GroupEmitter:
 
     def remove_sources(self, why: str) -> None:
         """Remove the updates for which the class stands, each node with what stands for its values."""
-        made = [[self.local.get(name, "") for name in node.outputs] for node in self.subgraph.nodes]
+        known = self._shares | self.local
+        made = [[known.get(name, "") for name in node.outputs] for node in self.subgraph.nodes]
         for subgraph in self.group.subgraphs:
             parameter = subgraph.parameter.tensor
             for node, names in zip(subgraph.nodes, made, strict=True):
@@ -188,7 +191,7 @@ class GroupEmitter:
         source = node.outputs[0]
         dtype = rewriter.graph.types[source].dtype
         op_type = "ReduceSumSquare" if node.is_a("ReduceL2") else node.op_type
-        share = self._named(f"share{place}")
+        share = self._shares[source] = self._named(f"share{place}")
         if node.is_a("ReduceMean"):
             self._mean(value, share, self.rewriter.graph.types[node.inputs[0]].elements, dtype)
         else:
