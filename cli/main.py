@@ -12,10 +12,13 @@ from typing import Any
 import click
 
 from gopt.sanitize import show
+from gopt.suggestions import did_you_mean
 
 from .terminal import flush_stdout, open_streams, print_error, quiet_libraries
+from .verbosity import restored, with_verbosity
 
 COMMANDS = {
+    "export": "Make a training step from a PyTorch model, checked against eager PyTorch.",
     "shard": "Write one runnable graph per rank, with a manifest and a report.",
     "split": "Write graphs of trainers and servers: a parameter server.",
     "verify": "Run the source and all ranks and compare every state and loss.",
@@ -27,6 +30,7 @@ COMMANDS = {
     "merge": "Put ranks or a checkpoint back together as one model.",
     "reshard": "Make other ranks from the values that ranks or a checkpoint hold.",
     "passes": "List every pass with its options and defaults.",
+    "help": "Show the help of a command.",
 }
 
 
@@ -41,20 +45,24 @@ class Commands(click.Group):
             return None
         command = import_module(f"gopt.cli.{name}").command
         assert isinstance(command, click.Command)
-        return command
+        return with_verbosity(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
-            close = get_close_matches(args[0], COMMANDS, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
-            raise click.UsageError(f"no command is called {args[0]!r}: {hint}")
+        if args and not args[0].startswith("-"):
+            check_command(args[0], ctx)
         return super().resolve_command(ctx, args)
+
+
+def check_command(name: str, ctx: click.Context) -> None:
+    """Raise UsageError, with the nearest name, where there is no such command."""
+    if name in COMMANDS:
+        return
+    hint = did_you_mean(name, COMMANDS) or f"there are {', '.join(COMMANDS)}"
+    raise click.UsageError(f"no command is called {name!r}: {hint}", ctx)
 
 
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -78,9 +86,16 @@ def group(debug: bool) -> None:
     """
 
 
+with_verbosity(group)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    with restored():
+        return _main(sys.argv[1:] if arguments is None else arguments)
+
+
+def _main(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     try:
         with quiet_libraries() if not debug else nullcontext():

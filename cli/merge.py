@@ -31,6 +31,6 @@ def command(path: str, output: str, force: bool, as_json: bool) -> None:
         advance("merging")
         merged = merge(path, output, force=force)
     if as_json:
-        print_json(merged.to_json())
+        print_json({"format": "gopt-merge/1", **merged.to_json()})
     else:
         render_merged(merged.to_json())

@@ -10,6 +10,8 @@ import click
 
 from gopt.errors import OptionError
 
+from .verbosity import verbosity_arguments
+
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
     from gopt.mesh import Mesh, Sees
@@ -179,4 +181,4 @@ def arguments_of(context: click.Context, without: Sequence[str]) -> list[str]:
             continue
         for each in value if isinstance(value, tuple) else (value,):
             found += [option.opts[0]] if option.is_flag else [option.opts[0], str(each)]
-    return found
+    return found + verbosity_arguments()

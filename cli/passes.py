@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
+
+from .terminal import print_json
 
 
 @click.command("passes")
@@ -34,7 +34,7 @@ def command(as_json: bool) -> None:
         for spec in PASSES.values()
     ]
     if as_json:
-        click.echo(json.dumps(rows, indent=1))
+        print_json({"format": "gopt-passes/1", "passes": rows})
     else:
         from .render import render_passes
 

@@ -100,7 +100,7 @@ def command(model: str, **given: Any) -> None:
     ranked = rank_choices(weighed.found, limit)
     if given["as_json"]:
         rows = [{"mesh": str(each.choice.mesh), "batches": each.choice.batches, **each.to_json()} for each in ranked]
-        head = {"mesh": str(grid)} if alone else {"ranks": grid.ranks}
+        head = {"format": "gopt-plan/1", **({"mesh": str(grid)} if alone else {"ranks": grid.ranks})}
         click.echo(
             json.dumps({**head, "memory": limit, "link": link, "remarks": weighed.remarks, "choices": rows}, indent=1)
         )

@@ -45,6 +45,6 @@ def plan_servers(model: str, roles: RoleMap, memory: int | None, given: dict[str
     ranked = rank_splits(found, options.servers, memory)
     if given["as_json"]:
         head = {"trainers": options.trainers, "servers": options.servers, "mode": options.mode.value, "memory": memory}
-        print_json({**head, "choices": [each.to_json() for each in ranked]})
+        print_json({"format": "gopt-plan/1", **head, "choices": [each.to_json() for each in ranked]})
     else:
         render_choices(ranked, memory)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +20,9 @@ from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report
 from gopt.sanitize import clean
 
+from .terminal import print_note
+from .verbosity import Verbosity, verbosity
+
 WIDE = 200
 """Columns of what goes into a pipe or a file."""
 
@@ -30,7 +34,10 @@ def console() -> Console:
 
 
 class Clean(Console):
-    """Prints text without markup; control characters are shown as escapes."""
+    """Prints text without markup; control characters are shown as escapes. Prints nothing with ``--quiet``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(quiet=verbosity() is Verbosity.QUIET, **options)
 
     def print(self, *objects: Any, **given: Any) -> None:
         """As rich's, with texts and tables escaped."""
@@ -49,13 +56,40 @@ def _cleaned(each: Any) -> Any:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr with the current phase; nothing when stderr is not a terminal."""
+    """A spinner on stderr with the current phase; nothing when stderr is not a terminal.
+
+    With ``--verbose`` a line for each phase that has ended, with its seconds.
+    """
+    if verbosity() is Verbosity.VERBOSE:
+        with _timed_phases() as advance:
+            yield advance
+        return
     errors = Console(file=sys.stderr)
-    if not errors.is_terminal:
+    if not errors.is_terminal or verbosity() is Verbosity.QUIET:
         yield lambda _: None
         return
     with errors.status("starting") as status:
         yield lambda text: status.update(Text(clean(text)))
+
+
+@contextmanager
+def _timed_phases() -> Iterator[Callable[[str], None]]:
+    """A note with the seconds of each phase as it ends."""
+    phases: list[tuple[str, float]] = []
+
+    def end() -> None:
+        if phases:
+            text, start = phases.pop()
+            print_note(f"{text}: {perf_counter() - start:.3f} s")
+
+    def advance(text: str) -> None:
+        end()
+        phases.append((text, perf_counter()))
+
+    try:
+        yield advance
+    finally:
+        end()
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> Table:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gopt.artifact.checkpoint_index import step_dir
 
 from .render import console
+from .verbosity import Verbosity, verbosity
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -21,7 +22,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 def live_run(steps: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """A line on stderr that follows the steps; nothing when stderr is no terminal."""
     errors = Console(stderr=True)
-    if not errors.is_terminal:
+    if not errors.is_terminal or verbosity() is Verbosity.QUIET:
         yield lambda _: None
         return
     columns = (

@@ -310,7 +310,7 @@ def report_steps(
     spent = sum(each.seconds for each in steps)
     failed = [each.step for each in steps if not math.isfinite(each.loss)]
     record = {
-        "folder": str(job.folder), "engine": engine, "ranks": ranks,
+        "format": "gopt-run/1", "folder": str(job.folder), "engine": engine, "ranks": ranks,
         "shared_calls": shared_calls(), "steps": len(steps), "asked": job.steps, "resumed": resumed,
         "first": steps[0].to_json() if steps else None, "last": steps[-1].to_json() if steps else None,
         "not_finite": {"steps": len(failed), "first": failed[0]} if failed else None,

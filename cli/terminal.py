@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import json
@@ -18,6 +19,8 @@ import click
 
 from gopt.sanitize import clean, line
 
+from .verbosity import Verbosity, verbosity
+
 _WIDE = re.compile(r"[^\x00-\x7f]")
 _ODD = re.compile(r"[^\x20-\x7e\n\u00a1-\u024f]")
 
@@ -30,8 +33,9 @@ def print_error(message: str, hints: Sequence[str] = ()) -> None:
 
 
 def print_note(text: str) -> None:
-    """A note: one line on stderr."""
-    click.echo(f"gopt: note: {line(text)}", err=True)
+    """A note: one line on stderr, unless ``--quiet`` is given."""
+    if verbosity() > Verbosity.QUIET:
+        click.echo(f"gopt: note: {line(text)}", err=True)
 
 
 def print_text(text: str, *, newline: bool = True, error: bool = False) -> None:
@@ -56,8 +60,8 @@ def print_json_text(text: str) -> None:
 def open_streams() -> None:
     """Make the three streams of this process such that text can be written to them.
 
-    Characters that a terminal's encoding has not are shown as escapes. A number that was closed is taken by no file;
-    who writes to a closed stdout is told so, as on a full disk.
+    Characters that a terminal's encoding has not are shown by ASCII signs or escapes. A number that was closed is
+    taken by no file; who writes to a closed stdout is told so, as on a full disk.
     """
     for number in range(3):
         try:
@@ -68,9 +72,32 @@ def open_streams() -> None:
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Closed()), "utf-8")
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
+    codecs.register_error(PLAIN, _plain)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=PLAIN)
+
+
+PLAIN = "gopt.plain"
+"""Error handler of streams: what a terminal's encoding has not is written in ASCII."""
+_ASCII = {
+    "…": "...", "×": "x", "→": "->", "–": "-", "—": "-", "·": ".", "≤": "<=", "≥": ">=",
+    "Δ": "delta", "│": "|", "─": "-",
+    **dict(zip("▁▂▃▄▅▆▇█", "__..--^^", strict=True)),
+}  # fmt: skip
+
+
+def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
+    """gopt's own signs by their likes; other characters, such as those of names, as escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start : error.end]
+    return "".join(_ASCII.get(sign) or _escape_sequence(sign) for sign in signs), error.end
+
+
+def _escape_sequence(character: str) -> str:
+    """The character as Python writes it in ASCII, such as \\u2026."""
+    return character.encode("ascii", "backslashreplace").decode()
 
 
 class _Closed(io.RawIOBase):
@@ -117,7 +144,7 @@ def quiet_libraries() -> Iterator[None]:
 def _tell_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    if not any(Path(filename).is_relative_to(each) for each in _libraries()):
+    if verbosity() is Verbosity.VERBOSE or not any(Path(filename).is_relative_to(each) for each in _libraries()):
         print_note(f"{Path(filename).name}, line {lineno}: {category.__name__}: {message}")
 
 

@@ -79,7 +79,7 @@ def command(
         verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None, deadline)
         result = verifier.run(**options, advance=advance)
     if as_json:
-        print_json_text(strict_json(result.to_json(), 1))
+        print_json_text(strict_json({"format": "gopt-verification/1", **result.to_json()}, 1))
     else:
         render_verification(result.to_json())
     return result.exit_code
@@ -107,7 +107,7 @@ def _as_rank(paths: tuple[str, ...], options: dict[str, Any], deadline: float, a
         verifier.transport = run_one_rank(engine)
         result = verifier.run(**options)
         if engine.rank == 0 and as_json:
-            print_json_text(strict_json(result.to_json(), 1))
+            print_json_text(strict_json({"format": "gopt-verification/1", **result.to_json()}, 1))
         elif engine.rank == 0:
             render_verification(result.to_json())
         return result.exit_code

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
+from gopt.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,16 @@ class RoleMap:
         known = {*graph.inputs, *graph.initializers}
         for name in (*self.states, *self.params, *self.batch):
             if name not in known:
-                raise OptionError(f"the role map names {name!r}, which is no input of the graph")
+                raise OptionError(
+                    f"the role map names {name!r}, which is no input of the graph",
+                    did_you_mean(name, known) or "gopt inspect MODEL --text lists the graph's inputs",
+                )
         for name in (*self.states.values(), *([self.loss] if self.loss else [])):
             if name not in graph.outputs:
-                raise OptionError(f"the role map names {name!r}, which is no output of the graph")
+                raise OptionError(
+                    f"the role map names {name!r}, which is no output of the graph",
+                    did_you_mean(name, graph.outputs) or "gopt inspect MODEL --text lists the graph's outputs",
+                )
         first: dict[str, str] = {}
         for name, output in self.states.items():
             if first.setdefault(output, name) != name:

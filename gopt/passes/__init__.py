@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from gopt.errors import OptionError
 from gopt.passes import (
     fuse_collectives,
@@ -16,6 +14,7 @@ from gopt.passes import (
     tensor_parallel,
 )
 from gopt.passes.base import Pass
+from gopt.suggestions import did_you_mean
 
 _ALL = (tensor_parallel, hoist_casts, shard, refold_optimizers, statistics, fuse_collectives, overlap, prune)
 PASSES: dict[str, Pass] = {each.PASS.name: each.PASS for each in _ALL}
@@ -35,9 +34,5 @@ DEFAULT = (
 def find(name: str) -> Pass:
     """The pass of that name; raises OptionError with the nearest known name."""
     if name not in PASSES:
-        close = get_close_matches(name, PASSES, 1)
-        raise OptionError(
-            f"no pass is called {name!r}",
-            f"did you mean {close[0]!r}?" if close else f"there are {', '.join(PASSES)}",
-        )
+        raise OptionError(f"no pass is called {name!r}", did_you_mean(name, PASSES) or f"there are {', '.join(PASSES)}")
     return PASSES[name]

@@ -6,13 +6,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
 from gopt.artifact.report import PassResult
 from gopt.errors import OptionError
 from gopt.program import SpmdProgram
+from gopt.suggestions import did_you_mean
 
 _MOST = 1 << 63
 """What a number of an option stays below: a report can hold it."""
@@ -57,8 +57,7 @@ def build_options(spec: Pass, given: Mapping[str, Any]) -> Any:
         name = key.replace("-", "_")
         if name not in hints:
             known = [each.name.replace("_", "-") for each in fields(spec.options)]
-            close = get_close_matches(key, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it knows {', '.join(known) or 'no options'}"
+            hint = did_you_mean(key, known) or f"it knows {', '.join(known) or 'no options'}"
             raise OptionError(f"pass {spec.name} has no option {key!r}", hint)
         values[name] = _convert(spec.name, key, value, hints[name])
     return spec.options(**values)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
 from gopt.sharding.placements import Placement, Replicated
+from gopt.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Explanation:
     def lines(self, value: str) -> list[str]:
         """The chain, one value a line; raises OptionError for a value that is not in the step."""
         if value not in self.graph.types:
-            close = get_close_matches(value, self.graph.types, 1)
-            raise OptionError(f"the step has no value {value!r}", *([f"did you mean {close[0]!r}?"] if close else []))
+            hint = did_you_mean(value, self.graph.types) or "gopt inspect MODEL --text lists the values"
+            raise OptionError(f"the step has no value {value!r}", hint)
         found = [self._line(value)]
         for name in self.converted.get(value, ()):
             found.append(f"  readers get {name}: {self._placed(name)}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from heapq import heapify, heappop, heappush
 
@@ -14,6 +13,7 @@ from gopt.errors import OptionError
 from gopt.ir.phase import Phase
 from gopt.sharding.links import Slot
 from gopt.sharding.placements import Partial, Shard
+from gopt.suggestions import did_you_mean
 from gopt.tensor_parallel.choose import Choice
 from gopt.tensor_parallel.forward import PRODUCTS, bare_strategies
 from gopt.tensor_parallel.operators import Constants, operator
@@ -96,8 +96,7 @@ def matches(names: Sequence[str], patterns: tuple[Pattern, ...], what: str) -> l
     """Names with the first pattern that fits; raises OptionError for a pattern that fits none."""
     for each in patterns:
         if not any(fnmatchcase(name, each.glob) for name in names):
-            close = get_close_matches(each.glob, names, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"see each {what} with gopt inspect"
+            hint = did_you_mean(each.glob, names) or f"see each {what} with gopt inspect"
             raise OptionError(f"tensor-parallel: {each} fits no {what}", hint)
     first = {name: next((each for each in patterns if fnmatchcase(name, each.glob)), None) for name in names}
     return [(name, each) for name, each in first.items() if each is not None]

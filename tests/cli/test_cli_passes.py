@@ -12,7 +12,7 @@ from gopt.passes.base import option_table
 
 def test_json_has_every_pass(capsys):
     assert main(["passes", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["passes"]
     assert [row["name"] for row in rows] == list(PASSES)
     assert [row["name"] for row in rows if row["default"]] == list(DEFAULT)
     for row in rows:

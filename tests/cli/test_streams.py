@@ -101,6 +101,8 @@ def test_characters_that_the_terminal_has_not(more, tmp_path):
     assert ended.stdout.isascii()
     if more:
         json.loads(ended.stdout)
+    else:
+        assert b" x minimum" in ended.stdout and rb"written to n\udcc3\udca9" in ended.stdout
     for arguments in (["inspect", "n\u00e9"], ["inspect", "n\u00e9", "--json"], ["verify", "n\u00e9", "--steps", "1"]):
         assert gopt(*arguments, env=PLAIN, cwd=tmp_path).returncode == 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import Enum, IntEnum
 from fnmatch import fnmatchcase
 
@@ -12,6 +11,7 @@ from gopt.analysis.training import StateKind
 from gopt.errors import OptionError
 from gopt.passes.shard.plan import Layout, Style
 from gopt.program import SpmdProgram
+from gopt.suggestions import did_you_mean
 
 
 class Stage(IntEnum):
@@ -97,8 +97,7 @@ def layout_of(program: SpmdProgram, options: Options) -> Layout:
     names = [state.tensor for state in program.training.parameters if state.tensor in program.training.gradients]
     for pattern, kind in overrides:
         if not any(fnmatchcase(name, pattern) for name in names):
-            close = get_close_matches(pattern, names, 1)
-            hint = f"did you mean {close[0]!r}?" if close else "see the parameters with gopt inspect"
+            hint = did_you_mean(pattern, names) or "see the parameters with gopt inspect"
             raise OptionError(f"shard: override {pattern}:{kind.value} fits no parameter", hint)
     return Layout(
         program.mesh.shard_axis, program.mesh.shard_ranks,
