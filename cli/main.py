@@ -18,6 +18,7 @@ from .terminal import flush_stdout, open_streams, print_error, quiet_libraries
 from .verbosity import restored, with_verbosity
 
 COMMANDS = {
+    "export": "Make a training step from a PyTorch model, checked against eager PyTorch.",
     "shard": "Write one runnable graph per rank, with a manifest and a report.",
     "split": "Write graphs of trainers and servers: a parameter server.",
     "verify": "Run the source and all ranks and compare every state and loss.",

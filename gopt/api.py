@@ -37,6 +37,9 @@ from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_axes, check_mesh, check_passes, check_states
 from gopt.program import SpmdProgram
 
+ROLES = "gopt.roles"
+"""The metadata entry that says which values are states, parameters and the batch."""
+
 
 @dataclass(slots=True)
 class Source:
@@ -88,11 +91,33 @@ def load(
     graph = expand(load_graph(data))
     recognise(graph, group_types or {})
     declare_axes(graph, axis_kinds(axes or {}))
+    roles = with_stored_roles(graph, roles, data.name)
     training = read_roles(graph, roles)
     roles = with_schema_roles(graph, roles)
     if state is not None:
         _supply(training, Path(state))
     return Source(training, data.name, digest_of(data).hex(), data.stat().st_size, roles)
+
+
+def with_stored_roles(graph: Graph, roles: RoleMap, name: str) -> RoleMap:
+    """The user's map over the one that ``gopt export`` and ``gopt derive`` leave in a model's metadata.
+
+    The graph loses that entry: passes rename what it names. Raises InputError for an entry that does not fit.
+    """
+    if ROLES not in graph.metadata:
+        return roles
+    stored = stored_roles(graph, name)
+    del graph.metadata[ROLES]
+    kept = [entry for entry in graph.header.metadata_props if entry.key != ROLES]
+    del graph.header.metadata_props[:]
+    graph.header.metadata_props.extend(kept)
+    return RoleMap(
+        roles.loss or stored.loss,
+        {**stored.states, **roles.states},
+        {**stored.params, **roles.params},
+        [*roles.batch, *(name for name in stored.batch if name not in roles.batch)],
+        roles.shared or stored.shared,
+    )
 
 
 def with_schema_roles(graph: Graph, roles: RoleMap) -> RoleMap:
@@ -236,7 +261,7 @@ def roles_text(training: TrainingGraph) -> str:
 
 def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
     """The roles in the metadata of a kept source; ``name`` is its file. Raises InputError."""
-    text = graph.metadata.get("gopt.roles")
+    text = graph.metadata.get(ROLES)
     if text is None:
         raise InputError(f"{name} has no roles in its metadata", "take the one that gopt shard wrote")
     record = documents.parse_json(text, documents.ROLES, f"{name}: gopt.roles")

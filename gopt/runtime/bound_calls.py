@@ -10,7 +10,7 @@ import numpy as np
 
 from gopt.errors import RunError
 from gopt.runtime.device import Device
-from gopt.runtime.memory import packed_view, same_memory
+from gopt.runtime.memory import packed_view
 from gopt.runtime.partition import Call
 from gopt.runtime.planner.buffers import Buffers
 from gopt.runtime.session import address_of
@@ -53,8 +53,11 @@ class BoundCall:
         self._gathered = gathered
         self._must_copy = any(name in buffers.gathered_views for name in gathered)
         self._first: Any = None
-        """The first of the last results that lie in the buffer, and stay there; ``_lasting``: the values of all."""
+        """The first of the last results that lie in the buffer, and stay there; ``_lasting``: the values of all, and
+        ``_place``: its address."""
         self._lasting: Mapping[str, Any] = {}
+        self._place: int | None = None
+        self._home = self._memory_range()
 
     def start(self, values: Mapping[str, Any], call: CollectiveCallback) -> list[Any] | CollectiveFuture:
         """Make the call, or start it; returns what it gives. Raises RunError where an input is undefined."""
@@ -80,11 +83,12 @@ class BoundCall:
             raise RunError(f"{self.node.op_type} {self.node.label!r} gave {len(results)} values, not {len(names)}")
         if results[0] is self._first:
             return self._lasting
-        if self._lies_in_place(results[0]):
+        if (place := self._place_of(results[0])) is not None:
             self._first = results[0]
-            self._lasting = self._gathered or self._new_values(results)
-            for value in self._lasting.values():
-                value.lasting = True
+            if place != self._place:  # else other arrays over the same memory: segments are bound to it already
+                self._place, self._lasting = place, self._gathered or self._new_values(results)
+                for value in self._lasting.values():
+                    value.lasting = True
             return self._lasting
         if not self._must_copy:
             return self._new_values(results)
@@ -93,12 +97,22 @@ class BoundCall:
                 np.copyto(self._gathered[name].array, result)
         return self._gathered
 
-    def _lies_in_place(self, first: Any) -> bool:
-        """Whether results lie in the memory that is theirs in every step: where the first does, all do."""
+    def _memory_range(self) -> tuple[int, int] | None:
+        """The addresses at which the first result begins where results lie in fixed memory; None: there is none."""
         if self._gathered:
-            return same_memory(first, next(iter(self._gathered.values())).array)
+            begin = address_of(next(iter(self._gathered.values())).array)
+            return begin, begin + 1
         memory = self._buffer if isinstance(self._buffer, np.ndarray) else getattr(self._buffer, "memory", None)
-        return memory is not None and first.size > 0 and 0 <= address_of(first) - address_of(memory) < memory.nbytes
+        return None if memory is None else (address_of(memory), address_of(memory) + memory.nbytes)
+
+    def _place_of(self, first: Any) -> int | None:
+        """The address of the first result where results lie in the memory that is theirs in every step, else None:
+        where the first does, all do."""
+        if self._home is None:
+            return None
+        place = address_of(first)
+        begin, end = self._home
+        return place if begin <= place < end and (self._gathered or first.size) else None
 
     def _new_values(self, results: Sequence[Any]) -> dict[str, Any]:
         to_device = self._device.to_device

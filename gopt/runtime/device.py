@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,7 +29,8 @@ class CompiledSegment(Protocol):
     """Inputs whose memory is written."""
 
     def run(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The outputs by name; raises RunError."""
+        """The outputs by name, but for those among the ``lasting`` values that it was compiled with: they are where
+        they always are. Raises RunError."""
 
 
 class Device(Protocol):
@@ -100,9 +101,11 @@ class _Binding:
 
     binding: Any
     results: dict[str, Value]
-    """Results with fixed memory."""
+    """Results with fixed memory that another buffer has in the next step."""
     bound: list[Value | None]
     """Inputs in order: the value that is bound and has the same memory in every step."""
+    fixed: int
+    """Results with fixed memory: they are bound first."""
 
 
 class BoundSegment(HostSegment):
@@ -121,7 +124,8 @@ class BoundSegment(HostSegment):
         self._bindings = []
         for turn in (0, -1):
             results = {name: views[name][turn] for name in self.outputs if name in views}
-            current = _Binding(self._session.io_binding(), results, [None] * len(self._moving))
+            moving = {name: value for name, value in results.items() if name not in lasting}
+            current = _Binding(self._session.io_binding(), moving, [None] * len(self._moving), len(results))
             for name, value in self._lasting.items():
                 current.binding.bind_ortvalue_input(name, value.given)
             for name, value in results.items():
@@ -131,22 +135,28 @@ class BoundSegment(HostSegment):
     def run(self, values: Mapping[str, Value]) -> dict[str, Value]:
         self._bindings.reverse()
         current = self._bindings[0]
-        binding, bound = current.binding, current.bound
-        for number, name in enumerate(self._moving):
-            value = values[name]
-            if bound[number] is not value:
-                bound[number] = value if value.lasting else None
-                if value.lasting or not value.addressed:
-                    binding.bind_ortvalue_input(name, value.given)
-                else:
-                    bind_memory(binding.bind_input, name, value.array)
+        binding = current.binding
+        given = list(map(values.__getitem__, self._moving))
+        if given != current.bound:  # values are equal where they are the same
+            self._bind_moved(current, given)
         for name in self._others:
             binding.bind_output(name, "cpu")
         run_bound(self._session, binding)
         if not self._others:
             return current.results
-        made = dict(zip([*current.results, *self._others], binding.get_outputs()))
-        return current.results | {name: Value(given=made[name]) for name in self._others}
+        made = binding.get_outputs()[current.fixed :]
+        return current.results | {name: Value(given=result) for name, result in zip(self._others, made, strict=True)}
+
+    def _bind_moved(self, current: _Binding, given: Sequence[Value]) -> None:
+        """Bind the inputs that are not where they were."""
+        bound = current.bound
+        for number, (name, value) in enumerate(zip(self._moving, given)):
+            if bound[number] is not value:
+                bound[number] = value if value.lasting else None
+                if value.lasting or not value.addressed:
+                    current.binding.bind_ortvalue_input(name, value.given)
+                else:
+                    bind_memory(current.binding.bind_input, name, value.array)
 
 
 class Host:

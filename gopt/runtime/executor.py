@@ -55,14 +55,20 @@ class Executor:
             value.lasting = True
         self._last_uses = last_uses(plan.steps, self._outputs)
         self._waits = final.waits
+        self._fixed: dict[str, Any] = {}
+        """Values that are the same in every step."""
         self._steps = self._compile(plan, final, cache, views)
         constants = self._constants_outside(graph)
-        self._fixed = constants | {name: value for name, value in views.items() if name not in self._state_views}
-        """Values that are the same in every step."""
+        self._fixed |= constants | {name: value for name, value in views.items() if name not in self._state_views}
         self._forwarded = self._forwarded_outputs(plan.replaces)
-        self._next_outputs = [name for name in self._outputs if name in plan.replaces]
-        """Outputs that become states, and those states; ``_shown``: the other outputs."""
-        self._next_states = [plan.replaces[name] for name in self._next_outputs]
+        self._next = {name: plan.replaces[name] for name in self._outputs if name in plan.replaces}
+        """Outputs that become states -> those states; ``_moved``: without those that are computed in the state's
+        memory; ``_shown``: the other outputs."""
+        overwritten = {item for part in final.aliases.values() for item in part.items()}
+        self._moved = {name: state for name, state in self._next.items() if (name, state) not in overwritten}
+        self._in_place = frozenset(self._next[name] for name in self._next.keys() - self._moved.keys())
+        self._advanced: dict[str, Any] | None = None
+        """The states of the last step: those in ``_in_place`` stay the same values."""
         self._shown = [name for name in self._outputs if name not in plan.replaces]
         self.mark: TimingCallback = no_timing
         """Called after every segment with its name, and when it began and ended."""
@@ -74,8 +80,11 @@ class Executor:
         graph = final.assignment.graph
         views, gathers = self._result_views(plan, final)
         made = {name for step in plan.steps if isinstance(step, Segment) for name in step.outputs}
-        lasting = {name: turns[0] for name, turns in (views or {}).items() if name in made and len(turns) == 1}
-        lasting |= buffered
+        results: dict[str, Any] = {
+            name: turns[0] for name, turns in (views or {}).items() if name in made and len(turns) == 1
+        }
+        lasting = {**results, **buffered}
+        self._fixed = results
         gathered = {name: buffered[name] for name in self._buffers.gathered_views}
         gathered |= {
             name: views[name][0] for step in plan.steps if isinstance(step, Call) and step.index in gathers
@@ -153,7 +162,10 @@ class Executor:
         self._execute(values, call)
         for name in self._forwarded:
             values[name] = self._device.hold(self._device.view(values[name]).copy())
-        states.update(zip(self._next_states, map(values.__getitem__, self._next_outputs)))
+        known = states is self._advanced and self._in_place.isdisjoint(feeds)
+        changed = self._moved if known else self._next
+        states.update(zip(changed.values(), map(values.__getitem__, changed)))
+        self._advanced = states
         return {name: self._device.view(values[name]) for name in self._shown}
 
     def run(self, feeds: Mapping[str, Array], call: CollectiveCallback) -> dict[str, Array]:
@@ -193,7 +205,7 @@ class Executor:
         while pending:
             next(iter(pending.values())).resolve(values, pending)
 
-    def _start(self, states: Mapping[str, Any], feeds: Mapping[str, Array]) -> dict[str, Any]:
+    def _start(self, states: dict[str, Any], feeds: Mapping[str, Array]) -> dict[str, Any]:
         """Values for all inputs, and those that are the same in every step."""
         values = {**self._fixed, **states}
         for name, given in feeds.items():
@@ -207,9 +219,13 @@ class Executor:
                     values[name] = self._feed(name, self._initial[name].numpy())
         for name, own in self._state_views.items():
             value = values[name]
+            if value is own:
+                continue
             if value.address != own.address:
                 np.copyto(own.array, value.array)
             values[name] = own
+            if name in self._in_place and name in states:
+                states[name] = own
         return values
 
     def _feed(self, name: str, given: Any) -> Any:

@@ -165,11 +165,12 @@ def address_of(array: Array) -> int:
 
 def array_dtype(array: Array) -> str:
     """The manifest's name of an array's element type; raises RunError where ONNX has none."""
-    return _onnx_dtype(array.dtype)
+    return dtype_word(array.dtype)
 
 
 @functools.cache
-def _onnx_dtype(dtype: np.dtype[Any]) -> str:
+def dtype_word(dtype: np.dtype[Any]) -> str:
+    """The manifest's name of an element type; raises RunError where ONNX has none."""
     try:
         return dtype_name(onnx.helper.np_dtype_to_tensor_dtype(dtype))
     except (ValueError, KeyError):

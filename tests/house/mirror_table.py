@@ -35,6 +35,7 @@ KINDS = {
 """Folders of tests that mirror no folder of gopt -> what they are."""
 
 OTHERS = {
+    "frontends/pytorch/test_export_options.py": "options of an export, and the command without torch",
     "parameter_server/test_split_numbers.py": "splits, simulated beside their source",
     "parameter_server/test_split_plants.py": "errors planted in splits, which the simulation must see",
     "runtime/parameter_server/test_server_faults.py": "what a run of a split does about faults, on threads",
@@ -132,6 +133,14 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("collectives.call", "a use of a record, read and typed", "collectives/test_collectives_rules.py"),
     # --- commands ---
     **_each("cli.__main__", "python -m gopt.cli", "cli/test_streams.py"),
+    **_each(
+        "frontends.pytorch.check frontends.pytorch.convert frontends.pytorch.decompositions "
+        "frontends.pytorch.eager frontends.pytorch.eager_code frontends.pytorch.factory "
+        "frontends.pytorch.hyper frontends.pytorch.randomness frontends.pytorch.schedules "
+        "frontends.pytorch.states frontends.pytorch.tracing cli.export cli.render_export",
+        "whole exports against eager PyTorch, where torch is installed", "frontends/pytorch/test_pytorch_export.py",
+    ),
+    **_each("frontends.pytorch.options", "refused values", "frontends/pytorch/test_export_options.py"),
     **_each("cli.help", "one command over click's own help", "cli/test_verbosity.py"),
     **_each("cli.merge", "two options over offline.merge", "offline/test_merge.py", "artifact/test_output_paths.py"),
     **_each("cli.render_inspect", _SHOWN, "cli/test_inspect.py", "cli/test_diff.py"),

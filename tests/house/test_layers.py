@@ -51,7 +51,7 @@ LAYERS = (
     {"gopt.runtime", "gopt.offline"},
     {"gopt.runtime.engines"},
     {"gopt.runtime.messages"},
-    {"gopt.runtime.training", "gopt.verification"},
+    {"gopt.runtime.training", "gopt.verification", "gopt.frontends"},
     {"gopt.runtime.parameter_server"},
     {"gopt.cli"},
 )
@@ -64,6 +64,9 @@ ONLY = {
     "nccl": lambda module: module == "gopt.runtime.engines.nccl",
     "llvmlite": lambda module: module == "gopt.runtime.tuning.llvm_kernels",
     "jsonschema_rs": lambda module: module == "gopt.documents.schema",
+    "torch": lambda module: module.startswith("gopt.frontends.pytorch."),
+    "onnxscript": lambda module: module == "gopt.frontends.pytorch.convert",
+    "onnx_ir": lambda module: module == "gopt.frontends.pytorch.convert",
     "cuda": lambda module: module == "gopt.runtime.engines.cuda",
 }
 """A package -> the modules that may import it."""

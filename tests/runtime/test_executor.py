@@ -49,6 +49,22 @@ def test_states_advance_as_if_they_were_fed(tuned, tmp_path):
         }
 
 
+@pytest.mark.parametrize("same", [False, True])
+def test_states_that_are_replaced_between_steps_are_the_ones_that_advance(same, tmp_path):
+    """As a parameter server does: new values in the dictionary of the step before, or in another one."""
+    made, states, batch = program(tmp_path, True)
+    other, due, _ = program(tmp_path, False)
+    for _ in range(3):
+        kept = {name: Host().hold(value.array.copy()) for name, value in due.items()}
+        states = states if same else {}
+        states.update((name, Host().hold(value.array.copy())) for name, value in kept.items())
+        made.advance(states, {"x": batch}, call)
+        other.advance(due, {"x": batch}, call)
+        assert {name: value.array.tobytes() for name, value in states.items()} == {
+            name: value.array.tobytes() for name, value in due.items()
+        }
+
+
 def test_a_batch_that_is_written_over_is_read_anew(tmp_path):
     """One array for all batches, as a loader may have it."""
     losses = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ CLOSED = "closed"
 """What an endpoint gives to all when it closes."""
 
 
-class Hub:
+class Hub(ABC):
     """Endpoints of this process. ``changed`` is the lock over all that the hub has; it is notified at each change.
 
     Subclasses say how messages go out and how a thread that waits moves them on. Methods with the comment "held" are
@@ -53,13 +54,13 @@ class Hub:
 
     # --- what a subclass does ---
 
+    @abstractmethod
     def _dispatch(self, to: int) -> None:
         """Held: send what can be sent of an endpoint's outbox."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _tell(self, to: int, item: dict[str, Any]) -> None:
         """Held: bring a small value to an endpoint, beside all messages."""
-        raise NotImplementedError
 
     def _advance(self) -> bool:
         """Held: move transfers on; returns whether anything has happened."""
@@ -74,9 +75,11 @@ class Hub:
 
     def _blocked(self, number: int, ready: Ready, until: float) -> None:
         """Held: an endpoint begins to wait, until a time at the latest."""
+        return None
 
     def _unblocked(self, number: int) -> None:
         """Held: its wait is over."""
+        return None
 
     def _may_go(self, number: int) -> bool:
         """Held: whether it is an endpoint's turn."""
@@ -167,6 +170,7 @@ class Hub:
 
     def _room(self, number: int) -> None:
         """Held: a mailbox has room again."""
+        return None
 
     def _hand_over(self, to: int) -> None:
         """Held: bring messages to an endpoint of this process."""
@@ -249,6 +253,7 @@ class Hub:
 
     def _cancel(self, number: int, gone: int) -> None:
         """Held: end the transfers between an endpoint and one that it dropped."""
+        return None
 
     def fail(self, number: int, error: BaseException) -> None:
         with self.changed:
@@ -298,3 +303,4 @@ class Hub:
 
     def _closed(self) -> None:
         """Held: an endpoint of this process has closed."""
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import struct
@@ -15,10 +16,13 @@ import numpy as np
 from gopt.collectives.layout import ITEM_BYTES
 from gopt.errors import InvariantError
 from gopt.ir.types import numpy_dtype
-from gopt.runtime.session import Array, array_dtype
+from gopt.runtime.session import Array, dtype_word
 
 NOTE_BYTES = 1 << 20
 """Most that a note takes as JSON: it travels with the header, outside the receiver's limit of bytes."""
+_DESCRIPTIONS = 4096
+"""Descriptions of arrays that are kept: the same keys travel in every step."""
+_NO_NOTE = b", null]"
 _FIXED = struct.Struct("<qqqqqqq")
 """Kind, source, key, round, bytes of the description, number of the message, and whether its arrays follow it."""
 
@@ -70,10 +74,7 @@ class ArraySpec:
     @classmethod
     def of(cls, array: Array) -> ArraySpec:
         """Raises InvariantError where arrays of that type do not travel."""
-        word = array_dtype(array)
-        if word not in ITEM_BYTES:
-            raise InvariantError(f"arrays of {word} do not travel")
-        return cls(word, array.shape)
+        return _spec(array.dtype, array.shape)
 
     @property
     def nbytes(self) -> int:
@@ -85,6 +86,14 @@ class ArraySpec:
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
+
+
+@functools.lru_cache(_DESCRIPTIONS)
+def _spec(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArraySpec:
+    word = dtype_word(dtype)
+    if word not in ITEM_BYTES:
+        raise InvariantError(f"arrays of {word} do not travel")
+    return ArraySpec(word, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +142,7 @@ def encode(header: Header, inline: Sequence[Array] | None, number: int = 0) -> b
     """A header as bytes; ``inline``: its arrays, where their bytes stand behind it; ``number``: what tells apart the
     messages whose arrays travel by themselves. Raises InvariantError where the note is too large or no JSON."""
     try:
-        text = json.dumps([[(spec.dtype, spec.shape) for spec in header.arrays], header.note]).encode()
+        text = _described(header.arrays) if header.note is None else _description(header.arrays, header.note)
     except (TypeError, ValueError) as error:
         raise InvariantError(f"the note of {header} is no JSON: {error}") from error
     if len(text) > NOTE_BYTES:
@@ -142,13 +151,34 @@ def encode(header: Header, inline: Sequence[Array] | None, number: int = 0) -> b
     return b"".join([_FIXED.pack(*numbers), text, *(array.tobytes() for array in inline or ())])
 
 
+def _description(specs: Sequence[ArraySpec], note: Any) -> bytes:
+    return json.dumps([[(spec.dtype, spec.shape) for spec in specs], note]).encode()
+
+
+@functools.lru_cache(_DESCRIPTIONS)
+def _described(specs: tuple[ArraySpec, ...]) -> bytes:
+    """The description of arrays without a note."""
+    return _description(specs, None)
+
+
+def _parsed(text: bytes) -> tuple[tuple[ArraySpec, ...], Any]:
+    """The inverse of ``_description``."""
+    specs, note = json.loads(text)
+    return tuple(ArraySpec(dtype, tuple(shape)) for dtype, shape in specs), note
+
+
+@functools.lru_cache(_DESCRIPTIONS)
+def _specs_of(text: bytes) -> tuple[ArraySpec, ...]:
+    """The arrays of a description without a note."""
+    return _parsed(text)[0]
+
+
 def decode(data: bytes | bytearray) -> tuple[Header, list[Array] | None, int]:
     """The header, its arrays where their bytes stand behind it, and the message's number."""
     kind, source, key, turn, length, number, inline = _FIXED.unpack_from(data)
-    specs, note = json.loads(data[_FIXED.size : _FIXED.size + length])
-    header = Header(
-        Kind(kind), source, key, turn, tuple(ArraySpec(dtype, tuple(shape)) for dtype, shape in specs), note
-    )
+    text = bytes(data[_FIXED.size : _FIXED.size + length])
+    specs, note = (_specs_of(text), None) if text.endswith(_NO_NOTE) else _parsed(text)
+    header = Header(Kind(kind), source, key, turn, specs, note)
     if not inline:
         return header, None, number
     arrays, place = [], _FIXED.size + length

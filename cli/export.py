@@ -1,0 +1,94 @@
+"""``gopt export``: from eager PyTorch training code to a functional step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gopt.errors import OptionError
+
+from .terminal import print_json
+
+if TYPE_CHECKING:
+    from gopt.frontends.pytorch.options import ExportOptions
+
+
+@click.command("export")
+@click.argument("factory", metavar="MODULE:FACTORY")
+@click.option("-o", "--output", required=True, metavar="STEP", help="The ONNX file to write.")
+@click.option("--clip-norm", type=float, metavar="X", help="Bound the norm of all gradients together.")
+@click.option("--clip-value", type=float, metavar="X", help="Bound each element of the gradients.")
+@click.option("--autocast", type=click.Choice(["fp16", "bf16"]), help="Run the forward under torch.autocast.")
+@click.option("--loss-scale", metavar="dynamic|N", help="Scale the loss, as torch.amp.GradScaler does.")
+@click.option("--ema", type=float, metavar="DECAY", help="Keep moving averages of the parameters, as states ema.NAME.")
+@click.option(
+    "--scheduler", type=click.Choice(["auto", "graph", "input"]), default="auto", show_default=True,
+    help="Where the scheduler's rate is computed: in the graph, or outside, where lr is fed; auto: in the graph if it "
+    "has a closed form.",
+)  # fmt: skip
+@click.option(
+    "--random", "draws", type=click.Choice(["inputs", "nodes"]), default="inputs", show_default=True,
+    help="Random numbers, such as dropout's, as inputs draw_0, draw_1, ..., or from random nodes.",
+)  # fmt: skip
+@click.option(
+    "--hyper", multiple=True, metavar="NAMES", help="Options of parameter groups that become inputs, beside lr."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="torch.manual_seed in front of the factory.")
+@click.option("--check", type=int, default=3, show_default=True, metavar="K", help="Steps compared with eager PyTorch.")
+@click.option("--force", is_flag=True, help="Replace an existing model.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+def command(factory: str, output: str, force: bool, as_json: bool, **given: Any) -> None:
+    """Trace a training step of PyTorch and write it as one ONNX file: forward, backward, clip and update.
+
+    FACTORY takes nothing and returns (module, loss function or None, optimizer, example batch), and a scheduler as a
+    fifth if there is one. The loss function is called as loss(module, batch) where the batch is a dict, as
+    loss(module(*inputs), target) where it is a tuple; None: the module returns the loss. Several optimizers are a list.
+
+    Nothing is written unless all states and the loss agree with eager PyTorch over --check steps.
+
+    \b
+    Example:
+      gopt export train.py:make -o step.onnx
+      gopt export package.module:make -o step.onnx --clip-norm 1 --autocast bf16
+      gopt export train.py:make -o step.onnx --hyper weight_decay,betas --ema 0.999
+    """
+    from .render import progress
+    from .render_export import render_exported
+
+    options = _options(given)
+    try:
+        from gopt.frontends.pytorch.export import export
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("torch", "onnxscript", "onnx_ir"):
+            raise
+        raise OptionError(f"gopt export needs {error.name}", "pip install 'gopt[torch]'") from None
+    with progress() as advance:
+        exported = export(factory, output, options=options, force=force, advance=advance)
+    if as_json:
+        print_json(exported.to_json())
+    else:
+        render_exported(exported)
+
+
+def _options(given: dict[str, Any]) -> ExportOptions:
+    from gopt.frontends.pytorch.options import DYNAMIC, Autocast, Draws, ExportOptions, Schedules
+
+    scale = given["loss_scale"]
+    if scale is not None and scale != DYNAMIC:
+        try:
+            scale = float(scale)
+        except ValueError:
+            raise OptionError(f"--loss-scale cannot be {scale!r}", "give dynamic, or a number above 0") from None
+    return ExportOptions(
+        clip_norm=given["clip_norm"],
+        clip_value=given["clip_value"],
+        autocast=None if given["autocast"] is None else Autocast(given["autocast"]),
+        loss_scale=scale,
+        ema=given["ema"],
+        schedules=Schedules(given["scheduler"]),
+        draws=Draws(given["draws"]),
+        hyper=tuple(name for text in given["hyper"] for name in text.split(",") if name),
+        seed=given["seed"],
+        check=given["check"],
+    )

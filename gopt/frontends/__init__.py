@@ -1,0 +1,1 @@
+"""Ways from a model of another tool to a training step."""

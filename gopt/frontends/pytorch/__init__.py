@@ -1,0 +1,1 @@
+"""From eager PyTorch training code to a functional step. torch is imported by nothing else in gopt."""

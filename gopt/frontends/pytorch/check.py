@@ -1,0 +1,182 @@
+"""An exported step beside eager PyTorch: every state and the loss, over several steps.
+
+A state may differ by a share of its change, or by what a disturbance of all states in the last place does to it:
+gradients that are zero but for rounding move states by full steps (docs of ``gopt verify``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gopt.errors import UnsupportedError
+from gopt.frontends.pytorch.eager import EagerTraining
+from gopt.frontends.pytorch.eager_code import on_attention_math
+from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.options import DYNAMIC, Autocast, ExportOptions
+from gopt.frontends.pytorch.randomness import Draw, GivenDraws, draw_names
+from gopt.frontends.pytorch.states import FirstStep, Kind, find_places
+from gopt.frontends.pytorch.tracing import EPOCH, SCALE, TRACKER
+from gopt.ir.graph import Graph
+from gopt.runtime.executor import Executor
+from gopt.runtime.session import SessionCache
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Allowed relative difference of the ``loss``, allowed ``share`` of a state's change, and a disturbance in the
+    last place."""
+
+    loss: float
+    share: float
+    shake: float
+
+
+LIMITS = {
+    None: Limits(4e-5, 5e-3, 2.0**-23),
+    Autocast.FP16: Limits(5e-3, 0.1, 2.0**-11),
+    Autocast.BF16: Limits(2e-2, 0.15, 2.0**-8),
+}
+"""By the narrow type of a step."""
+NOISE = 64.0
+"""Allowed as well: this many times what a disturbance in the last place does."""
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """How far an export is from eager PyTorch: losses of both, and the largest difference of a state as a share of its
+    change with the state's name."""
+
+    losses: tuple[float, ...]
+    eager_losses: tuple[float, ...]
+    worst: float
+    worst_state: str
+
+
+def batches(recipe: Recipe, count: int) -> list[dict[str, torch.Tensor]]:
+    """The example batch, and others made of it: rows of each input in another order, floats scaled."""
+    found = []
+    for step in range(count):
+        batch = {}
+        for place, (name, value) in enumerate(recipe.batch.items()):
+            moved = value.roll((place + 1) * step, 0) if value.dim() and value.shape[0] > 1 else value
+            batch[name] = moved * (1 + 0.1 * step) if moved.is_floating_point() else moved.clone()
+        found.append(batch)
+    return found
+
+
+def compare(
+    graph: Graph, recipe: Recipe, seen: FirstStep, options: ExportOptions, draws: Sequence[Draw], hyper: Arrays
+) -> Checked:
+    """Run the exported graph, which holds the first values, and eager PyTorch; raises UnsupportedError that names the
+    first value that differs.
+
+    ``hyper``: what is fed for hyper-parameters; a scheduler that is not in the graph is answered by its own rates.
+    """
+    data = batches(recipe, options.check)
+    generator = torch.Generator().manual_seed(options.seed + 1)
+    drawn = [[draw.values(generator) for draw in draws] for _ in data]
+    eager = _Eager(recipe, seen, options)
+    shaken = _Eager(recipe, seen, options, shake=True)
+    first = eager.states()
+    scheduled = recipe.scheduler is not None and EPOCH not in graph.inputs
+    executor, cache_feeds = Executor(graph, SessionCache()), dict(hyper)
+    held: Arrays = {}
+    limits = LIMITS[options.autocast]
+    losses: list[float] = []
+    theirs: list[float] = []
+    worst = (0.0, "")
+    for step, (batch, numbers) in enumerate(zip(data, drawn)):
+        if scheduled:
+            cache_feeds["lr"] = np.asarray(eager.rate, np.float32)
+        feeds = {name: value.numpy() for name, value in batch.items()} | cache_feeds | held
+        feeds |= {name: value.numpy() for name, value in zip(draw_names(len(draws)), numbers)}
+        results = executor.run({name: feeds[name] for name in graph.inputs if name in feeds}, _no_calls)
+        losses.append(float(results["loss"]))
+        theirs.append(eager.step(batch, numbers))
+        shaken.step(batch, numbers)
+        if not np.isclose(losses[-1], theirs[-1], rtol=limits.loss, atol=limits.loss):
+            raise _differs("loss", step, f"{losses[-1]:.7g}, eager PyTorch {theirs[-1]:.7g}")
+        held = {name.removesuffix("_out"): value for name, value in results.items() if name != "loss"}
+        expected, other = eager.states(), shaken.states()
+        for name, value in expected.items():
+            worst = max(worst, (_distance(name, step, held[name], value, other[name], first[name], limits.share), name))
+    return Checked(tuple(losses), tuple(theirs), *worst)
+
+
+def _distance(
+    name: str, step: int, mine: np.ndarray, theirs: np.ndarray, other: np.ndarray, first: np.ndarray, share: float
+) -> float:
+    """The difference as a share of the change; raises where it is too large."""
+    a, b = mine.astype(np.float64), theirs.astype(np.float64)
+    if not np.isfinite(a).all() and np.isfinite(b).all():
+        raise _differs(name, step, "not finite, eager PyTorch is")
+    difference = float(np.linalg.norm((a - b).ravel()))
+    change = float(np.linalg.norm((b - first.astype(np.float64)).ravel()))
+    noise = float(np.linalg.norm((other.astype(np.float64) - b).ravel()))
+    allowed = NOISE * noise + 1e-6 * float(np.linalg.norm(b.ravel()))
+    if difference > share * change and difference > allowed:
+        raise _differs(name, step, f"{difference:.2e} from eager PyTorch, where it changed by {change:.2e}")
+    return difference / change if change and difference > allowed else 0.0
+
+
+def _differs(name: str, step: int, what: str) -> UnsupportedError:
+    causes = (
+        "an optimizer that treats its first step in Python, a branch on values, or a state that Python keeps"
+        if step
+        else "a branch on values or on the count of steps, or an operator that is exported wrongly"
+    )
+    return UnsupportedError(
+        f"the exported step is not the eager one: {name!r} after step {step + 1} is {what}", f"likely cause: {causes}"
+    )
+
+
+def _no_calls(*_: Any) -> Any:
+    raise AssertionError("an exported step has no collectives")
+
+
+class _Eager:
+    """Eager training with given random numbers, and its states by the names of the export."""
+
+    def __init__(self, recipe: Recipe, seen: FirstStep, options: ExportOptions, shake: bool = False) -> None:
+        self._training = EagerTraining(copy.deepcopy(recipe), options)
+        self._options = options
+        self._places = [each for each in find_places(self._training.recipe, seen) if each.kind is not Kind.CONSTANT]
+        if shake:
+            generator = torch.Generator().manual_seed(5)
+            with torch.no_grad():
+                for place in self._places:
+                    value = place.read()
+                    if value is not None and value.is_floating_point():
+                        value.mul_(1 + LIMITS[options.autocast].shake * torch.randn(value.shape, generator=generator))
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the first group in the next step."""
+        return float(self._training.recipe.optimizers[0].param_groups[0]["lr"])
+
+    def step(self, batch: Mapping[str, torch.Tensor], draws: Sequence[torch.Tensor]) -> float:
+        with on_attention_math(), GivenDraws(draws):
+            return self._training.step(batch)
+
+    def states(self) -> Arrays:
+        """All states as they are, copied."""
+        found = {each.name: _array(each.current) for each in self._places}
+        if self._options.ema is not None:
+            found |= {f"ema.{name}": _array(value) for name, value in self._training.averages.items()}
+        if self._options.loss_scale == DYNAMIC:
+            scaler = self._training.scaler
+            scale, tracker = scaler.get_scale(), scaler._get_growth_tracker()
+            found |= {SCALE: np.asarray(scale, np.float32), TRACKER: np.asarray(tracker, np.int32)}
+        return found
+
+
+def _array(value: torch.Tensor) -> np.ndarray:
+    value = value.detach()
+    return value.float().numpy().copy() if value.dtype is torch.bfloat16 else value.numpy().copy()

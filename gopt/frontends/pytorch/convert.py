@@ -1,0 +1,131 @@
+"""From a traced step to an ONNX model: torch's exporter, then a light clean-up that changes no arithmetic."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import onnx
+import onnx_ir
+import onnx_ir.passes.common as common
+import onnxscript.optimizer
+import torch
+
+from gopt.frontends.pytorch.randomness import Distribution, Draw, draw_names
+from gopt.frontends.pytorch.tracing import TracedStep
+
+OPSET = 20
+LOSS = "loss"
+UPDATED = "_out"
+_FOLDED = 1024
+"""Largest constant, in bytes, that folding makes."""
+
+
+def to_onnx(step: TracedStep, name: str) -> onnx.ModelProto:
+    """The step as an ONNX model without values: inputs in the order of ``step.arguments``, outputs ``loss`` and the
+    states' names with ``_out``. Constants are inputs. Raises torch.onnx.OnnxExporterError."""
+    names = {"input_names": list(step.arguments), "output_names": [LOSS, *(f"{each}{UPDATED}" for each in step.states)]}
+    arguments = tuple(step.arguments.values())
+    with quiet():
+        try:  # what the exporter would decompose is decomposed already, and doing it again takes half of the time
+            with _without_second_decomposition():
+                model = _exported(step.graph, arguments, names)
+        except torch.onnx.OnnxExporterError:
+            model = _exported(step.graph, arguments, names)
+        _clean(model)
+    proto = onnx.ModelProto.FromString(onnx_ir.serde.serialize_model(model).SerializeToString())
+    _strip(proto, name)
+    return proto
+
+
+def _exported(graph: torch.fx.GraphModule, arguments: tuple[Any, ...], names: dict[str, list[str]]) -> Any:
+    """Without the exporter's optimizer: it deletes ``+ 1e-8``, the epsilon of Adam."""
+    program = torch.onnx.export(
+        graph, arguments, dynamo=True, optimize=False, verbose=False, opset_version=OPSET, **names
+    )
+    assert program is not None
+    return program.model
+
+
+@contextlib.contextmanager
+def _without_second_decomposition() -> Iterator[None]:
+    from torch.onnx._internal.exporter import _fx_passes
+
+    if not hasattr(_fx_passes, "decompose_with_registry"):
+        yield
+        return
+    with mock.patch.object(_fx_passes, "decompose_with_registry", lambda program, registry: program):
+        yield
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence torch: the exporter prints its progress, and much warns of its own internals."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _clean(model: Any) -> None:
+    """Fold constants, merge equal nodes and constants, drop what nobody reads."""
+    common.InlinePass()(model)
+    onnxscript.optimizer.fold_constants(model, onnx_shape_inference=False, output_size_limit=_FOLDED)
+    common.LiftConstantsToInitializersPass(size_limit=0)(model)
+    common.DeduplicateInitializersPass(size_limit=1 << 20)(model)
+    common.CommonSubexpressionEliminationPass()(model)
+    common.RemoveUnusedNodesPass()(model)
+    common.RemoveUnusedFunctionsPass()(model)
+    common.RemoveUnusedOpsetsPass()(model)
+
+
+def _strip(model: onnx.ModelProto, name: str) -> None:
+    """Drop the exporter's metadata: five entries a node, which say nothing of a traced step."""
+    graph = model.graph
+    for item in [model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer]:
+        item.ClearField("metadata_props")
+        item.ClearField("doc_string")
+    del graph.value_info[:]
+    graph.name = name
+
+
+def without_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
+    """Take inputs away."""
+    known = set(names)
+    kept = [each for each in model.graph.input if each.name not in known]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+
+
+def with_random_nodes(model: onnx.ModelProto, draws: Sequence[Draw]) -> None:
+    """A random node, without a seed, in place of each input of random numbers."""
+    names = draw_names(len(draws))
+    without_inputs(model, names)
+    nodes = [
+        onnx.helper.make_node(
+            "RandomUniform" if draw.distribution is Distribution.UNIFORM else "RandomNormal", [], [name],
+            name=name, shape=draw.shape,
+        )
+        for name, draw in zip(names, draws)
+    ]  # fmt: skip
+    rest = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes, *rest])
+
+
+def unread_inputs(model: onnx.ModelProto) -> list[str]:
+    """Inputs that nothing reads."""
+    read = {name for node in model.graph.node for name in node.input}
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                read |= {name for inner in attribute.g.node for name in inner.input}
+    return [each.name for each in model.graph.input if each.name not in read]

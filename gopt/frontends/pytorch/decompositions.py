@@ -1,0 +1,173 @@
+"""ATen operators without an ONNX form, written with operators that have one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+
+aten = torch.ops.aten
+
+
+def convolution_backward(
+    g: Any,
+    x: Any,
+    w: Any,
+    bias_sizes: Any,
+    stride: Any,
+    pad: Any,
+    dilation: Any,
+    transposed: Any,
+    output_padding: Any,
+    groups: Any,
+    mask: Any,
+) -> Any:
+    """Gradients of an n-d convolution with groups, as convolutions and a sum."""
+    if transposed:  # the gradient of a convolution from the output's space to the input's, with the same weights
+        gx = aten.convolution.default(g, w, None, stride, pad, dilation, False, [0] * len(stride), groups)
+        gw = weight_gradient(x, g, w, stride, pad, dilation, groups) if mask[1] else None
+        return gx if mask[0] else None, gw, g.sum([0, *range(2, g.dim())]) if mask[2] else None
+    n = x.dim() - 2
+    gx = gw = gb = None
+    if mask[0]:
+        extra = [
+            x.shape[2 + i] - ((g.shape[2 + i] - 1) * stride[i] - 2 * pad[i] + dilation[i] * (w.shape[2 + i] - 1) + 1)
+            for i in range(n)
+        ]
+        gx = aten.convolution.default(g, w, None, stride, pad, dilation, True, extra, groups)
+    if mask[1]:
+        gw = weight_gradient(g, x, w, stride, pad, dilation, groups)
+    if mask[2]:
+        gb = g.sum([0, *range(2, g.dim())])
+    return gx, gw, gb
+
+
+def weight_gradient(g: Any, x: Any, w: Any, stride: Any, pad: Any, dilation: Any, groups: Any) -> Any:
+    """Batch and channel change places: (groups, N, C/groups) convolved with one kernel for each sample."""
+    batch, channels, *space = x.shape
+    samples = x.reshape(batch, groups, channels // groups, *space).permute(2, 1, 0, *range(3, x.dim() + 1))
+    samples = samples.reshape(channels // groups, groups * batch, *space)
+    kernels = g.transpose(0, 1)
+    gw = aten.convolution.default(samples, kernels, None, dilation, pad, stride, False, [0] * len(space), groups)
+    gw = gw.transpose(0, 1)
+    for axis in range(2, w.dim()):
+        gw = aten.slice.Tensor(gw, axis, 0, w.shape[axis])
+    return gw
+
+
+def max_pool_backward(
+    g: Any, x: Any, kernel: Any, stride: Any, pad: Any, dilation: Any, ceil_mode: Any, indices: Any
+) -> Any:
+    """Gradient of max pooling as a scatter in float32."""
+    *lead, h, w = x.shape
+    flat = torch.zeros([*lead, h * w], device=x.device)
+    flat = flat.scatter_add(-1, indices.reshape(*lead, -1), g.reshape(*lead, -1).float())
+    return flat.reshape(x.shape).to(g.dtype)
+
+
+def resampling(size: Any, scale: Any, align: Any) -> Any:
+    """The matrix that interpolates `size` samples of a line linearly to `scale` samples."""
+    eye = torch.eye(size)[None]
+    return torch.nn.functional.interpolate(eye, size=scale, mode="linear", align_corners=align)[0]
+
+
+def bilinear_backward(
+    g: Any, output_size: Any, input_size: Any, align: Any, scale_h: Any = None, scale_w: Any = None
+) -> Any:
+    """Gradient of bilinear resampling: two products with constant matrices."""
+    rows = resampling(input_size[2], output_size[0], align)
+    columns = resampling(input_size[3], output_size[1], align)
+    return rows.to(g.dtype) @ g @ columns.to(g.dtype).T
+
+
+def empty_permuted(size: Any, order: Any, **options: Any) -> Any:
+    return torch.zeros(size, dtype=options.get("dtype"))
+
+
+def new_empty_strided(x: Any, size: Any, stride: Any, **options: Any) -> Any:
+    return torch.zeros(size, dtype=options.get("dtype") or x.dtype)
+
+
+def empty_strided(size: Any, stride: Any, **options: Any) -> Any:
+    return torch.zeros(size, dtype=options.get("dtype"))
+
+
+def copy(x: Any, source: Any, non_blocking: Any = False) -> Any:
+    return aten.expand.default(source.to(x.dtype), x.shape)
+
+
+def as_strided_scatter(x: Any, source: Any, size: Any, stride: Any, offset: Any = None) -> Any:
+    """For a tensor that lies in memory row by row."""
+    places = sum(
+        (torch.arange(n).mul(step).reshape([-1] + [1] * (len(size) - axis - 1))
+         for axis, (n, step) in enumerate(zip(size, stride))),
+        torch.full([1] * len(size), offset or 0),
+    )  # fmt: skip
+    return x.reshape(-1).scatter(0, places.reshape(-1), source.reshape(-1)).reshape(x.shape)
+
+
+def squeeze(x: Any, dims: Any) -> Any:
+    for dim in sorted((d % x.dim() for d in dims), reverse=True):
+        x = aten.squeeze.dim(x, dim)
+    return x
+
+
+def native_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: Any) -> Any:
+    """In float32 where input and weight differ in type: ONNX has one type for both."""
+    if weight is None or weight.dtype == x.dtype == torch.float32:
+        return NotImplemented
+    axes = list(range(x.dim() - len(shape), x.dim()))
+    wide = x.float()
+    mean = wide.mean(axes, keepdim=True)
+    rstd = torch.rsqrt((wide - mean).square().mean(axes, keepdim=True) + eps)
+    found = (wide - mean) * rstd * weight.float()
+    found = found if bias is None else found + bias.float()
+    return found.to(x.dtype), mean, rstd
+
+
+def clamp(x: Any, low: Any = None, high: Any = None) -> Any:
+    """Bounds of one kind: the exporter knows no clamp between a float and an integer."""
+    bounds = [bound for bound in (low, high) if bound is not None]
+    if not x.is_floating_point() or all(isinstance(bound, float) for bound in bounds):
+        return NotImplemented
+    return aten.clamp.default(x, *(None if bound is None else float(bound) for bound in (low, high)))
+
+
+def lerp(x: Any, end: Any, weight: Any) -> Any:
+    """As the kernel does it: from the nearer end."""
+    return x + weight * (end - x) if abs(weight) < 0.5 else end - (end - x) * (1 - weight)
+
+
+def table() -> Any:
+    """Core ATen plus what has no ONNX translation."""
+    found = dict(core_aten_decompositions())
+    found.pop(aten.squeeze.dim, None)  # it would become squeeze.dims
+    found |= get_decompositions(
+        [
+            aten.native_batch_norm,
+            aten._native_batch_norm_legit,
+            aten._native_batch_norm_legit_functional,
+            aten.native_batch_norm_backward,
+            aten._batch_norm_with_update,
+            aten._batch_norm_with_update_functional,
+            aten.batch_norm_backward,
+            aten.native_layer_norm_backward,
+            aten.native_group_norm_backward,
+        ]
+    )
+    own = {
+        aten.convolution_backward.default: convolution_backward,
+        aten.max_pool2d_with_indices_backward.default: max_pool_backward,
+        aten.upsample_bilinear2d_backward.default: bilinear_backward,
+        aten.empty_permuted.default: empty_permuted,
+        aten.new_empty_strided.default: new_empty_strided,
+        aten.empty_strided.default: empty_strided,
+        aten.copy.default: copy,
+        aten.clamp.default: clamp,
+        aten.native_layer_norm.default: native_layer_norm,
+        aten.lerp.Scalar: lerp,
+        aten.squeeze.dims: squeeze,
+        aten.as_strided_scatter.default: as_strided_scatter,
+    }
+    return found | own

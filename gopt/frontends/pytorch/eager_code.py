@@ -1,0 +1,134 @@
+"""What makes eager code traceable: answers to "are you compiling?", and tensors where Python numbers are wanted."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import math
+import operator
+import sys
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+Tensor = torch.Tensor
+ADD = {torch.add: 1, Tensor.add: 1, Tensor.add_: 1, torch.sub: -1, Tensor.sub: -1, Tensor.sub_: -1}
+IN_PLACE = {Tensor.add_, Tensor.sub_, Tensor.addcmul_, Tensor.addcdiv_}
+COMPARISONS = {
+    getattr(Tensor, name): getattr(operator, name)
+    for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "eq", "ne", "lt", "le", "gt", "ge")
+    if hasattr(operator, name)
+}
+PRODUCTS = {torch.addcmul, Tensor.addcmul, Tensor.addcmul_}
+QUOTIENTS = {torch.addcdiv, Tensor.addcdiv, Tensor.addcdiv_}
+
+
+class TensorsForNumbers(TorchFunctionMode):
+    """Writes out ``alpha=`` and ``value=`` that are tensors, and lets ``item()`` give the tensor itself.
+
+    ``settings``: id of an input -> its name, and the number it stands for. Code that compares one with a number,
+    such as ``weight_decay != 0``, gets the answer for that number; ``fixed`` notes whose.
+    """
+
+    def __init__(self, settings: Any = None, fixed: Any = None) -> None:
+        super().__init__()
+        self.settings = settings or {}
+        self.fixed = fixed if fixed is not None else set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is Tensor.item:
+            return args[0]
+        if function in COMPARISONS and id(args[0]) in self.settings and isinstance(args[1], int | float):
+            name, number = self.settings[id(args[0])]
+            self.fixed.add(name)
+            return COMPARISONS[function](number, args[1])
+        term = None
+        if function in ADD and isinstance(kwargs.get("alpha"), Tensor):
+            term = args[1] * kwargs["alpha"] * ADD[function]
+        elif function in PRODUCTS and isinstance(kwargs.get("value"), Tensor):
+            term = args[1] * args[2] * kwargs["value"]
+        elif function in QUOTIENTS and isinstance(kwargs.get("value"), Tensor):
+            term = args[1] / args[2] * kwargs["value"]
+        if term is None:
+            return function(*args, **kwargs)
+        return args[0].add_(term) if function in IN_PLACE else args[0] + term
+
+
+def embedding_bag(
+    weight: Any, indices: Any, offsets: Any, scale_grad_by_freq: Any = False, mode: Any = 0, sparse: Any = False,
+    per_sample_weights: Any = None,
+    include_last_offset: Any = False, padding_idx: Any = None,
+) -> Any:  # fmt: skip
+    """``torch.embedding_bag`` (sums and means of rows) by operators that have an ONNX form."""
+    if mode not in (0, 1) or scale_grad_by_freq:
+        raise NotImplementedError("embedding bags of maxima, or with gradients scaled by frequency")
+    starts = offsets[:-1] if include_last_offset else offsets
+    bags = (torch.arange(indices.shape[0])[:, None] >= starts[None, :]).sum(1) - 1
+    rows = weight[indices]
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[:, None]
+    counts = torch.ones(indices.shape[0], dtype=weight.dtype)
+    if padding_idx is not None and padding_idx >= 0:
+        counts = (indices != padding_idx).to(weight.dtype)
+        rows = rows * counts[:, None]
+    found = torch.zeros(starts.shape[0], weight.shape[1], dtype=weight.dtype).index_add(0, bags, rows)
+    if mode == 1:
+        sizes = torch.zeros(starts.shape[0], dtype=weight.dtype).index_add(0, bags, counts)
+        found = found / sizes.clamp(min=1)[:, None]
+    return found, bags, starts, starts
+
+
+class Maths:
+    """`math` for numbers, tensor functions for tensors."""
+
+    def __getattr__(self, name: Any) -> Any:
+        def either(*args: Any) -> Any:
+            if any(isinstance(a, Tensor) for a in args):
+                return getattr(torch, name)(*args)
+            return getattr(math, name)(*args)
+
+        member = getattr(math, name)
+        return either if callable(member) else member
+
+
+def extreme(builtin: Any, function: Any) -> Any:
+    """`min` or `max` that does not ask a tensor for its truth."""
+
+    def either(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != 2 or not any(isinstance(a, Tensor) for a in args):
+            return builtin(*args, **kwargs)
+        first = next(a for a in args if isinstance(a, Tensor))
+        return function(*(a if isinstance(a, Tensor) else torch.full_like(first, a) for a in args))
+
+    return either
+
+
+@contextlib.contextmanager
+def readable(settings: Any = None, fixed: Any = None) -> Any:
+    """Patched for the duration of a trace: looks at data that `transformers` and `torch.optim` would take."""
+    with contextlib.ExitStack() as stack:
+        for name in ("is_compiling", "is_exporting", "is_dynamo_compiling"):
+            stack.enter_context(mock.patch.object(torch.compiler, name, lambda: True))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch.optim."):
+                if getattr(module, "math", None) is math:
+                    stack.enter_context(mock.patch.object(module, "math", Maths()))
+                for own in ("max", "min"):
+                    limit = torch.maximum if own == "max" else torch.minimum
+                    stack.enter_context(
+                        mock.patch.object(module, own, extreme(getattr(builtins, own), limit), create=True)
+                    )
+        stack.enter_context(mock.patch.object(torch, "embedding_bag", embedding_bag))
+        stack.enter_context(TensorsForNumbers(settings, fixed))
+        yield
+
+
+@contextlib.contextmanager
+def on_attention_math() -> Any:
+    """Scaled dot-product attention written out, as the trace has it: fused kernels draw and round otherwise."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield

@@ -1,0 +1,266 @@
+"""From a factory of eager training code to a functional step on disk, checked against eager PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from gopt.artifact.model_file import check_model, write_model
+from gopt.artifact.output_paths import resolve_output
+from gopt.artifact.states_file import INLINE, StatesFile
+from gopt.disk.files import make_folders, reason
+from gopt.disk.signals import raise_on_signals
+from gopt.errors import GoptError, RunError, UnsupportedError
+from gopt.frontends.pytorch.check import Checked, compare
+from gopt.frontends.pytorch.convert import (
+    LOSS,
+    UPDATED,
+    quiet,
+    to_onnx,
+    unread_inputs,
+    with_random_nodes,
+    without_inputs,
+)
+from gopt.frontends.pytorch.eager import EagerTraining
+from gopt.frontends.pytorch.eager_code import on_attention_math
+from gopt.frontends.pytorch.factory import Recipe, call_factory, load_factory, make_recipe
+from gopt.frontends.pytorch.options import Draws, ExportOptions
+from gopt.frontends.pytorch.randomness import Draw, RecordedDraws
+from gopt.frontends.pytorch.schedules import in_graph
+from gopt.frontends.pytorch.states import FirstStep, find_places, first_step
+from gopt.frontends.pytorch.tracing import TracedStep, trace
+from gopt.ir.graph import Graph, Tensor
+from gopt.ir.load import load
+from gopt.sanitize import show
+
+EMBED = 64 << 20
+"""Bytes of values beyond which they lie in a file beside the model."""
+ROLES = "gopt.roles"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What ``export`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds."""
+
+    model: str
+    data: str
+    nodes: int
+    parameters: int
+    states: int
+    nbytes: int
+    inputs: tuple[str, ...]
+    checked: Checked
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The record that ``gopt export --json`` prints."""
+        return {
+            "format": "gopt-export/1", "model": self.model, "data": self.data, "nodes": self.nodes,
+            "parameters": self.parameters, "states": self.states, "bytes": self.nbytes, "inputs": list(self.inputs),
+            "check": {
+                "steps": len(self.checked.losses), "losses": list(self.checked.losses),
+                "eager_losses": list(self.checked.eager_losses), "worst": self.checked.worst,
+                "worst_state": self.checked.worst_state,
+            },
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def export(
+    factory: str | Callable[[], Any] | tuple[Any, ...] | Recipe,
+    output: str | os.PathLike[str],
+    *,
+    options: ExportOptions | None = None,
+    force: bool = False,
+    advance: Callable[[str], None] = lambda text: None,
+) -> Exported:
+    """Trace a training step, compare it with eager PyTorch, and write it as one ONNX file.
+
+    ``factory``: ``MODULE:FACTORY``, a function, or what one returns: (module, loss function or None, optimizer or
+    several, example batch[, scheduler]). Raises OptionError and InputError for what the user gave, UnsupportedError
+    for a step that cannot be exported or is not equal to eager PyTorch, RunError when the file cannot be written.
+    """
+    options = options or ExportOptions()
+    target = resolve_output(output)
+    check_model(target, shown=Path(output), force=force)
+    advance("building the model")
+    recipe = _recipe(factory, options)
+    step = _Step.of(recipe, options)
+    advance("tracing")
+    traced = step.trace()
+    advance("converting")
+    model = step.convert(traced, Path(output).stem)
+    with tempfile.TemporaryDirectory(prefix="gopt-export-") as folder:
+        file = Path(folder) / "step.onnx"
+        file.write_bytes(model.SerializeToString(deterministic=True))
+        graph = load(file)
+    _store(graph, traced)
+    advance(f"comparing {options.check} steps with eager PyTorch")
+    hyper = {name: value.numpy() for name, value in traced.hyper.items() if name in graph.inputs}
+    with quiet():
+        checked = compare(graph, recipe, step.seen, options, step.draws, hyper)
+    if options.draws is Draws.NODES and step.draws:
+        graph = _with_random_nodes(model, step.draws, traced)
+    values = _values(graph)
+    try:
+        make_folders(target.parent)
+        with raise_on_signals():
+            data = write_model(target, graph, values, force=force)
+    except OSError as error:
+        raise RunError(f"cannot write {output}: {reason(error)}", "choose another path with -o") from error
+    fed = [name for name in graph.inputs if name not in graph.initializers]
+    return Exported(
+        str(Path(output)), str(Path(output).with_name(data)) if data else "", len(graph.nodes), step.parameters,
+        len(traced.states), sum(each.nbytes for each in graph.initializers.values()), tuple(fed), checked,
+        tuple(step.notes),
+    )  # fmt: skip
+
+
+def _recipe(factory: Any, options: ExportOptions) -> Recipe:
+    torch.manual_seed(options.seed)
+    if isinstance(factory, str):
+        return call_factory(load_factory(factory), factory)
+    return (
+        call_factory(factory, getattr(factory, "__name__", "the factory"))
+        if callable(factory)
+        else make_recipe(factory)
+    )
+
+
+@dataclass(slots=True)
+class _Step:
+    """A recipe that was tried for one eager step."""
+
+    recipe: Recipe
+    options: ExportOptions
+    seen: FirstStep
+    draws: list[Draw]
+    scheduled: bool
+    notes: list[str]
+    parameters: int = 0
+
+    @classmethod
+    def of(cls, recipe: Recipe, options: ExportOptions) -> _Step:
+        """Raises InputError or UnsupportedError where eager code fails or cannot be exported."""
+        scheduled, why = in_graph(recipe, options.schedules)
+        notes = [f"the schedule is not in the graph ({why}): feed lr"] if why else []
+        recorded = RecordedDraws(options.seed)
+
+        def run(tried: Recipe) -> None:
+            with on_attention_math(), recorded:
+                EagerTraining(tried, replace(options, loss_scale=None)).step(recipe.batch)
+
+        try:
+            with quiet():
+                seen = first_step(recipe, run)
+        except GoptError:
+            raise
+        except Exception as error:
+            raise UnsupportedError(
+                f"the eager step raised {type(error).__name__}: {_line(error)}", "--debug shows where"
+            ) from error
+        return cls(recipe, options, seen, recorded.found, scheduled, notes)
+
+    def trace(self) -> TracedStep:
+        """The step as a graph; raises UnsupportedError where its code cannot be traced."""
+        places = find_places(self.recipe, self.seen)
+        self.parameters = sum(each.kind.value == "parameter" for each in places)
+        try:
+            with quiet():
+                return trace(self.recipe, self.options, places, self.draws, self.scheduled)
+        except GoptError:
+            raise
+        except Exception as error:
+            raise UnsupportedError(
+                f"the step cannot be traced: {type(error).__name__}: {_line(error)}",
+                "code that looks at the values of tensors (item(), if x > 0) has no graph; --debug shows where",
+            ) from error
+
+    def convert(self, traced: TracedStep, name: str) -> onnx.ModelProto:
+        """As a model without values; raises UnsupportedError where an operator has no ONNX form."""
+        try:
+            model = to_onnx(traced, name)
+        except torch.onnx.OnnxExporterError as error:
+            raise UnsupportedError(f"the step has no ONNX form: {_root(error)}", "--debug shows where") from error
+        dead = set(unread_inputs(model))
+        unread = [name for name in (*traced.batch, *traced.hyper, *traced.constants) if name in dead]
+        self.notes += [f"nothing reads {show(name)}: it is left out" for name in unread]
+        without_inputs(model, unread)
+        self.notes += [
+            f"the code compares {name} with a number: the step holds on the side of {float(traced.hyper[name]):g} alone"
+            for name in traced.fixed
+        ]
+        _add_roles(model, traced)
+        return model
+
+
+def _root(error: BaseException) -> str:
+    """What the exporter stumbled over: the last cause that says something."""
+    while error.__cause__ is not None and str(error.__cause__).strip():
+        error = error.__cause__
+    return _line(error)
+
+
+def _line(error: BaseException) -> str:
+    """The first line of a message that says something."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")[:400]
+
+
+def _add_roles(model: onnx.ModelProto, traced: TracedStep) -> None:
+    """What is a state, a parameter and the batch, as metadata that ``gopt`` reads first."""
+    inputs = {each.name for each in model.graph.input}
+    record = {
+        "loss": LOSS,
+        "states": {name: f"{name}{UPDATED}" for name in traced.states},
+        "params": {},
+        "batch": [name for name in (*traced.batch, *traced.draws) if name in inputs],
+    }
+    entry = model.metadata_props.add()
+    entry.key, entry.value = ROLES, json.dumps(record, ensure_ascii=False)
+
+
+def _store(graph: Graph, traced: TracedStep) -> None:
+    """Put the first values of states into a graph, and those of constants, which are no inputs any more."""
+    for name, value in (traced.states | traced.constants).items():
+        if name in graph.inputs:
+            graph.initializers[name] = Tensor(graph.inputs[name], array=_array(value))
+    for name in traced.constants:
+        graph.inputs.pop(name, None)
+
+
+def _array(value: torch.Tensor) -> np.ndarray:
+    value = value.detach().contiguous()
+    if value.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        return value.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return value.numpy()
+
+
+def _with_random_nodes(model: onnx.ModelProto, draws: list[Draw], traced: TracedStep) -> Graph:
+    with_random_nodes(model, draws)
+    with tempfile.TemporaryDirectory(prefix="gopt-export-") as folder:
+        file = Path(folder) / "step.onnx"
+        file.write_bytes(model.SerializeToString(deterministic=True))
+        graph = load(file)
+    _store(graph, traced)
+    return graph
+
+
+def _values(graph: Graph) -> StatesFile:
+    """The values that lie beside the model: none of a small one."""
+    values = StatesFile()
+    if sum(each.nbytes for each in graph.initializers.values()) > EMBED:
+        for name, tensor in graph.initializers.items():
+            if tensor.nbytes > INLINE:
+                values.add([(name, tensor)])
+    return values

@@ -1,0 +1,110 @@
+"""Options of parameter groups that are inputs of a step: the learning rate, and any that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gopt.errors import OptionError
+from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.options import ExportOptions
+from gopt.sanitize import show
+from gopt.suggestions import did_you_mean
+
+LR = "lr"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option of one group: ``factor`` times an input, the member ``index`` of a tuple (None: the whole option)."""
+
+    optimizer: int
+    group: int
+    option: str
+    index: int | None
+    input: str
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hyper:
+    """Hyper-parameter inputs with their values in the recipe, and where they go."""
+
+    values: dict[str, torch.Tensor]
+    settings: list[Setting]
+
+    def apply(self, group: dict[str, Any], optimizer: int, position: int, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Put inputs into a group; ``optimizer`` and ``position`` say which group it is."""
+        for each in self.settings:
+            if (each.optimizer, each.group) != (optimizer, position):
+                continue
+            value = _scaled(inputs[each.input], each.factor)
+            if each.index is None:
+                group[each.option] = value
+            else:
+                members = list(group[each.option])
+                members[each.index] = value
+                group[each.option] = tuple(members)
+
+    def base_rates(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The learning rate of each group of the only optimizer, before its schedule."""
+        return [_scaled(inputs[each.input], each.factor) for each in self.settings if each.option == LR]
+
+
+def _scaled(value: torch.Tensor, factor: float) -> torch.Tensor:
+    return value if factor == 1 else value * factor
+
+
+def hyper_inputs(recipe: Recipe, options: ExportOptions, scheduled: bool) -> Hyper:
+    """``lr`` and the options of ``--hyper`` as inputs.
+
+    Groups of the same value share an input. Learning rates of groups are multiples of one ``lr``, that of the first
+    group; other options that differ have an input for each value: ``weight_decay``, ``weight_decay.1``. With
+    ``scheduled`` the rates are those before the schedule. Raises OptionError for an option that no group has.
+    """
+    found = Hyper({}, [])
+    groups = [
+        (index, place, group)
+        for index, optimizer in enumerate(recipe.optimizers)
+        for place, group in enumerate(optimizer.param_groups)
+    ]
+    known = sorted({key for *_, group in groups for key, value in group.items() if _numbers(value)})
+    for option in dict.fromkeys((LR, *options.hyper)):
+        if option not in known:
+            hint = did_you_mean(option, known) or f"they have {', '.join(known)}"
+            raise OptionError(f"no parameter group has a number {show(option)} (--hyper)", hint)
+        _add(found, option, [each for each in groups if option in each[2]], recipe, scheduled)
+    return found
+
+
+def _add(found: Hyper, option: str, groups: list[Any], recipe: Recipe, scheduled: bool) -> None:
+    seen: dict[tuple[int | None, float], str] = {}
+    base = None
+    for index, place, group in groups:
+        value = recipe.scheduler.base_lrs[place] if option == LR and scheduled else group[option]
+        members = enumerate(value) if isinstance(value, tuple) else [(None, value)]
+        for member, number in members:
+            number = float(number)
+            name = option if member is None else f"{option}_{member}"
+            if option == LR:
+                base = number if base is None else base
+                factor = number / base if base else 1.0
+                found.values.setdefault(LR, torch.tensor(base))
+                found.settings.append(Setting(index, place, option, None, LR, factor))
+                continue
+            if (member, number) not in seen:
+                count = sum(key[0] == member for key in seen)
+                seen[member, number] = name if count == 0 else f"{name}.{count}"
+                found.values[seen[member, number]] = torch.tensor(number)
+            found.settings.append(Setting(index, place, option, member, seen[member, number], 1.0))
+
+
+def _numbers(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return bool(value) and all(map(_numbers, value))
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,79 @@
+"""What ``gopt export`` is asked for, beside the model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from gopt.errors import OptionError
+
+DYNAMIC = "dynamic"
+"""A loss scale that follows the overflows, as torch's GradScaler does."""
+
+
+class Autocast(Enum):
+    """The type in which ``torch.autocast`` runs the forward."""
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+class Schedules(Enum):
+    """Where the learning rate of a scheduler is computed."""
+
+    AUTO = "auto"
+    """In the graph where the scheduler has a closed form, else outside: the rate is the input ``lr``."""
+    GRAPH = "graph"
+    INPUT = "input"
+
+
+class Draws(Enum):
+    """Where random numbers, such as those of dropout, come from."""
+
+    INPUTS = "inputs"
+    """Inputs ``draw_0``, ``draw_1``, …: a step is a function, and two runs can be compared."""
+    NODES = "nodes"
+    """Random nodes without a seed: nothing to feed, and ``gopt verify`` cannot confirm the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """Options of an export; raises OptionError for values that make no step.
+
+    ``clip_norm``, ``clip_value``: bounds of gradients over all optimizers. ``loss_scale``: a number, or DYNAMIC.
+    ``ema``: the decay of averaged parameters. ``hyper``: group options that become inputs beside ``lr``. ``check``:
+    steps that are compared with eager PyTorch.
+    """
+
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    autocast: Autocast | None = None
+    loss_scale: float | str | None = None
+    ema: float | None = None
+    schedules: Schedules = Schedules.AUTO
+    draws: Draws = Draws.INPUTS
+    hyper: tuple[str, ...] = ()
+    seed: int = 0
+    check: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("clip_norm", "clip_value"):
+            bound = getattr(self, name)
+            if bound is not None and not (math.isfinite(bound) and bound > 0):
+                raise OptionError(f"--{name.replace('_', '-')} cannot be {bound}", "give a number above 0")
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise OptionError("--clip-norm and --clip-value do not go together", "take one of them")
+        scale = self.loss_scale
+        if isinstance(scale, str) and scale != DYNAMIC:
+            raise OptionError(f"--loss-scale cannot be {scale!r}", "give dynamic, or a number above 0")
+        if isinstance(scale, float | int) and not (math.isfinite(scale) and scale > 0):
+            raise OptionError(f"--loss-scale cannot be {scale}", "give dynamic, or a number above 0")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise OptionError(f"--ema cannot be {self.ema}", "give a decay between 0 and 1, such as 0.999")
+        if self.check < 1:
+            raise OptionError(f"--check cannot be {self.check}", "every export is compared for at least one step")
+
+    @property
+    def scales_loss(self) -> bool:
+        return self.loss_scale is not None

@@ -1,0 +1,169 @@
+"""Random numbers of a step as inputs: eager code and trace take the same numbers, in the order of the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gopt.errors import UnsupportedError
+
+aten = torch.ops.aten
+
+
+class Distribution(Enum):
+    """What an input of random numbers is drawn from."""
+
+    UNIFORM = "uniform"
+    """From 0 (included) to 1 (excluded)."""
+    NORMAL = "normal"
+    """Mean 0, deviation 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """An input of random numbers, in float32."""
+
+    distribution: Distribution
+    shape: tuple[int, ...]
+
+    def values(self, generator: torch.Generator) -> torch.Tensor:
+        """Fresh numbers."""
+        make = torch.rand if self.distribution is Distribution.UNIFORM else torch.randn
+        return make(self.shape, generator=generator)
+
+
+def draw_names(count: int) -> list[str]:
+    return [f"draw_{place}" for place in range(count)]
+
+
+class _Source(TorchDispatchMode):
+    """Answers random operators of ATen by numbers that ``next`` gives; raises UnsupportedError for others."""
+
+    def next(self, distribution: Distribution, shape: Sequence[int]) -> torch.Tensor:
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        rule = _RULES.get(func)
+        if rule is None:
+            raise UnsupportedError(
+                f"the step draws random numbers by {func}, which cannot become an input",
+                "draw them outside and put them into the batch",
+            )
+        return rule(self, *args, **kwargs)
+
+
+class RecordedDraws(_Source):
+    """Draws numbers, and remembers what was drawn."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.found: list[Draw] = []
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def next(self, distribution: Distribution, shape: Sequence[int]) -> torch.Tensor:
+        self.found.append(Draw(distribution, tuple(int(size) for size in shape)))
+        return self.found[-1].values(self._generator)
+
+
+class GivenDraws(_Source):
+    """Takes the numbers from inputs, in turn."""
+
+    def __init__(self, values: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._values = values
+        self.taken = 0
+
+    def next(self, distribution: Distribution, shape: Sequence[int]) -> torch.Tensor:
+        if self.taken == len(self._values) or tuple(self._values[self.taken].shape) != tuple(shape):
+            raise UnsupportedError(
+                "the step draws other random numbers when it runs again (gradient checkpointing with dropout?)",
+                "draw them outside and put them into the batch",
+            )
+        self.taken += 1
+        return self._values[self.taken - 1]
+
+
+def _uniform(source: _Source, x: torch.Tensor) -> torch.Tensor:
+    return source.next(Distribution.UNIFORM, x.shape)
+
+
+def _normal(source: _Source, x: torch.Tensor) -> torch.Tensor:
+    return source.next(Distribution.NORMAL, x.shape)
+
+
+def _bernoulli_in_place(source: _Source, x: Any, p: Any = 0.5, generator: Any = None) -> Any:
+    return x.copy_((_uniform(source, x) < p).to(x.dtype))
+
+
+def _bernoulli(source: _Source, x: Any, p: Any = None, generator: Any = None) -> Any:
+    return (_uniform(source, x) < (x if p is None else p)).to(x.dtype)
+
+
+def _native_dropout(source: _Source, x: Any, p: float, train: Any) -> Any:
+    if train is False or p == 0:
+        return x, torch.ones_like(x, dtype=torch.bool)
+    mask = _uniform(source, x) < 1.0 - p  # as bernoulli_(1 - p), which eager code on a CPU calls
+    return x * mask.to(x.dtype) * (1.0 / (1.0 - p)), mask
+
+
+def _dtype(options: dict[str, Any], default: torch.dtype | None = None) -> torch.dtype:
+    return options.get("dtype") or default or torch.get_default_dtype()
+
+
+def _rand(source: _Source, size: Any, **options: Any) -> Any:
+    return source.next(Distribution.UNIFORM, size).to(_dtype(options))
+
+
+def _randn(source: _Source, size: Any, **options: Any) -> Any:
+    return source.next(Distribution.NORMAL, size).to(_dtype(options))
+
+
+def _rand_like(source: _Source, x: Any, **options: Any) -> Any:
+    return _uniform(source, x).to(_dtype(options, x.dtype))
+
+
+def _randn_like(source: _Source, x: Any, **options: Any) -> Any:
+    return _normal(source, x).to(_dtype(options, x.dtype))
+
+
+def _uniform_in_place(source: _Source, x: Any, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Any:
+    return x.copy_((_uniform(source, x) * (high - low) + low).to(x.dtype))
+
+
+def _normal_in_place(source: _Source, x: Any, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Any:
+    return x.copy_((_normal(source, x) * std + mean).to(x.dtype))
+
+
+def _exponential_in_place(source: _Source, x: Any, lambd: float = 1.0, generator: Any = None) -> Any:
+    return x.copy_((-torch.log1p(-_uniform(source, x)) / lambd).to(x.dtype))
+
+
+def _integers(source: _Source, low: int, high: int, size: Any, **options: Any) -> Any:
+    drawn = source.next(Distribution.UNIFORM, size)
+    return torch.floor(drawn * (high - low) + low).to(options.get("dtype") or torch.int64)
+
+
+_RULES: dict[Any, Any] = {
+    aten.bernoulli_.float: _bernoulli_in_place,
+    aten.bernoulli_.Tensor: _bernoulli_in_place,
+    aten.bernoulli.default: _bernoulli,
+    aten.bernoulli.p: _bernoulli,
+    aten.native_dropout.default: _native_dropout,
+    aten.rand.default: _rand,
+    aten.randn.default: _randn,
+    aten.rand_like.default: _rand_like,
+    aten.randn_like.default: _randn_like,
+    aten.uniform_.default: _uniform_in_place,
+    aten.normal_.default: _normal_in_place,
+    aten.exponential_.default: _exponential_in_place,
+    aten.randint.default: lambda source, high, size, **options: _integers(source, 0, high, size, **options),
+    aten.randint.low: _integers,
+}

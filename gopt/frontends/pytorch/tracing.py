@@ -1,0 +1,206 @@
+"""Trace plain eager training code - module, loss, backward, clip, optimizer.step() - into one functional graph.
+
+``make_fx`` runs the code over functional tensors, which turn updates in place into values. Parameters, changed buffers
+and optimizer states are swapped for traced tensors before the run and read back behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gopt.frontends.pytorch.decompositions import table
+from gopt.frontends.pytorch.eager import autocast, clip
+from gopt.frontends.pytorch.eager_code import readable
+from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.hyper import Hyper, hyper_inputs
+from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
+from gopt.frontends.pytorch.randomness import Draw, GivenDraws, draw_names
+from gopt.frontends.pytorch.schedules import closed_form
+from gopt.frontends.pytorch.states import Kind, Place
+
+SCALE, TRACKER, EPOCH = "loss_scale", "loss_scale.growth_tracker", "scheduler.step"
+FIRST_SCALE, GROWTH, BACKOFF, INTERVAL = 65536.0, 2.0, 0.5, 2000
+"""Defaults of ``torch.amp.GradScaler``."""
+
+
+@dataclass(slots=True)
+class TracedStep:
+    """A step as an fx graph ``(*inputs, *states, *constants) -> (loss, *new states)``.
+
+    ``inputs``: batch, draws and hyper-parameters by name with an example; ``states`` and ``constants``: values before
+    the first step.
+    """
+
+    graph: torch.fx.GraphModule
+    batch: dict[str, torch.Tensor]
+    draws: dict[str, torch.Tensor]
+    hyper: dict[str, torch.Tensor]
+    states: dict[str, torch.Tensor]
+    constants: dict[str, torch.Tensor]
+    fixed: list[str]
+    """Hyper-parameters that the code compared with a number: the graph follows the branch of their example."""
+
+    @property
+    def arguments(self) -> dict[str, torch.Tensor]:
+        """All inputs of the graph in order."""
+        return self.batch | self.draws | self.hyper | self.states | self.constants
+
+
+def _extra_states(options: ExportOptions, places: Sequence[Place], scheduler: Any) -> dict[str, torch.Tensor]:
+    """States of what surrounds the optimizer, before the first step."""
+    values: dict[str, torch.Tensor] = {}
+    if options.ema is not None:
+        values |= {f"ema.{each.name}": each.value.clone() for each in places if each.kind is Kind.PARAMETER}
+    if options.loss_scale == DYNAMIC:
+        values |= {SCALE: torch.tensor(FIRST_SCALE), TRACKER: torch.tensor(0, dtype=torch.int32)}
+    if scheduler is not None:
+        values[EPOCH] = torch.tensor(scheduler.last_epoch)
+    return values
+
+
+def trace(
+    recipe: Recipe, options: ExportOptions, places: Sequence[Place], draws: Sequence[Draw], scheduled: bool
+) -> TracedStep:
+    """Trace one step. ``scheduled``: whether the scheduler's rate is computed in the graph."""
+    hyper = hyper_inputs(recipe, options, scheduled)
+    extra = _extra_states(options, places, recipe.scheduler if scheduled else None)
+    generator = torch.Generator().manual_seed(options.seed)
+    drawn = dict(zip(draw_names(len(draws)), (draw.values(generator) for draw in draws)))
+    carried = [each for each in places if each.kind is not Kind.CONSTANT]
+    constant = [each for each in places if each.kind is Kind.CONSTANT]
+    states = {each.name: each.value.detach().clone() for each in carried} | extra
+    constants = {each.name: each.value.detach().clone() for each in constant}
+    arguments = recipe.batch | drawn | hyper.values | states | constants
+    names = list(arguments)
+
+    fixed: set[str] = set()
+    numbers = {name: float(value) for name, value in hyper.values.items()}
+
+    def run(*flat: Any) -> list[Any]:
+        with (
+            FunctionalTensorMode(), enable_python_dispatcher(), sdpa_kernel(SDPBackend.MATH),
+            torch.backends.mkldnn.flags(enabled=False),  # type: ignore[no-untyped-call]  # its kernels have no ONNX form
+        ):  # fmt: skip
+            values = dict(zip(names, (to_fun(value) for value in flat)))
+            examples = {id(values[name]): (name, number) for name, number in numbers.items()}
+            with readable(examples, fixed), GivenDraws([values[name] for name in drawn]):
+                loss, new = _step(recipe, options, [*carried, *constant], hyper, scheduled, values)
+            outputs = [new[name] for name in states]
+            return [from_fun(value.detach()) for value in (loss, *outputs)]
+
+    graph = make_fx(run, decomposition_table=table())(*arguments.values())
+    for node in reversed(graph.graph.nodes):
+        if "profiler" in str(node.target):
+            graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    merged = torch.fx.GraphModule(graph, fx_graph_cse(graph.graph))
+    return TracedStep(merged, dict(recipe.batch), drawn, hyper.values, states, constants, sorted(fixed))
+
+
+def _step(
+    recipe: Recipe, options: ExportOptions, places: Sequence[Place], hyper: Hyper, scheduled: bool,
+    values: Mapping[str, torch.Tensor],
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
+    """The loss, and the new value of every state, on traced tensors."""
+    old = {each.name: values[each.name].clone() for each in places if each.owner is not None and options.scales_loss}
+    settings = {name: values[name] for name in hyper.values}
+    rates = closed_form(recipe.scheduler, values[EPOCH], hyper.base_rates(settings)) if scheduled else None
+    with swapped(recipe, places, values, hyper, settings, rates):
+        with autocast(options):
+            loss = recipe.loss_of({name: values[name] for name in recipe.batch})
+        scale = values.get(SCALE, options.loss_scale)
+        (loss if scale is None else loss * scale).backward()
+        overflowed = [] if scale is None else [_unscale(optimizer, scale) for optimizer in recipe.optimizers]
+        clip(recipe, options)
+        for optimizer in recipe.optimizers:
+            optimizer.step()
+        new = {each.name: each.current.detach() for each in places}
+    for each in places:
+        if each.name in old and each.owner is not None:
+            new[each.name] = torch.where(overflowed[each.owner], old[each.name].detach(), new[each.name])
+    if options.ema is not None:
+        new |= {
+            f"ema.{each.name}": values[f"ema.{each.name}"] * options.ema + new[each.name] * (1 - options.ema)
+            for each in places
+            if each.kind is Kind.PARAMETER
+        }
+    if options.loss_scale == DYNAMIC:
+        new |= _new_scale(values[SCALE], values[TRACKER], torch.stack(overflowed).any())
+    if scheduled:
+        new[EPOCH] = values[EPOCH] + 1
+    return loss, new
+
+
+def _unscale(optimizer: torch.optim.Optimizer, scale: Any) -> torch.Tensor:
+    """Divide the gradients of an optimizer by the scale; returns whether one of them is not finite."""
+    inverse = torch.as_tensor(scale, dtype=torch.float32).double().reciprocal().float()
+    finite = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                finite.append(torch.isfinite(parameter.grad).all())
+                parameter.grad = parameter.grad * inverse
+    return ~torch.stack(finite).all()
+
+
+def _new_scale(scale: torch.Tensor, tracker: torch.Tensor, overflowed: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The rule of ``torch._amp_update_scale_``."""
+    successes = tracker + 1
+    grows = successes == INTERVAL
+    raised = torch.where(torch.isfinite(scale * GROWTH), scale * GROWTH, scale)
+    return {
+        SCALE: torch.where(overflowed, scale * BACKOFF, torch.where(grows, raised, scale)),
+        TRACKER: torch.where(overflowed | grows, torch.zeros_like(tracker), successes),
+    }
+
+
+@contextlib.contextmanager
+def swapped(
+    recipe: Recipe, places: Sequence[Place], values: Mapping[str, torch.Tensor], hyper: Hyper,
+    settings: Mapping[str, torch.Tensor], rates: Sequence[torch.Tensor] | None,
+) -> Iterator[None]:  # fmt: skip
+    """Every place filled with a traced value, and options of groups with inputs; all as before at the end."""
+    kept = [place.read() for place in places]
+    optimizers = [(each, each.state, [dict(group) for group in each.param_groups]) for each in recipe.optimizers]
+    replaced: dict[int, torch.Tensor] = {}
+    for place in places:
+        value = values[place.name]
+        if place.kind is Kind.PARAMETER:
+            value = value.requires_grad_(True)
+            replaced[id(place.read())] = value
+        elif place.kind is Kind.CONSTANT and isinstance(place.read(), torch.nn.Parameter):
+            replaced[id(place.read())] = value
+        place.write(value)
+    for index, (optimizer, state, groups) in enumerate(optimizers):
+        optimizer.state = defaultdict(dict, {replaced[id(p)]: s for p, s in state.items() if id(p) in replaced})
+        for position, (group, before) in enumerate(zip(optimizer.param_groups, groups)):
+            group["params"] = [replaced.get(id(each), each) for each in before["params"]]
+            hyper.apply(group, index, position, settings)
+            if rates is not None:
+                group["lr"] = rates[position]
+            if "capturable" in group:
+                group["capturable"] = True  # no branch on the count of steps
+            for fast in ("foreach", "fused"):
+                if group.get(fast):
+                    group[fast] = False  # the same arithmetic, tensor by tensor
+    try:
+        yield
+    finally:
+        for place, value in zip(places, kept):
+            place.write(value)
+        for optimizer, state, groups in optimizers:
+            optimizer.state = state
+            for group, before in zip(optimizer.param_groups, groups):
+                group.update(before)
