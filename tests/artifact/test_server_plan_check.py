@@ -13,6 +13,7 @@ import pytest
 from helpers import source
 
 from gopt import api
+from gopt.artifact.manifest import Manifest
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import GoptError, InputError
@@ -46,9 +47,9 @@ def rows() -> Document:
     return _written("sparse/dlrm_adam", rows={"*": "lazy"}, init={"table0": "zeros"})
 
 
-def _read(document: Document, folder: Path) -> None:
+def _read(document: Document, folder: Path) -> Manifest:
     (folder / "manifest.json").write_text(json.dumps(document), encoding="utf-8")
-    read_manifest(folder)
+    return read_manifest(folder)[0]
 
 
 def _keys(document: Document) -> Any:
@@ -199,7 +200,9 @@ def test_a_damage_of_what_is_no_parameter_is_refused(
 
 @pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.HALF_ASYNC])
 def test_what_asynchronous_modes_have_is_read_back(mode: Mode, tmp_path: Path) -> None:
-    _read(_written("mlp_adamw", mode=mode, compensation=0.5, count="push"), tmp_path)
+    plan = _read(_written("mlp_adamw", mode=mode, compensation=0.5, count="push"), tmp_path).parameter_server
+    assert plan is not None
+    assert (plan.mode, plan.compensation, plan.count) == (mode, 0.5, "push")
 
 
 def test_whatever_is_replaced_nothing_crashes(plain: Document, tmp_path: Path) -> None:

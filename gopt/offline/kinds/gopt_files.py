@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gopt import documents
+from gopt.artifact import report_record
 from gopt.artifact.checkpoint_index import FORMAT, INDEX_FILE, complete_steps, open_index, step_dir
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.report_record import Report
@@ -17,7 +18,7 @@ from gopt.documents.records import from_document, to_document
 from gopt.errors import InputError
 from gopt.offline.kinds.candidate import Candidate
 
-MANIFEST, REPORT = "gopt-manifest/1", "gopt-report/1"
+MANIFEST, REPORT = "gopt-manifest/1", report_record.FORMAT
 
 
 @dataclass(frozen=True, slots=True)
