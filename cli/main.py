@@ -28,6 +28,7 @@ COMMANDS = {
     "explain": "Tell what became of one operator, state, parameter or bucket of an output folder.",
     "diff": "Compare two models or two output folders by structure.",
     "merge": "Put ranks or a checkpoint back together as one model.",
+    "load-state": "Put values of a state dict into a training step.",
     "reshard": "Make other ranks from the values that ranks or a checkpoint hold.",
     "passes": "List every pass with its options and defaults.",
     "help": "Show the help of a command.",
@@ -43,7 +44,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command = import_module(f"gopt.cli.{name}").command
+        command = import_module(f"gopt.cli.{name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return with_verbosity(command)
 

@@ -41,6 +41,8 @@ def case(name: str, made: Path) -> list[str]:
         "run": ["run", out, *train],
         "passes": ["passes"],
         "explain": ["explain", out, "loss"],
+        "merge a state dict": ["merge", out, "--state-dict", str(made / "d.safetensors"), "--force"],
+        "load-state": ["load-state", MODEL, str(made / "d.safetensors"), "-o", str(made / "l.onnx"), "--force"],
     }[name]
 
 
@@ -48,7 +50,8 @@ CASES = {
     "shard": "gopt-report", "inspect a model": "gopt-inspection", "inspect a folder": "gopt-inspection",
     "plan": "gopt-plan", "plan servers": "gopt-plan", "split": "gopt-report", "diff": "gopt-diff",
     "merge": "gopt-merge", "reshard": "gopt-report", "verify": "gopt-verification", "run": "gopt-run",
-    "passes": "gopt-passes", "explain": "gopt-explanation",
+    "passes": "gopt-passes", "explain": "gopt-explanation", "merge a state dict": "gopt-merge",
+    "load-state": "gopt-load-state",
 }  # fmt: skip
 
 

@@ -152,6 +152,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "whole exports against eager PyTorch, where torch is installed", "frontends/pytorch/test_pytorch_export.py",
     ),
     **_each("frontends.pytorch.options", "refused values", "frontends/pytorch/test_export_options.py"),
+    **_each("cli.load_state", "one command over offline.state_values", "offline/test_state_values.py"),
+    **_each("artifact.safetensors_file", _WRITTEN, "offline/test_state_values.py", "runtime/training"),
     **_each("cli.help", "one command over click's own help", "cli/test_verbosity.py"),
     **_each("cli.merge", "two options over offline.merge", "offline/test_merge.py", "artifact/test_output_paths.py"),
     **_each("cli.render_inspect", _SHOWN, "cli/test_inspect.py", "cli/test_diff.py"),
