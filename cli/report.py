@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from .terminal import print_json_text, print_text
+from .verbosity import Verbosity, verbosity
 
 
 @click.command("report")
@@ -53,5 +54,5 @@ def command(
         size = 0 if page is None else write_page(record, Path(page), force=force)
     if as_json:
         print_json_text(strict_json(record.to_json(), 1))
-    else:
+    elif verbosity() > Verbosity.QUIET:
         print_text(f"written to {page} ({format_bytes(size)})")

@@ -36,7 +36,7 @@ def step_timeline(folder: Path, manifest: Manifest, report: Report, rank: int) -
     entry = next(each for each in manifest.ranks if each.rank == rank)
     phases = _phases(folder, report)
     spans: list[Span] = []
-    lanes: dict[str, int] = {_COMPUTE: 0}
+    lanes = _Lanes()
     start = 0
     for phase, times in manifest.schedule.items():
         graph = _file(folder, entry, phase)
@@ -49,7 +49,7 @@ def step_timeline(folder: Path, manifest: Manifest, report: Report, rank: int) -
         "computes with its result."
     )
     return Timeline(
-        "plan", "operators", note, tuple(lanes), tuple(spans[:SPANS]), (0, start), max(len(spans) - SPANS, 0)
+        "plan", "operators", note, tuple(lanes.names), tuple(spans[:SPANS]), (0, start), max(len(spans) - SPANS, 0)
     )
 
 
@@ -74,9 +74,9 @@ def _phases(folder: Path, report: Report) -> Mapping[str, str]:
 
 
 def _spans(
-    graph: Graph, phases: Mapping[str, str], start: int, lanes: dict[str, int], suffix: str
+    graph: Graph, phases: Mapping[str, str], start: int, lanes: _Lanes, suffix: str
 ) -> Iterator[Span]:
-    """The spans of one file, which stands at ``start``; ``lanes`` get the groups that it calls."""
+    """The spans of one file, which stands at ``start``; ``lanes`` get those of the groups that it calls."""
     nodes = graph.nodes
     first, _ = uses_of_values(nodes)
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
@@ -84,12 +84,36 @@ def _spans(
     for place, node in enumerate(nodes):
         if node.domain != COMM:
             continue
-        end = min((first.get(name, len(nodes)) for name in node.outputs), default=len(nodes))
-        lane = lanes.setdefault(_lane(node), len(lanes))
+        end = max(min((first.get(name, len(nodes)) for name in node.outputs), default=len(nodes)), place + 1)
+        lane = lanes.free(_lane(node), start + place, start + end)
         yield Span(
-            lane, node.op_type, node.label + suffix, start + place, start + max(end, place + 1), _payload(graph, node),
-            work[max(end, place + 1)] > work[place + 1],
+            lane, node.op_type, node.label + suffix, start + place, start + end, _payload(graph, node),
+            work[end] > work[place + 1],
         )  # fmt: skip
+
+
+class _Lanes:
+    """The lanes of a timeline. Calls of a group that are open at once get lanes of their own, up to ``BESIDE``."""
+
+    BESIDE = 4
+
+    def __init__(self) -> None:
+        self.names = [_COMPUTE]
+        self._of: dict[str, list[int]] = {}
+        self._ends: dict[int, int] = {}
+
+    def free(self, name: str, start: int, end: int) -> int:
+        """A lane of this name in which nothing stands at ``start``; the last one where all are taken."""
+        mine = self._of.setdefault(name, [])
+        lane = next((each for each in mine if self._ends[each] <= start), None)
+        if lane is None and len(mine) < self.BESIDE:
+            lane = len(self.names)
+            self.names.append(f"{name} ({len(mine) + 1})" if mine else name)
+            mine.append(lane)
+        elif lane is None:
+            lane = mine[-1]
+        self._ends[lane] = max(end, self._ends.get(lane, 0))
+        return lane
 
 
 def _lane(node: Node) -> str:

@@ -34,7 +34,7 @@ class _Event:
 def trace_timeline(path: Path, total_ranks: int, wanted: Sequence[int]) -> Timeline:
     """The last events of some ranks of a trace, the last step in focus.
 
-    ``wanted``: the ranks to draw. Raises InputError where the file is no trace of so many ranks.
+    ``wanted``: the ranks to draw first where there are more than ``RANKS``. Raises InputError where the file is no trace of so many ranks.
     """
     record = documents.read_json(path, documents.TRACE)
     events = _events(record["traceEvents"])
@@ -46,7 +46,7 @@ def trace_timeline(path: Path, total_ranks: int, wanted: Sequence[int]) -> Timel
             f"{path} is of another folder: it has rank {max(there)}, the folder {total_ranks} ranks",
             "write it with gopt run DIR --trace FILE",
         )
-    ranks = [each for each in wanted if each in there][:RANKS] or sorted(there)[:RANKS]
+    ranks = sorted(there) if len(there) <= RANKS else _drawn(there, wanted)
     mine = [each for each in events if each.rank in ranks]
     kept = mine[-SPANS:]
     zero = min(each.begin for each in kept)
@@ -55,6 +55,12 @@ def trace_timeline(path: Path, total_ranks: int, wanted: Sequence[int]) -> Timel
     note = f"measured by {path.name}, of {drawn}; a call's time includes the wait for other ranks."
     lanes = tuple(f"rank {rank} {lane}" for rank in ranks for lane in _LANES)
     return Timeline("trace", "ms", note, lanes, spans, _focus(spans), len(mine) - len(kept))
+
+
+def _drawn(there: set[int], wanted: Sequence[int]) -> list[int]:
+    """The wanted ranks, then the first others, as many as are drawn."""
+    chosen = dict.fromkeys([*(each for each in wanted if each in there), *sorted(there)])
+    return sorted(list(chosen)[:RANKS])
 
 
 def _events(rows: Sequence[Mapping[str, Any]]) -> list[_Event]:

@@ -2,6 +2,10 @@
 Chart.defaults.animation = false;
 Chart.defaults.font.family = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
 Chart.defaults.font.size = 13;
+Chart.defaults.plugins.colors.enabled = false;
+
+// Colours are asked for at each update: Chart.js keeps those that it was given.
+const coloured = { backgroundColor: (item) => item.dataset.palette?.fill, borderColor: (item) => item.dataset.palette?.edge };
 
 function figure(label, height, config, attributes = {}) {
   const canvas = element("canvas", { role: "img", "aria-label": label, ...attributes });
@@ -18,7 +22,7 @@ function figure(label, height, config, attributes = {}) {
 }
 
 function paint(chart) {
-  for (const set of chart.data.datasets) set.backgroundColor = colour(set.colour);
+  for (const set of chart.data.datasets) set.palette = { fill: colour(set.colour), edge: colour("back") };
   for (const scale of Object.values(chart.options.scales)) {
     scale.ticks.color = colour("text");
     scale.grid.color = colour("line");
@@ -40,18 +44,17 @@ function byteStep(most) {
 function stackedBars(label, names, sets, unit) {
   const totals = names.map((_, index) => sets.reduce((sum, set) => sum + set.data[index], 0));
   const ticks = { callback: (value) => amount(value, unit), maxRotation: 0 };
-  const most = Math.max(1, ...totals);
-  if (unit === "bytes") ticks.stepSize = byteStep(most);
-  return figure(label, names.length * 26 + 86, {
+  if (unit === "bytes") ticks.stepSize = byteStep(Math.max(1, ...totals));
+  const made = figure(label, names.length * 26 + 86, {
     type: "bar",
     data: {
       labels: names,
-      datasets: sets.map((set) => ({ label: set.label, data: set.data, colour: set.colour, barPercentage: 0.85, categoryPercentage: 0.9, maxBarThickness: 30 })),
+      datasets: sets.map((set) => ({ label: set.label, data: set.data, colour: set.colour, ...coloured, barPercentage: 0.85, categoryPercentage: 0.9, maxBarThickness: 30 })),
     },
     options: {
       indexAxis: "y", responsive: true, maintainAspectRatio: false,
       scales: {
-        x: { stacked: true, beginAtZero: true, max: most * 1.02, ticks, grid: {} },
+        x: { stacked: true, beginAtZero: true, ticks, grid: {} },
         y: { stacked: true, ticks: { autoSkip: false, callback(value) { return cut(this.getLabelForValue(value), 34); } }, grid: { display: false } },
       },
       plugins: {
@@ -60,10 +63,15 @@ function stackedBars(label, names, sets, unit) {
           mode: "index", axis: "y", intersect: false,
           callbacks: {
             label: (item) => `${item.dataset.label}: ${amount(item.raw, unit)}`,
-            footer: (items) => `together: ${amount(totals[items[0].dataIndex], unit)}`,
+            footer: (items) => `together: ${amount(items.reduce((sum, each) => sum + each.raw, 0), unit)}`,
           },
         },
       },
     },
   });
+  made.scaleTo = (most) => {
+    if (unit === "bytes") made.chart.options.scales.x.ticks.stepSize = byteStep(Math.max(1, most));
+    made.chart.update("none");
+  };
+  return made;
 }

@@ -8,7 +8,10 @@ const bytes = (value) => {
 const count = (value) => (value === null || value === undefined ? "" : Number(value.toFixed(2)).toLocaleString("en"));
 const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 const amount = (value, unit) => (unit === "bytes" ? bytes(value) : count(value));
-const percent = (share) => `${(100 * share).toFixed(share && Math.abs(share) < 0.1 ? 1 : 0)}%`;
+const percent = (share) => {
+  const whole = Math.abs(share) * 100, digits = whole && (whole < 10 || (whole > 99 && whole < 100)) ? (whole < 99.95 ? 1 : 3) : 0;
+  return `${(100 * share).toFixed(digits)}%`;
+};
 const saving = (before, after) => {
   if (!before || after === null || after === undefined) return "";
   const share = 1 - after / before;

@@ -8,7 +8,6 @@ function start() {
     heading.servers ? `${plural(heading.ranks - heading.servers, "trainer")}, ${plural(heading.servers, "server")}` : `${plural(heading.ranks, "rank")}, mesh ${heading.mesh}`,
     heading.partition === null ? null : `${heading.partition} partition`,
     heading.accumulate > 1 ? `${plural(heading.accumulate, "micro-step")} per update` : null,
-    `loss ${heading.loss}`,
   ];
   document.getElementById("asked").textContent = asked.filter(Boolean).join(", ");
   const sections = [beforeAfter, memory, balance, traffic, timelineSection, operatorsSection, checks, passes].map((make) => make(data));

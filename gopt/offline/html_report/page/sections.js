@@ -18,7 +18,7 @@ function overview(data) {
     card(heading.servers ? "Trainers and servers" : "Ranks", heading.servers ? `${count(heading.ranks - heading.servers)} + ${count(heading.servers)}` : count(heading.ranks), heading.servers ? null : `mesh ${heading.mesh}`),
     fullest ? card("The fullest holds", bytes(heldBy(fullest.bytes)), "parameters, optimizer states, gradients") : null,
     card("States of the fullest", bytes(after), `${bytes(sum(0))} in the source${saving(sum(0), after) ? `: saves ${saving(sum(0), after)}` : ""}`),
-    card("Sent per step", bytes(sent), sent ? `a rank, in the mean: ${ratio.toFixed(3)} × minimum` : "by each rank"),
+    card("Sent per step", bytes(sent), sent ? `${heading.servers ? "by a trainer" : "mean over ranks"}: ${ratio.toFixed(3)} × minimum` : "by each rank"),
     card("Calls", count(data.figures.calls), `${percent(data.figures.hidden_share)} of bytes overlapped`),
     card("Balance", most.toFixed(3), "largest over mean, the worst kind"),
     card("Operators", `−${count(total(data.removed_ops))} +${count(total(data.added_ops))}`, `${count(heading.nodes)} in the source`),
@@ -34,13 +34,14 @@ function beforeAfter(data) {
   ];
   const roles = [
     { label: "pass", value: (row) => row.pass }, { label: "role", value: (row) => kindName(row.role) },
-    ...["removed_ops", "added_ops", "removed_vars", "added_vars"].map((key) => ({ label: key.replace("_ops", " operators").replace("_vars", " values"), number: true, value: (row) => count(row[key]) })),
+    ...["removed_ops", "added_ops", "removed_vars", "added_vars"].map((key) => ({ label: key.replace("removed_", "−").replace("added_", "+").replace("ops", " operators").replace("vars", " values"), number: true, value: (row) => count(row[key]) })),
   ];
   return section("before", "Before and after",
     element("p", { class: "hint" }, "The source beside what holds the most. Live values are those beside states, inputs and constants."),
-    plainTable("Sizes before and after", shown, rows),
-    element("h3", null, "By role"),
-    data.roles.length ? plainTable("Operators and values removed and added, by pass and role", roles, data.roles) : element("p", null, "Nothing was removed or added."));
+    element("div", { class: "columns" },
+      element("div", null, element("h3", null, "Sizes"), plainTable("Sizes before and after", shown, rows, { class: "wide" })),
+      element("div", null, element("h3", null, "By role"),
+        data.roles.length ? plainTable("Removed and added, by pass and role", roles, data.roles, { class: "wide" }) : element("p", null, "Nothing was removed or added."))));
 }
 
 function memory(data) {
@@ -48,18 +49,28 @@ function memory(data) {
   const names = ["source", ...data.bars.map((each) => each.label)];
   const sets = KINDS.map(([key, label], index) => ({ label, colour: `c${index + 1}`, data: [whole(label), ...data.bars.map((each) => each.bytes[key])] }));
   const columns = [
-    { label: data.heading.servers ? "role" : "", value: (row) => row.role || "rank", sort: (row) => row.role },
+    { label: "role", value: (row) => row.role || "rank", sort: (row) => row.role },
     { label: "ranks", value: (row) => cut(row.ranks, 80), sort: (row) => Number(row.ranks.split(/[-,]/)[0]) },
     { label: "how many", number: true, value: (row) => count(row.count), sort: (row) => row.count },
     ...KINDS.map(([key, label]) => ({ label, number: true, value: (row) => bytes(row.bytes[key]), sort: (row) => row.bytes[key] })),
     { label: "together", number: true, value: (row) => bytes(heldBy(row.bytes)), sort: (row) => heldBy(row.bytes) },
     { label: "sent per step", number: true, value: (row) => bytes(row.sent), sort: (row) => row.sent },
   ];
+  const fullest = Math.max(0, ...data.bars.map((each) => heldBy(each.bytes))), sourceTotal = sets.reduce((sum, set) => sum + set.data[0], 0);
   const chart = stackedBars(`Memory: stacked bars of ${names.length - 1 === 1 ? "one group" : `${names.length - 1} groups`} of ranks beside the source. The table below has the numbers.`, names, sets, "bytes");
+  // Beside a source that is much larger, the bars of ranks would vanish.
+  const toggleBox = element("input", { type: "checkbox", id: "with-source", checked: fullest * 12 >= sourceTotal, onchange: () => withSource(toggleBox.checked) });
+  const toggle = element("label", { class: "inline" }, toggleBox, `with the source: ${bytes(sourceTotal)}`);
+  function withSource(shown) {
+    const from = shown ? 0 : 1;
+    chart.chart.data.labels = names.slice(from);
+    chart.chart.data.datasets.forEach((set, index) => { set.data = sets[index].data.slice(from); });
+    chart.scaleTo(shown ? Math.max(fullest, sourceTotal) : fullest);
+  }
   const made = section("memory", "Memory per rank",
     element("p", { class: "hint" }, "Bytes held between steps, and reduced gradients. Ranks that hold the same are one bar; where too many differ, a bar is the fullest of some neighbours."),
-    chart, asTable("Memory as a table", () => pagedTable("What ranks hold and send; ranks that are alike share a row", columns, data.ranks, { word: "group" })));
-  made.start = chart.start;
+    element("div", { class: "controls" }, toggle), chart, asTable("Memory as a table", () => pagedTable("What ranks hold and send; ranks that are alike share a row", columns, data.ranks, { word: "group" })));
+  made.start = () => { chart.start(); withSource(toggleBox.checked); };
   return made;
 }
 

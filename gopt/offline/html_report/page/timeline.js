@@ -16,8 +16,8 @@ function timelineSection(data) {
     ...(span.hidden === undefined ? [] : [span.hidden ? "heavy work to overlap with" : "no heavy work to overlap with"]),
   ];
   const sets = kinds.map((kind) => ({
-    label: kind, colour: colours[kind], grouped: false, minBarLength: 2, barPercentage: 0.8, categoryPercentage: 0.9, parsing: false,
-    borderWidth: 0,
+    label: kind, colour: colours[kind], ...coloured, grouped: false, minBarLength: 2, barPercentage: 0.8, categoryPercentage: 0.9,
+    borderWidth: { left: 0, right: 1, top: 0, bottom: 0 }, borderSkipped: false,
     data: line.spans.filter((each) => each.kind === kind).map((each) => ({ x: [each.start, each.end], y: line.lanes[each.lane], span: each })),
   }));
   const drawn = figure(
@@ -25,11 +25,11 @@ function timelineSection(data) {
     line.lanes.length * 30 + 110,
     {
       type: "bar",
-      data: { labels: line.lanes, datasets: sets.map((set) => ({ ...set, parsing: true })) },
+      data: { labels: line.lanes, datasets: sets },
       options: {
         indexAxis: "y", responsive: true, maintainAspectRatio: false,
         scales: {
-          x: { type: "linear", min: line.focus[0], max: line.focus[1], ticks: { maxRotation: 0, callback: (value) => count(value) }, grid: {}, title: { display: true, text: ms ? "milliseconds" : "operators, in their order" } },
+          x: { type: "linear", min: line.focus[0], max: line.focus[1], ticks: { maxRotation: 0, includeBounds: false, callback: (value) => count(value) }, grid: {}, title: { display: true, text: ms ? "milliseconds" : "operators, in their order" } },
           y: { ticks: { autoSkip: false, callback(value) { return cut(this.getLabelForValue(value), 24); } }, grid: { display: false } },
         },
         plugins: {
