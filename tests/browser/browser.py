@@ -18,7 +18,7 @@ _OPTIONS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
     "--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND",
 )  # fmt: skip
-_KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "ArrowRight": (39, ""), "ArrowLeft": (37, ""), "Home": (36, ""), " ": (32, " ")}
+_KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "ArrowRight": (39, ""), "Home": (36, "")}
 _VIRTUAL = {"+": 187, "-": 189}
 
 
@@ -85,7 +85,9 @@ class Browser:
 class Page:
     """One page that is open, with all that it asked for and complained of."""
 
-    def __init__(self, browser: Browser, file: Path, *, dark: bool = False, width: int = 1200, height: int = 900) -> None:
+    def __init__(
+        self, browser: Browser, file: Path, *, dark: bool = False, width: int = 1200, height: int = 900
+    ) -> None:
         self.browser = browser
         self._first = len(browser.events)
         target = browser.send("Target.createTarget", url="about:blank")["targetId"]
@@ -128,17 +130,19 @@ class Page:
         return [each["params"] for each in mine if each["method"] in methods]
 
     def complaints(self) -> list[str]:
-        """Errors and warnings of the console, exceptions, and what the policy blocked."""
-        calls = [each for each in self.events("Runtime.consoleAPICalled") if each["type"] in ("error", "warning", "assert")]
+        """What it wrote to the console, exceptions, and what the policy blocked."""
+        calls = self.events("Runtime.consoleAPICalled")
         return [json.dumps(each) for each in (*calls, *self.events("Runtime.exceptionThrown", "Log.entryAdded"))]
 
     def requests(self) -> list[str]:
         """Every address that the page asked for."""
         return [each["request"]["url"] for each in self.events("Network.requestWillBeSent")]
 
-    def picture(self, *, whole: bool = False) -> bytes:
-        """A PNG of what is seen, or of the whole page."""
-        answer = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    def picture(self, clip: dict[str, float]) -> bytes:
+        """A WebP picture of a rectangle of the page, also of what is not in sight."""
+        answer = self.send(
+            "Page.captureScreenshot", format="webp", quality=80, captureBeyondViewport=True, clip=clip
+        )  # fmt: skip
         return base64.b64decode(answer["data"])
 
     def close(self) -> None:

@@ -18,10 +18,12 @@ from gopt.offline.html_report.record import ReportPage
 
 GENERATOR = "gopt report"
 """The page's generator: by it ``--force`` knows a page that gopt wrote."""
-HEAD = f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="{GENERATOR}">'
+HEAD = (
+    f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="{GENERATOR}">'
+)
 """How every page begins."""
 _LIBRARY = "chart.umd.min.js"
-_SCRIPTS = ("format.js", "elements.js", "theme.js", "charts.js", "timeline.js", "operators.js", "sections.js", "main.js")
+_SCRIPTS = tuple(f"{name}.js" for name in "format elements theme charts timeline operators sections main".split())
 """The page's own scripts, in order: they are one script in the page."""
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 

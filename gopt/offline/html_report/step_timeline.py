@@ -7,6 +7,7 @@ that computes with its result: that is the work that it can overlap with.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -48,9 +49,8 @@ def step_timeline(folder: Path, manifest: Manifest, report: Report, rank: int) -
         f"operators of {role} {rank} in their order; nothing is timed. A call reaches to the first operator that "
         "computes with its result."
     )
-    return Timeline(
-        "plan", "operators", note, tuple(lanes.names), tuple(spans[:SPANS]), (0, start), max(len(spans) - SPANS, 0)
-    )
+    names, shown = lanes.in_groups(spans[:SPANS])
+    return Timeline("plan", "operators", note, names, shown, (0, start), max(len(spans) - SPANS, 0))
 
 
 def _file(folder: Path, entry: RankEntry, phase: str) -> Graph:
@@ -73,9 +73,7 @@ def _phases(folder: Path, report: Report) -> Mapping[str, str]:
     return {each.name: each.role for each in added} | found
 
 
-def _spans(
-    graph: Graph, phases: Mapping[str, str], start: int, lanes: _Lanes, suffix: str
-) -> Iterator[Span]:
+def _spans(graph: Graph, phases: Mapping[str, str], start: int, lanes: _Lanes, suffix: str) -> Iterator[Span]:
     """The spans of one file, which stands at ``start``; ``lanes`` get those of the groups that it calls."""
     nodes = graph.nodes
     first, _ = uses_of_values(nodes)
@@ -114,6 +112,12 @@ class _Lanes:
             lane = mine[-1]
         self._ends[lane] = max(end, self._ends.get(lane, 0))
         return lane
+
+    def in_groups(self, spans: Sequence[Span]) -> tuple[tuple[str, ...], tuple[Span, ...]]:
+        """The lanes of a group below one another, and the spans on them."""
+        order = [0, *(lane for lanes in self._of.values() for lane in lanes)]
+        place = {lane: number for number, lane in enumerate(order)}
+        return tuple(self.names[lane] for lane in order), tuple(replace(each, lane=place[each.lane]) for each in spans)
 
 
 def _lane(node: Node) -> str:

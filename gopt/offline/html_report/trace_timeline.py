@@ -34,7 +34,8 @@ class _Event:
 def trace_timeline(path: Path, total_ranks: int, wanted: Sequence[int]) -> Timeline:
     """The last events of some ranks of a trace, the last step in focus.
 
-    ``wanted``: the ranks to draw first where there are more than ``RANKS``. Raises InputError where the file is no trace of so many ranks.
+    ``wanted``: the ranks to draw first where there are more than ``RANKS``.
+    Raises InputError where the file is no trace of so many ranks.
     """
     record = documents.read_json(path, documents.TRACE)
     events = _events(record["traceEvents"])

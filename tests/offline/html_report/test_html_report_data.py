@@ -69,7 +69,7 @@ def test_one_rank_has_no_traffic(tmp_path):
 
 def test_a_split_has_trainers_and_servers(split):
     assert (split.heading.ranks, split.heading.servers, split.heading.stage) == (5, 2, None)
-    assert [each.role for each in split.ranks][0] == "trainer" and split.ranks[0].ranks == "0-2"
+    assert split.ranks[0].role == "trainer" and split.ranks[0].ranks == "0-2"
     assert {each.role for each in split.balance} == {"trainer", "server"}
     sizes = {row.what: row.values for row in split.before_after.rows}
     assert split.before_after.columns[:2] == ("source", "trainer 0") and len(split.before_after.columns) == 3

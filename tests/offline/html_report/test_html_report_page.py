@@ -135,9 +135,10 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_texts_and_bars_can_be_told_from_the_ground():
-    """WCAG AA: 4.5 for text, 3 for bars; the dark colours stand twice, once for the system's and once for the button's."""
+    """WCAG AA: 4.5 for text, 3 for bars. The dark colours stand twice: for the system's wish and for the button's."""
     style = (Path(gopt.__file__).parent / "offline/html_report/page/style.css").read_text(encoding="utf-8")
-    themes = [dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r"\{([^{}]*--back:[^{}]*)\}", style)]
+    blocks = re.findall(r"\{([^{}]*--back:[^{}]*)\}", style)
+    themes = [dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in blocks]
     light, system_dark, dark = themes
     assert system_dark == dark and light["back"] != dark["back"]
     for theme in (light, dark):

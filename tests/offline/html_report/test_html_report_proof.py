@@ -16,7 +16,7 @@ def result(path: Path, **changes: Any) -> Path:
     record = {
         "format": "gopt-verification/1", "equal": True, "outcome": "equal", "tolerance": 1e-4, "steps": 3, "ranks": 2,
         "compared": 40, "noise": [], "notes": ["a note"], "unconfirmed": [],
-        "worst": {"gradients × 64": {"variant": "gradients × 64", "step": 1, "rank": 0, "name": "w", "kind": "parameter",
+        "worst": {"gradients × 64": {"step": 1, "rank": 0, "name": "w", "kind": "parameter",
                                      "error_over_tolerance": 0.5}},
         "gradients": [{"parameter": "w", "gradient": "g", "holds": True, "verdict": "confirmed", "why": ""}],
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import gopt
 from gopt.artifact.manifest_check import read_manifest, read_report
 from gopt.errors import InputError
 from gopt.offline.html_report import step_timeline as module
-from gopt.offline.html_report.record import Timeline
+from gopt.offline.html_report.record import Span, Timeline
 from gopt.offline.html_report.step_timeline import step_timeline
 
 
@@ -32,7 +33,7 @@ def test_phases_come_in_order_and_files_one_behind_the_other(micro):
     compute = [each for each in found.spans if each.lane == 0]
     assert list(dict.fromkeys(each.kind for each in compute)) == ["forward", "backward", "update"]
     assert "(micro, 2 times)" in compute[0].name and compute[-1].name.endswith("(update)")
-    assert all(a.end <= b.start for a, b in zip(compute, compute[1:]))
+    assert all(a.end <= b.start for a, b in pairwise(compute))
     assert found.focus == (0, max(each.end for each in found.spans))
     assert found.unit == "operators" and found.dropped == 0
 
@@ -58,6 +59,12 @@ def test_calls_that_are_open_at_once_have_lanes_of_their_own():
     lanes = module._Lanes()
     taken = [lanes.free("calls over dp", start, end) for start, end in ((0, 5), (1, 9), (5, 6), (6, 20))]
     assert taken == [1, 2, 1, 1] and lanes.names == ["compute", "calls over dp", "calls over dp (2)"]
+    lanes.free("calls over tp", 0, 1)
+    lanes.free("calls over dp", 7, 8)
+    spans = [Span(lane, "AllReduce", "", 0, 1) for lane in range(len(lanes.names))]
+    names, shown = lanes.in_groups(spans)
+    assert names == ("compute", "calls over dp", "calls over dp (2)", "calls over dp (3)", "calls over tp")
+    assert [names[each.lane] for each in shown] == lanes.names, "each span stays on the lane of its name"
     many = [lanes.free("calls over tp", 0, 9) for _ in range(9)]
     assert len(set(many)) == lanes.BESIDE
 

@@ -34,14 +34,14 @@ function beforeAfter(data) {
   ];
   const roles = [
     { label: "pass", value: (row) => row.pass }, { label: "role", value: (row) => kindName(row.role) },
-    ...["removed_ops", "added_ops", "removed_vars", "added_vars"].map((key) => ({ label: key.replace("removed_", "−").replace("added_", "+").replace("ops", " operators").replace("vars", " values"), number: true, value: (row) => count(row[key]) })),
+    ...["removed_ops", "added_ops", "removed_vars", "added_vars"].map((key) => ({ label: key.replace("_", " ").replace("ops", "operators").replace("vars", "values"), number: true, value: (row) => count(row[key]) })),
   ];
   return section("before", "Before and after",
     element("p", { class: "hint" }, "The source beside what holds the most. Live values are those beside states, inputs and constants."),
     element("div", { class: "columns" },
       element("div", null, element("h3", null, "Sizes"), plainTable("Sizes before and after", shown, rows, { class: "wide" })),
       element("div", null, element("h3", null, "By role"),
-        data.roles.length ? plainTable("Removed and added, by pass and role", roles, data.roles, { class: "wide" }) : element("p", null, "Nothing was removed or added."))));
+        data.roles.length ? plainTable("Removed and added, by pass and role", roles, data.roles, { class: "wide wrap" }) : element("p", null, "Nothing was removed or added."))));
 }
 
 function memory(data) {
