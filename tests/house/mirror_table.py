@@ -129,7 +129,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("offline.html_report.record", _RECORDS, "offline/html_report/test_html_report_data.py"),
     **_each("offline.html_report", "names of its parts", "offline/html_report/test_html_report_write.py"),
     **_each("cli.explain cli.render_explain", "the command prints the story", "offline/test_offline_explain.py"),
-    **_each("cli.render_before_after", "the table that opens two commands", "cli/test_inspect.py"),
+    **_each("cli.render_before_after", "a table of two commands", "cli/test_inspect.py", "docs/test_report_page.py"),
     **_each(
         "offline.explain.folder_index offline.explain.stories offline.explain.split_stories offline.explain.story "
         "offline.explain.wiring", "parts of one answer", "offline/test_offline_explain.py",

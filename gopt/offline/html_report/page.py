@@ -23,7 +23,7 @@ HEAD = (
 )
 """How every page begins."""
 _LIBRARY = "chart.umd.min.js"
-_SCRIPTS = tuple(f"{name}.js" for name in "format elements theme charts timeline operators sections main".split())
+_SCRIPTS = ("format", "elements", "theme", "charts", "timeline", "operators", "sections", "main")
 """The page's own scripts, in order: they are one script in the page."""
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
@@ -64,7 +64,7 @@ def _digest(script: str) -> str:
 
 @functools.cache
 def _scripts() -> str:
-    return '"use strict";\n' + "".join(_read(name) for name in _SCRIPTS)
+    return '"use strict";\n' + "".join(_read(f"{name}.js") for name in _SCRIPTS)
 
 
 @functools.cache

@@ -65,7 +65,7 @@ def test_calls_that_are_open_at_once_have_lanes_of_their_own():
     names, shown = lanes.in_groups(spans)
     assert names == ("compute", "calls over dp", "calls over dp (2)", "calls over dp (3)", "calls over tp")
     assert [names[each.lane] for each in shown] == lanes.names, "each span stays on the lane of its name"
-    many = [lanes.free("calls over tp", 0, 9) for _ in range(9)]
+    many = [lanes.free("calls over ep", 0, 9) for _ in range(9)]
     assert len(set(many)) == lanes.BESIDE
 
 
