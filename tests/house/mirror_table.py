@@ -39,6 +39,7 @@ OTHERS = {
     "frontends/pytorch/test_export_options.py": "options of an export, and the command without torch",
     "parameter_server/test_split_numbers.py": "splits, simulated beside their source",
     "parameter_server/test_split_plants.py": "errors planted in splits, which the simulation must see",
+    "runtime/parameter_server/test_async_faults.py": "gradients that are no numbers and data that ends, without rounds",
     "runtime/parameter_server/test_server_faults.py": "what a run of a split does about faults, on threads",
     "runtime/parameter_server/test_process_faults.py": "trainers and servers as processes, killed and asked to end",
     "runtime/parameter_server/test_server_run.py": "trainers and servers, from split to losses and checkpoints",
@@ -76,7 +77,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "runtime.parameter_server.job runtime.parameter_server.keeping "
         "runtime.parameter_server.run runtime.parameter_server.server runtime.parameter_server.trainer "
-        "runtime.parameter_server.trainer_messages",
+        "runtime.parameter_server.trainer_messages runtime.parameter_server.outbox",
         "trainers and servers as they run", "runtime/parameter_server/test_server_run.py",
     ),
     **_each(
@@ -87,7 +88,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.render_split", _SHOWN, "cli/test_cli_split.py", "offline/test_inspect_split.py"),
     **_each("cli.plan_servers", "the command over offline.plan_split", "offline/test_plan_split.py"),
     **_each(
-        "runtime.parameter_server.faults runtime.parameter_server.peers", "what a run does about faults",
+        "runtime.parameter_server.faults runtime.parameter_server.peers runtime.parameter_server.membership "
+        "runtime.parameter_server.round_decision runtime.parameter_server.server_exchange "
+        "runtime.parameter_server.trainer_data runtime.parameter_server.outlive",
+        "what a run does about faults",
         "runtime/parameter_server/test_server_faults.py", "runtime/parameter_server/test_process_faults.py",
     ),
     **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),
@@ -157,7 +161,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.render_inspect", _SHOWN, "cli/test_inspect.py", "cli/test_diff.py"),
     **_each("cli.render_plan", _SHOWN, "cli/test_plan.py"),
     **_each("cli.render_verify", _SHOWN, "cli/test_main.py", "verification/test_verify.py"),
-    **_each("cli.run", "trains", "runtime/test_run.py", "runtime/test_run_messages.py"),
+    **_each("cli.run cli.run_ranks cli.run_report", "trains", "runtime/test_run.py", "runtime/test_run_messages.py"),
     **_each("cli.verify", "compares", "verification/test_verify.py", "cli/test_main.py"),
     # --- offline ---
     **_each(
@@ -166,6 +170,9 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("offline.diff.result", _RECORDS, "cli/test_diff.py"),
     **_each("offline.inspect_folder", "shares its tests with inspect", "offline/test_offline_inspect.py"),
+    **_each(
+        "offline.kinds", "what the registry has", "offline/kinds/test_kinds_registry.py", "cli/test_render_kinds.py"
+    ),
     **_each("offline.folder_contents", "what merge reads", "offline/test_merge.py", "documents/test_damage.py"),
     **_each(
         "offline.optimizer.adam_rules offline.optimizer.rms_rules offline.optimizer.sgd_rules "
@@ -278,7 +285,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     # --- verification ---
     **_each(
         "verification.all_ranks verification.compare verification.gates verification.lockstep "
-        "verification.rank_programs verification.reference_graphs verification.reference_step verification.result "
+        "verification.rank_programs verification.reference_graphs verification.reference_step verification.progress "
         "verification.sampling verification.schedule verification.variant_runner verification.variants "
         "verification.verification_run",
         "a part of one proof, tested by what it says of wrong ranks", "verification/test_verify.py",
