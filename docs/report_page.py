@@ -25,9 +25,9 @@ def take(page: Path, profile: Path) -> bytes:
     path = subprocess.run([BROWSER / "chromium.sh"], capture_output=True, text=True, check=True).stdout.split()[0]
     browser = Browser(path, profile)
     try:
-        shown = Page(browser, page, width=1000, height=800)
+        shown = Page(browser, page, width=1180, height=800)
         end = shown.run("document.getElementById('operators').getBoundingClientRect().top + scrollY")
-        clip = {"x": 0, "y": 0, "width": 1000, "height": end, "scale": 1}
+        clip = {"x": 0, "y": 0, "width": 1180, "height": end, "scale": 1}
         return shown.picture(clip=clip)
     finally:
         browser.close()

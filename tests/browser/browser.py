@@ -141,7 +141,7 @@ class Page:
     def picture(self, clip: dict[str, float]) -> bytes:
         """A WebP picture of a rectangle of the page, also of what is not in sight."""
         answer = self.send(
-            "Page.captureScreenshot", format="webp", quality=80, captureBeyondViewport=True, clip=clip
+            "Page.captureScreenshot", format="webp", quality=70, captureBeyondViewport=True, clip=clip
         )  # fmt: skip
         return base64.b64decode(answer["data"])
 
