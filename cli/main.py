@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": "Weigh every stage, partition and bucket size without writing anything.",
     "inspect": "Show what a model or an output folder is.",
     "explain": "Tell what became of one operator, state, parameter or bucket of an output folder.",
+    "report": "Write one HTML page of an output folder: memory, traffic, timeline, operators, proof.",
     "diff": "Compare two models or two output folders by structure.",
     "merge": "Put ranks or a checkpoint back together as one model.",
     "load-state": "Put values of a state dict into a training step.",

@@ -31,6 +31,8 @@ FORMATS = {
     "servers": "Server map",
     "told": "What the first rank tells its launcher",
     "header": "Header of a safetensors file",
+    "trace": "Trace of a run",
+    "verification": "Result of gopt verify",
 }
 """Schema -> the heading of its section, in the order of the page."""
 

@@ -43,6 +43,8 @@ CONFIG = DocumentKind("a configuration", "config", limits.CONFIG_BYTES)
 HEADER = DocumentKind("a header of values", "header", limits.HEADER_BYTES)
 SERVERS = DocumentKind("a server map", "servers", limits.SERVERS_BYTES)
 TOLD = DocumentKind("what a rank tells", "told", limits.LINE_BYTES)
+TRACE = DocumentKind("a trace", "trace", limits.DOCUMENT_BYTES)
+VERIFICATION = DocumentKind("a result of gopt verify", "verification", limits.DOCUMENT_BYTES)
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _WIDE = re.compile(rb"[\xf0-\xf4]")

@@ -43,6 +43,7 @@ def case(name: str, made: Path) -> list[str]:
         "explain": ["explain", out, "loss"],
         "merge a state dict": ["merge", out, "--state-dict", str(made / "d.safetensors"), "--force"],
         "load-state": ["load-state", MODEL, str(made / "d.safetensors"), "-o", str(made / "l.onnx"), "--force"],
+        "report": ["report", out, "--html", str(made / "page.html"), "--force"],
     }[name]
 
 
@@ -52,6 +53,7 @@ CASES = {
     "merge": "gopt-merge", "reshard": "gopt-report", "verify": "gopt-verification", "run": "gopt-run",
     "passes": "gopt-passes", "explain": "gopt-explanation", "merge a state dict": "gopt-merge",
     "load-state": "gopt-load-state",
+    "report": "gopt-report-page",
 }  # fmt: skip
 
 
