@@ -51,7 +51,7 @@ def command(file: str, more: tuple[str, ...], extract: str | None, deadline: flo
         folder = Path(scratch)
         record = archive.unpack(Path(file), folder)
         (folder / "output").mkdir()
-        words = command_of(record, folder) + list(more)
+        words = command_of(record, folder / "output", folder) + list(more)
         _notes(record, more)
         from .trial import run_commands
 
@@ -64,11 +64,13 @@ def command(file: str, more: tuple[str, ...], extract: str | None, deadline: flo
     return 0 if same else 1
 
 
-def command_of(record: Reproducer, folder: Path) -> list[str]:
-    """The command line on the inputs that lie in a folder; raises InputError for what no reproducer has."""
+def command_of(record: Reproducer, output: Path, folder: Path) -> list[str]:
+    """The command line on the inputs that ``unpack`` put into a folder; what it writes lies in ``output``.
+
+    Raises InputError for what no reproducer has.
+    """
     from gopt.offline.reproducer import archive
 
-    output = folder / "output"
     return rebuilt(record, _found, lambda index: archive.input_path(folder, record, index), output)
 
 
@@ -85,7 +87,7 @@ def _extract(file: Path, folder: Path, more: tuple[str, ...]) -> None:
         with staged_folder(target) as staged:
             record = archive.unpack(file, staged.path)
             (staged.path / "output").mkdir()
-            words = command_of(record, folder)
+            words = command_of(record, folder / "output", folder)
             for each in staged.path.rglob("*"):
                 sync(each)
             staged.commit()

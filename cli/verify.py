@@ -9,6 +9,7 @@ import click
 
 from .json_text import strict_json
 from .options import arguments_of, deadline
+from .reproducer_option import tell_result
 from .terminal import print_error, print_json_text
 
 
@@ -79,6 +80,7 @@ def command(
         advance("loading")
         verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None, deadline)
         result = verifier.run(**options, advance=advance)
+    tell_result(result.reason())
     if as_json:
         print_json_text(strict_json({"format": "gopt-verification/1", **result.to_json()}, 1))
     else:
