@@ -27,15 +27,28 @@ PLACE, THEN = "{}", "--then"
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 @click.option("-o", "--output", required=True, metavar="SMALL", help="The ONNX file to write.")
 @click.option(
-    "--tries", default=2000, show_default=True, type=click.IntRange(1), metavar="N",
+    "--tries",
+    default=2000,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="N",
     help="Run the command at most so often.",
 )
 @click.option(
-    "--time", "budget", default=3600.0, show_default=True, type=seconds, metavar="S",
+    "--time",
+    "budget",
+    default=3600.0,
+    show_default=True,
+    type=seconds,
+    metavar="S",
     help="Begin no further run after so many seconds.",
 )
 @click.option(
-    "--deadline", default=120.0, show_default=True, type=seconds, metavar="S",
+    "--deadline",
+    default=120.0,
+    show_default=True,
+    type=seconds,
+    metavar="S",
     help="Seconds that one run may take; one that takes longer counts as another failure.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing model.")
@@ -76,7 +89,7 @@ def command(
         model = read_model(model_path)
         fails = _runner(runs, Path(scratch), deadline)
         reduction = reduce_model(
-            model, fails, groups=parameter_groups(model_path), bounds=Bounds(tries, budget), tell=advance
+            model, fails, groups=parameter_groups(model_path), bounds=Bounds(tries, budget), tell=_teller(advance)
         )
         advance("writing")
         _write(target, Path(output), reduction, force)
@@ -84,6 +97,23 @@ def command(
         print_json(_to_json(reduction))
     else:
         _tell(reduction, output)
+
+
+def _teller(advance: Callable[[str], None]) -> Callable[[str], None]:
+    """Every try to a terminal; with --verbose, which prints a line for each phase, the first of each step alone."""
+    from .verbosity import Verbosity, verbosity
+
+    if verbosity() is not Verbosity.VERBOSE:
+        return advance
+    steps = [""]
+
+    def tell(text: str) -> None:
+        step = text.partition(":")[0]
+        if step != steps[-1]:
+            steps.append(step)
+            advance(text)
+
+    return tell
 
 
 def _commands(path: Path, words: Sequence[str], scratch: Path) -> tuple[Path, list[list[str]], list[str]]:
@@ -97,7 +127,9 @@ def _commands(path: Path, words: Sequence[str], scratch: Path) -> tuple[Path, li
         archive.read(path)
     except InputError:
         if path.suffix == ".onnx":
-            raise OptionError("which command fails on it?", "name it behind --, such as -- shard {} --ranks 8") from None
+            raise OptionError(
+                "which command fails on it?", "name it behind --, such as -- shard {} --ranks 8"
+            ) from None
         raise
     from .reproduce import command_of
 

@@ -111,7 +111,9 @@ def _notes(record: Reproducer, more: tuple[str, ...]) -> None:
         if option not in more:
             print_note(f"{option} is not in the reproducer, and the command runs without it: -- {option} FILE adds it")
     now = versions()
-    other = [f"{name} {text}, here {now[name]}" for name, text in record.versions.items() if now.get(name, text) != text]
+    other = [
+        f"{name} {text}, here {now[name]}" for name, text in record.versions.items() if now.get(name, text) != text
+    ]
     if other:
         print_note(f"the command failed with {'; '.join(other)}")
 

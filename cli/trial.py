@@ -119,7 +119,9 @@ def run_program(words: Sequence[str], folder: Path, timeout: float) -> Failure |
             start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        raise OptionError(f"{words[0]} cannot be run: {error.strerror}", "name a command of gopt or a program") from None
+        raise OptionError(
+            f"{words[0]} cannot be run: {error.strerror}", "name a command of gopt or a program"
+        ) from None
     try:
         said = child.communicate(timeout=timeout)[1]
     except subprocess.TimeoutExpired:

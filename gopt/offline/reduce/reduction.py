@@ -48,7 +48,7 @@ def read_model(path: Path) -> ModelProto:
         data = documents.read_bytes(path, _MODEL_BYTES)
         check_parts(data)
         try:
-            model = ModelProto.FromString(data)
+            model: ModelProto = ModelProto.FromString(data)
         except DecodeError:
             raise InputError("is not an ONNX model") from None
         _embed(model, DataFolder(str(path)))
@@ -74,8 +74,10 @@ def _embed(model: ModelProto, folder: DataFolder) -> None:
 
 
 def parameter_groups(path: Path) -> Groups:
-    """For every parameter of a step the outputs that are its new value and those of its states; none where gopt does not
-    read the step: that may be the failure."""
+    """For every parameter of a step the outputs that are its new value and those of its states.
+
+    None where gopt does not read the step: that may be the very failure.
+    """
     from gopt import api
 
     try:

@@ -29,17 +29,15 @@ def sizes(view: GraphView) -> list[int]:
 def resized(view: GraphView, mapping: Mapping[int, int]) -> ModelProto:
     """The model in which dimensions have other sizes; stored values keep their first elements.
 
-    Types of inner values are left to inference. The caller checks that the result is a model: a size that is a product
-    of others has no meaning of its own.
+    The caller checks that the result is a model: a size that is a product of others has no meaning of its own.
     """
     model = ModelProto()
     model.CopyFrom(view.model)
     graph = model.graph
-    del graph.value_info[:]
     shapes = {
         node.input[place] for node in graph.node for place in _SHAPE_AT.get(node.op_type, ()) if place < len(node.input)
     }  # fmt: skip
-    for info in (*graph.input, *graph.output):
+    for info in (*graph.input, *graph.output, *graph.value_info):
         _resize_type(info, mapping)
     for tensor in graph.initializer:
         _resize_tensor(tensor, mapping, tensor.name in shapes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from onnx import ModelProto
@@ -13,6 +14,9 @@ from gopt.offline.reduce.sizes import SMALL, resized, sizes
 
 Groups = Sequence[tuple[str, ...]]
 """Outputs that go together: the new values of a parameter and of its optimizer states."""
+
+_SHORT = 16
+"""Elements of a stored value that is as well kept as it would be an input."""
 
 
 def remove_parameters(search: Search, groups: Groups) -> None:
@@ -75,12 +79,13 @@ def _bypassed(search: Search, keys: set[str]) -> dict[str, str]:
 
 
 def drop_values(search: Search) -> None:
-    """Stored values become inputs, or states without a value."""
+    """Stored values become inputs, or states without a value; shapes, axes and other short lists stay."""
 
     def attempt(chunk: Sequence[str]) -> bool:
         return search.attempt("values", cut(search.view, values=set(chunk)))
 
-    remove_chunks(list(search.view.stored), attempt, lambda name: name in search.view.stored)
+    long = [name for name, tensor in search.view.stored.items() if math.prod(tensor.dims) > _SHORT]
+    remove_chunks(long, attempt, lambda name: name in search.view.stored)
 
 
 def shrink_sizes(search: Search) -> None:
@@ -131,4 +136,4 @@ class _Alive:
         return key in self._keys
 
 
-STEPS: tuple[Callable[[Search], None], ...] = (remove_outputs, remove_nodes, bypass_nodes, drop_values, shrink_sizes)
+STEPS: tuple[Callable[[Search], None], ...] = (remove_outputs, remove_nodes, bypass_nodes, shrink_sizes, drop_values)

@@ -88,7 +88,7 @@ def _parse(data: bytes, path: Path, values: bool) -> ModelProto | None:
     """The model, or None for a file that is none; it is kept only where values may be."""
     try:
         check_parts(data)
-        model = ModelProto.FromString(data)
+        model: ModelProto | None = ModelProto.FromString(data)
     except (DecodeError, InputError):
         model = None
     if model is not None and model.HasField("graph"):

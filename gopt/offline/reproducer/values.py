@@ -102,7 +102,8 @@ def draw(tensor: TensorProto) -> bytes:
     if kind not in FLOATS:
         return bytes(tensor_bytes(tensor))
     drawn = np.random.default_rng(zlib.crc32(tensor.name.encode())).uniform(0.01, 0.1, count)
-    return drawn.astype(numpy_dtype(kind)).tobytes()
+    data: bytes = drawn.astype(numpy_dtype(kind)).tobytes()
+    return data
 
 
 def fill_values(model: ModelProto) -> bool:
