@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from types import TracebackType
 
-_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+_QUOTED = re.compile(r"(?<!\w)'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _NAME = re.compile(r"[^\s:;,()]*[\w/][./_\\0-9][^\s:;,()]*|[./\\]\S*")
 _NUMBER = re.compile(r"(?<![A-Za-z])[-+]?\d[\d.,]*(?:e[-+]?\d+)?%?")
 
