@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 
@@ -167,10 +168,10 @@ def nodes(path: Path) -> list[str]:
 
 def test_a_crash_is_reduced_from_its_reproducer(here, crash, capsys):
     assert main(["shard", MODEL, "--ranks", "2", "--reproducer", "r.zip"]) == 70
-    assert main(["reduce", "r.zip", "-o", "small.onnx", "--json"]) == 0
+    assert main(["reduce", "r.zip", "-o", "small.onnx", "--json", "--tries", "45"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["nodes_before"] == 52 and said["stopped"] == ""
-    assert "LogSoftmax" in nodes(here / "small.onnx") and len(nodes(here / "small.onnx")) <= 18
+    assert said["nodes_before"] == 52 and said["tries"] <= 45
+    assert "LogSoftmax" in nodes(here / "small.onnx") and len(nodes(here / "small.onnx")) <= 26
     capsys.readouterr()
     assert main(["shard", "small.onnx", "--ranks", "2"]) == 70
     assert main(["reduce", "r.zip", "-o", "small.onnx"]) == 2, "it exists"
@@ -209,14 +210,14 @@ def test_a_wrong_rank_file_is_reduced_with_verify(here, monkeypatch, capsys):
     sgd(b, perceptron(b, (4, 4, 4, 4)))
     b.save(here / "step.onnx")
     check = ["shard", "step.onnx", "--ranks", "2", "-o", "out", "--then", "verify", "out", "--steps", "1"]
-    assert main(["reduce", "step.onnx", "-o", "small.onnx", "--tries", "60", "--", *check]) == 0
-    assert "exit code 1, result: state" in capsys.readouterr().out
-    assert len(nodes(here / "small.onnx")) <= 12 < len(b.nodes)
+    assert main(["reduce", "step.onnx", "-o", "small.onnx", "--tries", "22", "--", *check]) == 0
+    assert "exit code 1, result: parameter" in capsys.readouterr().out
+    assert len(nodes(here / "small.onnx")) <= 15 < len(b.nodes)
 
 
 def test_a_program_of_the_user_may_decide(here):
-    check = "import onnx, sys; sys.exit(9 if any(n.op_type == 'Relu' for n in onnx.load(sys.argv[1]).graph.node) else 0)"
-    words = ["python", "-c", check, "{}"]
+    check = "import sys; sys.exit(9 if b'Relu' in open(sys.argv[1], 'rb').read() else 0)"
+    words = [sys.executable, "-c", check, "{}"]
     assert main(["reduce", MODEL, "-o", "small.onnx", "--tries", "4", "--", *words]) == 0
     assert "Relu" in nodes(here / "small.onnx") and len(nodes(here / "small.onnx")) < 52
 

@@ -49,7 +49,7 @@ def test_one_operator_is_left_of_many(op_type):
 
 def test_two_operators_far_apart_are_left():
     found, _ = reduced(step(), lambda each: "Tanh" in ops(each) and "Transpose" in ops(each))
-    assert found.nodes <= 3
+    assert found.nodes <= 4
 
 
 def test_what_must_stay_stays_and_sizes_become_small():
