@@ -209,10 +209,10 @@ def test_a_wrong_rank_file_is_reduced_with_verify(here, monkeypatch, capsys):
 
     monkeypatch.setattr(ranks, "write_ranks", wrong)
     b = Builder()
-    sgd(b, perceptron(b, (4, 4, 4, 4)))
+    sgd(b, perceptron(b, (4, 4, 4)))
     b.save(here / "step.onnx")
     check = ["shard", "step.onnx", "--ranks", "2", "-o", "out", "--then", "verify", "out", "--steps", "1"]
-    assert main(["reduce", "step.onnx", "-o", "small.onnx", "--tries", "40", "--", *check]) == 0
+    assert main(["reduce", "step.onnx", "-o", "small.onnx", "--tries", "50", "--", *check]) == 0
     assert "exit code 1, result: parameter" in capsys.readouterr().out
     assert len(nodes(here / "small.onnx")) <= 15 < len(b.nodes)
 

@@ -33,7 +33,7 @@ class Bounds:
 
 
 class Search:
-    """The smallest model so far (``view``), and the runs of the command (``tries``): ``kept`` of them made it smaller."""
+    """The smallest model so far (``view``), and the runs it took (``tries``), of which ``kept`` made it smaller."""
 
     def __init__(self, model: ModelProto, failure: Failure, fails: Fails, bounds: Bounds, tell: Callable[[str], None]):
         self.view = GraphView(model)
