@@ -118,6 +118,15 @@ class Verification:
     def exit_code(self) -> int:
         return EXIT_CODES[self.outcome]
 
+    def reason(self) -> str:
+        """In one line, what is not equal, or not confirmed; empty where all is."""
+        for each in self.worst.values():
+            if each.fails:
+                return f"{each.kind} {each.name!r} differs"
+        for refuted in filter(_refuted, self.gradients):
+            return f"the gradient of {refuted.parameter!r} is refuted"
+        return next((f"{each.name!r} is not confirmed: {each.why}" for each in self.open()), "")
+
     def open(self) -> Iterator[Doubt]:
         """Everything that could not be confirmed, gradients included.
 

@@ -158,6 +158,15 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("frontends.pytorch.options", "refused values", "frontends/pytorch/test_export_options.py"),
     **_each("cli.load_state", "one command over offline.state_values", "offline/test_state_values.py"),
     **_each("artifact.safetensors_file", _WRITTEN, "offline/test_state_values.py", "runtime/training"),
+    **_each("cli.command_line cli.reproducer_option cli.reduce", "what the commands share", "cli/test_reproduce.py"),
+    **_each(
+        "offline.reproducer.record offline.reproducer.values", "records, and values of what is kept",
+        "offline/reproducer/test_archive.py", "offline/reproducer/test_inputs.py",
+    ),
+    **_each(
+        "offline.reduce.cut offline.reduce.graph_view offline.reduce.search offline.reduce.sizes offline.reduce.steps",
+        "parts of one search, judged by the graph that is left", "offline/reduce/test_reduction.py",
+    ),
     **_each("cli.help", "one command over click's own help", "cli/test_verbosity.py"),
     **_each("cli.merge", "two options over offline.merge", "offline/test_merge.py", "artifact/test_output_paths.py"),
     **_each("cli.render_inspect", _SHOWN, "cli/test_inspect.py", "cli/test_diff.py"),
