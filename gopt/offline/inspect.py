@@ -17,6 +17,7 @@ from gopt.ir.types import LOW_PRECISION, TensorType
 from gopt.offline.optimizer.controls import Controls, find_controls
 from gopt.offline.optimizer.evidence import Rule
 from gopt.offline.optimizer.fits import Hyper
+from gopt.notebook import HtmlTable
 from gopt.offline.optimizer.recogniser import Recogniser
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Casts:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspection:
+class Inspection(HtmlTable):
     """What a training step is."""
 
     file: str

@@ -21,6 +21,7 @@ from gopt.passes import find
 from gopt.passes.base import build_options
 from gopt.passes.shard.options import Options, useless
 from gopt.pipeline import Pipeline, build_pipeline
+from gopt.notebook import HtmlTable
 from gopt.topology import Topology
 
 EMBED = 64 << 20
@@ -28,7 +29,7 @@ EMBED = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(HtmlTable):
     """What ``merge`` wrote."""
 
     model: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from gopt.notebook import HtmlTable
 from typing import Any
 
 
@@ -20,7 +21,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
+class Diff(HtmlTable):
     """All differences between ``a`` and ``b``; ``renamed`` counts inner values that only changed their names."""
 
     a: str

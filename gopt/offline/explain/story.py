@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gopt.notebook import HtmlTable
 from gopt.documents.records import to_document
 
 
@@ -18,7 +19,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class Story(HtmlTable):
     """All that an output folder says of one name. ``kind`` is what the name is first of all."""
 
     folder: str
