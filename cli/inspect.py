@@ -10,6 +10,7 @@ import click
 from .options import axis_option, axis_table, group_option, group_types, read_config, role_map, role_options
 from .terminal import print_json, print_note, print_text
 
+
 @click.command("inspect")
 @click.argument("path", metavar="PATH", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -161,7 +161,7 @@ def _supply(training: TrainingGraph, path: Path) -> None:
         graph.initializers.setdefault(name, tensor)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Sharded(HtmlTable):
     """A sharded step, checked: the rank-independent graph, and each phase of each rank made from it."""
 
@@ -338,7 +338,7 @@ def shard(
     Raises InputError, OptionError and UnsupportedError.
 
     >>> gopt.shard("fixtures/mlp_adamw.onnx", "dp=2,shard=2", stage=1)
-    <Sharded mlp_adamw.onnx on dp=2,shard=2: 4 ranks, 38 checks passed>
+    <Sharded mlp_adamw.onnx on dp=2,shard=2: 4 ranks, 7 checks passed>
     """
     source, mesh = as_source(source), Mesh.of(mesh)
     training = on_mesh(source, mesh)

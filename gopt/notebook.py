@@ -13,7 +13,7 @@ ROWS = 40
 
 
 class HtmlTable:
-    """Gives a result ``_repr_html_``: its ``repr`` above a table of ``html_rows``, by default of what ``to_json`` has."""
+    """Gives a result ``_repr_html_``: its ``repr`` above a table of ``html_rows``, by default of ``to_json``."""
 
     __slots__ = ()
 

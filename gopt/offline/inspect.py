@@ -14,10 +14,10 @@ from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import UpdateSubgraph
 from gopt.errors import UnsupportedError
 from gopt.ir.types import LOW_PRECISION, TensorType
+from gopt.notebook import HtmlTable
 from gopt.offline.optimizer.controls import Controls, find_controls
 from gopt.offline.optimizer.evidence import Rule
 from gopt.offline.optimizer.fits import Hyper
-from gopt.notebook import HtmlTable
 from gopt.offline.optimizer.recogniser import Recogniser
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from gopt.disk.files import make_folders, reason
 from gopt.disk.signals import raise_on_signals
 from gopt.errors import OptionError, RunError
 from gopt.mesh import Mesh
+from gopt.notebook import HtmlTable
 from gopt.offline.folder_contents import FolderContents, kept_source, read_folder
 from gopt.passes import find
 from gopt.passes.base import build_options
 from gopt.passes.shard.options import Options, useless
 from gopt.pipeline import Pipeline, build_pipeline
-from gopt.notebook import HtmlTable
 from gopt.topology import Topology
 
 EMBED = 64 << 20

@@ -14,7 +14,7 @@ from gopt.offline.diff import Diff
 from gopt.offline.diff import diff as compare
 from gopt.offline.explain import Story
 from gopt.offline.explain import explain as tell
-from gopt.verbs.on_disk import Folder, on_disk
+from gopt.verbs.on_disk import Folder, TemporaryFolder, keep_alive, on_disk
 from gopt.verification import verify as verification
 from gopt.verification.result import Verification
 
@@ -81,8 +81,14 @@ def reshard(
     >>> gopt.reshard(gopt.shard("fixtures/mlp_sgd.onnx", 2), "shard=3").program.mesh.ranks
     3
     """
+    owner: object = what
+    if isinstance(what, api.Sharded | api.Split):
+        owner = home = TemporaryFolder()
+        what = home.write(what)
     with on_disk(what) as path:
-        return merging.reshard(path, Mesh.of(mesh), options=options, accumulate=accumulate, note=note)
+        made = merging.reshard(path, Mesh.of(mesh), options=options, accumulate=accumulate, note=note)
+    keep_alive(made, owner)
+    return made
 
 
 def diff(a: Folder, b: Folder) -> Diff:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,9 +31,33 @@ def on_disk(given: Folder) -> Iterator[Path]:
     if isinstance(given, str | os.PathLike):
         yield Path(given)
     elif isinstance(given, Sharded | Split):
-        with tempfile.TemporaryDirectory(prefix="gopt-") as home:
-            target = Path(home) / given.source.name
-            given.write(target)
-            yield target
+        home = TemporaryFolder()
+        try:
+            yield home.write(given)
+        finally:
+            home.remove()
     else:
         yield given.path
+
+
+class TemporaryFolder:
+    """A folder that is removed with the last reference to this object, at the latest when Python ends."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="gopt-"))
+        self.remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+    def write(self, given: Sharded | Split) -> Path:
+        """Write an output folder inside; returns where."""
+        target = self.path / "ranks"
+        given.write(target)
+        return target
+
+
+def keep_alive(reader: object, owner: object) -> None:
+    """Let ``owner`` live as long as ``reader``, which reads its files when they are needed."""
+    weakref.finalize(reader, _forget, owner)
+
+
+def _forget(owner: object) -> None:
+    return None

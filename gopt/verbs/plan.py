@@ -38,7 +38,9 @@ class Plan(HtmlTable):
 
     def to_json(self) -> dict[str, Any]:
         """The record as ``gopt plan --json`` prints it."""
-        rows = [{"mesh": str(each.choice.mesh), "batches": each.choice.batches, **each.to_json()} for each in self.choices]
+        rows = [
+            {"mesh": str(each.choice.mesh), "batches": each.choice.batches, **each.to_json()} for each in self.choices
+        ]
         head = {"ranks": self.ranks} if self.mesh is None else {"mesh": str(self.mesh)}
         more = {"memory": self.memory, "link": self.link, "remarks": dict(self.remarks), "choices": rows}
         return {"format": "gopt-plan/1", **head, **more}

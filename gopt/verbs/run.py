@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +22,7 @@ from gopt.runtime.parameter_server.run import run_in_threads
 from gopt.runtime.session import Array
 from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.runtime.training.train import Trainer
+from gopt.verbs.on_disk import TemporaryFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +59,6 @@ class Run(HtmlTable):
         return [(f"step {each.step}", f"loss {each.loss:.6g}") for each in self.steps[-10:]]
 
 
-class _TemporaryFolder:
-    """A folder that is removed with the last object that refers to this one, at the latest when Python ends."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="gopt-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-
-
 def run(
     folder: str | os.PathLike[str] | Sharded | Split,
     data: str | os.PathLike[str] | Mapping[str, Array],
@@ -93,7 +83,7 @@ def run(
     newest. ``deadline``: seconds that a rank waits for the others at a call. ``gopt run`` starts ranks as processes.
     Raises InputError, OptionError and RunError.
 
-    >>> batch = {"x": np.ones((8, 8), np.float32), "target": np.zeros((8, 4), np.float32)}
+    >>> batch = {"x": np.ones((8, 8), np.float32), "y": np.zeros((8, 4), np.float32)}
     >>> len(gopt.run(gopt.shard("fixtures/mlp_sgd.onnx", 2), batch, 3, settings={"lr": 0.1}).losses)
     3
     """
@@ -103,10 +93,9 @@ def run(
         raise OptionError("a checkpoint belongs to an output folder", "write the ranks first: .write(FOLDER)")
     if checkpoint is None and (every or resume):
         raise OptionError("every and resume need a checkpoint", "give checkpoint=FOLDER")
-    scratch = _TemporaryFolder()
+    scratch = TemporaryFolder()
     if isinstance(folder, Sharded | Split):
-        ranks = scratch.path / "ranks"
-        folder.write(ranks)
+        ranks = scratch.write(folder)
     else:
         ranks = Path(folder)
     root = scratch.path / "checkpoints" if checkpoint is None else Path(checkpoint)

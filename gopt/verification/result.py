@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from gopt.verification.gradient_check import GradientCheck
 from gopt.notebook import HtmlTable
+from gopt.verification.gradient_check import GradientCheck
 from gopt.verification.gradient_sample import GradientSample
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from gopt.notebook import HtmlTable
 from typing import Any
+
+from gopt.notebook import HtmlTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gopt.notebook import HtmlTable
 from gopt.documents.records import to_document
+from gopt.notebook import HtmlTable
 
 
 @dataclass(frozen=True, slots=True)

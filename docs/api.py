@@ -1,0 +1,74 @@
+"""Write docs/api.md from the docstrings: ``python docs/api.py``."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from pathlib import Path
+
+import gopt
+
+PAGE = Path(__file__).parent / "api.md"
+VERBS = (
+    "load", "shard", "split", "verify", "run", "inspect", "explain", "diff", "plan", "merge", "reshard", "export",
+)  # fmt: skip
+OBJECTS = ("Source", "Sharded", "Split", "SplitOptions", "Mesh", "Plan", "Run")
+ERRORS = ("GoptError", "InputError", "OptionError", "UnsupportedError", "RunError", "InvariantError", "StoppedError")
+INTRO = """\
+# Python
+
+Every verb of the command line is a function of `gopt`. `python docs/api.py` writes this page from the docstrings; a
+test runs the examples, with `fixtures/` in the working folder and NumPy as `np`. Results have a short `repr`, and in a
+notebook they show as a table.
+"""
+
+
+def page() -> str:
+    """The page as it should stand in docs/api.md."""
+    parts = [INTRO, "## Verbs\n"]
+    parts += [f"### gopt.{name}\n\n```python\n{signature(name)}\n```\n\n{text(name)}\n" for name in VERBS]
+    parts += ["## Objects\n"]
+    parts += [f"### gopt.{name}\n\n{text(name)}\n{members(name)}" for name in OBJECTS]
+    parts += ["## Errors\n"]
+    parts += [f"- `gopt.{name}`: {text(name).splitlines()[0]}" for name in ERRORS]
+    return "\n".join(parts) + "\n"
+
+
+def signature(name: str) -> str:
+    """``name(parameters) -> result``, a parameter a line where they are many."""
+    found = inspect.signature(getattr(gopt, name))
+    line = f"{name}{found}".replace("'", "")
+    if len(line) <= 100:
+        return line
+    lines, keyword = [], False
+    for each in found.parameters.values():
+        if each.kind is each.KEYWORD_ONLY and not keyword:
+            lines, keyword = [*lines, "*"], True
+        lines.append(str(each).replace("'", ""))
+    return f"{name}(\n{''.join(f'    {each},{chr(10)}' for each in lines)}) -> {found.return_annotation}"
+
+
+def text(name: str) -> str:
+    """The docstring in Markdown: examples as blocks of code, names in single backquotes."""
+    blocks = (inspect.getdoc(getattr(gopt, name)) or "").replace("``", "`").split("\n\n")
+    shown = []
+    for block in blocks:
+        if block.startswith(">>>"):
+            shown.append(f"```python\n{block.replace('  # doctest: +SKIP', '')}\n```")
+        else:
+            shown.append(textwrap.fill(" ".join(block.split()), 120, break_long_words=False, break_on_hyphens=False))
+    return "\n\n".join(shown)
+
+
+def members(name: str) -> str:
+    """Public methods and properties that have a docstring, with its first line."""
+    found = [
+        (key, (inspect.getdoc(each) or "").split("\n\n")[0].replace("``", "`"))
+        for key, each in vars(getattr(gopt, name)).items()
+        if not key.startswith("_") and isinstance(each, property | classmethod | staticmethod | type(page))
+    ]
+    return "".join(f"- `{key}`: {' '.join(told.split())}\n" for key, told in found if told)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
