@@ -28,7 +28,7 @@ def page() -> str:
     parts = [INTRO, "## Verbs\n"]
     parts += [f"### gopt.{name}\n\n```python\n{signature(name)}\n```\n\n{text(name)}\n" for name in VERBS]
     parts += ["## Objects\n"]
-    parts += [f"### gopt.{name}\n\n{text(name)}\n{members(name)}" for name in OBJECTS]
+    parts += [f"### gopt.{name}\n\n{text(name)}\n\n{members(name)}" for name in OBJECTS]
     parts += ["## Errors\n"]
     parts += [f"- `gopt.{name}`: {text(name).splitlines()[0]}" for name in ERRORS]
     return "\n".join(parts) + "\n"
@@ -37,6 +37,8 @@ def page() -> str:
 def signature(name: str) -> str:
     """``name(parameters) -> result``, a parameter a line where they are many."""
     found = inspect.signature(getattr(gopt, name))
+    plain = [each.replace(default=default(each.default)) for each in found.parameters.values()]
+    found = found.replace(parameters=plain)
     line = f"{name}{found}".replace("'", "")
     if len(line) <= 100:
         return line
@@ -46,6 +48,24 @@ def signature(name: str) -> str:
             lines, keyword = [*lines, "*"], True
         lines.append(str(each).replace("'", ""))
     return f"{name}(\n{''.join(f'    {each},{chr(10)}' for each in lines)}) -> {found.return_annotation}"
+
+
+class Shown:
+    """Text that stands for a default."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def default(value: object) -> object:
+    """A default as the page shows it: ``...`` for what has no short text of its own."""
+    if isinstance(value, str):
+        return Shown(f'"{value}"')
+    plain = value is inspect.Parameter.empty or value is None or isinstance(value, bool | int | float)
+    return value if plain else Shown("...")
 
 
 def text(name: str) -> str:
@@ -62,10 +82,11 @@ def text(name: str) -> str:
 
 def members(name: str) -> str:
     """Public methods and properties that have a docstring, with its first line."""
+    kinds = property | classmethod | staticmethod | type(page)
     found = [
         (key, (inspect.getdoc(each) or "").split("\n\n")[0].replace("``", "`"))
         for key, each in vars(getattr(gopt, name)).items()
-        if not key.startswith("_") and isinstance(each, property | classmethod | staticmethod | type(page))
+        if not key.startswith("_") and key != "html_rows" and isinstance(each, kinds)
     ]
     return "".join(f"- `{key}`: {' '.join(told.split())}\n" for key, told in found if told)
 

@@ -178,7 +178,7 @@ class Sharded(HtmlTable):
         return f"<Sharded {self.source.name} on {self.program.mesh}: {ranks} ranks, {len(self.checks)} checks passed>"
 
     def html_rows(self) -> Iterable[tuple[str, object]]:
-        passes = ", ".join(each.name for each in self.ran)
+        passes = ", ".join(each.record.name for each in self.ran)
         return [("source", self.source.name), ("mesh", str(self.program.mesh)), ("passes", passes)]
 
     @property

@@ -83,7 +83,7 @@ def run(
     newest. ``deadline``: seconds that a rank waits for the others at a call. ``gopt run`` starts ranks as processes.
     Raises InputError, OptionError and RunError.
 
-    >>> batch = {"x": np.ones((8, 8), np.float32), "y": np.zeros((8, 4), np.float32)}
+    >>> batch = {"x": np.ones((16, 32), np.float32), "y": np.zeros(16, np.int64)}
     >>> len(gopt.run(gopt.shard("fixtures/mlp_sgd.onnx", 2), batch, 3, settings={"lr": 0.1}).losses)
     3
     """
@@ -94,10 +94,7 @@ def run(
     if checkpoint is None and (every or resume):
         raise OptionError("every and resume need a checkpoint", "give checkpoint=FOLDER")
     scratch = TemporaryFolder()
-    if isinstance(folder, Sharded | Split):
-        ranks = scratch.write(folder)
-    else:
-        ranks = Path(folder)
+    ranks = scratch.write(folder) if isinstance(folder, Sharded | Split) else Path(folder)
     root = scratch.path / "checkpoints" if checkpoint is None else Path(checkpoint)
     job = Job(
         folder=ranks, data=_data(data, scratch.path), steps=steps,
