@@ -17,6 +17,7 @@ from gopt.disk.signals import raise_on_signals
 from gopt.errors import OptionError, RunError
 from gopt.ir.graph import Graph
 from gopt.mesh import Mesh
+from gopt.notebook import HtmlTable
 from gopt.offline.folder_contents import FolderContents, kept_source, read_folder
 from gopt.passes import find
 from gopt.passes.base import build_options
@@ -29,7 +30,7 @@ EMBED = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(HtmlTable):
     """What ``merge`` wrote."""
 
     model: str

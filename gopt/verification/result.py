@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from gopt.notebook import HtmlTable
 from gopt.verification.gradient_check import GradientCheck
 from gopt.verification.gradient_sample import GradientSample
 
@@ -76,7 +77,7 @@ class Doubt:
 
 
 @dataclass(slots=True)
-class Verification:
+class Verification(HtmlTable):
     """What a verification found.
 
     ``tolerance``: what a relative error may be, e.g. 1e-4. ``worst``: of each variant the value that is furthest off,

@@ -68,6 +68,7 @@ _SHOWN = "a table: what it shows is tested with its command"
 _RECORDS = "records without behaviour"
 
 TESTED_ELSEWHERE: dict[str, Elsewhere] = {
+    **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),
     **_each(
         "parameter_server.components parameter_server.homes parameter_server.options parameter_server.plan "
         "parameter_server.report parameter_server.servers parameter_server.trainers parameter_server.views "

@@ -39,6 +39,7 @@ from gopt.frontends.pytorch.states import FirstStep, find_places, first_step
 from gopt.frontends.pytorch.tracing import TracedStep, trace
 from gopt.ir.graph import Graph, Tensor
 from gopt.ir.load import load
+from gopt.notebook import HtmlTable
 from gopt.offline.merge import values_beside
 from gopt.sanitize import show
 
@@ -46,7 +47,7 @@ ROLES = "gopt.roles"
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(HtmlTable):
     """What ``export`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds."""
 
     model: str
