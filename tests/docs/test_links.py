@@ -36,7 +36,9 @@ def test_no_picture_is_left_over() -> None:
 
 def test_the_check_finds_what_is_broken(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# A `b`: c\n## A b c\n[x](#a-b-c) [x](#a-b-c-1) [x](#b) [y](gone.md) ![z](gone.svg) `[q](gone)`\n[w](../..)\n")
+    page.write_text(
+        "# A `b`: c\n## A b c\n[x](#a-b-c) [x](#a-b-c-1) [x](#b) [y](gone.md) ![z](gone.svg) `[q](gone)`\n[w](../..)\n"
+    )
     found = [(each.target, each.why) for each in markdown_links.broken(tmp_path, [page])]
     assert found == [
         ("#b", "no such heading"),

@@ -50,7 +50,9 @@ def test_the_commands_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_blocks_that_do_not_run_are_counted() -> None:
-    left_out = {name: sum(block.not_run is not None for block in page_blocks.blocks(text)) for name, text in TEXTS.items()}
+    left_out = {
+        name: sum(block.not_run is not None for block in page_blocks.blocks(text)) for name, text in TEXTS.items()
+    }
     assert {name: count for name, count in left_out.items() if count} == NOT_RUN
 
 
@@ -67,13 +69,20 @@ def test_the_runner_sees_what_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         page_blocks.run(fence.format("gopt inspect nothing.onnx"))
     with pytest.raises(AssertionError, match="ended with 7"):
         page_blocks.run(fence.format("true && exit 7"))
-    assert page_blocks.run(fence.format("gopt inspect nothing.onnx  # exit code 3: no such file\nfalse | true # exit code 1")) == 2
+    assert (
+        page_blocks.run(
+            fence.format("gopt inspect nothing.onnx  # exit code 3: no such file\nfalse | true # exit code 1")
+        )
+        == 2
+    )
     assert page_blocks.run("<!-- not run: a\nreason -->\n" + fence.format("false")) == 0
 
 
 def test_python_blocks_run_or_become_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = "```python\n# make.py\nopen('made', 'w').close()\n```\n```bash\npython make.py\n```\n```python\nassert 0\n```\n"
+    page = (
+        "```python\n# make.py\nopen('made', 'w').close()\n```\n```bash\npython make.py\n```\n```python\nassert 0\n```\n"
+    )
     with pytest.raises(AssertionError):
         page_blocks.run(page)
     assert Path("made").is_file()
