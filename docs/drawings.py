@@ -38,13 +38,15 @@ class Drawing:
     def box(self, x: float, y: float, width: float, height: float, fill: str, stroke: str = PAPER) -> None:
         """A rectangle."""
         self.parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="2" fill="{fill}" stroke="{stroke}"/>'
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="2" fill="{fill}" '
+            f'stroke="{stroke}"/>'
         )
 
     def text(self, x: float, y: float, words: str, size: int = 13, fill: str = INK, anchor: str = "start") -> None:
         """One line of text; y is its base line."""
         self.parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{fill}" text-anchor="{anchor}">{escape(words)}</text>'
+            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{fill}" text-anchor="{anchor}">'
+            f"{escape(words)}</text>"
         )
 
     def line(self, x: float, y: float, to_x: float, to_y: float, stroke: str = QUIET, dash: str = "") -> None:
@@ -165,7 +167,7 @@ def stages() -> Drawing:
     drawing.text(
         30,
         300,
-        "Stage 1 shards optimizer states. Stage 2 shards accumulated gradients too: without --accumulate it is stage 1.",
+        "Stage 1 shards optimizer states. Stage 2 shards accumulated gradients too; without --accumulate both are one.",
         12,
         QUIET,
     )
@@ -213,7 +215,7 @@ def mesh() -> Drawing:
     drawing.text(
         30,
         290,
-        "Every rank sees samples of its own, because dp and shard are axes of the data. Equal colours hold equal states.",
+        "Every rank sees samples of its own: dp and shard are axes of the data. Equal colours hold equal states.",
         12,
         QUIET,
     )
@@ -238,7 +240,7 @@ def timeline() -> Drawing:
         30, 32, "fixtures/gpt_adamw.onnx, 2 ranks, stage 3, buckets of 8 KiB: one step in the order of its nodes", 15
     )
     drawing.text(30, 118, "nodes")
-    # What a pass adds has no phase of its own: it belongs to that of the node before it, and behind the last one to the update.
+    # What a pass adds has no phase of its own: it counts as of the phase around it.
     ends = {
         phase: max(at for at, node in enumerate(nodes) if node.phase is phase) + 1
         for phase in (Phase.FORWARD, Phase.BACKWARD)

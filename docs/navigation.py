@@ -1,7 +1,7 @@
 """What mkdocs does beside its own: navigation from docs/index.md, and links to files outside of docs.
 
-``docs/index.md`` lists the pages by purpose; a ``##`` heading is a section, and each link under it a page. So the list that
-people read in the repository and the navigation of the site are one.
+``docs/index.md`` lists the pages by purpose; a ``##`` heading is a section, and each link under it a page. So the list
+that people read in the repository and the navigation of the site are one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def from_docs(name: str, text: str) -> str:
             else:
                 parts.append(part)
         target = "/".join(parts)
-        return f"{match[1]}({target.removeprefix('docs/') if target.startswith('docs/') else '../' + target}{hash_}{anchor})"
+        there = target.removeprefix("docs/") if target.startswith("docs/") else f"../{target}"
+        return f"{match[1]}({there}{hash_}{anchor})"
 
     return re.sub(r"(\])\(([^()\s]+)\)", rebase, text)
 

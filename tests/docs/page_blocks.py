@@ -5,9 +5,9 @@ A page says how its blocks are run in HTML comments, which no reader sees:
 ``<!-- files: step.onnx=fixtures/gpt_adamw.onnx -->``  files of the repository that the page takes for granted
 ``<!-- not run: needs PyTorch -->``                    the next block is left out, and why
 
-A ``bash`` block is run line by line. ``gopt`` and ``python FILE.py`` run in this process, anything else in a shell. A line
-may end in the comment ``# exit code 1``. A ``python`` block whose first line is ``# FILE.py`` is written to that file;
-any other is executed.
+A ``bash`` block is run line by line. ``gopt`` and ``python FILE.py`` run in this process, anything else in a shell. A
+line may end in the comment ``# exit code 1``. A ``python`` block whose first line is ``# FILE.py`` is written to that
+file; any other is executed.
 """
 
 from __future__ import annotations
@@ -98,6 +98,9 @@ def _python(block: Block) -> None:
 
 
 def _command(text: str) -> int:
+    first, also, rest = text.partition(" && ")
+    if also and not SHELL.search(first):
+        return _command(first) or _command(rest)
     words = shlex.split(text, comments=True)
     if SHELL.search(text.partition(" #")[0]):
         return _shell(text)

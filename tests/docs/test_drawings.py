@@ -25,7 +25,8 @@ SCRIPT = _script()
 
 @pytest.mark.parametrize("name", SCRIPT.DRAWINGS)
 def test_a_picture_is_up_to_date(name: str) -> None:
-    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == SCRIPT.DRAWINGS[name]().svg(), "python docs/drawings.py"
+    drawn = SCRIPT.DRAWINGS[name]().svg()
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == drawn, "run python docs/drawings.py"
 
 
 @pytest.mark.parametrize("name", SCRIPT.DRAWINGS)
