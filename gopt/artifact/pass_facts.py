@@ -44,7 +44,8 @@ class OperatorFacts:
 
 def buckets(passes: Iterable[PassRecord]) -> list[BucketFacts]:
     """The buckets of a step."""
-    return [from_document(BucketFacts, row) for each in passes for row in each.facts.get("buckets", ())]
+    facts = [each.facts for each in passes if each.name != SPLIT_PASS]  # a split counts its buckets
+    return [from_document(BucketFacts, row) for each in facts for row in each.get("buckets", ())]
 
 
 def bucket_cap(passes: Iterable[PassRecord]) -> int | None:
@@ -84,12 +85,14 @@ class SplitSettings:
     tables: Mapping[str, str] = field(default_factory=dict)
     tables_off: bool = False
     table_memory: int | None = None
+    rows: Mapping[str, str] = field(default_factory=dict, metadata=OPTIONAL)
+    init: Mapping[str, str] = field(default_factory=dict, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitFacts:
     """The figures of a split. ``pushed_by_server`` and ``pulled_by_server``: bytes between one trainer and each server
-    in one step."""
+    in one step, without rows of tables. ``rows_by_server``: an estimate of those, both ways (``row_traffic``)."""
 
     parameters: int
     pieces: int
@@ -98,6 +101,7 @@ class SplitFacts:
     pieces_by_server: tuple[int, ...]
     pushed_by_server: tuple[int, ...]
     pulled_by_server: tuple[int, ...]
+    rows_by_server: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
 
 
 def split_records(passes: Iterable[PassRecord]) -> tuple[SplitSettings, SplitFacts] | None:

@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.pieces import Piece
-from gopt.artifact.server_entries import KeyEntry, KeyKind, Mode, ServerPlanEntry, TableEntry
+from gopt.artifact.report import PassResult
+from gopt.artifact.server_entries import (
+    KeyEntry,
+    KeyKind,
+    Mode,
+    RowInitEntry,
+    ServerPlanEntry,
+    TableEntry,
+    TablePartStates,
+)
 from gopt.errors import InvariantError, OptionError, UnsupportedError
 from gopt.ir.types import TensorType
 from gopt.lower.invariants import Check
@@ -44,7 +53,7 @@ class SplitStep:
     tables: tuple[TableEntry, ...]
     table_states: Mapping[str, tuple[TableLayout, int]]
     """State of a part of a table, as its server calls it -> the table's layout, and the server."""
-    reasons: dict[str, str]
+    result: PassResult
     checks: tuple[Check, ...]
     sync: SpmdProgram | None = None
     """In mode geo, what trainers run every few steps; ``trainer`` is then the local step."""
@@ -105,8 +114,7 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     }  # fmt: skip
     made = SplitStep(
         training, options, plan, homes, trainer, servers.program, trainer_graphs, server_graphs, keys, tables,
-        table_states,
-        servers.reasons, checks,
+        table_states, servers.result, checks,
     )  # fmt: skip
     return made if options.mode.rounds else replace(made, checks=(*checks, _check_blocks(made)))
 
@@ -119,8 +127,8 @@ def _geo_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     keys = tuple(_keys(training, plan, servers, NOTHING, options))
     checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
     made = SplitStep(
-        training, options, plan, homes, step, servers.program, trainer_graphs, server_graphs, keys, (), {}, {}, checks,
-        sync,
+        training, options, plan, homes, step, servers.program, trainer_graphs, server_graphs, keys, (), {},
+        PassResult(), checks, sync,
     )  # fmt: skip
     return replace(made, checks=(*checks, _check_blocks(made)))
 
@@ -242,7 +250,9 @@ def _table(served: ServedTable, parts: Sequence[ServerKey]) -> TableEntry:
     return TableEntry(
         table.parameter, layout.layout.value, table.rows, table.width, table.dtype, layout.servers, layout.cuts,
         tuple(part.inputs[0] for part in parts), tuple(part.outputs[0] for part in parts),
-        tuple(part.gradient for part in parts),
+        tuple(part.gradient for part in parts), served.rows.value, tuple(part.ids for part in parts),
+        tuple(TablePartStates(part.inputs, part.outputs) for part in parts),
+        tuple(RowInitEntry(name, str(init)) for name, init in served.init.items()),
     )  # fmt: skip
 
 

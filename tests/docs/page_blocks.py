@@ -6,8 +6,8 @@ A page says how its blocks are run in HTML comments, which no reader sees:
 ``<!-- not run: needs PyTorch -->``                    the next block is left out, and why
 
 A ``bash`` block is run line by line. ``gopt`` and ``python FILE.py`` run in this process, anything else in a shell. A
-line may end in the comment ``# exit code 1``. A ``python`` block whose first line is ``# FILE.py`` is written to that
-file; any other is executed.
+line may end in the comment ``# exit code 1``. A ``python`` or ``toml`` block whose first line is ``# FILE.py`` or ``# FILE.toml``
+is written to that file; other ``python`` blocks are executed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*\Z", re.S)
 FILES = re.compile(r"<!-- files: (.+?) -->", re.S)
 SHELL = re.compile(r"&&|[|<>;$`]")
+ENDINGS = {"python": "py", "toml": "toml"}
 CODE = re.compile(r"\s# exit code (\d+)\b")
 
 
@@ -77,10 +78,10 @@ def run(text: str) -> int:
     """Run the blocks of a page in the current folder; give the number of commands that ran."""
     count = 0
     for block in blocks(text):
-        if block.not_run or block.language not in ("bash", "python"):
+        if block.not_run or block.language not in ("bash", "python", "toml"):
             continue
-        if block.language == "python":
-            _python(block)
+        if block.language != "bash":
+            _file_or_code(block)
             continue
         for line in lines(block):
             code = _command(line.text)
@@ -89,11 +90,12 @@ def run(text: str) -> int:
     return count
 
 
-def _python(block: Block) -> None:
-    name = re.match(r"# (\S+\.py)\b.*\n", block.text)
+def _file_or_code(block: Block) -> None:
+    name = re.match(rf"# (\S+\.{ENDINGS[block.language]})\b.*\n", block.text)
     if name:
+        Path(name[1]).parent.mkdir(parents=True, exist_ok=True)
         Path(name[1]).write_text(block.text, encoding="utf-8")
-    else:
+    elif block.language == "python":
         exec(compile(block.text, f"line {block.line}", "exec"), {"__name__": "example"})
 
 

@@ -127,6 +127,13 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "artifact.manifest_builder artifact.report_builder", _WRITTEN, "docs/test_formats.py", "cli/test_shard.py",
         "golden",
     ),
+    **_each("artifact.removals artifact.additions artifact.step_size", _WRITTEN, "artifact/test_report_groups.py"),
+    **_each("cli.explain cli.render_explain", "the command prints the story", "offline/test_offline_explain.py"),
+    **_each("cli.render_before_after", "a table of two commands", "cli/test_inspect.py", "docs/test_report_page.py"),
+    **_each(
+        "offline.explain.folder_index offline.explain.stories offline.explain.split_stories offline.explain.story "
+        "offline.explain.wiring", "parts of one answer", "offline/test_offline_explain.py",
+    ),
     **_each("artifact.ranks artifact.serialize", _WRITTEN, "cli/test_shard.py", "offline/test_merge.py", "numeric"),
     **_each(
         "artifact.optimizer_report", "rows of the report on opaque optimizers", "opaque/test_shard_opaque.py",
@@ -159,6 +166,9 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("offline.diff.result", _RECORDS, "cli/test_diff.py"),
     **_each("offline.inspect_folder", "shares its tests with inspect", "offline/test_offline_inspect.py"),
+    **_each(
+        "offline.kinds", "what the registry has", "offline/kinds/test_kinds_registry.py", "cli/test_render_kinds.py"
+    ),
     **_each("offline.folder_contents", "what merge reads", "offline/test_merge.py", "documents/test_damage.py"),
     **_each(
         "offline.optimizer.adam_rules offline.optimizer.rms_rules offline.optimizer.sgd_rules "
@@ -271,7 +281,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     # --- verification ---
     **_each(
         "verification.all_ranks verification.compare verification.gates verification.lockstep "
-        "verification.rank_programs verification.reference_graphs verification.reference_step verification.result "
+        "verification.rank_programs verification.reference_graphs verification.reference_step verification.progress "
         "verification.sampling verification.schedule verification.variant_runner verification.variants "
         "verification.verification_run",
         "a part of one proof, tested by what it says of wrong ranks", "verification/test_verify.py",
