@@ -6,8 +6,8 @@ A page says how its blocks are run in HTML comments, which no reader sees:
 ``<!-- not run: needs PyTorch -->``                    the next block is left out, and why
 
 A ``bash`` block is run line by line. ``gopt`` and ``python FILE.py`` run in this process, anything else in a shell. A
-line may end in the comment ``# exit code 1``. A ``python`` or ``toml`` block whose first line is ``# FILE.py`` or ``# FILE.toml``
-is written to that file; other ``python`` blocks are executed.
+line may end in the comment ``# exit code 1``. A ``python`` or ``toml`` block whose first line is ``# FILE.py`` or
+``# FILE.toml`` is written to that file; other ``python`` blocks are executed.
 """
 
 from __future__ import annotations

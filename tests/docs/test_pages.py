@@ -29,7 +29,7 @@ NOT_RUN = {
 }
 """Blocks of each page that do not run here. A new one needs a reason on the page and a number here."""
 
-SLOW = {"docs/coming-from-megatron.md", "docs/tensor-parallel.md"}
+SLOW = {"docs/coming-from-megatron.md", "docs/spatial.md", "docs/tensor-parallel.md"}
 """Pages that take longer than others: they run with ``-m slow``."""
 
 
