@@ -20,7 +20,8 @@ NOT_RUN = {
     "docs/benchmarks.md": 4,
     "docs/comparison.md": 3,
     "docs/disk.md": 1,
-    "docs/export.md": 1,
+    "docs/export.md": 2,
+    "docs/reproducers.md": 1,
     "docs/robustness.md": 1,
     "docs/running.md": 1,
     "docs/tests.md": 1,
@@ -29,7 +30,7 @@ NOT_RUN = {
 }
 """Blocks of each page that do not run here. A new one needs a reason on the page and a number here."""
 
-SLOW = {"docs/coming-from-megatron.md", "docs/spatial.md", "docs/tensor-parallel.md"}
+SLOW = {"docs/coming-from-megatron.md", "docs/reproducers.md", "docs/spatial.md", "docs/tensor-parallel.md"}
 """Pages that take longer than others: they run with ``-m slow``."""
 
 

@@ -26,6 +26,6 @@ def test_every_option_is_on_the_page(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["split", "--help"]) == 0
     shared = {"--config", "--state", "--jobs", "--dry-run", "--force", "--json", "--help", "--quiet", "--shared",
               "--batch", "--states", "--params", "--loss", "--output", "--trainers", "--servers",
-              "--verbose"}  # fmt: skip
+              "--verbose", "--reproducer", "--reproducer-values"}  # fmt: skip
     options = set(re.findall(r"^\s+(?:-\w, )?(--[a-z-]+)", capsys.readouterr().out, re.M)) - shared
     assert len(options) > 12 and [name for name in sorted(options) if f"`{name}" not in PAGE] == []
