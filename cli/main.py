@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": "Weigh every stage, partition and bucket size without writing anything.",
     "inspect": "Show what a model or an output folder is.",
     "diff": "Compare two models or two output folders by structure.",
+    "golden": "Keep what gopt makes of models as short texts, and check them in CI.",
     "merge": "Put ranks or a checkpoint back together as one model.",
     "reshard": "Make other ranks from the values that ranks or a checkpoint hold.",
     "passes": "List every pass with its options and defaults.",

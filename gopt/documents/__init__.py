@@ -41,6 +41,7 @@ ROLES = DocumentKind("a map of roles", "roles", limits.ROLES_BYTES)
 CONFIG = DocumentKind("a configuration", "config", limits.CONFIG_BYTES)
 HEADER = DocumentKind("a header of values", "header", limits.HEADER_BYTES)
 SERVERS = DocumentKind("a server map", "servers", limits.SERVERS_BYTES)
+GOLDEN = DocumentKind("a list of goldens", "golden", limits.CONFIG_BYTES)
 TOLD = DocumentKind("what a rank tells", "told", limits.LINE_BYTES)
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
