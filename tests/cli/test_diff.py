@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from gopt.cli.diff import KINDS
 from gopt.cli.main import main
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -42,3 +43,11 @@ def test_refusals(
     monkeypatch.chdir(tmp_path)
     assert main(["diff", *arguments]) == code
     assert capsys.readouterr().err.startswith("gopt: error:")
+
+
+def test_summary_and_ignore(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", SGD, ADAMW, "--summary", "--ignore", "state"]) == 1
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("not equal")]
+    assert " state" not in line and "bytes" in line
+    kinds = [part for kind in KINDS for part in ("--ignore", kind)]
+    assert main(["diff", SGD, ADAMW, *kinds]) == 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -39,6 +40,10 @@ class Diff:
     @property
     def exit_code(self) -> int:
         return 0 if self.equal else 1
+
+    def without(self, kinds: Collection[str]) -> Diff:
+        """The same comparison where differences of these kinds do not count."""
+        return replace(self, lines=tuple(line for line in self.lines if line.kind not in kinds))
 
     def to_json(self) -> dict[str, Any]:
         counts: dict[str, int] = {}

@@ -17,6 +17,8 @@ from gopt.offline.goldens.digests import node_digests, phase_digests, scalar_use
 FIRST_LINE = "gopt golden 1"
 FEW_STATES = 3
 """States of one class that are told by name; more are counted."""
+FEW_KINDS = 3
+"""Kinds of ranks whose operators of one type are listed; of more there is a digest."""
 FEW_PIECES = 8
 """Pieces of a state that are listed; of more there is a digest."""
 
@@ -32,7 +34,10 @@ class Asked:
 def golden_text(
     asked: Asked, training: TrainingGraph, manifest: Manifest, report: Report, graphs: Mapping[str, Graph]
 ) -> str:
-    """The golden of a case; ``graphs``: what ranks are made from, by name. It knows neither file names, the machine, the time, nor gopt's patch version."""
+    """The golden of a case; ``graphs``: what ranks are made from, by name.
+
+    It knows neither file names, the machine, the time, nor gopt's patch version.
+    """
     minor = ".".join(__version__.split(".")[:2])
     lines = [f"{FIRST_LINE} (gopt {minor})", "", "asked", f"  {asked.command}"]
     lines += [f"  {each}" for each in _option_lines(asked.options)]
@@ -106,7 +111,7 @@ def _states(manifest: Manifest) -> Iterator[str]:
         classes.setdefault((state.kind.value, str(state.type)), []).append(state)
     for (kind, type), members in sorted(classes.items()):
         few = len(members) <= FEW_STATES
-        what = ", ".join(each.tensor for each in members) if few else f"{len(members)} states"
+        what = ", ".join(sorted(each.tensor for each in members)) if few else f"{len(members)} states"
         layouts = {_layout(held.get(each.tensor, ())) for each in members}
         if len(layouts) == 1:
             yield f"  {kind} {type} {what}: {layouts.pop()}"
@@ -155,5 +160,5 @@ def _ops(ops: Sequence[OpRecord], every: str) -> Iterator[str]:
         where = "all ranks" if ranks == every else f"ranks {ranks}"
         found.setdefault((owner, op_type), []).append(f"{count} on {where}")
     for (owner, op_type), parts in found.items():
-        told = ", ".join(parts) if len(parts) <= FEW_PIECES else f"{len(parts)} kinds of ranks #{short_digest(parts)}"
+        told = ", ".join(parts) if len(parts) <= FEW_KINDS else f"{len(parts)} kinds of ranks #{short_digest(parts)}"
         yield f"  {owner}: {op_type}: {told}"
