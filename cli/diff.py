@@ -6,7 +6,6 @@ import click
 
 from .terminal import print_json
 
-
 KINDS = (
     "added", "removed", "op", "attribute", "rewired", "input", "output", "value", "state", "bytes", "model", "record",
 )  # fmt: skip
