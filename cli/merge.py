@@ -1,4 +1,4 @@
-"""``gopt merge``: ranks back into one model."""
+"""``gopt merge``: ranks, or trainers and servers, back into one model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .terminal import print_json
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(path: str, output: str, force: bool, as_json: bool) -> None:
-    """Write one model, the step that was sharded, with the values that its states have on the ranks.
+    """Write one model, the step as it was, with the values that its states have on ranks, or on trainers and servers.
 
-    DIR is a folder of gopt shard, CHECKPOINT one step that gopt run has kept. Where the values are more than 64 MiB
-    they lie beside the model, in MODEL.<digest>.data.
+    DIR is a folder of gopt shard or gopt split, CHECKPOINT one step that gopt run has kept. Where the values are more
+    than 64 MiB they lie beside the model, in MODEL.<digest>.data.
 
     \b
     Example:

@@ -51,7 +51,7 @@ def render_run(record: Mapping[str, Any], losses: Sequence[float]) -> None:
     last, seconds, shared = record["last"], record["seconds"], record["shared_calls"]
     how = record["engine"] + (f", {shared} calls in shared memory" if shared else "")
     out.print(
-        f"{_steps(record['steps'])} on {record['ranks']} rank{'s' * (record['ranks'] != 1)} ({how}) "
+        f"{_steps(record['steps'])} on {_who(record)} ({how}) "
         f"in {f'{seconds:.1f}' if seconds >= 1 else f'{seconds:.2g}'} s: "
         f"{1000 * seconds / record['steps']:.1f} ms a step, {record['samples_per_second']:.0f} samples/s"
     )
@@ -63,6 +63,8 @@ def render_run(record: Mapping[str, Any], losses: Sequence[float]) -> None:
             "with --stop-on-nan the run ends there",
             soft_wrap=True,
         )
+    if (epoch := last.get("epoch", 0)) > 1:
+        out.print(f"the samples of the data were dealt out {epoch:.4g} times", soft_wrap=True)
     if record.get("servers"):
         _render_servers(record["servers"])
     if record["checkpoint"] is not None:
@@ -83,6 +85,12 @@ def _render_servers(servers: Sequence[Mapping[str, Any]]) -> None:
             f"{each['dropped']:>7}  {waits}",
             soft_wrap=True,
         )
+
+
+def _who(record: Mapping[str, Any]) -> str:
+    """``2 ranks``, or ``2 trainers and 1 server``."""
+    counts = record.get("roles") or {"ranks": record["ranks"]}
+    return " and ".join(f"{count} {name if count != 1 else name[:-1]}" for name, count in counts.items())
 
 
 def _steps(count: int) -> str:

@@ -40,7 +40,7 @@ def render_split(found: SplitInspection, output: Path | None, *, written: bool =
     )
     out.print(Text.assemble((source.file, "bold"), rest), soft_wrap=True)
     for line in _settings(found):
-        out.print(line, soft_wrap=True)
+        out.print(line)
     rows = [
         (each.server, each.pieces, *map(format_bytes, (each.parameters, each.optimizer_states, each.gradients,
                                                        each.pushed, each.pulled)))
@@ -52,14 +52,13 @@ def render_split(found: SplitInspection, output: Path | None, *, written: bool =
     times = "" if given.accumulate == 1 else f" after {given.accumulate} micro-steps"
     out.print(
         f"each trainer pushes {format_bytes(found.pushed)} in {_count(found.messages, 'message')}{times} and pulls "
-        f"{format_bytes(found.pulled)} a step",
-        soft_wrap=True,
+        f"{format_bytes(found.pulled)} a step"
     )
     idle = f"; idle: {rank_ranges(found.idle)}" if found.idle else ""
-    out.print(f"balance: {found.balance:.3f} = the fullest server over the mean{idle}", soft_wrap=True)
-    out.print(f"nodes: {found.removed_ops} of the source removed from a role, {found.added_ops} added", soft_wrap=True)
+    out.print(f"balance: {found.balance:.3f} = the fullest server over the mean{idle}")
+    out.print(f"nodes: {found.removed_ops} of the source removed from a role, {found.added_ops} added")
     for note in found.notes:
-        out.print(Text(f"note: {note}"), soft_wrap=True)
+        out.print(Text(f"note: {note}"))
     if output is None:
         out.print("nothing written (--dry-run)")
     elif written:
@@ -158,9 +157,9 @@ def _settings(found: SplitInspection) -> Iterator[str]:
         yield f"ranks: {found.roles}"
     least = "" if given.slicing == "off" else f" from {given.minimum} elements"
     yield (
-        f"{_count(facts.parameters, 'parameter')} in {_count(facts.pieces, 'piece')} and {_count(facts.keys, 'key')}: "
-        f"slicing {given.slicing}{least}, placement {given.placement}"
+        f"{_count(facts.parameters, 'parameter')} in {_count(facts.pieces, 'piece')} and {_count(facts.keys, 'key')}"
     )
+    yield f"slicing {given.slicing}{least}, placement {given.placement}"
 
 
 def _count(count: int, what: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -18,23 +18,24 @@ VERDICTS = {
 }
 
 
-def render_verification(record: Mapping[str, Any]) -> None:
-    """The worst error of each variant, gradients that were not confirmed, what is in doubt, and the verdict."""
+def render_verification(record: Mapping[str, Any], roles: Sequence[str] = ()) -> None:
+    """The worst error of each variant, gradients that were not confirmed, what is in doubt, and the verdict. ``roles``:
+    the names of trainers and servers, where they are no ranks."""
     out = console()
     rows = [
         (
             name,
             each["name"],
             each["kind"],
-            each["rank"],
+            roles[each["rank"]] if roles else each["rank"],
             each["step"],
             f"{each['error_over_tolerance'] * record['tolerance']:.2e}",
         )
         for name, each in record["worst"].items()
     ]
-    over = f"{record['ranks']} ranks and {record['steps']} steps"
+    over = f"{len(roles) or record['ranks']} {'trainers and servers' if roles else 'ranks'} and {record['steps']} steps"
     title = f"Worst relative error over {over} (tolerance {record['tolerance']:g})"
-    out.print(table(title, ("variant", "value", "kind", "rank", "step", "error"), rows, (3, 4, 5)))
+    out.print(table(title, ("variant", "value", "kind", "role" if roles else "rank", "step", "error"), rows, (3, 4, 5)))
     _gradients(record, out)
     for each in record["unconfirmed"][:MOST]:
         out.print(Text.assemble((f"{each['name']} is not confirmed", "yellow"), f": {each['why']}"))

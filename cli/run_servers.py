@@ -26,10 +26,21 @@ def has_servers(folder: str) -> bool:
         return False
 
 
+def role_names(folder: str) -> list[str]:
+    """``trainer 0``, …, ``server 0``, …: what the ranks of a split's manifest are; none for ranks of ``gopt shard``."""
+    from gopt.artifact.manifest_check import read_manifest
+
+    manifest, mesh = read_manifest(folder)
+    plan = manifest.parameter_server
+    if plan is None:
+        return []
+    return [f"trainer {number}" for number in range(mesh.ranks)] + [f"server {n}" for n in range(plan.servers)]
+
+
 def check_options(given: dict[str, Any], split: bool) -> None:
     """Refuse what means nothing for a split, and what means nothing without one."""
     if not split:
-        named = {"trainers": "--trainers", "roles": "--roles", "staleness": "--staleness"}
+        named = {"trainers": "--trainers", "roles": "--roles", "staleness": "--staleness", "stop": "--stop"}
         name = next((option for key, option in named.items() if given[key] is not None), None)
         name = "--on-trainer-loss" if given["on_trainer_loss"] != "abort" else name
         name = "--nan" if given["nan"] != "pass" else name
@@ -49,22 +60,25 @@ def check_options(given: dict[str, Any], split: bool) -> None:
 
 def endpoints(job: Any, given: dict[str, Any], servers: list[Any]) -> Any:
     """The job with its trainers and servers; at the end the chief lists in ``servers`` what each of them did."""
-    from gopt.runtime.parameter_server.faults import FaultOptions
+    from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, Stop
     from gopt.runtime.parameter_server.job import ServerJob
     from gopt.runtime.parameter_server.waits import straggler
 
     found = ServerJob.read(job, given["trainers"], given["roles"])
-    if given["staleness"] is not None and found.plan.mode.rounds:
-        raise OptionError("--staleness: in rounds trainers wait for one another in every step", "leave it out")
-    if given["nan"] == "abort" and not found.plan.mode.rounds:
-        raise OptionError("--nan abort: servers look at gradients where rounds merge them", "leave it out")
 
     def summarise(all_servers: Sequence[Any]) -> None:
         servers.extend(all_servers)
         if late := straggler(all_servers):
             _say(late)
+        if skipped := max((each.skipped for each in all_servers), default=0):
+            _say(f"{skipped} round{'s' * (skipped != 1)} of {all_servers[0].rounds} were not applied")
 
-    return replace(found, faults=FaultOptions(given["nan"] == "abort", _say, summarise))
+    faults = FaultOptions(
+        OnNan(given["nan"]), given["stop"] and Stop(given["stop"]), given["on_trainer_loss"] == "continue",
+        given["staleness"], _say, summarise,
+    )  # fmt: skip
+    faults.check(found.plan)
+    return replace(found, faults=faults)
 
 
 def launch_options(folder: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -86,20 +100,20 @@ def launch_options(folder: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def run_threads(job: Any, given: dict[str, Any], debug: bool) -> int:
     """All endpoints as threads of this process."""
-    from gopt.runtime.parameter_server.run import run_in_threads
+    from gopt.runtime.parameter_server.run import Hooks, run_in_threads
     from gopt.runtime.training.stop_signal import listen_for_stop
 
-    from .run import report_steps, signal_note, stopped_error
+    from .run_report import report_steps, signal_note, stopped_error
 
     servers: list[Any] = []
     server_job = endpoints(job, given, servers)
     with (
         listen_for_stop(job.checkpoint is not None, signal_note) as stop,
-        report_steps(job, server_job.endpoints, given, "threads", servers=servers) as tell,
+        report_steps(job, server_job.endpoints, given, "threads", servers=servers, roles=_roles(server_job)) as tell,
     ):
         step, stopped = run_in_threads(
-            server_job, tell, _resumed(job, server_job), deadline=given["deadline"], stop_signal=stop,
-            continues=given["on_trainer_loss"] == "continue", staleness=given["staleness"], on_end=_told,
+            server_job, tell, hooks=Hooks(_resumed(job, server_job), stop_signal=stop, on_end=_told),
+            deadline=given["deadline"],
         )  # fmt: skip
     if stopped:
         raise stopped_error(job, step, stopped)
@@ -109,38 +123,44 @@ def run_threads(job: Any, given: dict[str, Any], debug: bool) -> int:
 def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
     """This process has one or several of the roles."""
     from gopt.runtime.engines.heartbeat import ENDED, ERROR_GRACE, REPORTED, Heartbeat
-    from gopt.runtime.engines.mpi import load_mpi, raise_on_all_ranks
+    from gopt.runtime.engines.mpi import load_mpi, raise_on_all_ranks, unlink_mpich_files
     from gopt.runtime.messages.mpi import MpiHub
     from gopt.runtime.messages.roster import Settings
+    from gopt.runtime.parameter_server.outlive import ancestors, check_launcher, outlive_others
     from gopt.runtime.parameter_server.peers import watch_peers
-    from gopt.runtime.parameter_server.run import run_endpoints
+    from gopt.runtime.parameter_server.run import Hooks, run_endpoints
     from gopt.runtime.training.stop_signal import listen_for_stop
 
     from .main import exit_code, explain_error
-    from .run import report_steps, stopped_error
+    from .run_report import report_steps, stopped_error
 
+    above, continues = ancestors(), _continues(job, given)
+    if continues:
+        outlive_others(above)
     world = load_mpi().COMM_WORLD
     servers: list[Any] = []
+    if given["on_trainer_loss"] == "continue":
+        raise_on_all_ranks(lambda: check_launcher(world.size, above))
     server_job = raise_on_all_ranks(lambda: endpoints(job, given, servers))
     processes = raise_on_all_ranks(lambda: server_job.processes(world.size))
     limit = given["deadline"]
     settings = Settings(deadline=limit, beat=BEAT, silence=max(SILENCE, limit / 2))
     hub = raise_on_all_ranks(lambda: MpiHub(server_job.roster(processes), settings))
     beat = Heartbeat.open(world.rank, lambda item: world.allgather(item))
+    unlink_mpich_files()  # all have opened them: that was collective
     watch_peers(hub, world.rank, beat.others)
     step = stopped = 0
     try:
         chief = 0 in hub.roster.local(world.rank)
         with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
-            arguments: dict[str, Any] = {
-                "position": beat.at, "stop_signal": stop, "continues": given["on_trainer_loss"] == "continue",
-                "staleness": given["staleness"], "on_end": _told,
-            }  # fmt: skip
+            hooks = Hooks(_resumed(job, server_job), beat.at, stop, _told)
             if chief:
-                with report_steps(job, server_job.endpoints, given, "mpi", servers=servers) as tell:
-                    step, stopped = run_endpoints(server_job, hub, tell, _resumed(job, server_job), **arguments)
+                with report_steps(
+                    job, server_job.endpoints, given, "mpi", servers=servers, roles=_roles(server_job)
+                ) as tell:
+                    step, stopped = run_endpoints(server_job, hub, tell, hooks)
             else:
-                step, stopped = run_endpoints(server_job, hub, lambda _: None, **arguments)
+                step, stopped = run_endpoints(server_job, hub, lambda _: None, hooks)
         if stopped and chief and beat.first(128 + stopped):
             explain_error(stopped_error(job, step, stopped), debug)
         beat.at(step, -1, ENDED)
@@ -160,6 +180,18 @@ def run_process(job: Any, given: dict[str, Any], debug: bool) -> int:
     return 128 + stopped if stopped else 0
 
 
+def _continues(job: Any, given: dict[str, Any]) -> bool:
+    """Whether the run goes on without a trainer that is lost."""
+    from gopt.artifact.manifest_check import read_manifest
+
+    plan = read_manifest(job.folder)[0].parameter_server
+    return given["on_trainer_loss"] == "continue" or (plan is not None and not plan.mode.rounds)
+
+
+def _roles(server_job: Any) -> dict[str, int]:
+    return {"trainers": server_job.trainers, "servers": server_job.servers}
+
+
 def _say(text: str) -> None:
     from .terminal import print_note
 
@@ -172,7 +204,7 @@ def _told(met: Any) -> None:
 
 
 def _resumed(job: Any, server_job: Any) -> Any:
-    """What says on stderr which step a run goes on from."""
+    """What says on stderr which step a run resumes at."""
 
     def say() -> None:
         from gopt.artifact.checkpoint_index import complete_steps, step_dir
@@ -181,6 +213,6 @@ def _resumed(job: Any, server_job: Any) -> Any:
 
         steps = complete_steps(job.checkpoint) if job.resume and job.checkpoint is not None else []
         if steps and steps[-1] < job.steps:
-            print_note(f"goes on from step {steps[-1]}, {job.checkpoint / step_dir(steps[-1])}")
+            print_note(f"resumes at step {steps[-1]}, {job.checkpoint / step_dir(steps[-1])}")
 
     return say

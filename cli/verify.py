@@ -29,7 +29,7 @@ def command(
     context: click.Context, /, paths: tuple[str, ...], steps: int, seed: int, settings: tuple[str, ...],
     data: str | None, no_confirm: bool, engine: str, deadline: float, as_json: bool,
 ) -> int:  # fmt: skip
-    """Run the source and all ranks, each rank on its own batch, and compare every state and loss.
+    """Run the source and all ranks, or trainers and servers, each on its own batch, and compare every state and loss.
 
     Repeats the run with all local gradients × 1/64 and × 64, with one infinite gradient where the step checks for it,
     and from counters and flags at which the gates of its schedule stand the other way. Random nodes are fed what they
@@ -48,6 +48,7 @@ def command(
 
     from .render import progress
     from .render_verify import render_verification
+    from .run_servers import role_names
 
     if len(paths) > 2:
         raise OptionError("verify takes at most a model and a folder")
@@ -81,7 +82,7 @@ def command(
     if as_json:
         print_json_text(strict_json({"format": "gopt-verification/1", **result.to_json()}, 1))
     else:
-        render_verification(result.to_json())
+        render_verification(result.to_json(), role_names(paths[-1]))
     return result.exit_code
 
 

@@ -91,7 +91,7 @@ def open_index(folder: Path) -> CheckpointIndex:
             raise InputError(f"{folder / INDEX_FILE}: step: {index.step} differs from the step of its folder")
     except InputError as error:
         raise RunError(
-            f"the checkpoint is damaged: {error.message}", f"remove {folder} to go on from the one before"
+            f"the checkpoint is damaged: {error.message}", f"remove {folder} to continue from the one before"
         ) from error
     return index
 
@@ -99,7 +99,7 @@ def open_index(folder: Path) -> CheckpointIndex:
 def check_states_file(path: Path, entry: FileEntry | None) -> None:
     """Raise RunError when a rank's file is missing, or differs from its ``entry`` of the index."""
     if entry is None or not path.is_file():
-        raise RunError(f"checkpoint {path.parent} lacks {path.name}", "remove it to go on from the one before")
+        raise RunError(f"checkpoint {path.parent} lacks {path.name}", "remove it to continue from the one before")
     seen = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -109,4 +109,4 @@ def check_states_file(path: Path, entry: FileEntry | None) -> None:
     except OSError as error:
         raise RunError(f"checkpoint {path} cannot be read: {error.strerror}") from error
     if size != entry.nbytes or seen.hexdigest() != entry.sha256:
-        raise RunError(f"checkpoint {path} is damaged", f"remove {path.parent} to go on from the one before")
+        raise RunError(f"checkpoint {path} is damaged", f"remove {path.parent} to continue from the one before")

@@ -41,8 +41,13 @@ from gopt.sharding.boxes import Box, box_elements, box_shape
 def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
     """The manifest of an output folder and its mesh; raises InputError."""
     path = Path(folder, MANIFEST_FILE)
-    manifest = from_document(Manifest, documents.read_json(path, documents.MANIFEST))
-    return manifest, _Checker(str(path), manifest).check()
+    return parse_manifest(documents.read_bytes(path, documents.MANIFEST.most), str(path))
+
+
+def parse_manifest(data: bytes, name: str) -> tuple[Manifest, Mesh]:
+    """The manifest in the bytes of a file, and its mesh; ``name`` is the file in messages. Raises InputError."""
+    manifest = from_document(Manifest, documents.parse_json(data, documents.MANIFEST, name))
+    return manifest, _Checker(name, manifest).check()
 
 
 def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
@@ -194,8 +199,9 @@ class _Checker:
         self._once("states", [state.updated for state in states])
         for index, state in enumerate(states):
             self._typed(f"states[{index}]", state.dtype, state.shape)
+            type = state.type
             self.shapes[state.tensor] = state.shape
-            self.elements[state.tensor] = state.type.elements if state.type.static else None
+            self.elements[state.tensor] = type.elements if type.static else None
         for index, state in enumerate(states):
             if state.of is not None and state.of not in self.elements:
                 _refuse(self.name, f"states[{index}].of", f"{show(state.of)} is not a state")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from gopt.artifact.checkpoint_index import FORMAT as INDEX_FORMAT
 from gopt.artifact.checkpoint_index import INDEX_FILE, LOCK_FILE, complete_steps
 from gopt.artifact.manifest import FORMAT as MANIFEST_FORMAT
 from gopt.artifact.manifest import MANIFEST_FILE
-from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.manifest_check import parse_manifest
 from gopt.artifact.report_record import REPORT_FILE
 from gopt.artifact.serialize import SOURCE_FILE
 from gopt.artifact.states_file import STATES_FILE
@@ -27,6 +28,8 @@ from gopt.limits import DOCUMENT_BYTES
 _HINT = "choose another path with -o"
 _RANK = re.compile(r"((rank|server)_\d{4,}|trainer)(\.\w+)?\.onnx")
 _ALWAYS = frozenset({MANIFEST_FILE, REPORT_FILE, SOURCE_FILE, STATES_FILE})
+_valid: dict[bytes, frozenset[str]] = {}
+"""Digest of the manifest that passed last -> the rank files that it lists."""
 
 
 def resolve_output(target: str | os.PathLike[str]) -> Path:
@@ -93,18 +96,7 @@ def check_replaceable(target: Path, folder: Path) -> None:
     entries = sorted(os.listdir(folder))
     if not entries:
         return
-    manifest = _read(folder / MANIFEST_FILE)
-    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
-        raise OptionError(f"{target} was not written by gopt: --force does not replace it", _HINT)
-    try:
-        read_manifest(folder)
-    except InputError as error:  # anybody can write such a file
-        fault = error.message.removeprefix(f"{folder}{os.sep}")
-        raise OptionError(
-            f"{target} is not a valid output folder: --force does not replace it: {fault}",
-            f"look at it, and remove it by hand: rm -r {target}",
-        ) from error
-    known = _ALWAYS | _rank_files(manifest)
+    known = _ALWAYS | _rank_files(target, folder)
     for name in entries:
         if name not in known or not is_regular_file(folder / name):
             what = artifact_kind(folder / name)
@@ -119,13 +111,33 @@ def _is_home(folder: Path) -> bool:
     return bool(complete_steps(folder)) or is_regular_file(folder / LOCK_FILE)
 
 
-def _rank_files(manifest: dict[str, Any]) -> set[str]:
-    """Names of rank files in a manifest that was not checked."""
+def _rank_files(target: Path, folder: Path) -> frozenset[str]:
+    """Names of rank files in the manifest of a folder, which is checked as a reader would check it; raises OptionError.
+
+    A command looks at the folder before it works and on both sides of the exchange: the very bytes that passed once in
+    this process are not checked again.
+    """
+    path = folder / MANIFEST_FILE
     try:
-        names = [name for rank in manifest["ranks"] for name in rank["files"].values()]
-    except (KeyError, TypeError, AttributeError):
-        return set()
-    return {name for name in names if isinstance(name, str) and _RANK.fullmatch(name)}
+        data = read_bytes(path, DOCUMENT_BYTES) if is_regular_file(path) else b""
+    except (InputError, OSError):
+        data = b""
+    digest = hashlib.sha256(data).digest()
+    if digest not in _valid:
+        try:
+            manifest, _ = parse_manifest(data, str(path))
+        except InputError as error:  # anybody can write such a file
+            if _format(path) != MANIFEST_FORMAT:
+                raise OptionError(f"{target} was not written by gopt: --force does not replace it", _HINT) from None
+            fault = error.message.removeprefix(f"{folder}{os.sep}")
+            raise OptionError(
+                f"{target} is not a valid output folder: --force does not replace it: {fault}",
+                f"look at it, and remove it by hand: rm -r {target}",
+            ) from error
+        files = (name for rank in manifest.ranks for name in rank.files.values())
+        _valid.clear()  # one command replaces one folder
+        _valid[digest] = frozenset(filter(_RANK.fullmatch, files))
+    return _valid[digest]
 
 
 def _format(path: Path) -> Any:

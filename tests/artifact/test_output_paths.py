@@ -14,6 +14,7 @@ from helpers import FIXTURES
 
 import gopt.disk.staging as draft_module
 import gopt.offline.merge as merging
+from gopt.artifact import output_paths
 from gopt.disk import rename
 
 MODEL = str(FIXTURES / "mlp_sgd.onnx")
@@ -116,6 +117,32 @@ def test_a_link_to_a_folder_is_not_replaced(capsys):
 def test_the_folder_that_a_command_runs_in_is_not_replaced(capsys, monkeypatch):
     monkeypatch.chdir("out")
     refused(main(["shard", MODEL, "--ranks", "2", "-o", ".", "--force"]), capsys, "runs in")
+
+
+def test_a_manifest_is_checked_once_for_a_command(monkeypatch):
+    """It is looked at before the work and on both sides of the exchange, and checking it costs more than writing."""
+    checked = []
+    real = output_paths.parse_manifest
+    monkeypatch.setattr(output_paths, "parse_manifest", lambda data, name: checked.append(name) or real(data, name))
+    manifest = Path("out/manifest.json")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()), indent=3))  # bytes that no test has checked yet
+    assert shard("--force") == 0
+    assert len(checked) == 1
+
+
+def test_a_manifest_that_is_damaged_meanwhile_is_checked_anew(capsys, monkeypatch):
+    real = rename.exchange
+
+    def damage(one: Path, other: Path) -> None:
+        manifest = Path("out/manifest.json")
+        record = json.loads(manifest.read_text())
+        if len(record["ranks"]) == 2:
+            manifest.write_text(json.dumps(record | {"ranks": [record["ranks"][0]] * 2}))
+        real(one, other)
+
+    monkeypatch.setattr(draft_module, "exchange", damage)
+    refused(shard("--force"), capsys, "out is not a valid output folder", "ranks[1].rank")
+    assert len(json.loads(Path("out/manifest.json").read_text())["ranks"]) == 2
 
 
 def test_what_comes_meanwhile_stays(capsys, monkeypatch):

@@ -50,9 +50,9 @@ def warm() -> None:
     with tempfile.TemporaryDirectory() as text:
         _old_model(Path(text))
         _do("reshard", str(Path(text, "in.ranks")), "--ranks", "1", "-o", str(Path(text, "out")))
-    for name in ("gopt.cli.run", "gopt.cli.render_run", "gopt.runtime.engines.mpi", "gopt.runtime.engines.launch",
-                 "gopt.runtime.training.stop_signal", "rich.live", "rich.progress", "rich.ansi",
-                 "onnxruntime"):  # fmt: skip
+    for name in ("gopt.cli.run", "gopt.cli.run_report", "gopt.cli.render_run", "gopt.runtime.engines.mpi",
+                 "gopt.runtime.engines.launch", "gopt.runtime.training.stop_signal", "rich.live", "rich.progress",
+                 "rich.ansi", "onnxruntime"):  # fmt: skip
         import_module(name)
     gc.collect()
     gc.freeze()

@@ -38,6 +38,7 @@ OTHERS = {
     "frontends/pytorch/test_export_options.py": "options of an export, and the command without torch",
     "parameter_server/test_split_numbers.py": "splits, simulated beside their source",
     "parameter_server/test_split_plants.py": "errors planted in splits, which the simulation must see",
+    "runtime/parameter_server/test_async_faults.py": "gradients that are no numbers and data that ends, without rounds",
     "runtime/parameter_server/test_server_faults.py": "what a run of a split does about faults, on threads",
     "runtime/parameter_server/test_process_faults.py": "trainers and servers as processes, killed and asked to end",
     "runtime/parameter_server/test_server_run.py": "trainers and servers, from split to losses and checkpoints",
@@ -75,7 +76,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "runtime.parameter_server.job runtime.parameter_server.keeping "
         "runtime.parameter_server.run runtime.parameter_server.server runtime.parameter_server.trainer "
-        "runtime.parameter_server.trainer_messages",
+        "runtime.parameter_server.trainer_messages runtime.parameter_server.outbox",
         "trainers and servers as they run", "runtime/parameter_server/test_server_run.py",
     ),
     **_each(
@@ -86,7 +87,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.render_split", _SHOWN, "cli/test_cli_split.py", "offline/test_inspect_split.py"),
     **_each("cli.plan_servers", "the command over offline.plan_split", "offline/test_plan_split.py"),
     **_each(
-        "runtime.parameter_server.faults runtime.parameter_server.peers", "what a run does about faults",
+        "runtime.parameter_server.faults runtime.parameter_server.peers runtime.parameter_server.membership "
+        "runtime.parameter_server.round_decision runtime.parameter_server.server_exchange "
+        "runtime.parameter_server.trainer_data runtime.parameter_server.outlive",
+        "what a run does about faults",
         "runtime/parameter_server/test_server_faults.py", "runtime/parameter_server/test_process_faults.py",
     ),
     **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),
@@ -146,7 +150,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("cli.render_inspect", _SHOWN, "cli/test_inspect.py", "cli/test_diff.py"),
     **_each("cli.render_plan", _SHOWN, "cli/test_plan.py"),
     **_each("cli.render_verify", _SHOWN, "cli/test_main.py", "verification/test_verify.py"),
-    **_each("cli.run", "trains", "runtime/test_run.py", "runtime/test_run_messages.py"),
+    **_each("cli.run cli.run_ranks cli.run_report", "trains", "runtime/test_run.py", "runtime/test_run_messages.py"),
     **_each("cli.verify", "compares", "verification/test_verify.py", "cli/test_main.py"),
     # --- offline ---
     **_each(

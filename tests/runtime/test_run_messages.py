@@ -32,7 +32,7 @@ def test_a_resumed_run_says_from_where(tmp_path, capsys):
     train(folder, data, 4, checkpoint=root, every=2)
     assert ran(folder, data, 6, "--checkpoint", str(root), "--resume", "--json") == 0
     said = capsys.readouterr()
-    assert said.err == f"gopt: note: goes on from step 4, {root}/step_00000004\n"
+    assert said.err == f"gopt: note: resumes at step 4, {root}/step_00000004\n"
     record = json.loads(said.out)
     assert (record["resumed"], record["steps"], record["asked"]) == (4, 2, 6)
 

@@ -97,7 +97,7 @@ class MpiEngine:
         self.watchdog = Watchdog(deadline, explain, lambda: self._world.Abort(RunError("").exit_code))
         here = self._world.Split_type(self._mpi.COMM_TYPE_SHARED)
         self._host_ranks: list[int] = here.allgather(self.rank)
-        _unlink_mpich_files()  # now that all ranks of this host have come
+        unlink_mpich_files()  # now that all ranks of this host have come
         self.overlaps = _has_spare_processors(here)
         self._shared = NOT_SHARED
         self._results: dict[int, _Results] = {}
@@ -298,7 +298,7 @@ class _Results:
     arrays: list[Array]
 
 
-def _unlink_mpich_files() -> None:
+def unlink_mpich_files() -> None:
     """Take the names of the files through which MPICH's ranks of a host talk: all have opened them, and ranks that are
     killed would leave megabytes of /dev/shm behind."""
     with suppress(OSError):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from gopt.errors import GoptError
+from gopt.errors import GoptError, InputError, OptionError
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, Failure
 from gopt.runtime.messages.hub import Hub, Ready
@@ -150,7 +150,9 @@ def _join(threads: Sequence[threading.Thread], found: Sequence[object]) -> None:
 
 
 def _named(roster: Roster, number: int, error: BaseException) -> BaseException:
-    """The error with the name of the endpoint that it befell, where it does not begin with it."""
+    """The error with the name of the endpoint that it befell. Options and files are no fault of one."""
+    if isinstance(error, InputError | OptionError):
+        return error
     name = roster.names[number]
     if isinstance(error, GoptError) and type(error).__init__ is GoptError.__init__:
         named = type(error)(f"{name}: {error.message}", *error.hints)

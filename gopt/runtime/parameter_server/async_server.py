@@ -20,14 +20,17 @@ from gopt.ir.types import numpy_dtype
 from gopt.parameter_server.blocks import find_blocks
 from gopt.runtime.device import Host
 from gopt.runtime.memory import unpack_views
-from gopt.runtime.messages.endpoint import Endpoint, Sent
+from gopt.runtime.merge import Contribution
+from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
+from gopt.runtime.parameter_server.faults import HINT, OnNan, Teller, not_finite
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
 from gopt.runtime.parameter_server.keeping import Keeping
 from gopt.runtime.parameter_server.key_state import KeyState
 from gopt.runtime.parameter_server.meeting import Met, Usage, meet
-from gopt.runtime.parameter_server.server import Trainers
+from gopt.runtime.parameter_server.membership import Trainers
+from gopt.runtime.parameter_server.outbox import Outbox
 from gopt.runtime.session import Array
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
@@ -82,7 +85,9 @@ class AsyncServer:
         """Trainers that wait for all to come together."""
         self.met = Met()
         self._held_back: list[Message] = []
-        self._leaving: list[Sent] = []
+        self._outbox = Outbox(endpoint)
+        self._nan = server_job.faults.nan
+        self._tell = Teller(server_job.faults.tell)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -101,7 +106,7 @@ class AsyncServer:
                 self.version = self.met.step
                 if not self.met.leaving:
                     self._save(engine)
-            self._flush()
+            self._outbox.flush()
             self.keeping.finish(engine, self.version, lambda: self._save(engine))
         self.endpoint.close()
 
@@ -112,8 +117,7 @@ class AsyncServer:
             if not self._continues or error.number >= self.server_job.trainers:
                 raise
             self.endpoint.drop(error.number)
-            self.trainers.lost[error.number] = error.message
-            self._without(error.number)
+            self._without(error.number, error.message)
             return
         if message.kind is Kind.PUSH:
             self._push(message)
@@ -122,7 +126,7 @@ class AsyncServer:
         elif message.kind is Kind.BARRIER:
             self._begun[message.source] = max(self._begun[message.source], message.round + 1)
             if self.server_job.plan.mode is Mode.HALF_ASYNC:
-                self._send(message.source, self.endpoint.message(Kind.RELEASE, 0, message.round, note=0))
+                self._outbox.send(message.source, self.endpoint.message(Kind.RELEASE, 0, message.round, note=0))
         elif message.kind is Kind.SAVE:
             self._come.add(message.source)
             self.trainers.signal = self.trainers.signal or int(message.note)
@@ -130,8 +134,8 @@ class AsyncServer:
             raise RunError(f"{message.header} is no message to a server")
         self._answer()
 
-    def _without(self, trainer: int) -> None:
-        self.trainers.live.discard(trainer)
+    def _without(self, trainer: int, why: str = "") -> None:
+        self.trainers.lose(trainer, why)
         self._held_back = [each for each in self._held_back if each.source != trainer]
         self._answer()
 
@@ -146,11 +150,26 @@ class AsyncServer:
         self._last[slot] = message.round
         keys = self._bucket(message)
         self._position(message.round, message.key)
+        if self._spoilt(message, keys):
+            self.usage.skipped += 1
+            return
         parts = unpack_views(message.arrays[0].reshape(-1), [key.type.dims for key in keys])
         for key, part in zip(keys, parts, strict=True):
             late = key.push(message.source, part, max(len(self.trainers.live), 1))
             self.usage.staleness[late] += 1
             self.usage.accepted += 1
+
+    def _spoilt(self, message: Message, keys: Sequence[KeyState]) -> bool:
+        """Whether a push is not applied because of a value that is no number. Raises RunError with --nan abort."""
+        if self._nan is OnNan.PASS:
+            return False
+        pushed = {message.source: Contribution(message.arrays[0])}
+        wrong = not_finite(pushed, [key.block.entry for key in keys], message.round, "push")
+        if wrong and self._nan is OnNan.ABORT:
+            raise RunError(wrong, HINT)
+        if wrong:
+            self._tell(f"{wrong}: the message is not applied")
+        return bool(wrong)
 
     def _answer(self) -> None:
         """Answer the pulls of all that are not too far ahead."""
@@ -163,28 +182,21 @@ class AsyncServer:
             keys = self._bucket(message)
             arrays = [key.pull(message.source).astype(dtype, copy=False) for key in keys]
             note = {"versions": [key.version for key in keys], "signal": self.trainers.signal}
-            self._send(message.source, self.endpoint.message(Kind.VALUES, message.key, message.round, arrays, note))
+            self._outbox.send(
+                message.source, self.endpoint.message(Kind.VALUES, message.key, message.round, arrays, note)
+            )
             self.usage.answered += 1
 
     def _ahead(self, message: Message) -> int:
-        """How many rounds the sender of a pull is before the slowest trainer."""
+        """How many rounds the sender of a pull is before the slowest trainer that goes on."""
         own = message.round - (self.server_job.plan.pull is PullAt.END)
-        others = [self._begun[each] for each in self.trainers.live if each != message.source]
+        others = [self._begun[each] for each in self.trainers.live - self._come if each != message.source]
         return own - min(others, default=own)
 
     def _bucket(self, message: Message) -> Sequence[KeyState]:
         if message.key not in self._buckets:
             raise RunError(f"server {self.number} has no bucket {message.key}, which {message.header} is of")
         return self._buckets[message.key]
-
-    def _send(self, to: int, message: Message) -> None:
-        self._leaving = [sent for sent in self._leaving if not sent.done]
-        self._leaving.append(self.endpoint.isend(to, message))
-
-    def _flush(self) -> None:
-        for sent in self._leaving:
-            sent.wait()
-        self._leaving.clear()
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -198,7 +210,7 @@ class AsyncServer:
         return found
 
     def _save(self, engine: EndpointEngine) -> None:
-        self._flush()
+        self._outbox.flush()
         extra: dict[str, Array] = {}
         for key in self.keys.values():
             extra |= key.extra(self.server_job.trainers)

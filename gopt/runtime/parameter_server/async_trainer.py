@@ -5,12 +5,13 @@ Where all come together, each trainer tells the servers so first: they go on ser
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gopt.artifact.server_entries import Mode
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.message import Kind, Message
+from gopt.runtime.parameter_server.faults import OUT_OF_DATA, Stop
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree
 from gopt.runtime.parameter_server.meeting import Met, meet
 from gopt.runtime.parameter_server.trainer import CHIEF, PushPullTrainer
@@ -26,9 +27,10 @@ class AsyncTrainer(PushPullTrainer):
 
     def __init__(
         self, server_job: ServerJob, endpoint: Endpoint, position: Callable[[int, int], None],
-        *, stop_signal: Callable[[], int] = lambda: 0, continues: bool = True,
+        *, stop_signal: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
-        super().__init__(server_job, endpoint, position, stop_signal=stop_signal, continues=continues)
+        super().__init__(server_job, endpoint, position, stop_signal=stop_signal)
+        self._continues = True
         self.met = Met()
         """What came of the last time when all came together."""
         self.spread = 0
@@ -49,21 +51,41 @@ class AsyncTrainer(PushPullTrainer):
                 on_start()
             last = self.server_job.job.steps
             while not self.met.leaving:
-                while self.step < last and not self.stopped:
+                while self.step < last and not self.stopped and self._has_data():
                     self._step(on_step)
                     if self.keeping.due(self.step):
                         break
                 self.met = self._come_together(engine)
                 self._notice_lost()
+                if self.data.idle:
+                    self.step = self.met.step
                 if not self.met.leaving:
                     self._save(engine)
             self.step, self.stopped = self.met.step, self.met.signal
             self.keeping.finish(engine, self.step, lambda: self._save(engine))
         self.endpoint.close()
 
+    def _look_ahead(self, ready: Sequence[Any]) -> None:
+        if self._waits:
+            super()._look_ahead(ready)
+
+    def _has_data(self) -> bool:
+        """Whether this trainer goes on, where it does not wait for the others: half-async goes on without a step."""
+        if self._waits or self._more():
+            return True
+        ends = self._faults.stop is Stop.FIRST
+        number = self.endpoint.number
+        if number not in self._meeting.exhausted:
+            self._meeting.exhausted.add(number)
+            end = ": the run ends" if ends else ""
+            self._faults.tell(f"trainer {number} has no more data after step {self.step}{end}")
+        self.stopped = OUT_OF_DATA if ends else 0
+        return False
+
     def _come_together(self, engine: EndpointEngine) -> Met:
         self._set_call(-1)
-        mine = Met(self.step, self.step >= self.server_job.job.steps or bool(self.stopped), self.stopped, self.spread)
+        mine = Met(self.step, self.step >= self.server_job.job.steps or bool(self.stopped), self.stopped, self.spread,
+                   self.data.idle)  # fmt: skip
         for number in range(self.server_job.servers):
             message = self.endpoint.message(Kind.SAVE, 0, self.step, note=self.stopped)
             self.endpoint.send(self.server_job.server(number), message)

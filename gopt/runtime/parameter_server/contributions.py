@@ -39,6 +39,10 @@ class Contributions:
         """Whether anything came of this round."""
         return any(number == self.round for number, _, _ in self._held)
 
+    def sources(self) -> set[int]:
+        """Trainers of whom anything came of this round."""
+        return {source for (number, _, _), slot in self._held.items() if number == self.round for source in slot}
+
     def next_round(self) -> None:
         """Forget this round."""
         for key in [key for key in self._held if key[0] <= self.round]:

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
-from gopt.artifact.server_entries import KeyEntry
-from gopt.errors import RunError
+from gopt.artifact.server_entries import KeyEntry, KeyKind, Mode, ServerPlanEntry
+from gopt.errors import OptionError, RunError
 from gopt.runtime.merge import Contribution
 from gopt.runtime.parameter_server.waits import ServerSummary
+from gopt.runtime.session import Array
+
+OUT_OF_DATA = -1
+"""Why a run ends, in the place of a signal's number: a trainer has no more data."""
+TOLD = 10
+"""Faults of one kind that a server tells one by one; the rest are only counted."""
+HINT = "lower the learning rate, scale the loss, or take --nan pass"
+
+
+class OnNan(StrEnum):
+    """What servers do about gradients that are NaN or infinite."""
+
+    PASS = "pass"
+    ABORT = "abort"
+    SKIP = "skip"
+
+
+class Stop(StrEnum):
+    """When a run ends whose trainers have unequal data: with the first that has no more, or with the last."""
+
+    FIRST = "first"
+    ALL = "all"
 
 
 def _nothing(_: object) -> None:
@@ -19,34 +42,89 @@ def _nothing(_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FaultOptions:
-    """``nan_aborts``: a pushed value that is NaN or infinite ends the run. ``tell``: the chief calls it with a line for
-    each trainer that is lost. ``summarise``: it calls that at the end, with what each server did."""
+    """``continues``: rounds go on without a trainer that is lost; ``stop``: None where data that ends is an error;
+    ``staleness``: the ``bound`` of AsyncServer. ``tell``: called with a line for each trainer that is lost or has no
+    more data, and for gradients that were not applied. ``summarise``: the chief calls it at the end, with what each
+    server did."""
 
-    nan_aborts: bool = False
+    nan: OnNan = OnNan.PASS
+    stop: Stop | None = None
+    continues: bool = False
+    staleness: int | None = None
     tell: Callable[[str], None] = _nothing
     summarise: Callable[[Sequence[ServerSummary]], None] = _nothing
 
+    @property
+    def decides_rounds(self) -> bool:
+        """Whether servers decide together, in every round, whose contributions it has."""
+        return self.continues or self.nan is OnNan.SKIP or self.stop is not None
 
-def refuse_not_finite(
-    found: Mapping[int, Contribution], keys: Sequence[KeyEntry], round_number: int, what: str
-) -> None:
-    """Raise RunError where a contribution to these keys, one behind the other, has a value that is NaN or infinite.
-
-    It names the first trainer, the parameter and the round; ``what``: what was asked of trainers, for where there are
-    no keys. A contribution of weight zero counts for nothing.
-    """
-    for trainer in sorted(found):
-        each = found[trainer]
-        flat = each.values.reshape(-1)
-        wrong = np.flatnonzero(~np.isfinite(flat))
-        if wrong.size and each.weight:
-            place = int(wrong[0])
-            raise RunError(
-                f"trainer {trainer} pushed {flat[place]} for {_name(keys, place)} in round {round_number}"
-                if keys
-                else f"trainer {trainer} pushed {flat[place]} where it was to {what}",
-                "lower the learning rate, scale the loss, or take --nan pass",
+    def check(self, plan: ServerPlanEntry) -> None:
+        """Raise OptionError for options that mean nothing with a split."""
+        if self.staleness is not None and plan.mode.rounds:
+            raise OptionError("--staleness: in rounds trainers wait for one another in every step", "leave it out")
+        if self.nan is not OnNan.SKIP:
+            return
+        if plan.mode is Mode.GEO:
+            raise OptionError("--nan skip: in mode geo a trainer's own parameters stay NaN", "take --nan abort")
+        scale = next((key for key in plan.keys if key.kind is KeyKind.SCALAR), None)
+        if scale is not None:
+            raise OptionError(
+                f"--nan skip: the update decides itself about infinite gradients, and changes {scale.name!r} then",
+                "take --nan pass",
             )
+
+    def __str__(self) -> str:
+        """What all endpoints must have been started with."""
+        return f"{self.nan}, {self.stop}, {self.continues}, {self.staleness}"
+
+
+@dataclass(slots=True)
+class Teller:
+    """Tells the first faults of a kind one by one."""
+
+    tell: Callable[[str], None]
+    count: int = 0
+
+    def __call__(self, text: str) -> None:
+        self.count += 1
+        if self.count <= TOLD:
+            more = "" if self.count < TOLD else "; more of these are counted, and not told"
+            self.tell(text + more)
+
+
+def not_finite(found: Mapping[int, Contribution], keys: Sequence[KeyEntry], round_number: int, what: str) -> str:
+    """Which trainer pushed which value that is NaN or infinite, for which parameter and in which round; '' where all
+    are numbers. ``keys`` lie one behind the other; where there are none, ``what`` says what was asked of trainers. A
+    contribution of weight zero counts for nothing."""
+    for trainer in sorted(found):
+        place = _first(found[trainer].values)
+        if place is not None and found[trainer].weight:
+            value = found[trainer].values.reshape(-1)[place]
+            if keys:
+                return f"trainer {trainer} pushed {value} for {_name(keys, place)} in round {round_number}"
+            return f"trainer {trainer} pushed {value} where it was to {what}"
+    return ""
+
+
+def overflow(merged: Sequence[Array], keys: Sequence[KeyEntry], round_number: int, what: str) -> str:
+    """As ``not_finite``, of what finite contributions were merged to."""
+    start = 0
+    for value in merged:
+        place = _first(value)
+        if place is not None:
+            name = _name(keys, start + place) if keys else f"what was to {what}"
+            return f"the merged gradient of {name} overflows in round {round_number}"
+        start += value.size
+    return ""
+
+
+def _first(values: Array) -> int | None:
+    flat = values.reshape(-1)
+    if flat.dtype.kind in "iub":
+        return None
+    finite = np.isfinite(flat)
+    return None if finite.all() else int(np.argmin(finite))
 
 
 def _name(keys: Sequence[KeyEntry], place: int) -> str:
@@ -60,3 +138,9 @@ def _name(keys: Sequence[KeyEntry], place: int) -> str:
             return key.name
         place -= key.elements
     return "no key"
+
+
+def refuse(wrong: str) -> None:
+    """Raise RunError where something is wrong."""
+    if wrong:
+        raise RunError(wrong, HINT)

@@ -132,7 +132,7 @@ def agree(endpoint: Endpoint, server_job: ServerJob) -> None:
         "the split": server_job.manifest.digest(), "--steps": job.steps, "--every": job.every,
         "--set": sorted(job.settings.items()), "--accumulate": server_job.manifest.accumulate,
         "the order of bytes": sys.byteorder, "checkpoints": job.checkpoint is not None, "--resume": job.resume,
-        "--nan": server_job.faults.nan_aborts,
+        "--nan, --stop, --on-trainer-loss or --staleness": str(server_job.faults),
     }  # fmt: skip
     for number, theirs in enumerate(endpoint.gather(mine, what="say hello")):
         wrong = _difference(mine, theirs or mine)
@@ -149,9 +149,10 @@ START = 3600.0
 count; one that dies is seen."""
 
 
-def get_ready(endpoint: Endpoint) -> None:
-    """Wait until all endpoints have compiled: the first round's deadlines begin behind that."""
-    endpoint.gather(None, START, "the first round")
+def get_ready(endpoint: Endpoint, item: Any = None) -> list[Any]:
+    """Wait until all endpoints have compiled: the first round's deadlines begin behind that. Returns what each gave, a
+    small value that JSON can hold."""
+    return endpoint.gather(item, START, "the first round")
 
 
 def _difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

@@ -16,12 +16,14 @@ class Usage:
     staleness: Counter[int] = field(default_factory=Counter)
     accepted: int = 0
     dropped: int = 0
+    skipped: int = 0
+    """Messages that were not applied, because a value was no number."""
     answered: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
             self.staleness + other.staleness, self.accepted + other.accepted, self.dropped + other.dropped,
-            self.answered + other.answered,
+            self.skipped + other.skipped, self.answered + other.answered,
         )  # fmt: skip
 
 
@@ -34,12 +36,15 @@ class Met:
     leaving: bool = False
     signal: int = 0
     spread: int = 0
+    exhausted: bool = False
+    """It has no more data; or all have none."""
     usage: Usage = field(default_factory=Usage)
     """Of all servers, since the start of the run."""
 
     def __str__(self) -> str:
         late = ", ".join(f"{count} by {updates}" for updates, count in sorted(self.usage.staleness.items()))
         dropped = f"; {self.usage.dropped} messages came twice" if self.usage.dropped else ""
+        dropped += f"; {self.usage.skipped} messages were not applied" if self.usage.skipped else ""
         return f"updates by which pushes were late: {late}; versions in one pull differed by {self.spread}{dropped}"
 
 
@@ -48,10 +53,12 @@ def meet(engine: EndpointEngine, mine: Met | Usage) -> Met:
     found = engine.gather(mine)
     trainers = [each for each in found if isinstance(each, Met)]
     servers = [each for each in found if isinstance(each, Usage)]
+    exhausted = all(each.exhausted for each in trainers)
     return Met(
         max((each.step for each in trainers), default=0),
-        not trainers or any(each.leaving for each in trainers),
+        exhausted or any(each.leaving for each in trainers),
         next((each.signal for each in trainers if each.signal), 0),
         max((each.spread for each in trainers), default=0),
+        exhausted,
         sum(servers, Usage()),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gopt.artifact.server_entries import Mode
 from gopt.runtime.messages.endpoint import Endpoint
@@ -20,48 +21,51 @@ from gopt.runtime.parameter_server.trainer import CHIEF, PushPullTrainer
 from gopt.runtime.training.job import Progress
 
 
-def run_endpoint(
-    server_job: ServerJob, endpoint: Endpoint, on_step: Callable[[Progress], None],
-    on_start: Callable[[], None] = lambda: None, *, position: Callable[[int, int], None] = lambda *_: None,
-    stop_signal: Callable[[], int] = lambda: 0, continues: bool = False, staleness: int | None = None,
-    on_end: Callable[[Met], None] = lambda met: None,
-) -> tuple[int, int]:  # fmt: skip
-    """Do the work of one endpoint; returns the last step, and the signal for which the run ended, or 0.
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a run calls beside ``on_step``: ``on_start`` before the first step; ``position`` with step and message
+    whenever they change; ``stop_signal`` returns the signal that this process received, or 0; ``on_end``: of a run
+    without rounds, the chief calls it with what all endpoints did."""
 
-    ``continues``: the others go on without a trainer that is lost; without rounds they always do. Of such runs,
-    ``staleness`` is the ``bound`` of AsyncServer, and the chief calls ``on_end`` with what all endpoints did.
-    """
+    on_start: Callable[[], None] = lambda: None
+    position: Callable[[int, int], None] = lambda *_: None
+    stop_signal: Callable[[], int] = lambda: 0
+    on_end: Callable[[Met], None] = lambda met: None
+
+
+OnStep = Callable[[Progress], None]
+NO_HOOKS = Hooks()
+
+
+def run_endpoint(
+    server_job: ServerJob, endpoint: Endpoint, on_step: OnStep, hooks: Hooks = NO_HOOKS
+) -> tuple[int, int]:  # fmt: skip
+    """Do the work of one endpoint; returns the last step, and the signal for which the run ended, or 0."""
     rounds = server_job.plan.mode is Mode.SYNC
     if endpoint.number < server_job.trainers:
         make = PushPullTrainer if rounds else AsyncTrainer
-        trainer = make(server_job, endpoint, position, stop_signal=stop_signal, continues=continues or not rounds)
-        trainer.run(on_step, on_start)
+        trainer = make(server_job, endpoint, hooks.position, stop_signal=hooks.stop_signal)
+        trainer.run(on_step, hooks.on_start)
         if endpoint.number == CHIEF and isinstance(trainer, AsyncTrainer):
-            on_end(trainer.met)
-        return trainer.step, trainer.stopped
+            hooks.on_end(trainer.met)
+        return trainer.step, max(trainer.stopped, 0)
     server: SyncServer | AsyncServer
     if rounds:
-        server = SyncServer(server_job, endpoint, position, continues=continues)
+        server = SyncServer(server_job, endpoint, hooks.position)
     else:
-        server = AsyncServer(server_job, endpoint, position, bound=staleness)
+        server = AsyncServer(server_job, endpoint, hooks.position, bound=server_job.faults.staleness)
     server.run()
-    return server.version, server.trainers.signal
+    return server.version, max(server.trainers.signal, 0)
 
 
 def run_endpoints(
-    server_job: ServerJob, hub: ThreadHub | MpiHub, on_step: Callable[[Progress], None],
-    on_start: Callable[[], None] = lambda: None, *, position: Callable[[int, int], None] = lambda *_: None,
-    stop_signal: Callable[[], int] = lambda: 0, continues: bool = False, staleness: int | None = None,
-    on_end: Callable[[Met], None] = lambda met: None,
+    server_job: ServerJob, hub: ThreadHub | MpiHub, on_step: OnStep, hooks: Hooks = NO_HOOKS
 ) -> tuple[int, int]:  # fmt: skip
     """Do the work of all endpoints of this process, each in a thread where there are several; returns the last step,
     and the signal for which the run ended, or 0."""
 
     def work(number: int) -> tuple[int, int]:
-        return run_endpoint(
-            server_job, hub.endpoint(number), on_step, on_start, position=position, stop_signal=stop_signal,
-            continues=continues, staleness=staleness, on_end=on_end,
-        )  # fmt: skip
+        return run_endpoint(server_job, hub.endpoint(number), on_step, hooks)
 
     first, *others = sorted(hub.mailboxes)
     failures: list[BaseException] = []
@@ -89,21 +93,16 @@ def run_endpoints(
 
 
 def run_in_threads(
-    server_job: ServerJob, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None,
-    *, deadline: float = 60.0, stop_signal: Callable[[], int] = lambda: 0, order: Order | None = None,
-    continues: bool = False, staleness: int | None = None, on_end: Callable[[Met], None] = lambda met: None,
+    server_job: ServerJob, on_step: OnStep, hooks: Hooks = NO_HOOKS, *, deadline: float = 60.0,
+    order: Order | None = None,
 ) -> tuple[int, int]:  # fmt: skip
     """Run a split with a thread for each endpoint; returns the last step, and the signal for which it ended, or 0."""
     hub = ThreadHub(server_job.roster(), Settings(deadline=deadline), order)
+    spares = server_job.faults.continues or server_job.plan.mode is not Mode.SYNC
 
-    def work(endpoint: Endpoint) -> tuple[int, int]:
-        return run_endpoint(
-            server_job, endpoint, on_step, on_start, stop_signal=stop_signal, continues=continues, staleness=staleness,
-            on_end=on_end,
-        )  # fmt: skip
-
-    spares = continues or server_job.plan.mode is not Mode.SYNC
-
-    found = run_threads(hub, work, lambda number: spares and CHIEF < number < server_job.trainers)
+    found = run_threads(
+        hub, lambda endpoint: run_endpoint(server_job, endpoint, on_step, hooks),
+        lambda number: spares and CHIEF < number < server_job.trainers,
+    )  # fmt: skip
     assert found[0] is not None
     return found[0]

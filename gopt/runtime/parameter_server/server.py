@@ -1,13 +1,16 @@
 """A server in rounds: it waits for what all trainers push, updates once, and answers pulls of the new version.
 
 A version is the number of rounds whose updates a value has. A pull names the version that it wants, so that no trainer
-gets an earlier or a mixed one; it is answered once that round is over.
+gets an earlier or a mixed one; it is answered once that round is over. A round that is skipped makes a new version too,
+with the values of the one before.
+
+Usually the graph runs at once, and waits for a bucket where it needs it. Where rounds can lose a contribution or be
+skipped, all servers decide about a round together before their graphs run (``round_decision``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,19 +20,23 @@ from gopt.collectives.layout import parse_shapes
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import RunError
 from gopt.ir.graph import Node
-from gopt.ir.types import numpy_dtype
+from gopt.ir.types import TensorType, numpy_dtype
 from gopt.parameter_server.views import ROUND
 from gopt.runtime.device import Host
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor
 from gopt.runtime.merge import Contribution, merge
-from gopt.runtime.messages.endpoint import Endpoint, Sent
+from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.contributions import Contributions
-from gopt.runtime.parameter_server.faults import refuse_not_finite
+from gopt.runtime.parameter_server.faults import OnNan, Teller, not_finite, overflow, refuse
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
 from gopt.runtime.parameter_server.keeping import Keeping
+from gopt.runtime.parameter_server.membership import IDLE, Trainers
+from gopt.runtime.parameter_server.outbox import Outbox
+from gopt.runtime.parameter_server.round_decision import agree_on_contributors, agree_on_fault
+from gopt.runtime.parameter_server.server_exchange import Part, ServerExchange
 from gopt.runtime.parameter_server.server_rows import merged_rows, part_of, rows_answer, table_parts
 from gopt.runtime.parameter_server.waits import ServerSummary, Waits
 from gopt.runtime.session import Array, array_dtype
@@ -38,29 +45,12 @@ from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.tuning.tuning import tuning_of
 
 
-@dataclass(slots=True)
-class Trainers:
-    """Who still takes part. ``ended``: trainer -> the rounds that it has ended; ``signal``: why they stopped, or 0."""
-
-    live: set[int]
-    ended: dict[int, int] = field(default_factory=dict)
-    lost: dict[int, str] = field(default_factory=dict)
-    signal: int = 0
-
-
 class SyncServer:
-    """One server of a synchronous split. ``continues``: whether rounds go on without a trainer that is lost."""
+    """One server of a synchronous split."""
 
-    def __init__(
-        self,
-        server_job: ServerJob,
-        endpoint: Endpoint,
-        position: Callable[[int, int], None],
-        *,
-        continues: bool = False,
-    ) -> None:
+    def __init__(self, server_job: ServerJob, endpoint: Endpoint, position: Callable[[int, int], None]) -> None:
         self.server_job, self.endpoint, self._position = server_job, endpoint, position
-        self._continues = continues
+        self._faults = server_job.faults
         job, manifest = server_job.job, server_job.manifest
         self.number = endpoint.number - server_job.trainers
         self.entry = server_job.entry(endpoint.number)
@@ -79,11 +69,16 @@ class SyncServer:
         self.outputs: dict[str, Array] = {}
         """Numbers that the last round computed beside the states."""
         self._pulls: list[Message] = []
-        self._calls = 0
-        """Calls among servers that were made in this round: all make the same ones in the same order."""
-        self._partials: dict[tuple[int, int], dict[int, Message]] = {}
-        self._totals: dict[tuple[int, int], Message] = {}
-        self._leaving: list[Sent] = []
+        others = [server_job.server(number) for number in range(server_job.servers)]
+        self._exchange = ServerExchange(endpoint, others, self._receive)
+        self._contributors: tuple[int, ...] | None = None
+        """Whose contributions the round has, where servers decide that together."""
+        self._merged: dict[str, list[Array]] = {}
+        """First output of an Aggregate -> its results, where they were merged ahead."""
+        self._outbox = Outbox(endpoint)
+        self._tell = Teller(self._faults.tell if not self.number else lambda _: None)
+        self.skipped = 0
+        """Rounds that were not applied."""
         self.waits = Waits()
         self.answered = self.bytes_in = self.bytes_out = 0
 
@@ -92,7 +87,7 @@ class SyncServer:
     def run(self) -> None:
         """Serve rounds until all trainers have left."""
         agree(self.endpoint, self.server_job)
-        self.endpoint.spare(range(1, self.server_job.trainers) if self._continues else ())
+        self.endpoint.spare(range(1, self.server_job.trainers) if self._faults.continues else ())
         engine = EndpointEngine(self.endpoint)
         with self.keeping.open(engine):
             self._compile()
@@ -103,7 +98,7 @@ class SyncServer:
                 self._round()
                 if self.keeping.due(self.version):
                     self._save(engine)
-            self._flush()
+            self._outbox.flush()
             self.keeping.finish(engine, self.version, lambda: self._save(engine))
         engine.gather(self.summary())
         self.endpoint.close()
@@ -114,41 +109,49 @@ class SyncServer:
         self.program = Executor(plan, self._device.sessions())
         self.program.bind_states(self.held)
         self.held = {name: self._device.hold(array) for name, array in self.held.items()}
+        self._aggregates = [node for node in self.graph.nodes if node.op_type in ("Aggregate", "AggregateRows")]
+        self._shown = [name for name in self.graph.outputs if name not in replaces]
 
     def summary(self) -> ServerSummary:
         """What this server did in the run."""
         return ServerSummary(
             self.number, self.waits.rounds, self.answered, self.bytes_in, self.bytes_out, self.contributions.dropped,
-            self.waits.seconds, self.waits.last,
+            self.waits.seconds, self.waits.last, self.skipped,
         )  # fmt: skip
 
     def _round(self) -> None:
+        if self._decide():
+            self._update()
+        else:
+            self.skipped += 1
+            self.outputs = {name: _blank(self.graph.outputs[name]) for name in self._shown}
+        self._merged.clear()
+        self.contributions.next_round()
+        self.version += 1
+        self.waits.end_round()
+        self._answer()
+
+    def _update(self) -> None:
         feeds: dict[str, Array] = {each.name: each.at(self.version) for each in self._hyper}
         feeds[ROUND] = np.array(self.version, np.int64)
         shown = self.program.advance(self.held, feeds, self._call)
         self.outputs = {name: np.array(self._device.to_host(value)) for name, value in shown.items()}
-        self.contributions.next_round()
-        self.version += 1
-        self._calls = 0
-        self.waits.end_round()
-        self._answer()
 
     def _save(self, engine: EndpointEngine) -> None:
-        self._flush()
+        self._outbox.flush()
         self.keeping.save(engine, self.version, self.held, lambda value: self._device.to_host(self._device.view(value)))
         self._forget_lost()
 
     def _forget_lost(self) -> None:
         """Trainers that were lost while all came together take no part any more."""
         for number in self.endpoint.dropped & self.trainers.live:
-            self.trainers.live.discard(number)
-            self.trainers.lost[number] = self.endpoint.why_lost(number)
+            self.trainers.lose(number, self.endpoint.why_lost(number))
 
     def _round_comes(self) -> bool:
         """Wait for the first sign of the next round; False once all trainers have left."""
         self._answer()
         while True:
-            going = [trainer for trainer in self.trainers.live if self.trainers.ended.get(trainer, 0) <= self.version]
+            going = self.trainers.going(self.version)
             if self.contributions.any() or any(end > self.version for end in self.trainers.ended.values()):
                 return True
             if not going:
@@ -162,7 +165,7 @@ class SyncServer:
         try:
             message = self.endpoint.receive(awaited=lambda: Awaited(tuple(sources), what))
         except LostError as error:
-            if not self._continues or not 0 < error.number < self.server_job.trainers:
+            if not self._faults.continues or not 0 < error.number < self.server_job.trainers:
                 raise
             self.endpoint.drop(error.number)
             self._forget_lost()
@@ -174,14 +177,12 @@ class SyncServer:
             self._pulls.append(message)
             self._answer()
         elif message.kind is Kind.BARRIER:
-            self.trainers.ended[message.source] = message.round + 1
+            self.trainers.end(message.source, message.round, idle=message.note == IDLE)
         elif message.kind is Kind.BYE:
             self.trainers.live.discard(message.source)
             self.trainers.signal = self.trainers.signal or int(message.note or 0)
-        elif message.kind is Kind.PARTIAL:
-            self._partials.setdefault((message.round, message.key), {})[message.source] = message
-        elif message.kind is Kind.TOTAL:
-            self._totals[message.round, message.key] = message
+        elif message.kind in (Kind.PARTIAL, Kind.TOTAL):
+            self._exchange.take(message)
         else:
             raise RunError(f"{message.header} is no message to a server")
 
@@ -192,10 +193,9 @@ class SyncServer:
             if message.round > self.version:
                 self._pulls.append(message)
             else:
-                self._leaving = [sent for sent in self._leaving if not sent.done]
                 values = self._values(message)
                 self.bytes_out += values.header.nbytes
-                self._leaving.append(self.endpoint.isend(message.source, values))
+                self._outbox.send(message.source, values)
                 self.answered += 1
 
     def _values(self, message: Message) -> Message:
@@ -217,72 +217,111 @@ class SyncServer:
             return self.outputs[key.outputs[0]]
         return self._device.to_host(self._device.view(self.held[key.inputs[0]]))
 
-    def _flush(self) -> None:
-        for sent in self._leaving:
-            sent.wait()
-        self._leaving.clear()
+    # --- what a round has -------------------------------------------------------------------------------------------
 
-    # --- calls of the graph -----------------------------------------------------------------------------------------
+    def _decide(self) -> bool:
+        """Whether the round is applied. Where servers decide together, wait until all trainers have ended it, and find
+        out whose contributions it has."""
+        if not self._faults.decides_rounds:
+            return True
+        while missing := self.trainers.going(self.version):
+            begun = self.waits.clock()
+            self._receive(missing, f"end round {self.version}")
+            self.waits.add(missing, len(self.trainers.live), begun)
+        complete = self.trainers.complete(self.version)
+        found = agree_on_contributors(self._exchange, self.version, complete, self.contributions.sources())
+        self._contributors = found.trainers
+        for trainer in found.left_out:
+            self._tell(f"round {self.version} goes without trainer {trainer}: not all that it pushed has come")
+        if not found.trainers:
+            return False
+        if self._faults.nan is not OnNan.SKIP:
+            return True
+        wrong = agree_on_fault(self._exchange, self.version, self._merge_ahead())
+        if wrong:
+            self._tell(f"{wrong}: the round is not applied")
+        return not wrong
 
-    def _call(self, index: int, node: Node, inputs: list[Array], buffer: Any = None) -> list[Array]:
-        self._position(self.version, index)
-        if node.op_type == "Aggregate":
-            return self._aggregate(node)
-        if node.op_type == "AggregateRows":
-            return self._aggregate_rows(node)
-        if node.op_type == "AllReduce":
-            return self._all_reduce(node, inputs)
-        raise RunError(f"servers make no {node.op_type}")
+    def _merge_ahead(self) -> str:
+        """Merge all that the round has; returns what in it is no number, or ''."""
+        wrong = ""
+        for node in self._aggregates:
+            self._merged[node.outputs[0]] = self._merge(node)
+            wrong = wrong or self._fault(node, self._merged[node.outputs[0]])
+        return wrong
 
-    def _aggregate(self, node: Node) -> list[Array]:
-        """Wait for the trainers' contributions to a bucket, and merge them."""
-        bucket = int(node.attributes["bucket"])
-        what = f"push bucket {bucket} ({', '.join(node.attributes['keys'])}) of round {self.version}"
-        found = self._contributions(bucket, Kind.PUSH, what)
+    def _merge(self, node: Node) -> list[Array]:
+        """Wait for what trainers push of a bucket or a table, and merge it."""
+        kind, key, what = self._slot(node)
+        found = self._contributions(key, kind, what)
+        if kind is Kind.PUSH_ROWS:
+            return merged_rows(self._tables[key], node, found)
         shapes = parse_shapes(node.attributes["shapes"])
         return merge(found, node.attributes["reduce"], node.attributes["dtype"], shapes)
 
-    def _aggregate_rows(self, node: Node) -> list[Array]:
-        """Wait for the rows that trainers push of a table, and merge them."""
-        table = int(node.attributes["table"])
-        what = f"push rows of table {node.attributes['parameter']} of round {self.version}"
-        return merged_rows(self._tables[table], node, self._contributions(table, Kind.PUSH_ROWS, what))
+    def _fault(self, node: Node, merged: Sequence[Array]) -> str:
+        """What is no number of what trainers pushed of a bucket or table, or of what became of it; or ''."""
+        kind, key, what = self._slot(node)
+        found = {each: it for each, it in self.contributions.of(key, kind).items() if self._counts(each)}
+        keys = self._buckets[key] if kind is Kind.PUSH else ()
+        return not_finite(found, keys, self.version, what) or overflow(merged, keys, self.version, what)
+
+    def _slot(self, node: Node) -> tuple[Kind, int, str]:
+        """What trainers send for an Aggregate or AggregateRows: the kind, the bucket or table, and in words."""
+        attributes = node.attributes
+        if node.op_type == "AggregateRows":
+            what = f"push rows of table {attributes['parameter']} of round {self.version}"
+            return Kind.PUSH_ROWS, int(attributes["table"]), what
+        what = f"push bucket {attributes['bucket']} ({', '.join(attributes['keys'])}) of round {self.version}"
+        return Kind.PUSH, int(attributes["bucket"]), what
+
+    def _counts(self, trainer: int) -> bool:
+        return self._contributors is None or trainer in self._contributors
 
     def _contributions(self, key: int, kind: Kind, what: str) -> dict[int, Contribution]:
-        """Wait until all trainers that take part have pushed; raises RunError for one that will not."""
+        """Wait until all trainers of the round have pushed; raises RunError for one that will not."""
         held = self.contributions
-        while missing := [each for each in sorted(self.trainers.live) if each not in held.of(key, kind)]:
+        while missing := [each for each in self._expected() if each not in held.of(key, kind)]:
             silent = next((each for each in missing if self.trainers.ended.get(each, 0) > self.version), None)
             if silent is not None:
                 raise RunError(f"trainer {silent} ended round {self.version} and did not {what}")
             begun = self.waits.clock()
             self._receive(missing, what)
             self.waits.add(missing, len(self.trainers.live), begun)
-        found = held.of(key, kind)
+        found = {trainer: each for trainer, each in held.of(key, kind).items() if self._counts(trainer)}
         if not found:
             raise RunError(f"no trainer is left to {what}")
-        if self.server_job.faults.nan_aborts:
-            refuse_not_finite(found, self._buckets[key] if kind is Kind.PUSH else (), self.version, what)
         return found
 
+    def _expected(self) -> Sequence[int]:
+        """The trainers whose contributions the round takes."""
+        return sorted(self.trainers.live) if self._contributors is None else self._contributors
+
+    # --- calls of the graph -----------------------------------------------------------------------------------------
+
+    def _call(self, index: int, node: Node, inputs: list[Array], buffer: Any = None) -> list[Array]:
+        self._position(self.version, index)
+        if node.op_type in ("Aggregate", "AggregateRows"):
+            merged = self._merged.pop(node.outputs[0], None) or self._merge(node)
+            if self._faults.nan is OnNan.ABORT:
+                refuse(self._fault(node, merged))
+            return merged
+        if node.op_type == "AllReduce":
+            return self._all_reduce(node, inputs)
+        raise RunError(f"servers make no {node.op_type}")
+
     def _all_reduce(self, node: Node, inputs: list[Array]) -> list[Array]:
-        """A reduction among servers: server 0 combines in the order of servers, and all get its result."""
-        index = self._calls
-        self._calls += 1
-        first, count = self.server_job.server(0), self.server_job.servers
-        key = self.version, index
-        arrays = [np.array(each) for each in inputs]
-        if self.number:
-            self.endpoint.send(first, self.endpoint.message(Kind.PARTIAL, index, self.version, arrays))
-            while key not in self._totals:
-                self._receive((first,), f"complete call {index} of round {self.version}")
-            return list(self._totals.pop(key).arrays)
-        others = [self.server_job.server(number) for number in range(1, count)]
-        while missing := [each for each in others if each not in self._partials.get(key, {})]:
-            self._receive(missing, f"give their part of call {index} of round {self.version}")
-        came = self._partials.pop(key, {})
-        parts = [arrays, *(list(came[each].arrays) for each in others)]
-        results = COLLECTIVES["AllReduce"].execute(node.attributes, parts, array_dtype(arrays[0]))
-        for other, result in zip(others, results[1:], strict=True):
-            self.endpoint.send(other, self.endpoint.message(Kind.TOTAL, index, self.version, result or ()))
-        return results[0] or []
+        """A reduction among servers, in their order."""
+
+        def join(parts: list[Part]) -> list[Part]:
+            arrays = [list(part.arrays) for part in parts]
+            results = COLLECTIVES["AllReduce"].execute(node.attributes, arrays, array_dtype(arrays[0][0]))
+            return [Part(tuple(each or ())) for each in results]
+
+        return list(self._exchange(self.version, Part(tuple(np.array(each) for each in inputs)), join).arrays)
+
+
+def _blank(type: TensorType) -> Array:
+    """What a number that servers compute is in a round that was not applied: NaN where its type has one, else 0."""
+    dtype = numpy_dtype(type.dtype)
+    return np.full(type.dims, np.nan if dtype.kind in "fV" else 0, dtype)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from gopt.analysis.graph_walks import GraphIndex
-from gopt.artifact.manifest import InputKind
-from gopt.artifact.server_entries import PullAt
-from gopt.errors import InputError, RunError
+from gopt.artifact.server_entries import Mode, PullAt
+from gopt.errors import RunError
 from gopt.ir.graph import COMM, Graph, clone
-from gopt.ir.types import TensorType, numpy_dtype
+from gopt.ir.types import numpy_dtype
 from gopt.parameter_server.views import ROUND, ROUND_TYPE
 from gopt.runtime.device import Host
 from gopt.runtime.execution_plan import plan_execution
@@ -23,12 +22,14 @@ from gopt.runtime.executor import Executor
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, LostError
 from gopt.runtime.messages.message import Kind, Message
+from gopt.runtime.parameter_server.faults import OUT_OF_DATA, Stop
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
 from gopt.runtime.parameter_server.keeping import Keeping
+from gopt.runtime.parameter_server.membership import IDLE
+from gopt.runtime.parameter_server.trainer_data import TrainerData
 from gopt.runtime.parameter_server.trainer_messages import TrainerMessages
 from gopt.runtime.parameter_server.waits import ServerSummary
 from gopt.runtime.session import Array, SessionCache
-from gopt.runtime.training.data import BatchSource, MicroStep, open_data
 from gopt.runtime.training.hyper_parameters import hyper_parameters
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import Progress
@@ -46,21 +47,24 @@ class _Meeting:
     released: dict[int, int] = field(default_factory=dict)
     """Step -> the signal for which the run ends, or 0."""
     lost: set[int] = field(default_factory=set)
+    exhausted: set[int] = field(default_factory=set)
+    """Trainers that have no more data."""
 
 
 class PushPullTrainer:
     """One trainer. ``position`` is called with step and message whenever they change; ``stop_signal`` returns the
-    signal that this process received, or 0. ``continues``: whether steps go on without a trainer that is lost.
+    signal that this process received, or 0.
 
     Raises InputError, OptionError and RunError for files and options that do not fit.
     """
 
     def __init__(
         self, server_job: ServerJob, endpoint: Endpoint, position: Callable[[int, int], None],
-        *, stop_signal: Callable[[], int] = lambda: 0, continues: bool = False,
+        *, stop_signal: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
         self.server_job, self.endpoint, self._position = server_job, endpoint, position
-        self._stop_signal, self._continues = stop_signal, continues
+        self._faults = server_job.faults
+        self._stop_signal, self._continues = stop_signal, self._faults.continues
         job, manifest = server_job.job, server_job.manifest
         self.entry = server_job.entry(endpoint.number)
         self.keeping = Keeping(server_job, endpoint.number)
@@ -69,10 +73,14 @@ class PushPullTrainer:
         self.call = -1
         self._meeting = _Meeting()
         self.messages = TrainerMessages(server_job, endpoint, self._other, self._set_call, lambda *_: None)
+        if server_job.plan.mode is Mode.SYNC:
+            self.messages.pushed_all = self._end_round
+        self._ended = self.step - 1
+        """The last round of which servers know that all was pushed."""
         graphs = server_job.graphs(endpoint.number)
         self.graphs = {phase: self.messages.prepare(graph) for phase, graph in graphs.items()}
         self._hyper = hyper_parameters(manifest, job.settings)
-        self.data = self._open_data()
+        self.data = TrainerData(server_job, endpoint.number)
         self._copies = [state for state in self.entry.state if state.copy and not state.local]
         kept = [state for state in self.entry.state if not state.copy or state.local]
         loaded = self.keeping.load() if job.resume else None
@@ -81,14 +89,6 @@ class PushPullTrainer:
         self.held.update(sums)
         self._device = Host(tuning_of(job.tuning))
         self.programs: dict[str, Executor] = {}
-
-    def _open_data(self) -> BatchSource:
-        inputs = self.server_job.manifest.inputs_of(InputKind.BATCH)
-        for each in inputs:
-            if not each.type.static:
-                raise InputError(f"batch input {each.name!r} has the open shape {each.type}")
-        self._batch: dict[str, TensorType] = {each.name: each.type for each in inputs}
-        return open_data(self.server_job.job.data, self._batch, self.server_job.job.shuffle)
 
     def _set_call(self, call: int) -> None:
         self.call = call
@@ -114,7 +114,7 @@ class PushPullTrainer:
         found = engine.gather(None)
         if self.endpoint.number == CHIEF:
             self._notice_lost()
-            self.server_job.faults.summarise([each for each in found if isinstance(each, ServerSummary)])
+            self._faults.summarise([each for each in found if isinstance(each, ServerSummary)])
         self.endpoint.close()
 
     def _compile(self) -> None:
@@ -124,13 +124,14 @@ class PushPullTrainer:
         replaces |= {each.output: each.input for each in self.entry.accumulators}
         for phase, graph in self.graphs.items():
             self.programs[phase] = Executor(plan_execution(graph, replaces, self._device), cache)
-        get_ready(self.endpoint)
+        ready = get_ready(self.endpoint, self._more())
         if self._copies:
             first = _pull_graph(self.graphs, [state.output for state in self._copies])
             program = Executor(plan_execution(first), SessionCache())
             self.messages.ask(first, self.step, "before")
             made = program.run({ROUND: np.array(self.step, np.int64)}, self.messages)
             self.held.update((state.input, np.array(made[state.output])) for state in self._copies)
+        self._look_ahead(ready)
         for program in self.programs.values():
             program.bind_states(self.held)
         self.held = {name: self._device.hold(array) for name, array in self.held.items()}
@@ -142,40 +143,47 @@ class PushPullTrainer:
         manifest, round_number = self.server_job.manifest, self.step
         fed: dict[str, Array] = {each.name: each.at(self.step) for each in self._hyper}
         fed[ROUND] = np.array(round_number, np.int64)
-        seen: list[float] = []
-        times = max(manifest.schedule.values())
-        if self.server_job.plan.pull is PullAt.START:
-            for graph in self.graphs.values():
-                self.messages.ask(graph, round_number, "before")
-        for phase, count in manifest.schedule.items():
-            program = self.programs[phase]
-            reads_batch = not self._batch.keys().isdisjoint(self.graphs[phase].inputs)
-            for turn in range(count):
-                feeds: Mapping[str, Array] = fed
-                if reads_batch:
-                    place = MicroStep(self.step * times + turn, self.endpoint.number, self.server_job.trainers)
-                    feeds = fed | self.data.batch(place)
-                shown = program.advance(self.held, feeds, self.messages)
-                if manifest.loss in shown:
-                    seen.append(float(self._device.to_host(shown[manifest.loss])))
+        idle = self.data.idle
+        seen = [] if idle else self._compute(fed, round_number)
         self._end_round(round_number)
         loss = sum(seen) / len(seen) if seen else math.nan
-        if self.server_job.job.stop_on_nan and not math.isfinite(loss):
+        if self.server_job.job.stop_on_nan and not idle and not math.isfinite(loss):
             self.call = -1
             raise RunError(f"the loss is {loss}", "lower the learning rate, or leave --stop-on-nan out")
         self.step += 1
         losses = self._meet(loss)
         if self.endpoint.number == CHIEF:
-            samples = max((type.dims[0] if type.dims else 1 for type in self._batch.values()), default=1)
-            count = samples * len(losses) * times
+            count = self.data.samples * len(losses) * max(manifest.schedule.values())
             more = {name: round(value - before[name], 6) for name, value in self.messages.usage.items()}
+            more |= self.data.epoch(self.step)
             on_step(Progress(self.step, losses, time.perf_counter() - begin, count, more))
 
+    def _compute(self, fed: Mapping[str, Array], round_number: int) -> list[float]:
+        """Run the phases of a step; returns the losses of its micro-steps."""
+        manifest = self.server_job.manifest
+        seen: list[float] = []
+        if self.server_job.plan.pull is PullAt.START:
+            for graph in self.graphs.values():
+                self.messages.ask(graph, round_number, "before")
+        for phase, count in manifest.schedule.items():
+            program = self.programs[phase]
+            for turn in range(count):
+                feeds: Mapping[str, Array] = fed
+                if self.data.feeds(self.graphs[phase]):
+                    feeds = {**fed, **self.data.batch(self.step, turn)}
+                shown = program.advance(self.held, feeds, self.messages)
+                if manifest.loss in shown:
+                    seen.append(float(self._device.to_host(shown[manifest.loss])))
+        return seen
+
     def _end_round(self, round_number: int) -> None:
-        """Tell every server that this trainer has pushed all it has of a round."""
+        """Tell every server, once, that this trainer has pushed all it has of a round."""
+        if round_number <= self._ended:
+            return
+        self._ended = round_number
         self.messages.flush()
         for number in range(self.server_job.servers):
-            message = self.endpoint.message(Kind.BARRIER, 0, round_number)
+            message = self.endpoint.message(Kind.BARRIER, 0, round_number, note=IDLE if self.data.idle else None)
             self.endpoint.send(self.server_job.server(number), message)
 
     # --- trainers among themselves ----------------------------------------------------------------------------------
@@ -192,7 +200,9 @@ class PushPullTrainer:
     def _meet(self, loss: float) -> tuple[float, ...]:
         """Wait for the other trainers at the end of a step; returns their losses on the chief. All learn there whether
         the run ends."""
-        note = {"loss": loss if math.isfinite(loss) else str(loss), "signal": self._stop_signal()}
+        idle = self.data.idle
+        note = {"loss": loss if math.isfinite(loss) else str(loss), "signal": self._stop_signal(), "idle": idle,
+                "more": self._more()}  # fmt: skip
         if self.endpoint.number != CHIEF:
             self.endpoint.send(CHIEF, self.endpoint.message(Kind.BARRIER, 0, self.step, note=note))
             while self.step not in self._meeting.released:
@@ -201,11 +211,39 @@ class PushPullTrainer:
             return ()
         while missing := [each for each in self._others() if (each, self.step) not in self._meeting.came]:
             self._receive(tuple(missing), f"end step {self.step}")
-        notes = [note, *(self._meeting.came.pop((each, self.step)) for each in self._others())]
-        self.stopped = next((int(each["signal"]) for each in notes if each["signal"]), 0)
+        notes = {CHIEF: note, **{each: self._meeting.came.pop((each, self.step)) for each in self._others()}}
+        signal = next((int(each["signal"]) for each in notes.values() if each["signal"]), 0)
+        self.stopped = signal or self._data_ends({number: bool(each["more"]) for number, each in notes.items()})
         for other in self._others():
             self.endpoint.send(other, self.endpoint.message(Kind.RELEASE, 0, self.step, note=self.stopped))
-        return tuple(float(each["loss"]) for each in notes)
+        return tuple(float(each["loss"]) for each in notes.values() if not each["idle"]) or (math.nan,)
+
+    # --- data that ends ---------------------------------------------------------------------------------------------
+
+    def _more(self) -> bool:
+        """Whether there is data for the next step; takes it ahead, where a run may end with its data."""
+        return self._faults.stop is None or self.step >= self.server_job.job.steps or self.data.take_ahead(self.step)
+
+    def _look_ahead(self, ready: Sequence[Any]) -> None:
+        """Before the first step: end the run where there is too little data for it. ``ready``: what all gave."""
+        self.stopped = self._data_ends(dict(enumerate(map(bool, ready[: self.server_job.trainers]))))
+
+    def _data_ends(self, more: Mapping[int, bool]) -> int:
+        """OUT_OF_DATA where the run ends for lack of data, else 0; the chief says who has no more. ``more``: trainer ->
+        whether it has data for the next step."""
+        without = {number for number, has in more.items() if not has}
+        ends = bool(without) and (self._faults.stop is Stop.FIRST or len(without) == len(more))
+        for number in sorted(without - self._meeting.exhausted):
+            self._tell(f"trainer {number} has no more data after step {self.step}{': the run ends' if ends else ''}")
+        self._meeting.exhausted |= without
+        return OUT_OF_DATA if ends else 0
+
+    def _tell(self, text: str) -> None:
+        """The chief speaks for all."""
+        if self.endpoint.number == CHIEF:
+            self._faults.tell(text)
+
+    # --- who takes part ---------------------------------------------------------------------------------------------
 
     def _others(self) -> list[int]:
         return [each for each in range(1, self.server_job.trainers) if each not in self._meeting.lost]
@@ -223,12 +261,11 @@ class PushPullTrainer:
         """Forget trainers that are lost; the chief says so, once for each."""
         for number in sorted(self.endpoint.dropped - self._meeting.lost):
             self._meeting.lost.add(number)
-            if self.endpoint.number == CHIEF:
-                self.server_job.faults.tell(
-                    f"{self.endpoint.roster.describe(number)} is lost in step {self.step}: "
-                    f"{self.endpoint.why_lost(number)}; {len(self._others()) + 1} of {self.server_job.trainers} "
-                    "trainers go on"
-                )
+            self._tell(
+                f"{self.endpoint.roster.describe(number)} is lost in step {self.step}: "
+                f"{self.endpoint.why_lost(number)}; {len(self._others()) + 1} of {self.server_job.trainers} "
+                "trainers go on"
+            )
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

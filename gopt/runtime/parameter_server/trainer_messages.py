@@ -38,6 +38,8 @@ class TrainerMessages:
     mark: Callable[[str, float, float], None]
     noted: Callable[[Any], None] = lambda note: None
     """Called with what a server says beside the values."""
+    pushed_all: Callable[[int], None] = lambda round_number: None
+    """Called with the round before a value behind its update is waited for: nothing is pushed to it any more."""
     bytes_pushed: int = 0
     bytes_pulled: int = 0
     waited: float = 0.0
@@ -134,6 +136,8 @@ class TrainerMessages:
 
     def _pull(self, node: Node, round_number: int) -> list[Array]:
         key = self._ask(node, round_number)
+        if key[2] > round_number:
+            self.pushed_all(round_number)
         while key not in self._came:
             what = f"send bucket {key[1]} ({', '.join(node.attributes['keys'])}) of round {key[2]}"
             self.receive(lambda: Awaited((key[0],), what))  # noqa: B023 - used within this turn

@@ -57,11 +57,13 @@ class ServerSummary:
     dropped: int
     waits: Mapping[int, float]
     last: Mapping[int, int]
+    skipped: int = 0
+    """Rounds that were not applied."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "server": self.server, "rounds": self.rounds, "answered": self.answered, "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out, "dropped": self.dropped,
+            "bytes_out": self.bytes_out, "dropped": self.dropped, "skipped": self.skipped,
             "waits": {str(each): round(spent, 6) for each, spent in sorted(self.waits.items())},
             "last": {str(each): count for each, count in sorted(self.last.items())},
         }  # fmt: skip

@@ -72,7 +72,7 @@ class Checkpoints:
         if not resume and (kept := self.steps()):
             raise OptionError(
                 f"{self.root} holds checkpoints of an earlier run, up to step {kept[-1]}",
-                "go on from there with --resume, or choose another --checkpoint",
+                "continue from there with --resume, or choose another --checkpoint",
             )
 
     @contextmanager

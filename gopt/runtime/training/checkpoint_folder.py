@@ -49,7 +49,7 @@ def check_checkpoint_folder(root: Path, folder: Path) -> None:
     files = ("rank_*.onnx", "server_*.onnx")
     if (root / "manifest.json").is_file() and any(any(root.glob(each)) for each in files):
         raise OptionError(f"--checkpoint {root} is an output folder", "choose another one")
-    check_not_inside(root, whole, "choose another --checkpoint, and move there what you want to go on from")
+    check_not_inside(root, whole, "choose another --checkpoint, and move there what you want to continue from")
 
 
 @contextmanager

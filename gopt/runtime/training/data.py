@@ -31,6 +31,10 @@ class MicroStep:
     parts: int
 
 
+class DataEndedError(InputError):
+    """There is no batch for this micro-step, nor for a later one."""
+
+
 class BatchSource(Protocol):
     """Something that gives batches."""
 
@@ -46,9 +50,23 @@ class ArraySource:
     arrays: Mapping[str, Array]
     shuffle: int | None = None
     """Seed of an order that is new in every pass over the samples; None: as they lie."""
+    once: bool = False
+    """Whether the data ends with its samples; else they are dealt out again."""
     _orders: dict[tuple[int, int], Array] = field(default_factory=dict)
 
+    @property
+    def batches(self) -> int | None:
+        """Whole batches in one pass; None where every array is the same in every step."""
+        counts = [
+            len(self.arrays[name]) // _taken(type.dims, self.arrays[name].shape)
+            for name, type in self.types.items() if self.arrays[name].shape != type.dims
+        ]  # fmt: skip
+        return min(counts, default=None)
+
     def batch(self, turn: MicroStep) -> Batch:
+        """Raises DataEndedError where the samples are dealt out once, and there are none left."""
+        if self.once and self.batches is not None and turn.number * turn.parts + turn.part >= self.batches:
+            raise DataEndedError(f"the data has {self.batches} batches")
         return {name: self._take(name, turn) for name in self.types}
 
     def _take(self, name: str, turn: MicroStep) -> Array:
@@ -90,14 +108,16 @@ class IterableSource:
         while True:
             given = next(self._iterator, None)
             if given is None:
-                raise InputError(f"the data ended after {self._next} batches", "yield more, or take fewer --steps")
+                raise DataEndedError(f"the data ended after {self._next} batches", "yield more, or take fewer --steps")
             self._next += 1
             if self._next > turn.number:  # a resumed run passes over what it has seen
                 return {name: _fitted(name, type, given.get(name)) for name, type in self.types.items()}
 
 
-def open_data(text: str, types: Mapping[str, TensorType], shuffle: int | None) -> BatchSource:
-    """Read ``FILE.npz``, ``FILE.safetensors`` or ``module:function``.
+def open_data(
+    text: str, types: Mapping[str, TensorType], shuffle: int | None, *, once: bool = False
+) -> ArraySource | IterableSource:
+    """Read ``FILE.npz``, ``FILE.safetensors`` or ``module:function``. ``once``: the samples of a file do not repeat.
 
     The function takes the part and the number of parts, and yields dictionaries from input to array. Raises InputError
     for arrays that fit no input, OptionError for a function that cannot be found.
@@ -111,7 +131,7 @@ def open_data(text: str, types: Mapping[str, TensorType], shuffle: int | None) -
             _check_samples(text, name, type, held[name].type)
         _check_rows(text, types, {name: held[name].type.dims for name in types}, shuffle is not None)
         fitting = {name: _samples(text, name, type, np.asarray(held[name].numpy())) for name, type in types.items()}
-        return ArraySource(types, fitting, shuffle)
+        return ArraySource(types, fitting, shuffle, once)
     if shuffle is not None:
         raise OptionError("--shuffle orders the samples of a file, and the data is a function")
     return IterableSource(load_function(text), types)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gopt.cli.run import step_line
+from gopt.cli.run_report import step_line
 from test_run import command, mpi, run, written
 
 from gopt.errors import RunError

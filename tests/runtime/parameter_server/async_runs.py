@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from async_steps import scheduled
 
+from gopt import api
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import InputKind
 from gopt.artifact.server_entries import KeyEntry, Mode
 from gopt.ir.graph import Graph
+from gopt.parameter_server.options import SplitOptions
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.message import Kind
 from gopt.runtime.messages.order import Arrival, Order
@@ -20,6 +23,7 @@ from gopt.runtime.messages.roster import Settings
 from gopt.runtime.messages.threads import ThreadHub, run_threads
 from gopt.runtime.parameter_server.async_server import AsyncServer
 from gopt.runtime.parameter_server.async_trainer import AsyncTrainer
+from gopt.runtime.parameter_server.faults import FaultOptions
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.reference_eval import run_graph
 from gopt.runtime.session import Array, SessionCache
@@ -61,6 +65,21 @@ class Run:
         return np.concatenate([value for _, value in sorted(parts, key=lambda part: part[0])])
 
 
+def folder(tmp_path: Path, **given: object) -> Path:
+    """A split of a step with a schedule."""
+    options = {"trainers": 2, "servers": 2, "minimum": 4, "mode": Mode.ASYNC, **given}
+    target = tmp_path / f"split{len(list(tmp_path.iterdir()))}"
+    api.split(api.load(scheduled(tmp_path / "step.onnx")), SplitOptions(**options)).write(target)  # type: ignore[arg-type]
+    return target
+
+
+def unequal(part: int, parts: int) -> Iterator[dict[str, Array]]:
+    """Batches of four rows: five for the first trainer, two for each other."""
+    random = np.random.default_rng(part)
+    for _ in range(2 if part else 5):
+        yield {"x": random.normal(size=(4, 3)).astype("f4"), "y": random.normal(size=(4, 2)).astype("f4")}
+
+
 class FailingTrainer(AsyncTrainer):
     """Dies in the middle of its second step."""
 
@@ -72,10 +91,11 @@ class FailingTrainer(AsyncTrainer):
 
 def run_split(
     folder: Path, data: str, steps: int, *, order: Order | None = None, bound: int | None = None,
-    failing: int | None = None, settings: Mapping[str, str] | None = None, **given: object,
+    failing: int | None = None, settings: Mapping[str, str] | None = None,
+    faults: FaultOptions | None = None, **given: object,
 ) -> Run:  # fmt: skip
     job = Job(folder=folder, data=data, steps=steps, settings=dict(settings or {}), **given)  # type: ignore[arg-type]
-    found = Run(ServerJob.read(job))
+    found = Run(replace(ServerJob.read(job), faults=faults or FaultOptions()))
     hub = ThreadHub(found.job.roster(), Settings(deadline=60), order)
 
     def work(endpoint: Endpoint) -> None:

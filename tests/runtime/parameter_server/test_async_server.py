@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from async_runs import Run, interpret, interpret_geo, pieces, run_split
-from async_steps import SourceUpdate, scheduled
+from async_runs import Run, folder, interpret, interpret_geo, pieces, run_split
+from async_steps import SourceUpdate
 
 from gopt import api
 from gopt.artifact.checkpoint_index import step_dir
 from gopt.artifact.server_entries import Mode, PullAt
-from gopt.parameter_server.options import SplitOptions
 from gopt.runtime.messages.failures import LateError
 from gopt.runtime.messages.message import Header, Kind, Message
 from gopt.runtime.messages.order import Order, Recorded, Seeded
@@ -24,7 +23,7 @@ from gopt.runtime.parameter_server.async_server import AsyncServer
 from gopt.runtime.parameter_server.async_trainer import AsyncTrainer
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob
 from gopt.runtime.parameter_server.meeting import Met
-from gopt.runtime.parameter_server.run import run_in_threads
+from gopt.runtime.parameter_server.run import Hooks, run_in_threads
 from gopt.runtime.training.job import Job, Progress
 
 
@@ -34,14 +33,6 @@ def data(tmp_path: Path) -> str:
     path = tmp_path / "data.npz"
     np.savez(path, x=random.normal(size=(64, 3)).astype("f4"), y=random.normal(size=(64, 2)).astype("f4"))
     return str(path)
-
-
-def folder(tmp_path: Path, **given: object) -> Path:
-    """A split of a step with a schedule."""
-    options = {"trainers": 2, "servers": 2, "minimum": 4, "mode": Mode.ASYNC, **given}
-    target = tmp_path / f"split{len(list(tmp_path.iterdir()))}"
-    api.split(api.load(scheduled(tmp_path / "step.onnx")), SplitOptions(**options)).write(target)  # type: ignore[arg-type]
-    return target
 
 
 def staleness(run: Run) -> dict[int, int]:
@@ -234,7 +225,7 @@ def test_a_signal_to_one_trainer_ends_all(tmp_path: Path, data: str) -> None:
         return 15 if len(asked) == 3 else 0
 
     job = Job(folder=split, data=data, steps=1000)
-    step, stopped = run_in_threads(ServerJob.read(job), lambda progress: None, stop_signal=signal)
+    step, stopped = run_in_threads(ServerJob.read(job), lambda progress: None, hooks=Hooks(stop_signal=signal))
     assert stopped == 15 and step < 1000
 
 

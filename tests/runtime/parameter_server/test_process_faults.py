@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,10 @@ from gopt import api
 from gopt.artifact.checkpoint_index import complete_steps
 from gopt.artifact.server_entries import Mode
 from gopt.parameter_server.options import SplitOptions
+from gopt.runtime.engines.launch import mpiexec
+from gopt.runtime.parameter_server.outlive import ended_together
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs pip install 'gopt[mpi]'")
-LONG = 300.0
 
 
 def split(home: Path, **options: object) -> Path:
@@ -49,31 +50,35 @@ def process_of(home: Path, rank: int) -> int:
 
 
 def disturbed(
-    folder: Path, steps: int, hit: Callable[[Path, int], None], *more: str, seen: int = 3
+    folder: Path,
+    steps: int,
+    hit: Callable[[Path, int], None],
+    *more: str,
+    seen: int = 3,
+    launcher: Sequence[str] = (),
 ) -> tuple[int, list[str], list[dict[str, object]]]:
-    """Run, and do something once some steps are told: the exit code, lines on stderr, and steps. Nothing stays."""
+    """Run, and do something once some steps are told: the exit code, lines on stderr, and steps. Nothing stays.
+
+    What never comes ends by the time limit of the tests: nothing here depends on how fast the machine is.
+    """
     home = folder.parent / "tmp"
     home.mkdir()
-    shared = set(os.listdir("/dev/shm"))
     log = folder.parent / "log"
     begun = subprocess.Popen(
-        command(folder, steps, *more), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        [*launcher, *command(folder, steps, *more)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
         env={**os.environ, "TMPDIR": str(home)},
     )  # fmt: skip
     try:
-        until = time.monotonic() + LONG
         while not (log.is_file() and log.read_bytes().count(b"\n") >= seen):
-            assert time.monotonic() < until and begun.poll() is None, begun.communicate()[1]
+            assert begun.poll() is None, begun.communicate()[1]
             time.sleep(0.02)
+        opened = [name for each in below(begun.pid) for name in shared_files(each)]
         hit(home, begun.pid)
-        said = begun.communicate(timeout=LONG)[1].splitlines()
+        said = begun.communicate()[1].splitlines()
     finally:
         begun.kill()
     assert not list(home.glob("gopt.*")) and not command_lines(str(folder))
-    until = time.monotonic() + LONG / 5  # what other tests make meanwhile goes by itself
-    while left := [each for each in set(os.listdir("/dev/shm")) - shared if "gopt" in each]:
-        assert time.monotonic() < until, left
-        time.sleep(0.1)
+    assert opened and not [name for name in opened if os.path.exists(name)]
     return begun.returncode, said, [json.loads(line) for line in log.read_text().splitlines()]
 
 
@@ -87,6 +92,33 @@ def command_lines(part: str) -> list[str]:
             continue
         found += [text] * (part in text)
     return found
+
+
+def below(number: int) -> list[int]:
+    """A process and all that it has started, parents first."""
+    found = [number]
+    for each in found:
+        for task in Path(f"/proc/{each}/task").glob("*/children"):
+            found += map(int, task.read_text().split())
+    return found
+
+
+def shared_files(number: int) -> list[str]:
+    """The files of shared memory that a process has mapped, whether they still have a name or not."""
+    lines = Path(f"/proc/{number}/maps").read_text().splitlines()
+    found = {line.split(maxsplit=5)[5].removesuffix(" (deleted)") for line in lines if "/dev/shm/" in line}
+    return sorted(found)
+
+
+def kill_below(rank: int) -> Callable[[Path, int], None]:
+    """Kill the process that works as a rank of a launcher: the last in the row of those that it started for it."""
+
+    def hit(_: Path, launcher: int) -> None:
+        wanted = f"PMI_RANK={rank}".encode()
+        mine = [each for each in below(launcher) if wanted in Path(f"/proc/{each}/environ").read_bytes().split(b"\0")]
+        os.kill(mine[-1], signal.SIGKILL)
+
+    return hit
 
 
 def kill(rank: int) -> Callable[[Path, int], None]:
@@ -116,6 +148,43 @@ def test_the_others_go_on_without_a_trainer(mode: Mode, tmp_path: Path) -> None:
     assert code == 0 and [each["step"] for each in steps] == list(range(1, 301)), lines
     assert [line for line in lines if "trainer 1 (endpoint 1, process 1) is lost in step" in line], lines
     assert not [line for line in lines if "error" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
+def test_the_others_go_on_under_a_launcher_that_leaves_them_alone(mode: Mode, tmp_path: Path) -> None:
+    folder = split(tmp_path, mode=mode)
+    launcher = [mpiexec(), "-disable-auto-cleanup", "-n", "3"]
+    more = ["--on-trainer-loss", "continue"] if mode is Mode.SYNC else []
+    code, lines, steps = disturbed(folder, 300, kill_below(1), *more, launcher=launcher)
+    assert code == 128 + signal.SIGKILL and [each["step"] for each in steps] == list(range(1, 301)), lines
+    assert [line for line in lines if "trainer 1 (endpoint 1, process 1) is lost in step" in line], lines
+
+
+def test_a_launcher_that_ends_all_is_refused_with_what_to_type(tmp_path: Path) -> None:
+    launched = [mpiexec(), "-n", "3", *command(split(tmp_path), 3, "--on-trainer-loss", "continue")]
+    done = subprocess.run(launched, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert "--on-trainer-loss continue: this mpiexec ends all processes when one dies" in done.stderr
+    assert "start it with mpiexec -disable-auto-cleanup -n 3 gopt run …, or with gopt run … --launch 3" in done.stderr
+    assert done.returncode == 2
+
+
+PROXY = ["/opt/bin/hydra_pmi_proxy", "--control-port", "host:1"]
+
+
+@pytest.mark.parametrize(
+    ("above", "ends"),
+    [
+        ([["sh"], PROXY, ["/opt/bin/mpiexec", "-n", "3", "gopt"]], True),
+        ([["sh"], PROXY, ["mpiexec.hydra", "-disable-auto-cleanup", "-n", "3", "gopt"], ["bash"]], False),
+        ([PROXY, ["mpirun", "-n", "3"]], True),
+        ([PROXY, ["sshd"], ["init"]], None),  # another host's
+        ([["slurmstepd: [1.0]"]], None),
+        ([["bash"], ["mpiexec-lookalike"]], None),
+    ],
+)
+def test_what_a_launcher_does_about_a_death_is_seen_in_its_command(above: list[list[str]], ends: bool | None) -> None:
+    assert ended_together(above) is ends
 
 
 @pytest.mark.slow

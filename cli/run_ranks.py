@@ -1,0 +1,88 @@
+"""``gopt run`` for the ranks of ``gopt shard``: as threads, or as the processes of a launcher."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gopt.errors import RunError
+
+from .run_report import report_resume, report_steps, signal_note, stopped_error
+from .terminal import print_error
+
+
+def run_threads(job: Any, mesh: Any, given: dict[str, Any]) -> int:
+    from gopt.runtime.engines import base
+    from gopt.runtime.training.stop_signal import listen_for_stop
+    from gopt.runtime.training.train import Trainer
+
+    def live(engine: Any) -> tuple[int, int]:
+        trainer = Trainer(job, engine, _ignore_position, stop_signal=stop)
+        trainer.run(tell, report_resume(job, trainer))
+        return trainer.step, trainer.stopped
+
+    with (
+        listen_for_stop(job.checkpoint is not None, signal_note) as stop,
+        report_steps(job, mesh.ranks, given, "threads") as tell,
+    ):
+        step, stopped = base.run_threads(mesh, given["deadline"], live)[0]
+    if stopped:
+        raise stopped_error(job, step, stopped)
+    return 0
+
+
+def run_process(job: Any, mesh: Any, given: dict[str, Any], kind: str, debug: bool) -> int:
+    """This process is one rank of many."""
+    from gopt.runtime.engines.heartbeat import ENDED, ERROR_GRACE, REPORTED, Heartbeat, follow
+    from gopt.runtime.engines.mpi import MpiEngine, raise_on_all_ranks
+    from gopt.runtime.training.stop_signal import listen_for_stop
+    from gopt.runtime.training.train import Trainer
+
+    from .main import exit_code, explain_error
+
+    beat: Heartbeat | None = None
+
+    def explain(text: str) -> None:
+        step, call = (beat.step, beat.call) if beat is not None else (0, -1)
+        if beat is None or beat.first(RunError("").exit_code):
+            print_error(f"rank {engine.rank}, step {step + 1}{f', call {call}' if call >= 0 else ''}: {text}")
+        else:
+            time.sleep(ERROR_GRACE)
+        if beat is not None:
+            beat.at(step, call, REPORTED)
+
+    engine: Any = raise_on_all_ranks(lambda: MpiEngine(mesh, given["deadline"], explain))
+    beat = Heartbeat.open(engine.rank, engine.gather)
+    follow(engine.watchdog, beat, engine.rank)
+    try:
+        host = engine
+        place: list[Any] = []
+        if kind == "nccl":
+            from gopt.runtime.engines.nccl import on_gpus
+
+            engine, *place = on_gpus(mesh, engine)
+        with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
+            trainer = raise_on_all_ranks(lambda: Trainer(job, engine, beat.at, *place, stop_signal=stop))
+            if engine.rank == 0:
+                with report_steps(job, mesh.ranks, given, kind, lambda: host.shared_calls) as tell:
+                    trainer.run(tell, report_resume(job, trainer))
+            else:
+                trainer.run(lambda _: None)
+        if trainer.stopped and engine.rank == 0 and beat.first(128 + trainer.stopped):
+            explain_error(stopped_error(job, trainer.step, trainer.stopped), debug)
+        beat.at(trainer.step, -1, ENDED)
+    except Exception as error:  # a defect too: a rank that only left would let the others wait
+        if beat.first(exit_code(error)):
+            explain_error(error, debug)
+        else:
+            time.sleep(ERROR_GRACE)  # another rank is saying why, and ends this one
+        beat.at(beat.step, beat.call, REPORTED)
+        engine.fail(error)
+    except SystemExit:  # another rank says why
+        beat.at(beat.step, beat.call, ENDED)
+        raise
+    return 128 + trainer.stopped if trainer.stopped else 0
+
+
+def _ignore_position(step: int, call: int) -> None:
+    return None

@@ -1,0 +1,136 @@
+"""What ``gopt run`` tells as it goes on and at its end: lines of steps, the log, notes, and the result."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gopt.errors import RunError, StoppedError
+
+from .json_text import strict_json
+from .terminal import print_json_text, print_note
+
+
+def step_line(line: str) -> dict[str, Any]:
+    """What the first rank tells of a step."""
+    from gopt.documents import TOLD, as_run_error, parse_json
+    from gopt.errors import InputError
+
+    try:
+        record = parse_json(line, TOLD, "what the first rank tells")
+    except InputError as error:
+        raise as_run_error(error) from error
+    return record | {"loss": math.nan if record["loss"] is None else record["loss"]}
+
+
+def stopped_error(job: Any, step: int, number: int) -> StoppedError:
+    """The end for which a signal asked, once what was complete is kept."""
+    from gopt.artifact.checkpoint_index import step_dir
+
+    return StoppedError(number, f"step {step} is kept in {job.checkpoint / step_dir(step)}: --resume continues from it")
+
+
+def signal_note(text: str) -> None:
+    """A note from within a signal handler, which may have come in the midst of other output."""
+    os.write(2, f"gopt: note: {text}\n".encode())
+
+
+@contextmanager
+def report_steps(
+    job: Any, ranks: int, given: dict[str, Any], engine: str, shared_calls: Callable[[], int] = lambda: 0,
+    servers: Sequence[Any] = (), roles: Mapping[str, int] | None = None,
+) -> Iterator[Callable[[Any], None]]:  # fmt: skip
+    """Loss and throughput in the terminal, the log, and a result at the end. Of a split, ``servers``: what each did, by
+    then; ``roles``: how many trainers and servers there are."""
+    from gopt.runtime.engines.heartbeat import HEARTBEATS
+    from gopt.runtime.engines.launch import LIVE
+
+    from .render_run import live_run, render_run
+
+    steps: list[Any] = []
+    resumed = _resume_step(job)
+    watched = os.environ.get(HEARTBEATS)
+    live_path = os.path.join(watched, LIVE) if watched else None
+    with live_run(job.steps) as show, _log(given["log"]) as write, _log(live_path) as live:
+
+        def tell(progress: Any) -> None:
+            steps.append(progress)
+            told = progress.to_json()
+            show(told)
+            line = strict_json(told)
+            live(line)
+            write(line)
+
+        yield tell
+    spent = sum(each.seconds for each in steps)
+    failed = [each.step for each in steps if not math.isfinite(each.loss)]
+    record = {
+        "format": "gopt-run/1", "folder": str(job.folder), "engine": engine, "ranks": ranks,
+        "shared_calls": shared_calls(), "steps": len(steps), "asked": job.steps, "resumed": resumed,
+        "first": steps[0].to_json() if steps else None, "last": steps[-1].to_json() if steps else None,
+        "not_finite": {"steps": len(failed), "first": failed[0]} if failed else None,
+        "seconds": round(spent, 6),
+        "samples_per_second": round(sum(each.samples for each in steps) / spent, 3) if spent else 0.0,
+        "checkpoint": None if job.checkpoint is None else str(job.checkpoint),
+    }  # fmt: skip
+    if roles is not None:
+        record["roles"] = dict(roles)
+    if servers:
+        record["servers"] = [each.to_json() for each in servers]
+    if given["as_json"]:
+        print_json_text(strict_json(record, 1))
+    else:
+        render_run(record, [each.loss for each in steps])
+
+
+def _resume_step(job: Any) -> int | None:
+    """The step that a run resumes at; None: from the beginning."""
+    if not job.resume or job.checkpoint is None:
+        return None
+    from gopt.artifact.checkpoint_index import complete_steps
+
+    return max(complete_steps(job.checkpoint), default=None)
+
+
+def report_resume(job: Any, trainer: Any) -> Callable[[], None]:
+    """What says on stderr which step a run resumes at, when all that could refuse it has passed."""
+    there = job.checkpoint is not None and job.checkpoint.exists()
+
+    def say() -> None:
+        from gopt.artifact.checkpoint_index import step_dir
+
+        if not job.resume or job.checkpoint is None or trainer.step >= job.steps:
+            return
+        if trainer.step:
+            print_note(f"resumes at step {trainer.step}, {job.checkpoint / step_dir(trainer.step)}")
+        else:
+            lack = "holds no whole checkpoint" if there else "does not exist"
+            print_note(f"{job.checkpoint} {lack}: training starts from the beginning")
+
+    return say
+
+
+@contextmanager
+def _log(path: str | None) -> Iterator[Callable[[str], None]]:
+    """Something that writes a line, at once."""
+    if path is None:
+        yield lambda _: None
+        return
+    try:
+        file = open(path, "ab", buffering=0)  # noqa: SIM115 - it is closed below; only opening it is refused here
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from error
+    with file:
+
+        def write(line: str) -> None:
+            left = line.encode() + b"\n"
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError as error:
+                raise RunError(f"cannot write {path}: {error.strerror}") from error
+
+        yield write

@@ -1,0 +1,72 @@
+"""Whether the processes of a job outlive one that dies, where the user started the launcher.
+
+MPICH's ``mpiexec`` ends all processes when one dies, unless it has ``-disable-auto-cleanup``; one that a signal kills
+ends the others even then (``gopt.runtime.messages.shield``). So each process forks before it uses MPI: the child works,
+and the parent ends with a code whatever the child died of. ``gopt run --launch`` does the same with a shell.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from gopt.errors import OptionError
+from gopt.runtime.engines.heartbeat import HEARTBEATS
+
+FLAG = "-disable-auto-cleanup"
+_PROXY = "hydra_pmi_proxy"
+"""Parent of all processes that MPICH's launcher starts."""
+_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The launcher sends these to the process group: the child gets them itself."""
+
+
+def ancestors() -> list[list[str]]:
+    """The commands of the processes above this one, nearest first; none where the system does not show them."""
+    found: list[list[str]] = []
+    number = os.getppid()
+    while number > 1:
+        try:
+            command = Path(f"/proc/{number}/cmdline").read_text().split("\0")
+            number = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            break
+        found.append(command)
+    return found
+
+
+def ended_together(above: Sequence[Sequence[str]]) -> bool | None:
+    """Whether the launcher ends all processes when one dies; None where that cannot be seen from here: another
+    launcher, or MPICH's on another host. ``above``: what ``ancestors`` gives."""
+    names = [os.path.basename(command[0]) for command in above]
+    if not any(name.startswith(_PROXY) for name in names):
+        return None
+    launcher = next((command for name, command in zip(names, above) if name.startswith("mpiexec")), None)
+    launcher = launcher or next((command for name, command in zip(names, above) if name.startswith("mpirun")), None)
+    return None if launcher is None else FLAG not in launcher
+
+
+def check_launcher(processes: int, above: Sequence[Sequence[str]]) -> None:
+    """Raise OptionError where a run is to go on without a trainer, and its launcher would end all."""
+    if HEARTBEATS not in os.environ and ended_together(above):
+        raise OptionError(
+            "--on-trainer-loss continue: this mpiexec ends all processes when one dies",
+            f"start it with mpiexec {FLAG} -n {processes} gopt run …, or with gopt run … --launch {processes}",
+        )
+
+
+def outlive_others(above: Sequence[Sequence[str]]) -> None:
+    """Fork, where the launcher is MPICH's and leaves processes alone: returns in the child. The parent waits and ends
+    with the child's exit code, 128 and the signal's number where it died by one. Called before MPI is loaded and before
+    threads are started."""
+    if HEARTBEATS in os.environ or ended_together(above) is not False:
+        return
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # how the launcher tells of a death
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _GROUP}
+    child = os.fork()
+    if child:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os._exit(code if code >= 0 else 128 - code)
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -1,0 +1,48 @@
+"""Whose contributions a round has, and whether it is applied: one decision of all servers.
+
+A trainer that is lost between two pushes has reached some servers and not others. If each server merged what it has,
+the keys of one step would be means over different trainers. So each server waits until every trainer that takes part
+has ended the round; the round has those trainers all of whose contribution is on every server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gopt.runtime.parameter_server.server_exchange import Part, ServerExchange
+
+
+@dataclass(frozen=True, slots=True)
+class Contributors:
+    """``trainers``: those that a round has; ``left_out``: those of which some server has something, and not all of them
+    have all."""
+
+    trainers: tuple[int, ...]
+    left_out: tuple[int, ...]
+
+
+def agree_on_contributors(
+    exchange: ServerExchange, round_number: int, complete: Iterable[int], some: Iterable[int]
+) -> Contributors:  # fmt: skip
+    """Decide whose contributions a round has; all servers call it. ``complete``: trainers all of whose contribution is
+    here; ``some``: those of whom anything is."""
+
+    def join(parts: list[Part]) -> list[Part]:
+        whole = set.intersection(*(set(part.note["complete"]) for part in parts))
+        anything = set[int]().union(*(part.note["complete"] + part.note["some"] for part in parts))
+        return [Part(note=[sorted(whole), sorted(anything - whole)])] * len(parts)
+
+    mine = Part(note={"complete": sorted(complete), "some": sorted(some)})
+    whole, left_out = exchange(round_number, mine, join).note
+    return Contributors(tuple(whole), tuple(left_out))
+
+
+def agree_on_fault(exchange: ServerExchange, round_number: int, wrong: str) -> str:
+    """What is wrong with a round on the first server that finds anything; all servers call it, and get the same."""
+
+    def join(parts: list[Part]) -> list[Part]:
+        return [Part(note=next((part.note for part in parts if part.note), ""))] * len(parts)
+
+    found: str = exchange(round_number, Part(note=wrong), join).note
+    return found

@@ -1,0 +1,72 @@
+"""A trainer's batches, and when they end."""
+
+from __future__ import annotations
+
+from gopt.artifact.manifest import InputKind
+from gopt.errors import InputError
+from gopt.ir.graph import Graph
+from gopt.ir.types import TensorType
+from gopt.runtime.parameter_server.job import ServerJob
+from gopt.runtime.training.data import ArraySource, Batch, DataEndedError, MicroStep, open_data
+
+
+class TrainerData:
+    """The batches of one trainer. ``idle``: it has none for the current step, nor for later ones.
+
+    Raises InputError for data that does not fit the inputs, and OptionError for a function that cannot be found.
+    """
+
+    def __init__(self, server_job: ServerJob, number: int) -> None:
+        self._number, self._parts = number, server_job.trainers
+        self._job = server_job.job
+        self._times = max(server_job.manifest.schedule.values())
+        """Micro-steps of a step."""
+        inputs = server_job.manifest.inputs_of(InputKind.BATCH)
+        for each in inputs:
+            if not each.type.static:
+                raise InputError(f"batch input {each.name!r} has the open shape {each.type}")
+        self._types: dict[str, TensorType] = {each.name: each.type for each in inputs}
+        once = server_job.faults.stop is not None
+        self._source = open_data(self._job.data, self._types, self._job.shuffle, once=once)
+        self._ahead: list[Batch] = []
+        self._taken: int | None = None
+        """The step whose batches were taken ahead."""
+        self.idle = False
+
+    @property
+    def samples(self) -> int:
+        """Samples of a batch."""
+        return max((type.dims[0] if type.dims else 1 for type in self._types.values()), default=1)
+
+    def feeds(self, graph: Graph) -> bool:
+        """Whether a graph reads a batch."""
+        return not self._types.keys().isdisjoint(graph.inputs)
+
+    def batch(self, step: int, turn: int) -> Batch:
+        """The batch of a micro-step. Raises InputError where the data has ended."""
+        if self._ahead:
+            return self._ahead[turn]
+        place = MicroStep(step * self._times + turn, self._number, self._parts)
+        try:
+            return self._source.batch(place)
+        except DataEndedError as error:
+            raise InputError(
+                f"trainer {self._number}: {error.message}", "yield more, take fewer --steps, or add --stop first or all"
+            ) from error
+
+    def take_ahead(self, step: int) -> bool:
+        """Take all batches of a step; False where there are too few for a whole one, now and from now on."""
+        if step == self._taken or self.idle:
+            return not self.idle
+        self._ahead, self._taken = [], step
+        place = [MicroStep(step * self._times + turn, self._number, self._parts) for turn in range(self._times)]
+        try:
+            self._ahead = [self._source.batch(each) for each in place]
+        except DataEndedError:
+            self.idle = True
+        return not self.idle
+
+    def epoch(self, step: int) -> dict[str, float]:
+        """How often the samples of a file were dealt out once a step is done: ``{"epoch": 1.5}``; else nothing."""
+        whole = self._source.batches if isinstance(self._source, ArraySource) else None
+        return {} if not whole else {"epoch": round(step * self._times * self._parts / whole, 4)}
