@@ -25,6 +25,7 @@ COMMANDS = {
     "run": "Train with the ranks of an output folder: threads, or MPI processes.",
     "plan": "Weigh every stage, partition and bucket size without writing anything.",
     "inspect": "Show what a model or an output folder is.",
+    "explain": "Tell what became of one operator, state, parameter or bucket of an output folder.",
     "diff": "Compare two models or two output folders by structure.",
     "golden": "Keep what gopt makes of models as short texts, and check them in CI.",
     "merge": "Put ranks or a checkpoint back together as one model.",

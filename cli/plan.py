@@ -35,6 +35,7 @@ from .server_options import MODES, trainers_option
     help="Only this cap of a bucket, in MiB.  [default: the usual cap, a quarter and four times of it]",
 )
 @click.option("--config", metavar="FILE", help="A gopt.toml with [mesh], [axes] and [roles].")
+@click.option("--wide", is_flag=True, help="Every column, whatever the width of the terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @trainers_option
 @click.option("--mode", type=click.Choice(MODES), help="Beside --servers: when servers update.  [default: sync]")
@@ -104,4 +105,4 @@ def command(model: str, **given: Any) -> None:
             json.dumps({**head, "memory": limit, "link": link, "remarks": weighed.remarks, "choices": rows}, indent=1)
         )
     else:
-        render_plan(str(grid) if alone else "", limit, ranked, weighed.remarks)
+        render_plan(str(grid) if alone else "", limit, ranked, weighed.remarks, every_column=given["wide"])

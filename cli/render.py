@@ -16,6 +16,7 @@ from rich.text import Text
 
 from gopt.artifact.pass_facts import BucketFacts, buckets
 from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
+from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report
 from gopt.sanitize import clean
 
@@ -96,7 +97,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], rig
     head = Text(clean(title), no_wrap=True, overflow="ignore")  # a title wider than its columns stays a line
     made = Table(title=head, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for place, name in enumerate(columns):
-        made.add_column(name, justify="right" if place in right else "left", overflow="fold")
+        number = place in right  # a number never wraps
+        made.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number)
     for row in rows:
         made.add_row(*(_cleaned(each if isinstance(each, Text) else Text(str(each))) for each in row))
     return made
@@ -104,13 +106,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], rig
 
 def render_report(report: Report, output: Path | None) -> None:
     """What ``gopt shard`` shows."""
+    from .render_before_after import render_before_after
+
     out = console()
-    source, counts = report.source, report.source.counts
-    rest = (
-        f"  {counts['nodes']} nodes, {counts.get('parameter', 0)} parameters, "
-        f"{counts.get('optimizer_state', 0)} optimizer states, {format_bytes(source.nbytes)}"
-    )
-    out.print(Text.assemble((source.file, "bold"), rest))
+    render_before_after(out, report.source.file, report.mesh.axes, report.pipeline, report.before_after)
     _render_buckets(out, buckets(report.pipeline))
     _render_ranks(out, report)
     if report.choice is not None:
@@ -119,7 +118,8 @@ def render_report(report: Report, output: Path | None) -> None:
         out.print(f"chosen of {choice.weighed}: {chosen}: {choice.why}")
     out.print(table("Figures", ("", "is", "of"), _figure_rows(report), ()))
     passed = ", ".join(f"{check.name} {check.count}" for check in report.checks)
-    out.print(f"nodes: {len(report.removed_ops)} of the source removed, {len(report.added_ops)} added")
+    gone, new = total(report.removed_ops), total(report.added_ops)
+    out.print(f"operators: {gone} of the source removed, {new} added; gopt explain DIR NAME tells of each")
     out.print(f"checks passed: {passed}", soft_wrap=True)
     for note in report.notes:
         out.print(f"note: {note}")

@@ -10,6 +10,7 @@ from rich.text import Text
 from gopt.artifact.report import format_bytes, group_ranks, rank_ranges
 
 from .render import console, table
+from .render_before_after import render_before_after, set_options
 
 if TYPE_CHECKING:
     from gopt.offline.inspect import Inspection, NamedValue, Optimizer, Parameter
@@ -131,16 +132,14 @@ def _clip(clip: Clip) -> Text:
 def render_folder(found: FolderInspection) -> None:
     """An output folder."""
     out = console()
-    mesh = ", ".join(f"{name}={count}" for name, count in found.mesh)
-    rest = f"  mesh {mesh}, {found.ranks} ranks, from {found.source.file}"
-    out.print(Text.assemble((found.folder, "bold"), rest))
+    out.print(Text.assemble((found.folder, "bold"), f"  {found.ranks} ranks"))
+    render_before_after(out, found.source.file, found.mesh, found.pipeline, found.before_after)
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in found.states.items())
     where = f"{found.sharded} sharded, {found.replicated} on every rank"
     out.print(f"states: {kinds}; {where}; values {format_bytes(found.values_bytes)}", soft_wrap=True)
     rows: list[Sequence[Any]] = []
     for each in found.pipeline:
-        options = ", ".join(f"{key}={value}" for key, value in each.options.items() if value is not None)
-        rows.append((each.name, options, each.note))
+        rows.append((each.name, ", ".join(set_options(each)) or "defaults", each.note))
     out.print(table("Pipeline", ("pass", "options", "note"), rows))
     groups = {call.split(" ", 1)[-1] for each in found.per_rank for call in each.calls}
     ranks: list[tuple[int, tuple[str, ...]]] = []

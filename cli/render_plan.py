@@ -40,36 +40,48 @@ _LEGEND = {
 
 
 def render_plan(
-    mesh: str, memory: int | None, rows: Sequence[RankedChoice], remarks: Mapping[str, str] | None = None
+    mesh: str,
+    memory: int | None,
+    rows: Sequence[RankedChoice],
+    remarks: Mapping[str, str] | None = None,
+    *,
+    every_column: bool = False,
 ) -> None:
     """What ``gopt plan`` shows: choices, best first, each with the reason for its place.
 
     ``mesh``: the one that all rows are of; '': there are several, and of each the best row of every stage is shown.
-    ``remarks``: by mesh.
+    ``remarks``: by mesh. ``every_column``: all of them, whatever the width of the terminal.
     """
     out = console()
     if not out.is_terminal and "COLUMNS" not in os.environ:
         out = Clean(file=out.file, highlight=False, markup=False, width=WIDTH)
+    if every_column and out.width < WIDTH:
+        out = Clean(file=out.file, highlight=False, markup=False, width=WIDTH)
     wide = out.width >= NARROW
     shown = few(rows) if mesh else _best_of_each(rows)
     columns = _columns(mesh, wide, timed=any(row.choice.times is not None for row in rows))
-    lines = [_line(row.choice, columns) for row in shown]
+    joined = _join([(_line(row.choice, columns), row.why) for row in shown], columns)
+    lines, reasons = [line for line, _ in joined], [why for _, why in joined]
     title = f"Choices for {mesh}, best first; sizes are those of the rank that holds most"
     if not mesh:
         title = f"Meshes of {rows[0].choice.mesh.ranks} ranks and stages, best first; sizes of the rank that holds most"
     left = ("partition",) if "stage" not in columns[:1] else ("stage", "partition")
     right = [place for place, name in enumerate(columns) if name not in left]
     if wide and mesh:
-        lines = [[*line, row.why] for line, row in zip(lines, shown)]
+        lines = [[*line, why] for line, why in joined]
         out.print(table(title, [*columns, "why"], lines, right))
     else:
         lines = [[str(number), *line] for number, line in enumerate(lines, 1)]
         out.print(table(title, ["", *columns], lines, (0, *(place + 1 for place in right))))
-        for numbers, why in _reasons(shown) if not mesh else enumerate((row.why for row in shown), 1):
-            out.print(f"{numbers:2} {why}")
-    if len(rows) > len(lines):
-        out.print(f"… and {len(rows) - len(lines)} more in --json")
-    out.print("; ".join(f"{name}: {text}" for name, text in _LEGEND.items() if name.split(", ")[-1] in columns))
+        for numbers, why in _reasons(reasons):
+            out.print(f"{numbers:>3} {why}")
+    if len(rows) > len(shown):
+        out.print(f"… and {len(rows) - len(shown)} more in --json")
+    for name, text in _LEGEND.items():
+        if name.split(", ")[-1] in columns:
+            out.print(f"{name}: {text}")
+    if not wide:
+        out.print("more columns: --wide")
     for each, text in (remarks or {}).items():
         out.print(f"{each}: {text}")
     if rows and rows[0].fits:
@@ -80,12 +92,29 @@ def render_plan(
         out.print(f"nothing fits in {format_bytes(memory)}: more ranks, or a smaller batch")
 
 
-def _reasons(rows: Sequence[RankedChoice]) -> Iterator[tuple[str, str]]:
+def _join(rows: Sequence[tuple[list[str], str]], columns: Sequence[str]) -> list[tuple[list[str], str]]:
+    """Neighbouring rows that differ in one setting alone as one row, which lists its values."""
+    found: list[tuple[list[str], str]] = []
+    at = -1  # the column in which the rows of the last one differ
+    for line, why in rows:
+        last = found[-1] if found else None
+        if last is not None and last[1] == why:
+            apart = [place for place, (old, new) in enumerate(zip(last[0], line)) if old != new]
+            if len(apart) == 1 and columns[apart[0]] in _HEAD and at in (-1, apart[0]):
+                at = apart[0]
+                last[0][at] += f",{line[at]}"
+                continue
+        found.append((list(line), why))
+        at = -1
+    return found
+
+
+def _reasons(reasons: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Numbers of neighbouring rows that have one reason, and the reason."""
     last = 0
-    for why, group in groupby(row.why for row in rows):
+    for why, group in groupby(reasons):
         first, last = last + 1, last + len(list(group))
-        yield (f"{first:2}" if first == last else f"{first}-{last}"), why
+        yield (f"{first}" if first == last else f"{first}-{last}"), why
 
 
 def _columns(mesh: str, wide: bool, timed: bool) -> list[str]:

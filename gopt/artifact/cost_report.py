@@ -178,10 +178,14 @@ def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[Ran
 
 
 def figures(
-    program: SpmdProgram, ran: Sequence[PassRun], common: Sequence[RankState], ranks: Sequence[RankGraph]
+    program: SpmdProgram,
+    ran: Sequence[PassRun],
+    common: Sequence[RankState],
+    ranks: Sequence[RankGraph],
+    calls: Sequence[CollectiveCall],
 ) -> Figures:
-    """The section ``figures`` of the report, of a verified program."""
-    costs = cost_report(program, ran, find_calls(program, program.sharded))
+    """The section ``figures`` of the report, of a verified program and its ``calls``."""
+    costs = cost_report(program, ran, calls)
     return Figures(costs.traffic, costs.calls, casts(program, common, ranks), costs.overlap)
 
 

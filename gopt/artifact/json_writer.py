@@ -18,7 +18,8 @@ def pretty_json(document: Mapping[str, Any]) -> str:
 
 
 def json_pieces(items: Iterable[tuple[str, Any]]) -> Iterator[str]:
-    """The same text piece by piece. A value may be an iterator of tables, which is read as the text is."""
+    """The same text piece by piece. A value may be an iterator of tables, which is read as the text is; so may a value
+    of these tables."""
     yield from _table(items)
     yield "\n"
 
@@ -47,9 +48,28 @@ def _value(value: Any) -> Iterator[str]:
 def _rows(rows: Iterator[Any]) -> Iterator[str]:
     separator = "[\n"
     while chunk := [*itertools.islice(rows, _ROWS)]:
-        yield separator + _lines(chunk)
+        if isinstance(chunk[0], dict) and any(isinstance(value, Iterator) for value in chunk[0].values()):
+            for row in chunk:
+                yield separator
+                yield from _long_row(row)
+                separator = ",\n"
+        else:
+            yield separator + _lines(chunk)
         separator = ",\n"
     yield "[]" if separator == "[\n" else "\n]"
+
+
+def _long_row(row: Mapping[str, Any]) -> Iterator[str]:
+    """A table whose iterators stand on a line each."""
+    separator = "{"
+    for key, value in row.items():
+        yield f"{separator}{_line(key)}: "
+        if isinstance(value, Iterator):
+            yield from _rows(value)
+        else:
+            yield _line(value)
+        separator = ", "
+    yield "}"
 
 
 def _lines(rows: list[Any]) -> str:

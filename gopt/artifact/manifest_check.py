@@ -24,6 +24,7 @@ from gopt.artifact.manifest import (
     RankEntry,
     Shape,
 )
+from gopt.artifact.report_groups import Group
 from gopt.artifact.report_record import REPORT_FILE, Report
 from gopt.artifact.server_entries import Mode
 from gopt.artifact.server_plan_check import check_server_plan
@@ -54,6 +55,7 @@ def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
     """The report beside a manifest; raises InputError where it is damaged or describes another mesh."""
     path = Path(folder, REPORT_FILE)
     report = from_document(Report, documents.read_json(path, documents.REPORT))
+    _check_groups(path, report)
     if manifest.parameter_server is not None:
         _check_split_report(path, report, manifest.parameter_server.servers)
         return report
@@ -62,6 +64,18 @@ def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
     if [each.rank for each in report.ranks] != [each.rank for each in manifest.ranks]:
         raise InputError(f"{path}: ranks: they differ from the ranks of the manifest")
     return report
+
+
+def _check_groups(path: Path, report: Report) -> None:
+    """Refuse groups whose rows have not as many names as there are columns, or which count others."""
+    lists: dict[str, Sequence[Group]] = {
+        "removed_ops": report.removed_ops, "removed_vars": report.removed_vars,
+        "added_ops": report.added_ops, "added_vars": report.added_vars,
+    }  # fmt: skip
+    for key, groups in lists.items():
+        for place, group in enumerate(groups):
+            if (wrong := group.fault()) is not None:
+                raise InputError(f"{path}: {key}[{place}]: {wrong}")
 
 
 def _check_split_report(path: Path, report: Report, servers: int) -> None:

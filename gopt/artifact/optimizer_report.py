@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gopt.artifact.pass_facts import operators
-from gopt.artifact.report import OpRecord, PassRun, rank_ranges
+from gopt.artifact.report import PassRun, rank_ranges
+from gopt.artifact.report_groups import OpFact
 from gopt.opaque.origin import OpaqueCall
 from gopt.opaque.refold import CoveredRange, RefoldedCall, RefoldedWeight
 from gopt.opaque.schema_roles import calls
@@ -15,29 +16,22 @@ PASS = "refold-optimizers"
 Holder = tuple[RefoldedCall, RefoldedWeight, CoveredRange]
 
 
-def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequence[int]) -> list[OpRecord]:
-    """One record per node, reason and set of ranks; ``ranks`` are those that were made."""
+def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequence[int]) -> list[OpFact]:
+    """One fact per node and weight that some ranks do not update; ``ranks`` are those that were made."""
     coordinates = {rank: program.mesh.coordinates(rank) for rank in ranks}
     holders = _holders(program)
     reasons = _reasons(ran)
-    records: list[OpRecord] = []
+    facts: list[OpFact] = []
     for call in calls(program.training.graph):
-        found: dict[tuple[str, str], list[str]] = {}
+        count = len(call.slot_values.weights)
         for table in call.slot_values.weights:
             title = table.get("weight") or next(iter(table.values()))
             holder = next((holders[name] for name in table.values() if name in holders), None)
             why, gone = _absent(call, holder, coordinates, reasons.get((call.label, title), ""))
             if gone:
-                found.setdefault((why, rank_ranges(gone)), []).append(title)
-        count = len(call.slot_values.weights)
-        for (why, where), titles in found.items():
-            which = "" if count == 1 else f"{len(titles)} of {count} weights ({_shown(titles)}): "
-            records.append(OpRecord(call.label, call.op_type, PASS, which + why, where))
-    return records
-
-
-def _shown(titles: Sequence[str]) -> str:
-    return ", ".join(titles[:8]) + (", …" if len(titles) > 8 else "")
+                reason = why if count == 1 else f"one of {count} weights: {why}"
+                facts.append(OpFact(PASS, reason, rank_ranges(gone), "update", title, call.label, call.op_type))
+    return facts
 
 
 def _holders(program: SpmdProgram) -> dict[str, Holder]:

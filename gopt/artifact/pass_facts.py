@@ -44,7 +44,8 @@ class OperatorFacts:
 
 def buckets(passes: Iterable[PassRecord]) -> list[BucketFacts]:
     """The buckets of a step."""
-    return [from_document(BucketFacts, row) for each in passes for row in each.facts.get("buckets", ())]
+    facts = [each.facts for each in passes if each.name != SPLIT_PASS]  # a split counts its buckets
+    return [from_document(BucketFacts, row) for each in facts for row in each.get("buckets", ())]
 
 
 def bucket_cap(passes: Iterable[PassRecord]) -> int | None:

@@ -6,33 +6,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from gopt.documents.records import OPTIONAL, key
+from gopt.documents.records import OPTIONAL
 
 T = TypeVar("T", bound=Hashable)
-
-
-@dataclass(slots=True)  # not frozen: there are as many as nodes, and a frozen one takes twice as long to make
-class OpRecord:
-    """An operator removed or added, and on which ranks."""
-
-    name: str
-    op_type: str
-    pass_name: str = field(metadata=key("pass"))
-    reason: str
-    ranks: str
-
-
-@dataclass(slots=True)  # as above
-class VarRecord:
-    """A value removed or added, and on which ranks."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str | None, ...] | None
-    nbytes: int = field(metadata=key("bytes"))
-    pass_name: str = field(metadata=key("pass"))
-    reason: str
-    ranks: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +16,11 @@ class PassResult:
     """What a pass did: reasons by removed node or value label, and its own figures."""
 
     removed: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Label of a removed source node -> why."""
+    """First output of a removed source node -> why."""
+    replaced: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    """Value of a removed source node -> the values that stand for it now."""
+    owners: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """First output of a removed source node -> the parameter that it is for."""
     facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
     note: str = ""
 

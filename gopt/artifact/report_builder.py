@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 
 from gopt.analysis.coupling import notes, open_couplings
 from gopt.analysis.training import StateKind
+from gopt.artifact.additions import added
 from gopt.artifact.cost_report import figures
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.manifest_builder import phases_by_rank
 from gopt.artifact.optimizer_report import removed_optimizers
-from gopt.artifact.report import OpRecord, PassRun, VarRecord, rank_ranges
+from gopt.artifact.removals import classes_of, removed
+from gopt.artifact.report import PassRun
+from gopt.artifact.report_groups import (
+    group_added_ops,
+    group_added_vars,
+    group_removed_ops,
+    group_removed_vars,
+)
 from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage, Report, SourceEntry
+from gopt.artifact.step_size import before_after
 from gopt.collectives.table import COLLECTIVES
-from gopt.ir.graph import COMM, Node, origin
-from gopt.ir.types import TensorType
+from gopt.ir.graph import COMM, Node
 from gopt.lower.invariants import Check
-from gopt.lower.rank_graph import Block, RankGraph, RankState
+from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
-from gopt.sharding.placements import Sharding
+from gopt.sharding.traffic import find_calls
 
 
 def build_report(
@@ -31,13 +38,11 @@ def build_report(
     ranks: Sequence[RankGraph],
 ) -> Report:
     """What was removed, added and moved; grows with the graph, not with graph times ranks."""
-    reasons = {key: (each.record.name, why) for each in ran for key, why in each.result.removed.items()}
-    removed_ops, removed_vars = _removed(program, reasons, ranks)
-    every = list(phases_by_rank(ranks))
-    optimizers = [
-        row for variant, members in _classes(program, every) for row in removed_optimizers(variant, ran, members)
-    ]
-    added_ops, added_vars = _added(program, common, ranks)
+    classes = classes_of(program, list(phases_by_rank(ranks)))
+    calls = find_calls(program, program.sharded)
+    removed_ops, removed_vars = removed(program, ran, classes)
+    optimizers = [row for variant, members in classes for row in removed_optimizers(variant, ran, members)]
+    added_ops, added_vars = added(program, classes, ranks, calls)
     usages = _usages(program, common, ranks)
     couplings = open_couplings(program)
     return Report(
@@ -46,13 +51,14 @@ def build_report(
         pipeline=tuple(each.record for each in ran),
         notes=(*program.source.notes, *program.warnings, *_notes(program), *notes(couplings)),
         couplings=tuple(couplings),
-        removed_ops=(*optimizers, *removed_ops),
-        removed_vars=tuple(removed_vars),
-        added_ops=tuple(added_ops),
-        added_vars=tuple(added_vars),
+        before_after=before_after(program, source, common, ranks, usages, calls),
+        removed_ops=group_removed_ops([*optimizers, *removed_ops]),
+        removed_vars=group_removed_vars(removed_vars),
+        added_ops=group_added_ops(added_ops),
+        added_vars=group_added_vars(added_vars),
         ranks=tuple(usages),
         balance=_balances([each.nbytes.by_kind for each in usages]),
-        figures=figures(program, ran, common, ranks),
+        figures=figures(program, ran, common, ranks, calls),
         checks=tuple(checks),
     )
 
@@ -95,161 +101,16 @@ def _balance(values: Sequence[int]) -> float:
     return round(max(values) * len(values) / total, 6) if total else 1.0
 
 
-def _removed(
-    program: SpmdProgram, reasons: Mapping[str, tuple[str, str]], ranks: Sequence[RankGraph]
-) -> tuple[list[OpRecord], list[VarRecord]]:
-    source = program.source.graph
-    every = list(phases_by_rank(ranks))
-    classes = _classes(program, every)
-    left = [_left(variant) for variant, _ in classes]
-    coordinates = {rank: program.mesh.coordinates(rank) for rank in every}
-    on_every = rank_ranges(every)
-
-    @functools.cache
-    def missing_on(*places: Sharding | None) -> str:
-        """The ranks that lack something; ``places``: where the ranks of each variant have it, None: nowhere."""
-        gone = [
-            rank for place, (_, ranks) in zip(places, classes) for rank in ranks
-            if place is None or not place.covers(coordinates[rank])
-        ]  # fmt: skip
-        return rank_ranges(sorted(gone))
-
-    ops: list[OpRecord] = []
-    variables: list[VarRecord] = []
-    for node in source.nodes:
-        if node.origin is not None:
-            continue  # part of an opaque operator, which has its own record
-        kept = [nodes.get(id(node)) for nodes in left]
-        if all(each is not None and not each.sharding.by_axis for each in kept):
-            continue
-        where = missing_on(*(None if each is None else each.sharding for each in kept))
-        if not where:
-            continue
-        key = next(name for name in node.outputs if name)
-        owner, why = reasons.get(key, ("prune", "nothing reads it any more"))
-        ops.append(OpRecord(node.label, node.op_type, owner, why, where))
-        for name in node.outputs:
-            if name and name not in source.outputs and name not in program.graph.inputs:
-                type = source.type_of(name)
-                variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, owner, why, where))
-    for node in program.source.looked_through:
-        why = "it changes nothing: its readers read what it reads"
-        ops.append(OpRecord(node.label, node.op_type, "load", why, on_every))
-        for name in node.outputs:
-            type = source.type_of(name)
-            variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, "load", why, on_every))
-    for held in zip(*(variant.states for variant, _ in classes)):  # alike but for sizes: see check_variants
-        state = held[0]
-        if state.sharded and state.input not in source.types:
-            why = f"held as runs of {state.input}"
-            for part in state.slices:
-                type = source.types[part.tensor]
-                variables.append(VarRecord(part.tensor, type.dtype, type.shape, type.nbytes, "shard", why, on_every))
-        elif state.sharded:
-            type = source.types[state.input]
-            if where := missing_on(*(each.sharding for each in held)):
-                variables.append(
-                    VarRecord(
-                        state.input, type.dtype, type.shape, type.nbytes, "shard", "held by its owner", where
-                    )
-                )  # fmt: skip
-    return ops, variables
-
-
-def _added(
-    program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]
-) -> tuple[list[OpRecord], list[VarRecord]]:
-    where: dict[tuple[str, str], dict[int, None]] = {}
-    nodes: dict[tuple[str, str], Node] = {}
-    known: set[int] = set()
-    for variant, members in _classes(program, list(phases_by_rank(ranks))):
-        for node in variant.graph.nodes:
-            if not node.sharding.by_axis and node.made_by and _real(node):
-                known.add(id(node))
-                where.setdefault((node.label, node.op_type), {}).update(dict.fromkeys(members))
-                nodes.setdefault((node.label, node.op_type), node)
-    states: dict[str, dict[int, None]] = {}
-    renamed: dict[Block, list[Node]] = {}  # of blocks that all ranks have: what a phase gave other names
-    for rank in ranks:
-        for block in rank.blocks:
-            if block.shared and block not in renamed:
-                renamed[block] = [node for node in block.nodes if node.made_by and id(node) not in known]
-        for node in (node for block in rank.blocks for node in renamed.get(block, block.nodes)):
-            if node.made_by and id(node) not in known:
-                key = (node.label, node.op_type)
-                where.setdefault(key, {})[rank.rank] = None
-                nodes.setdefault(key, node)
-        for state in rank.own:
-            if state.input not in program.source.graph.types:
-                states.setdefault(state.input, {})[rank.rank] = None
-    accumulators = {held.input for held in program.accumulators}
-    ops, variables = [], []
-    for key, held in where.items():
-        node, places = nodes[key], rank_ranges(sorted(held))
-        ops.append(OpRecord(key[0], _full_name(node), node.made_by, _purpose(node), places))
-        for name in node.outputs:
-            if name and (name not in program.source.graph.types or name.startswith("gopt.")):
-                type = _common_type(program, name)
-                variables.append(
-                    VarRecord(name, type.dtype, type.shape, type.nbytes, node.made_by, _purpose(node), places)
-                )
-    for name, held in states.items():
-        type = _common_type(program, name)
-        why = "the rank's sum of gradients" if name in accumulators else "the rank's run of a bucket's states"
-        variables.append(VarRecord(name, type.dtype, type.shape, 0, "shard", why, rank_ranges(sorted(held))))
-    return ops, variables
-
-
-def _common_type(program: SpmdProgram, name: str) -> TensorType:
-    """The type of a value on every rank; of a bucket, and of what is split, ranks have parts of their own lengths."""
-    type, sharding = program.graph.type_of(name), program.sharded.get(name)
-    if sharding is not None and sharding.flat is not None:
-        return TensorType(type.dtype, (None,))
-    for other in program.others:
-        theirs = other.graph.types.get(name, type)
-        if theirs != type:
-            same = zip(type.shape or (), theirs.shape or ())
-            type = TensorType(type.dtype, tuple(one if one == two else None for one, two in same))
-    return type
-
-
-def _real(node: Node) -> bool:
-    return node.domain != "gopt.spmd"
-
-
-def _full_name(node: Node) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-
-
-def _purpose(node: Node) -> str:
-    if node.domain == COMM:
-        return f"communication over {node.attributes['group']}"
-    return "update on the rank's shard, or its layout"
-
-
 def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> list[RankUsage]:
     """What each rank holds, and what it sends in one update: all its micro-steps included."""
     by_rank = phases_by_rank(ranks)
     found: dict[int, RankUsage] = {}
-    for variant, members in _classes(program, list(by_rank)):
+    for variant, members in classes_of(program, list(by_rank)):
         reducible = _reducible(variant)
         for rank in members:
             held = _rank_bytes(variant, common, by_rank[rank], reducible)
             found[rank] = RankUsage(rank, held, _calls(variant, by_rank[rank]))
     return [found[rank] for rank in by_rank]
-
-
-def _classes(program: SpmdProgram, ranks: Sequence[int]) -> list[tuple[SpmdProgram, list[int]]]:
-    """The variants of a program, each with those of the ``ranks`` that run it."""
-    if not program.others:
-        return [(program, list(ranks))]
-    of = {rank: program.of(rank) for rank in ranks}
-    return [(variant, [rank for rank in ranks if of[rank] is variant]) for variant in program.variants]
-
-
-def _left(program: SpmdProgram) -> dict[int, Node]:
-    """Nodes of the source that are left, by id -> what they are in the program."""
-    return {id(root): node for node in program.graph.nodes if (root := origin(node)) is not None}
 
 
 def _rank_bytes(

@@ -13,12 +13,13 @@ from typing import Any
 from gopt.analysis.coupling.marks import Coupling
 from gopt.artifact.json_writer import json_pieces
 from gopt.artifact.manifest import MeshEntry
-from gopt.artifact.report import OpRecord, PassRecord, VarRecord
+from gopt.artifact.report import PassRecord
+from gopt.artifact.report_groups import AddedVarGroup, OpGroup, RemovedVarGroup
 from gopt.documents.records import OPTIONAL, document_items, key, to_document
 from gopt.lower.invariants import Check
 from gopt.sharding.traffic import Overlap
 
-FORMAT = "gopt-report/1"
+FORMAT = "gopt-report/2"
 REPORT_FILE = "report.json"
 
 
@@ -129,6 +130,34 @@ class ChoiceEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepSize:
+    """What one step is and holds: bytes, but for ``nodes`` and ``calls``. Traffic and calls are those of one update."""
+
+    nodes: int
+    parameters: int
+    optimizer_states: int
+    gradients: int
+    peak_live: int
+    initializers: int
+    calls: int
+    traffic: int
+
+    @property
+    def held(self) -> int:
+        """Bytes of states and live values together."""
+        return self.parameters + self.optimizer_states + self.peak_live
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeAfter:
+    """The source against the rank that holds most."""
+
+    rank: int
+    source: StepSize
+    largest: StepSize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What was removed, added and moved. It grows with the graph, not with graph times ranks."""
 
@@ -138,10 +167,11 @@ class Report:
     pipeline: tuple[PassRecord, ...]
     notes: tuple[str, ...]
     couplings: tuple[Coupling, ...]
-    removed_ops: tuple[OpRecord, ...]
-    removed_vars: tuple[VarRecord, ...]
-    added_ops: tuple[OpRecord, ...]
-    added_vars: tuple[VarRecord, ...]
+    before_after: BeforeAfter | None = field(default=None, metadata=OPTIONAL)
+    removed_ops: tuple[OpGroup, ...]
+    removed_vars: tuple[RemovedVarGroup, ...]
+    added_ops: tuple[OpGroup, ...]
+    added_vars: tuple[AddedVarGroup, ...]
     ranks: tuple[RankUsage, ...]
     balance: Mapping[str, float]
     figures: Figures

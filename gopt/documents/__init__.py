@@ -27,15 +27,16 @@ from gopt.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind:
-    """A kind of document: its name in messages, its schema, and its largest size in bytes."""
+    """A kind of document: its name in messages, its schema, its largest size in bytes, the version of its format."""
 
     what: str
     schema: str
     most: int
+    version: int = 1
 
 
 MANIFEST = DocumentKind("a manifest", "manifest", limits.DOCUMENT_BYTES)
-REPORT = DocumentKind("a report", "report", limits.DOCUMENT_BYTES)
+REPORT = DocumentKind("a report", "report", limits.DOCUMENT_BYTES, 2)
 INDEX = DocumentKind("an index of a checkpoint", "index", limits.INDEX_BYTES)
 ROLES = DocumentKind("a map of roles", "roles", limits.ROLES_BYTES)
 CONFIG = DocumentKind("a configuration", "config", limits.CONFIG_BYTES)
@@ -151,7 +152,11 @@ def _check_schema(found: Any, kind: DocumentKind, name: str, floats: bool) -> No
     where = found
     for key in place:
         where = where[key]
-    if place in ([], ["format"]) and isinstance(found, dict) and "format" in found:
+    if (
+        isinstance(found, dict)
+        and "format" in found
+        and (place in ([], ["format"]) or _is_other(found["format"], kind))
+    ):
         _check_format(found["format"], kind, name)
     raise InputError(f"{name}: {_told(place)}{message.replace(VALUE, show(where))}")
 
@@ -175,10 +180,16 @@ def _told(place: Sequence[str | int]) -> str:
     return f"{key_path(shown)}: " if place else ""
 
 
+def _is_other(given: Any, kind: DocumentKind) -> bool:
+    """Whether a format is another version of the kind's."""
+    return isinstance(given, str) and given.startswith(f"gopt-{kind.schema}/")
+
+
 def _check_format(given: Any, kind: DocumentKind, name: str) -> None:
-    wanted = f"gopt-{kind.schema}/1"
+    wanted = f"gopt-{kind.schema}/{kind.version}"
     if isinstance(given, str) and given != wanted and _FORMATS.match(given):
-        other = "another version of gopt wrote it" if given.startswith(f"gopt-{kind.schema}/") else "it is another file"
+        again = "another version of gopt wrote it: write the folder again with this one"
+        other = again if given.startswith(f"gopt-{kind.schema}/") else "it is another file"
         raise InputError(f"{name} is not {kind.what} (format {wanted}): its format is {show(given)}", other)
 
 

@@ -13,7 +13,7 @@ import functools
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -22,6 +22,9 @@ Convert = Callable[[Any], Any]
 
 OPTIONAL = {"optional": True}
 """Metadata of a dataclass field whose key is absent where the value is the field's default."""
+
+LINES = {"lines": True}
+"""Metadata of a field with records that stand on a line each where their own record is one of a list."""
 
 
 def key(name: str) -> dict[str, Any]:
@@ -127,11 +130,27 @@ def _writer(hint: Any) -> Convert | None:
 
 def _lazy_writer(hint: Any) -> Convert | None:
     """The same, but for a tuple of records: an iterator of their documents."""
-    item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
+    item: Any = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
     if not _is_record(item):
         return _writer(hint)
-    write = _record_writer(item)
+    write = _line_writer(item) if any("lines" in each.metadata for each in fields(item)) else _record_writer(item)
     return lambda records: map(write, records)
+
+
+def _line_writer(cls: Any) -> Convert:
+    """As ``_record_writer``, but what stands on lines of its own is an iterator as well."""
+    write = _record_writer(cls)
+    lazy = [(each.name, key_of(each)) for each in fields(cls) if "lines" in each.metadata]
+    hints = typing.get_type_hints(cls)
+    items = {name: _record_writer(typing.get_args(hints[name])[0]) for name, _ in lazy}
+
+    def write_lines(record: Any) -> dict[str, Any]:
+        whole = {name: getattr(record, name) for name, _ in lazy}
+        document: dict[str, Any] = write(replace(record, **dict.fromkeys(whole, ())))
+        document.update((label, map(items[name], whole[name])) for name, label in lazy)
+        return document
+
+    return write_lines
 
 
 def _container(hint: Any, inner: Callable[[Any], Convert | None], sequence: type) -> Convert | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from gopt.errors import InvariantError
@@ -12,6 +13,7 @@ from gopt.ir.topological_order import topological_sort
 from gopt.ir.types import TensorType
 from gopt.sharding.placements import EVERYWHERE, Sharding
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 _BEHIND = 1e-3
 """How far behind its forerunner a node is due, where one node of the source is 1: chains stay in front of the next."""
 
@@ -24,6 +26,10 @@ class GraphRewriter:
         self.pass_name = pass_name
         self.reasons: dict[str, str] = {}
         """First output of a source node that some or all ranks lose -> why."""
+        self.replaced: dict[str, tuple[str, ...]] = {}
+        """Value of a source node that was removed -> the values that stand for it now."""
+        self.owners: dict[str, str] = {}
+        """First output of a source node in ``reasons`` -> the parameter that it is for."""
         self._gone: set[int] = set()
         self._added: list[Node] = []
         self._changed = False
@@ -107,21 +113,27 @@ class GraphRewriter:
         """This graph's copy of a node of the source graph."""
         return self._producers[source.first_output]
 
-    def remove(self, source: Node, why: str) -> None:
-        """Remove this graph's copy of a source node."""
+    def remove(self, source: Node, why: str, *, of: str = "", by: Mapping[str, str] = NOTHING) -> None:
+        """Remove this graph's copy of a source node. ``of``: the parameter that it is for; ``by``: what stands for its
+        values now."""
         self._changed = True
-        name = source.first_output
-        self._gone.add(id(self._producers[name]))
-        self.reasons.setdefault(name, why)
+        self._gone.add(id(self._producers[source.first_output]))
+        self.annotate(source, why, of=of)
+        for name in source.outputs if by else ():
+            if name in by:
+                self.replaced[name] = (*self.replaced.get(name, ()), by[name])
 
     def discard(self, output: str) -> None:
         """Remove the node of this graph that makes a value, which an earlier pass added."""
         self._changed = True
         self._gone.add(id(self._producers[output]))
 
-    def annotate(self, source: Node, why: str) -> None:
-        """Say why a source node is not on every rank."""
-        self.reasons.setdefault(source.first_output, why)
+    def annotate(self, source: Node, why: str, *, of: str = "") -> None:
+        """Say why a source node is not on every rank; ``of``: the parameter that it is for."""
+        name = source.first_output
+        self.reasons.setdefault(name, why)
+        if of:
+            self.owners.setdefault(name, of)
 
     def lookup(self, source: Node) -> Node | None:
         """This graph's copy of a source node, None when this pass or one before it removed it."""

@@ -13,7 +13,8 @@ from gopt.artifact.manifest import Manifest
 from gopt.artifact.manifest_check import read_manifest, read_report
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report import PassRecord
-from gopt.artifact.report_record import RankUsage, Report, SourceEntry
+from gopt.artifact.report_groups import total
+from gopt.artifact.report_record import BeforeAfter, RankUsage, Report, SourceEntry
 from gopt.artifact.states_file import STATES_FILE
 from gopt.documents.records import to_document
 from gopt.lower.invariants import Check
@@ -49,6 +50,7 @@ class FolderInspection:
     """States of the source that no rank holds whole."""
     replicated: int
     pipeline: tuple[PassRecord, ...]
+    before_after: BeforeAfter | None
     per_rank: tuple[RankInspection, ...]
     balance: Mapping[str, float]
     removed_ops: int
@@ -88,10 +90,11 @@ def _inspect(folder: Path, manifest: Manifest, report: Report) -> FolderInspecti
         sharded=len(manifest.states) - len(common),
         replicated=len(common),
         pipeline=report.pipeline,
+        before_after=report.before_after,
         per_rank=tuple(_rank(folder, usage, files[usage.rank]) for usage in report.ranks),
         balance=report.balance,
-        removed_ops=len(report.removed_ops),
-        added_ops=len(report.added_ops),
+        removed_ops=total(report.removed_ops),
+        added_ops=total(report.added_ops),
         checks=report.checks,
         values_bytes=_size(folder / STATES_FILE),
         notes=report.notes,

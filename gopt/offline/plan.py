@@ -12,10 +12,10 @@ from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.cost_report import CostReport, cost_report
 from gopt.artifact.report import format_bytes
 from gopt.artifact.report_record import ChoiceEntry
+from gopt.artifact.step_memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
 from gopt.documents.records import from_document, to_document
 from gopt.errors import OptionError
 from gopt.mesh import Mesh
-from gopt.offline.memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
 from gopt.offline.times import CommTimes, times
 from gopt.pipeline import Pipeline, build_pipeline
 from gopt.preflight import check_mesh

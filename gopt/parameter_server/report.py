@@ -9,9 +9,22 @@ from gopt.analysis.coupling import notes as coupling_notes
 from gopt.analysis.coupling import open_couplings
 from gopt.analysis.coupling.marks import Coupling
 from gopt.analysis.training import StateKind
+from gopt.artifact.additions import bucket_of
+from gopt.artifact.local_types import UNKNOWN, LocalTypes
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings
-from gopt.artifact.report import OpRecord, PassRecord, VarRecord, rank_ranges
+from gopt.artifact.removals import role_of, roles
+from gopt.artifact.report import PassRecord, rank_ranges
+from gopt.artifact.report_groups import (
+    AddedVarFact,
+    LocalShape,
+    OpFact,
+    RemovedVarFact,
+    group_added_ops,
+    group_added_vars,
+    group_removed_ops,
+    group_removed_vars,
+)
 from gopt.artifact.report_record import (
     CallCounts,
     CallEntry,
@@ -26,6 +39,7 @@ from gopt.artifact.report_record import (
 from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import to_document
 from gopt.ir.graph import COMM, Node, origin
+from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankGraph
 from gopt.mesh import Mesh
 from gopt.parameter_server.servers import PASS
@@ -49,10 +63,10 @@ def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
         pipeline=(PassRecord(PASS, _options(split), _facts(split)),),
         notes=(*split.training.notes, *_notes(split, couplings)),
         couplings=couplings,
-        removed_ops=tuple(removed_ops),
-        removed_vars=tuple(removed_vars),
-        added_ops=tuple(added_ops),
-        added_vars=tuple(added_vars),
+        removed_ops=group_removed_ops(removed_ops),
+        removed_vars=group_removed_vars(removed_vars),
+        added_ops=group_added_ops(added_ops),
+        added_vars=group_added_vars(added_vars),
         ranks=tuple(usages),
         balance=balance,
         figures=_figures(split, usages),
@@ -129,50 +143,67 @@ def _balance(values: Sequence[int]) -> float:
     return round(max(values) * len(values) / total, 6) if total else 1.0
 
 
-def _removed(split: SplitStep) -> tuple[list[OpRecord], list[VarRecord]]:
+def _removed(split: SplitStep) -> tuple[list[OpFact], list[RemovedVarFact]]:
     """Nodes of the source that some role does not run as they are."""
     trainers = range(split.options.trainers)
     servers = range(split.options.trainers, split.options.trainers + split.options.servers)
     on_trainers = {id(node) for node in split.homes.trainer_nodes}
     left = {id(root): node for node in split.servers.graph.nodes if (root := origin(node)) is not None}
     members = [split.servers.mesh.coordinates(number) for number in range(len(servers))]
-    ops: list[OpRecord] = []
-    variables: list[VarRecord] = []
+    told, named = split.result, roles(split.training)
+    ops: list[OpFact] = []
+    variables: list[RemovedVarFact] = []
     for node in split.training.graph.nodes:
-        kept = left.get(id(node))
+        kept, first = left.get(id(node)), node.first_output
         gone = [server for server, at in zip(servers, members) if kept is None or not kept.sharding.covers(at)]
         rows = [] if id(node) in on_trainers else [(list(trainers), "servers run the update")]
         if gone:
-            rows.append((gone, split.reasons.get(node.first_output, "trainers run forward and backward")))
+            rows.append((gone, told.removed.get(first, "trainers run forward and backward")))
         for ranks, why in rows:
-            where = rank_ranges(ranks)
-            ops.append(OpRecord(node.label, node.op_type, PASS, why, where))
+            head = (PASS, why, rank_ranges(ranks), role_of(node))
+            of, now = told.owners.get(first), next((told.replaced[n] for n in node.outputs if n in told.replaced), ())
+            ops.append(OpFact(*head, of, node.label, node.op_type, now))
             for name in node.outputs:
                 if name and name not in split.training.graph.outputs:
-                    type = split.training.graph.type_of(name)
-                    variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, PASS, why, where))
+                    type, by = split.training.graph.type_of(name), told.replaced.get(name, ())
+                    where, role = head[2], named.get(name, head[3])
+                    variables.append(
+                        RemovedVarFact(PASS, why, where, role, of, name, type.dtype, type.shape, type.nbytes, by)
+                    )
     return ops, variables
 
 
-def _added(split: SplitStep) -> tuple[list[OpRecord], list[VarRecord]]:
+def _added(split: SplitStep) -> tuple[list[OpFact], list[AddedVarFact]]:
     """What messages and pieces add to each role."""
     trainers = list(range(split.options.trainers))
+    known = LocalTypes(split.servers)
+    types = split.trainer_types()
     found: dict[int, tuple[Node, list[int]]] = {}
+    shapes: dict[str, dict[TensorType, list[int]]] = {}
     for graph in split.trainer_graphs.ranks:
         for node in _own(graph):
             found[id(node)] = (node, trainers)
+            for name in node.outputs:
+                shapes.setdefault(name, {})[types.get(name, UNKNOWN)] = trainers
     for graph in split.server_graphs.ranks:
+        here, number = known.on(graph), split.options.trainers + graph.rank
         for node in _own(graph):
-            found.setdefault(id(node), (node, []))[1].append(split.options.trainers + graph.rank)
-    types = {**split.trainer_types(), **split.servers.graph.types}
-    ops: list[OpRecord] = []
-    variables: list[VarRecord] = []
+            found.setdefault(id(node), (node, []))[1].append(number)
+            for name, type in zip(node.outputs, here.results(node)):
+                shapes.setdefault(name, {}).setdefault(type, []).append(number)
+    ops: list[OpFact] = []
+    variables: list[AddedVarFact] = []
     for node, ranks in found.values():
-        why, where = _purpose(node), rank_ranges(sorted(set(ranks)))
-        ops.append(OpRecord(node.label, f"{node.domain}.{node.op_type}".lstrip("."), PASS, why, where))
-        for name in node.outputs:
-            if name and (type := types.get(name)) is not None:
-                variables.append(VarRecord(name, type.dtype, type.shape, type.nbytes, PASS, why, where))
+        role, why = _purpose(node)
+        of = bucket_of([*node.outputs, *node.inputs])
+        kind = f"{node.domain}.{node.op_type}".lstrip(".")
+        ops.append(OpFact(PASS, why, rank_ranges(sorted(set(ranks))), role, of, node.label, kind))
+        for name in filter(None, node.outputs):
+            if (held := shapes.pop(name, None)) is not None:
+                per_rank = tuple(
+                    LocalShape(rank_ranges(sorted(set(ranks))), t.shape, t.nbytes) for t, ranks in held.items()
+                )
+                variables.append(AddedVarFact(PASS, why, role, of, name, next(iter(held)).dtype, per_rank))
     return ops, variables
 
 
@@ -180,10 +211,12 @@ def _own(graph: RankGraph) -> Iterator[Node]:
     return (node for block in graph.blocks for node in block.nodes if node.made_by)
 
 
-def _purpose(node: Node) -> str:
+def _purpose(node: Node) -> tuple[str, str]:
+    """Role and reason of an added node."""
     if node.domain == COMM:
-        return "a call among servers" if node.op_type in COLLECTIVES else "a message between trainers and servers"
-    return "the update of pieces, or their layout"
+        among = node.op_type in COLLECTIVES
+        return "communication", "a call among servers" if among else "a message between trainers and servers"
+    return "update", "the update of pieces, or their layout"
 
 
 def _usages(split: SplitStep) -> Iterator[RankUsage]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.artifact.report import PassResult
 from gopt.collectives.layout import format_shape
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM
@@ -54,7 +55,8 @@ class ServerKey:
 
 @dataclass(slots=True)
 class ServerProgram:
-    """The servers' program and its keys. ``reasons``: why a node of the source is on no server, or not on all."""
+    """The servers' program and its keys. ``result``: why a node of the source is on no server, or not on all, and what
+    stands for it."""
 
     program: SpmdProgram
     keys: dict[int, list[ServerKey]] = field(default_factory=dict)
@@ -63,7 +65,7 @@ class ServerProgram:
     """Table -> its parts."""
     merged: dict[str, int] = field(default_factory=dict)
     """Value that servers read as a merge over trainers -> its bucket."""
-    reasons: dict[str, str] = field(default_factory=dict)
+    result: PassResult = field(default_factory=PassResult)
 
 
 def server_program(training: TrainingGraph, plan: ServerPlan, homes: Homes, options: SplitOptions) -> ServerProgram:
@@ -128,7 +130,9 @@ class _Emitter:
         self.scalars = ScalarReductions(self.rewriter, program.training.graph, plan.updates, SERVER)
         self.partials: list[PartialScalar] = []
         self.states: list[ShardedState] = []
-        self.out = ServerProgram(program, reasons=self.rewriter.reasons)
+        told = self.rewriter
+        result = PassResult(told.reasons, replaced=told.replaced, owners=told.owners)  # filled as nodes are removed
+        self.out = ServerProgram(program, result=result)
         self._next = len(plan.buckets)
         self._renamed: dict[str, str] = {}
         """Gradient -> its merged value, where updates read whole tensors."""
@@ -159,8 +163,6 @@ class _Emitter:
         """The parts of a table, each on its server: the update of all of its rows, those without a gradient too."""
         parts = [self._table_part(served, place) for place in range(len(served.layout.servers))]
         self.out.tables[served.number] = parts
-        for node in served.subgraph.nodes:
-            self.rewriter.remove(node, f"the update runs on parts of table {served.table.parameter}")
 
     def _table_part(self, served: ServedTable, place: int) -> ServerKey:
         table, server = served.table, served.layout.servers[place]
@@ -194,6 +196,7 @@ class _Emitter:
         group = ParameterGroup((served.subgraph,), (0,), where, ((start, start + elements),))
         emitter = GroupEmitter(self.rewriter, group, root, self.scalars, {}, owned=True)
         emitter.run(ReducedValue(f"{root}.gradient"), alone=True)
+        emitter.remove_sources("the update runs on parts of the table")
         self.partials += emitter.partials
         states = list(emitter.states.values())
         self.states += states
@@ -231,9 +234,7 @@ class _Emitter:
         self.partials += emitter.partials
         states = list({id(state): state for state in emitter.states.values()}.values())
         self.states += states
-        for subgraph in unit.subgraphs:
-            for node in subgraph.nodes:
-                self.rewriter.remove(node, "the update runs on pieces of it")
+        emitter.remove_sources("the update runs on pieces of it")
         inputs, outputs = [state.input for state in states], [state.output for state in states]
         type = TensorType(unit.dtypes[1], (starts[-1],))
         return ServerKey(unit, 0, f"{root}.gradient", tuple(inputs), tuple(outputs), type)
@@ -245,7 +246,7 @@ class _Emitter:
         for number, subgraph in enumerate(unit.subgraphs):
             for node in subgraph.nodes if unit.server is not None else ():
                 self.rewriter.counterpart(node).sharding = where
-                self.rewriter.annotate(node, f"server {unit.server} alone updates {subgraph.parameter.tensor}")
+                self.rewriter.annotate(node, f"server {unit.server} alone updates it", of=subgraph.parameter.tensor)
             states = [
                 ShardedState(
                     state.tensor, state.updated, types[state.tensor].dtype,

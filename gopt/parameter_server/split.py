@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.pieces import Piece
+from gopt.artifact.report import PassResult
 from gopt.artifact.server_entries import KeyEntry, KeyKind, Mode, ServerPlanEntry, TableEntry
 from gopt.errors import InvariantError, OptionError, UnsupportedError
 from gopt.ir.types import TensorType
@@ -44,7 +45,7 @@ class SplitStep:
     tables: tuple[TableEntry, ...]
     table_states: Mapping[str, tuple[TableLayout, int]]
     """State of a part of a table, as its server calls it -> the table's layout, and the server."""
-    reasons: dict[str, str]
+    result: PassResult
     checks: tuple[Check, ...]
     sync: SpmdProgram | None = None
     """In mode geo, what trainers run every few steps; ``trainer`` is then the local step."""
@@ -105,8 +106,7 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     }  # fmt: skip
     made = SplitStep(
         training, options, plan, homes, trainer, servers.program, trainer_graphs, server_graphs, keys, tables,
-        table_states,
-        servers.reasons, checks,
+        table_states, servers.result, checks,
     )  # fmt: skip
     return made if options.mode.rounds else replace(made, checks=(*checks, _check_blocks(made)))
 
@@ -119,8 +119,8 @@ def _geo_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     keys = tuple(_keys(training, plan, servers, NOTHING, options))
     checks = _checks(training, plan, homes, trainer_graphs, server_graphs)
     made = SplitStep(
-        training, options, plan, homes, step, servers.program, trainer_graphs, server_graphs, keys, (), {}, {}, checks,
-        sync,
+        training, options, plan, homes, step, servers.program, trainer_graphs, server_graphs, keys, (), {},
+        PassResult(), checks, sync,
     )  # fmt: skip
     return replace(made, checks=(*checks, _check_blocks(made)))
 

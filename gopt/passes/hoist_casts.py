@@ -40,7 +40,8 @@ def hoist_casts(program: SpmdProgram, options: Options) -> PassResult:
     removed = sum(len(casts) for _, casts in cast)
     rewriter.finish()
     program.set_states([*program.states, *copies])
-    return PassResult(removed=rewriter.reasons, facts={"parameters": len(copies), "casts_removed": removed})
+    facts = {"parameters": len(copies), "casts_removed": removed}
+    return PassResult(removed=rewriter.reasons, facts=facts, replaced=rewriter.replaced, owners=rewriter.owners)
 
 
 def _hoist(
@@ -49,7 +50,8 @@ def _hoist(
     """Turn the first cast's result into a state; every other cast's readers read that one."""
     name = casts[0].outputs[0]
     for cast in casts:
-        rewriter.remove(cast, f"{state.tensor} is cast once, behind its update")
+        why, by = "the parameter is cast once, behind its update", {cast.outputs[0]: name}
+        rewriter.remove(cast, why, of=state.tensor, by=by)
         for reader in users.get(cast.outputs[0], ()) if cast is not casts[0] else ():
             rewriter.rewire(reader, cast.outputs[0], name)
     type = rewriter.graph.types[name]

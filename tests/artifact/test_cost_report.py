@@ -17,6 +17,7 @@ from gopt.artifact.cost_report import figures as cost_figures
 from gopt.documents.records import to_document
 from gopt.mesh import Mesh
 from gopt.pipeline import build_pipeline
+from gopt.sharding.traffic import find_calls
 
 HYBRID = Mesh((("dp", 2), ("shard", 4)))
 FLAT = Mesh((("shard", 8),))
@@ -25,7 +26,8 @@ WHOLE_ACCUMULATOR = ("mlp_adamw_accum", 1)
 
 
 def figures(result: Sharded) -> Any:
-    return to_document(cost_figures(result.program, result.ran, result.common, result.ranks))
+    calls = find_calls(result.program, result.program.sharded)
+    return to_document(cost_figures(result.program, result.ran, result.common, result.ranks, calls))
 
 
 @pytest.mark.parametrize(("name", "stage", "mesh"), spread(NAMES, [0, 1, 2, 3], [FLAT, HYBRID]), ids=str)

@@ -46,7 +46,9 @@ def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     capsys.readouterr()
     assert main(["inspect", out]) == 0
     shown = capsys.readouterr().out
-    assert "mesh shard=3, 3 ranks, from mlp_adamw.onnx" in shown and "ReduceScatter" in shown
+    assert "stage 2, mesh shard=3, flat partition, default buckets" in shown and "ReduceScatter" in shown
+    rows = {line.split("  ")[0]: line.split()[-1] for line in shown.splitlines() if line.rstrip().endswith("%")}
+    assert rows["optimizer states"] == "66%" and rows["nodes"] == "34%", shown
     assert main(["inspect", out, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"] == 3
     assert main(["inspect", out, "--text"]) == 0

@@ -67,7 +67,7 @@ def test_dry_run_looks_past_an_existing_folder():
 def test_json_is_the_report(capsys):
     assert main(["shard", MODEL, "--ranks", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["format"] == "gopt-report/1"
+    assert report["format"] == "gopt-report/2"
     assert report == json.loads(Path("mlp_adamw.ranks/report.json").read_text())
 
 

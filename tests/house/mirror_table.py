@@ -127,6 +127,13 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "artifact.manifest_builder artifact.report_builder", _WRITTEN, "docs/test_formats.py", "cli/test_shard.py",
         "golden",
     ),
+    **_each("artifact.removals artifact.additions artifact.step_size", _WRITTEN, "artifact/test_report_groups.py"),
+    **_each("cli.explain cli.render_explain", "the command prints the story", "offline/test_offline_explain.py"),
+    **_each("cli.render_before_after", "a table of two commands", "cli/test_inspect.py", "docs/test_report_page.py"),
+    **_each(
+        "offline.explain.folder_index offline.explain.stories offline.explain.split_stories offline.explain.story "
+        "offline.explain.wiring", "parts of one answer", "offline/test_offline_explain.py",
+    ),
     **_each("artifact.ranks artifact.serialize", _WRITTEN, "cli/test_shard.py", "offline/test_merge.py", "numeric"),
     **_each(
         "artifact.optimizer_report", "rows of the report on opaque optimizers", "opaque/test_shard_opaque.py",

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from gopt import __version__
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import Manifest, RankEntry, SourceState
-from gopt.artifact.report import OpRecord, group_ranks, rank_ranges
+from gopt.artifact.report import group_ranks, rank_ranges
+from gopt.artifact.report_groups import OpGroup, type_counts
 from gopt.artifact.report_record import Report
 from gopt.ir.graph import Graph
 from gopt.offline.goldens.digests import node_digests, phase_digests, scalar_uses, short_digest, values_digest
@@ -152,9 +153,12 @@ def _layout(placed: Sequence[tuple[str, int]]) -> str:
     return f"{len(pieces)} pieces #{short_digest(pieces)}"
 
 
-def _ops(ops: Sequence[OpRecord], every: str) -> Iterator[str]:
+def _ops(groups: Sequence[OpGroup], every: str) -> Iterator[str]:
     """Operators counted by pass and type, with the ranks that have them."""
-    counts = Counter((each.pass_name, each.op_type, each.ranks) for each in ops)
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for each in groups:
+        for op_type, count in type_counts(each).items():
+            counts[each.pass_name, op_type, each.ranks] += count
     found: dict[tuple[str, str], list[str]] = {}
     for (owner, op_type, ranks), count in sorted(counts.items()):
         where = "all ranks" if ranks == every else f"ranks {ranks}"

@@ -45,7 +45,7 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
     free = [node for node in program.graph.nodes if node.domain == COMM and not bound_by(program.graph, node, parts)]
     found = [_plan(program, free, order, options) for order in orders(program, free)] if free else [()]
     packings = min(found, key=lambda plan: sum(len(packing.buckets) for packing in plan))
-    removed = dict(rewriter.reasons)
+    removed, replaced = dict(rewriter.reasons), dict(rewriter.replaced)
     rewriter = GraphRewriter(program.graph, NAME)
     placed: dict[int, Place] = {}
     number = 0
@@ -61,6 +61,7 @@ def fuse_collectives(program: SpmdProgram, options: Options) -> PassResult:
     calls = any(node.domain == COMM for node in program.graph.nodes)
     return PassResult(
         removed={**removed, **rewriter.reasons},
+        replaced={**replaced, **rewriter.replaced},
         facts={**facts, "neighbours": neighbours(program.graph, placed, parts)},
         note="" if calls else "there are no calls",
     )

@@ -78,7 +78,7 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
     modes = Counter(subgraph.mode.value for subgraph in updates.subgraphs.values())
     facts |= {"bucket_cap_bytes": plan.cap, "parameters": dict(sorted(modes.items()))}
     facts["buckets"] = [_describe(program, bucket) for bucket in plan.buckets]
-    return PassResult(removed=rewriter.reasons, facts=facts)
+    return PassResult(removed=rewriter.reasons, facts=facts, replaced=rewriter.replaced, owners=rewriter.owners)
 
 
 def _emit(

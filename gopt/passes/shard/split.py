@@ -36,10 +36,12 @@ def emit_split(
     else:
         shard = reduction.to_shard(bucket.name, gradients, bucket.cuts)
     parts = []
+    why = f"{bucket.name}: the update runs on the rank's shard of the bucket"
     for number, group in enumerate(bucket.groups):
         name = emit.named(bucket.name, f"c{number}")
         emitter = GroupEmitter(rewriter, group, name, scalars, out.reduced.values, owned=owned)
         parts.append(emitter.run(shard, alone=len(bucket.groups) == 1))
+        emitter.remove_sources(why)
         out.states.update(emitter.states)
         out.scalars += emitter.partials
     out.parameters = GatherBucket(bucket.name, bucket.subgraphs, tuple(parts), bucket.cuts)
@@ -50,9 +52,6 @@ def emit_split(
         for part in bucket.groups:
             if slot < len(part.subgraphs[0].states):
                 out.layout.append(tuple(subgraph.states[slot].tensor for subgraph in part.subgraphs))
-    for subgraph in bucket.subgraphs:
-        for node in subgraph.nodes:
-            rewriter.remove(node, f"{bucket.name}: the update runs on the rank's shard of the bucket")
     return out
 
 
@@ -83,6 +82,8 @@ class GroupEmitter:
         self.results[self.subgraph.parameter.updated] = "parameter_out"
         self.states: dict[str, ShardedState] = {}
         self.partials: list[PartialScalar] = []
+        self._shares: dict[str, str] = {}
+        """Result of a reduction of the source -> the rank's partial value of it."""
 
     def _named(self, role: str) -> str:
         return f"{self.name}.{role}"
@@ -113,6 +114,16 @@ class GroupEmitter:
             self._emit(place, node)
         self._add_states()
         return OwnedParameter(parameter, self.local[subgraph.parameter.updated], run, types[parameter].elements)
+
+    def remove_sources(self, why: str) -> None:
+        """Remove the updates for which the class stands, each node with what stands for its values."""
+        known = self._shares | self.local
+        made = [[known.get(name, "") for name in node.outputs] for node in self.subgraph.nodes]
+        for subgraph in self.group.subgraphs:
+            parameter = subgraph.parameter.tensor
+            for node, names in zip(subgraph.nodes, made, strict=True):
+                by = {old: new for old, new in zip(node.outputs, names) if new}
+                self.rewriter.remove(node, why, of=parameter, by=by)
 
     def _segment(self, shard: str, role: str) -> str:
         """The rank's run of this class, out of its shard of the bucket."""
@@ -180,7 +191,7 @@ class GroupEmitter:
         source = node.outputs[0]
         dtype = rewriter.graph.types[source].dtype
         op_type = "ReduceSumSquare" if node.is_a("ReduceL2") else node.op_type
-        share = self._named(f"share{place}")
+        share = self._shares[source] = self._named(f"share{place}")
         if node.is_a("ReduceMean"):
             self._mean(value, share, self.rewriter.graph.types[node.inputs[0]].elements, dtype)
         else:

@@ -118,9 +118,8 @@ def _run_on_owner(rewriter: GraphRewriter, bucket: WholeBucket, place: int, *, o
     subgraph, there = bucket.subgraphs[place], bucket.owned(place)
     for node in subgraph.nodes:
         rewriter.counterpart(node).sharding = there
-        rewriter.annotate(
-            node, f"{bucket.name}: {subgraph.parameter.tensor} is updated by its owner alone; {subgraph.why}"
-        )
+        why = f"{bucket.name}: the parameter is updated by its owner alone; {subgraph.why}"
+        rewriter.annotate(node, why, of=subgraph.parameter.tensor)
     type = rewriter.graph.types[subgraph.parameter.updated]
     parameter, updated = subgraph.parameter.tensor, subgraph.parameter.updated
     if owned:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from gopt.analysis.training import StateKind
+from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.collectives.layout import ITEM_BYTES
-from gopt.ir.graph import Node
+from gopt.ir.graph import Graph, Node
 from gopt.ir.types import nbytes
 from gopt.program import ShardedState, SpmdProgram
+from gopt.sharding.placements import Sharding
 from gopt.sharding.traffic import Carries, CollectiveCall, find_calls
 from gopt.sharding.verifier import Shardings
 
@@ -83,34 +85,62 @@ def balance(rows: Mapping[str, Sequence[int]]) -> float:
 def live(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> LivePeaks:
     """Peaks of what is alive on a rank beside states, inputs and constants, in the order of the nodes.
 
-    A new state takes its old one's place. One sweep to see last readers, one to count.
+    A new state takes its old one's place.
     """
     nodes = [node for node in program.graph.nodes if node.sharding.covers(coordinates)]
-    sizer = _Sizer(program, coordinates)
-    last: dict[str, int] = {}
-    for place, node in enumerate(nodes):
-        sizer.note(node)
+    kept = (state.output for state in program.states)
+    return _peaks(nodes, _Sizes(program.graph, kept, _parts(program), coordinates), _kinds(program, calls))
+
+
+def live_in_source(training: TrainingGraph) -> LivePeaks:
+    """The same of the source, which is whole: nothing is gathered, and gradients are those of the parameters."""
+    kinds = dict.fromkeys(training.gradients.values(), "gradients")
+    return _peaks(training.graph.nodes, _Sizes(training.graph, (s.updated for s in training.states)), kinds)
+
+
+def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:
+    """What ranks have parts of. A verified program knows it, but for windows along axes of a split computation."""
+    if program.sharded and not program.split:
+        return program.sharded
+    shardings = Shardings(program, strict=False).infer()
+    return {name: shardings.sharding(name) for name in shardings.known}
+
+
+def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> LivePeaks:
+    """One sweep from the last node to the first: a value lives from the node that makes it to the last that reads it.
+
+    What nobody reads lives on to the end.
+    """
+    views = {node.outputs[0]: node.inputs[0] for node in nodes if node.op_type in VIEWS and node.inputs[0]}
+    root: dict[str, str] = {}
+    for name, seen in views.items():
+        root[name] = root.get(seen, seen)
+    made = {name for node in nodes for name in node.outputs}
+    read = {name for node in nodes for name in node.reads}
+    now = dict.fromkeys(("gradients", "gathered", "activations"), 0)
+    unread = made - read - root.keys()
+    for name in unread:
+        now[kinds.get(name, "activations")] += sizes.of(name)
+    peak, alive = dict(now), sum(now.values())
+    most, known = alive, unread
+    for node in reversed(nodes):
         for name in node.reads:
-            last[sizer.root.get(name, name)] = place
-    ends: dict[int, list[str]] = {}
-    for name, place in last.items():
-        ends.setdefault(place, []).append(name)
-    kinds = _kinds(program, calls)
-    now = {"": 0, "gradients": 0, "gathered": 0, "activations": 0}
-    peak = dict(now)
-    for place, node in enumerate(nodes):
+            name = root.get(name, name)
+            if name not in known and name in made:  # another rank may make it
+                known.add(name)
+                if size := sizes.of(name):
+                    kind = kinds.get(name, "activations")
+                    alive += size
+                    now[kind] += size
+                    if now[kind] > peak[kind]:
+                        peak[kind] = now[kind]
+        if alive > most:
+            most = alive
         for name in node.outputs:
-            _count(now, kinds.get(name, "activations"), sizer.size.get(name, 0))
-        for kind, value in now.items():
-            peak[kind] = max(peak[kind], value)
-        for name in ends.get(place, ()):
-            _count(now, kinds.get(name, "activations"), -sizer.size.get(name, 0))
-    return LivePeaks(peak[""], peak["activations"], peak["gradients"], peak["gathered"])
-
-
-def _count(now: dict[str, int], kind: str, change: int) -> None:
-    now[kind] += change
-    now[""] += change
+            if name not in root and (size := sizes.of(name)):
+                alive -= size
+                now[kinds.get(name, "activations")] -= size
+    return LivePeaks(most, peak["activations"], peak["gradients"], peak["gathered"])
 
 
 def _kinds(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> dict[str, str]:
@@ -121,23 +151,25 @@ def _kinds(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> dict[str, s
     return kinds
 
 
-class _Sizer:
-    """Bytes of every value on one rank; views cost nothing and keep alive what they look at."""
+class _Sizes:
+    """Bytes of the values that nodes make on one rank. ``kept``: new states, which do not count; ``parts``: values of
+    which ranks have parts."""
 
-    def __init__(self, program: SpmdProgram, coordinates: Mapping[str, int]) -> None:
-        self.types, self.coordinates = program.graph.types, coordinates
-        self.shardings = Shardings(program, strict=False).infer()
-        self.kept = {state.output for state in program.states}
-        self.size: dict[str, int] = {}
-        self.root: dict[str, str] = {}
+    def __init__(
+        self,
+        graph: Graph,
+        kept: Iterable[str],
+        parts: Mapping[str, Sharding] = MappingProxyType({}),
+        coordinates: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self.types, self.parts, self.coordinates = graph.types, parts, coordinates
+        self.kept = frozenset(kept)
 
-    def note(self, node: Node) -> None:
-        """Learn the sizes of what a node makes; nodes come in order."""
-        if node.op_type in VIEWS and node.inputs[0]:
-            self.root[node.outputs[0]] = self.root.get(node.inputs[0], node.inputs[0])
-            return
-        for name in node.outputs:
-            type = self.types.get(name)
-            if name and name not in self.kept and type is not None and type.static:
-                shape = self.shardings.sharding(name).local_shape(type.dims, self.coordinates)
-                self.size[name] = nbytes(type.dtype, math.prod(shape))
+    def of(self, name: str) -> int:
+        """Bytes of a value; 0 where it does not count, or nothing is known."""
+        type = self.types.get(name)
+        if type is None or not type.static or name in self.kept:
+            return 0
+        if name in self.parts:
+            return nbytes(type.dtype, math.prod(self.parts[name].local_shape(type.dims, self.coordinates)))
+        return type.nbytes

@@ -9,8 +9,8 @@ from helpers import NAMES, Builder, perceptron, sgd, source
 from products import spread
 
 import gopt
+from gopt.artifact.step_memory import balance, held, live, members, reduced_gradient_bytes
 from gopt.mesh import Mesh
-from gopt.offline.memory import balance, held, live, members, reduced_gradient_bytes
 from gopt.program import SpmdProgram
 from gopt.sharding.traffic import find_calls
 

@@ -1,0 +1,151 @@
+"""What passes added: operators and values, on which ranks, for what, and what each rank has of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gopt.artifact.local_types import LocalTypes, OnRank
+from gopt.artifact.report import rank_ranges
+from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact
+from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.types import TensorType
+from gopt.lower.rank_graph import Block, RankGraph
+from gopt.program import SpmdProgram
+from gopt.sharding.traffic import CollectiveCall
+
+_BUCKET = re.compile(r"gopt\.[a-z-]+\.([a-z]+\d+)\.")
+"""What passes make is named ``gopt.<pass>.<bucket>.<role>`` (contract section 4)."""
+
+
+@dataclass(slots=True)
+class _AddedOp:
+    node: Node
+    purpose: tuple[str, str]
+    """Role and reason."""
+    ranks: dict[int, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _AddedVar:
+    """A value in the making: ``shapes`` has the ranks that have each type of it."""
+
+    pass_name: str
+    purpose: tuple[str, str]
+    of: str | None
+    shapes: dict[TensorType, dict[int, None]] = field(default_factory=dict)
+
+
+def added(
+    program: SpmdProgram,
+    classes: Sequence[tuple[SpmdProgram, list[int]]],
+    ranks: Sequence[RankGraph],
+    calls: Iterable[CollectiveCall],
+) -> tuple[list[OpFact], list[AddedVarFact]]:
+    """Operators and values that passes made, with the ranks that have them."""
+    found = _Added(program, {call.node.outputs[0]: call.carries.value for call in calls if call.node.outputs})
+    for variant, members in classes:
+        found.shared_nodes(variant, members)
+    types = {id(variant): LocalTypes(variant) for variant, _ in classes}
+    for rank in ranks:
+        found.of_rank(rank, types[id(program.of(rank.rank))].on(rank))
+    return list(found.op_facts()), list(found.var_facts())
+
+
+class _Added:
+    def __init__(self, program: SpmdProgram, carries: dict[str, str]) -> None:
+        self.source, self.carries = program.source.graph.types, carries
+        self.accumulators = {held.input for held in program.accumulators}
+        self.ops: dict[tuple[str, str], _AddedOp] = {}
+        self.variables: dict[str, _AddedVar] = {}
+        self._known: set[int] = set()
+        """Nodes that all ranks have, whose values are the same on all."""
+        self._renamed: dict[Block, list[Node]] = {}
+
+    def shared_nodes(self, program: SpmdProgram, members: Sequence[int]) -> None:
+        """Nodes that all ranks of a variant run on values that are alike on all."""
+        on_all = dict.fromkeys(members)
+        for node in program.graph.nodes:
+            if node.sharding.by_axis or not node.made_by or node.domain == SPMD:
+                continue
+            if program.sharded and any(name in program.sharded for name in node.outputs):
+                continue  # its type is that of a rank
+            self._known.add(id(node))
+            self._op(node).ranks.update(on_all)
+            for name in self._names(node):
+                self._var(name, node).shapes.setdefault(program.graph.type_of(name), {}).update(on_all)
+
+    def of_rank(self, rank: RankGraph, types: OnRank) -> None:
+        """Nodes and states that a rank has of its own."""
+        for node in self._nodes(rank):
+            self._op(node).ranks[rank.rank] = None
+            for name, type in zip(node.outputs, types.results(node)):
+                if self._is_new(name):
+                    self._var(name, node).shapes.setdefault(type, {})[rank.rank] = None
+        for state in rank.own:
+            if state.input not in self.source:
+                summed = state.input in self.accumulators
+                what = "the rank's sum of gradients" if summed else "the rank's run of a bucket's states"
+                purpose = ("accumulator" if summed else "state", what)
+                made = self.variables.setdefault(state.input, _AddedVar("shard", purpose, bucket_of([state.input])))
+                made.shapes.setdefault(state.type, {})[rank.rank] = None
+
+    def _nodes(self, rank: RankGraph) -> Iterator[Node]:
+        for block in rank.blocks:
+            if not block.shared:
+                yield from (node for node in block.nodes if node.made_by and id(node) not in self._known)
+                continue
+            if block not in self._renamed:  # what a phase gave other names
+                self._renamed[block] = [node for node in block.nodes if node.made_by and id(node) not in self._known]
+            yield from self._renamed[block]
+
+    def _op(self, node: Node) -> _AddedOp:
+        key = (node.label, node.op_type)
+        found = self.ops.get(key)
+        if found is None:
+            found = self.ops[key] = _AddedOp(node, self._purpose(node))
+        return found
+
+    def _var(self, name: str, node: Node) -> _AddedVar:
+        found = self.variables.get(name)
+        if found is None:
+            of = bucket_of([name, *node.outputs[:1], *node.inputs[:1]])
+            found = self.variables[name] = _AddedVar(node.made_by, self._purpose(node), of)
+        return found
+
+    def _names(self, node: Node) -> Iterator[str]:
+        return (name for name in node.outputs if self._is_new(name))
+
+    def _is_new(self, name: str) -> bool:
+        return bool(name) and (name not in self.source or name.startswith("gopt."))
+
+    def _purpose(self, node: Node) -> tuple[str, str]:
+        if node.domain == COMM:
+            what = self.carries.get(node.outputs[0] if node.outputs else "", "other")
+            named = {"other": "scalars or running statistics"}.get(what, what)
+            return "communication", f"communication over {node.attributes.get('group', 'roles')}: {named}"
+        return "update", "update on the rank's shard, or its layout"
+
+    def op_facts(self) -> Iterator[OpFact]:
+        """Operators in the order in which they were met."""
+        for (label, _), held in self.ops.items():
+            node, (role, reason) = held.node, held.purpose
+            of = bucket_of([*node.outputs[:1], *node.inputs[:1]])
+            kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+            yield OpFact(node.made_by, reason, rank_ranges(sorted(held.ranks)), role, of, label, kind)
+
+    def var_facts(self) -> Iterator[AddedVarFact]:
+        """Values in the order in which they were met."""
+        for name, held in self.variables.items():
+            dtype = next(iter(held.shapes)).dtype
+            shapes = tuple(
+                LocalShape(rank_ranges(sorted(ranks)), type.shape, type.nbytes) for type, ranks in held.shapes.items()
+            )
+            role, reason = held.purpose
+            yield AddedVarFact(held.pass_name, reason, role, held.of, name, dtype, shapes)
+
+
+def bucket_of(names: Iterable[str]) -> str | None:
+    """The bucket of the first of some values that has one in its name."""
+    return next((found[1] for name in names if (found := _BUCKET.match(name))), None)

@@ -1,0 +1,113 @@
+"""The type that one rank has of a value: of what ranks have parts of, and of what lowering made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import defs, numpy_helper, shape_inference
+
+from gopt.ir.graph import Node, read_type, value_info
+from gopt.ir.types import TensorType
+from gopt.lower.rank_graph import RankGraph
+from gopt.program import SpmdProgram
+
+UNKNOWN = TensorType("undefined", None)
+
+
+class LocalTypes:
+    """Types on the ranks of one variant of a program. Rank by rank and node by node, in the order of the nodes."""
+
+    def __init__(self, program: SpmdProgram) -> None:
+        self.program = program
+        self._opset = max(
+            (o.version for o in program.graph.header.opset_import if o.domain in ("", "ai.onnx")), default=1
+        )
+        self._inferred: dict[object, tuple[TensorType, ...]] = {}
+
+    def on(self, rank: RankGraph) -> OnRank:
+        """Those of one rank."""
+        return OnRank(self, rank, self.program.mesh.coordinates(rank.rank))
+
+    def infer(self, node: Node, types: Sequence[TensorType], data: Mapping[int, np.ndarray]) -> tuple[TensorType, ...]:
+        """What onnx's shape inference says of one node; ``data``: values of operands that are constants."""
+        key = (
+            node.op_type, node.domain, str(sorted(node.attributes.items(), key=lambda each: each[0])), tuple(types),
+            tuple((place, array.tobytes()) for place, array in data.items()),
+        )  # fmt: skip
+        if key not in self._inferred:
+            self._inferred[key] = _infer(node, types, data, self._opset)
+        return self._inferred[key]
+
+
+class OnRank:
+    """The types on one rank."""
+
+    def __init__(self, known: LocalTypes, rank: RankGraph, coordinates: Mapping[str, int]) -> None:
+        self._known, self._rank, self._coordinates = known, rank, coordinates
+        self._made: dict[str, TensorType] = {state.input: state.type for state in rank.own}
+
+    def of(self, name: str) -> TensorType:
+        """The type of a value that the rank has; unknown for one that no node before made."""
+        found = self._rank.types.get(name) or self._made.get(name)
+        if found is not None:
+            return found
+        program = self._known.program
+        type, sharding = program.graph.types.get(name), program.sharded.get(name)
+        if type is None:
+            array = self._rank.constants.get(name)
+            return UNKNOWN if array is None else TensorType(array.dtype.name, array.shape)
+        if sharding is not None and type.static:
+            return TensorType(type.dtype, sharding.local_shape(type.dims, self._coordinates))
+        return type
+
+    def results(self, node: Node) -> list[TensorType]:
+        """The types of what a node makes."""
+        program = self._known.program
+        found = []
+        for place, name in enumerate(node.outputs):
+            type = self._rank.types.get(name) or program.graph.types.get(name)
+            if name in self._rank.types and type is not None:
+                found.append(type)
+                continue
+            type = self._infer(node, place) if type is None else self.of(name)
+            self._made[name] = type
+            found.append(type)
+        return found
+
+    def _infer(self, node: Node, place: int) -> TensorType:
+        """Of a node that lowering made."""
+        constants = self._rank.constants
+        first = self.of(node.inputs[0]) if node.inputs else UNKNOWN
+        if node.op_type == "Reshape" and node.inputs[1] in constants and first.static:
+            shape = constants[node.inputs[1]]
+            if shape.tolist() == [-1]:
+                return TensorType(first.dtype, (prod(first.dims),))
+        if node.op_type == "Slice" and len(node.inputs) == 3 and first.static and len(first.dims) == 1:
+            bounds = [constants.get(name) for name in node.inputs[1:]]
+            if all(each is not None and each.size == 1 for each in bounds):
+                start, stop = (int(each[0]) for each in bounds if each is not None)
+                return TensorType(first.dtype, (stop - start,))
+        types = [self.of(name) if name else UNKNOWN for name in node.inputs]
+        data = {number: constants[name] for number, name in enumerate(node.inputs) if name in constants}
+        found = self._known.infer(node, types, data)
+        return found[place] if place < len(found) else UNKNOWN
+
+
+def _infer(
+    node: Node, types: Sequence[TensorType], data: Mapping[int, np.ndarray], opset: int
+) -> tuple[TensorType, ...]:
+    try:
+        schema = defs.get_schema(node.op_type, opset, node.domain)
+        held: dict[str, Any] = {}
+        for name, type in zip(node.inputs, types):
+            if name and type != UNKNOWN:
+                held[name] = value_info(name, type).type
+        arrays = {node.inputs[place]: numpy_helper.from_array(array) for place, array in data.items()}
+        found = shape_inference.infer_node_outputs(schema, node.to_proto(), held, arrays)
+    except (onnx.defs.SchemaError, shape_inference.InferenceError, TypeError, ValueError, RuntimeError):
+        return ()
+    return tuple(read_type(found[name]) if name in found else UNKNOWN for name in node.outputs)

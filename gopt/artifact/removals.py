@@ -1,0 +1,198 @@
+"""What of the source some ranks lack: its nodes, its values, its states; why, and what stands for them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gopt.analysis.training import TrainingGraph
+from gopt.artifact.report import PassRun, rank_ranges
+from gopt.artifact.report_groups import OpFact, RemovedVarFact
+from gopt.ir.graph import Node, origin
+from gopt.ir.phase import Phase
+from gopt.ir.types import TensorType
+from gopt.program import ShardedState, SpmdProgram
+from gopt.sharding.placements import Sharding
+
+ALIAS = "it changes nothing: its readers read what it reads"
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Why a node of the source is gone: the pass and its reason, and the parameter that the node is for."""
+
+    pass_name: str
+    why: str
+    of: str | None = None
+
+
+UNKNOWN = TensorType("undefined", None)
+UNREAD = Removal("prune", "nothing reads it any more")
+
+
+class Removals:
+    """What passes say of the nodes that they removed."""
+
+    def __init__(self, ran: Iterable[PassRun]) -> None:
+        self._found: dict[str, Removal] = {}
+        self.replaced: dict[str, tuple[str, ...]] = {}
+        """Value -> the values that stand for it now."""
+        for each in ran:
+            owners, made = each.result.owners, dict[tuple[str, str | None], Removal]()
+            for name, why in each.result.removed.items():
+                key = (why, owners.get(name))
+                if key not in made:
+                    made[key] = Removal(each.record.name, *key)
+                self._found[name] = made[key]
+            self.replaced.update(each.result.replaced)
+
+    def of(self, node: Node) -> Removal:
+        """Why a node of the source is gone."""
+        return self._found.get(node.first_output, UNREAD)
+
+
+def roles(training: TrainingGraph) -> dict[str, str]:
+    """Value of the source -> its role, where it has one of its own; any other value has that of its node."""
+    found = dict.fromkeys(training.gradients.values(), "gradient")
+    found.update((state.tensor, state.kind.value) for state in training.states)
+    return found
+
+
+def role_of(node: Node) -> str:
+    """The role of a node of the source."""
+    return "unread" if node.phase is None else node.phase.value
+
+
+def removed(
+    program: SpmdProgram, ran: Sequence[PassRun], classes: Sequence[tuple[SpmdProgram, list[int]]]
+) -> tuple[list[OpFact], list[RemovedVarFact]]:
+    """Operators and values of the source that some ranks lack. ``classes``: the variants with the ranks of each that
+    were made."""
+    found = _Removed(program, ran, classes)
+    found.nodes()
+    found.aliases()
+    found.states()
+    return found.ops, found.variables
+
+
+class _Removed:
+    def __init__(
+        self, program: SpmdProgram, ran: Sequence[PassRun], classes: Sequence[tuple[SpmdProgram, list[int]]]
+    ) -> None:
+        self.program, self.classes = program, classes
+        self.told, self.roles = Removals(ran), roles(program.source)
+        self.ops: list[OpFact] = []
+        self.variables: list[RemovedVarFact] = []
+        self.types = program.source.graph.types
+        self.left = [_left(variant) for variant, _ in classes]
+        self.made = {name for node in program.graph.nodes if node.made_by for name in node.outputs}
+        """Values that passes make, under names of the source too."""
+        self.known = program.graph.types.keys() | self.made
+        every = sorted(rank for _, ranks in classes for rank in ranks)
+        self.on_every = rank_ranges(every)
+        coordinates = {rank: program.mesh.coordinates(rank) for rank in every}
+
+        @functools.cache
+        def missing_on(*places: Sharding | None) -> str:
+            gone = [
+                rank for place, (_, ranks) in zip(places, classes) for rank in ranks
+                if place is None or not place.covers(coordinates[rank])
+            ]  # fmt: skip
+            return rank_ranges(sorted(gone))
+
+        self.missing_on = missing_on
+        """The ranks that lack something; ``places``: where the ranks of each variant have it, None: nowhere."""
+
+    def nodes(self) -> None:
+        """Nodes that some ranks do not run."""
+        nowhere = self.missing_on(*(None for _ in self.classes))
+        lone = self.left[0] if len(self.left) == 1 else None
+        for node in self.program.source.graph.nodes:
+            if node.origin is not None:
+                continue  # part of an opaque operator, which has its own record
+            if lone is not None:
+                kept = lone.get(id(node))
+                where = nowhere if kept is None else self._lacking(kept)
+            else:
+                where = self._lacking(*(nodes.get(id(node)) for nodes in self.left))
+            if where:
+                self._remove(node, self.told.of(node), where)
+
+    def _lacking(self, *kept: Node | None) -> str:
+        if all(each is not None and not each.sharding.by_axis for each in kept):
+            return ""
+        return self.missing_on(*(None if each is None else each.sharding for each in kept))
+
+    def _remove(self, node: Node, told: Removal, where: str) -> None:
+        inputs, outputs, replaced = self.program.graph.inputs, self.program.source.graph.outputs, self.told.replaced
+        role = role_of(node)
+        now: tuple[str, ...] = ()
+        for name in node.outputs:
+            if not name:
+                continue
+            by, again = replaced.get(name, ()), name in self.made  # again: another node makes it
+            if by and not self.known.issuperset(by):
+                by = tuple(each for each in by if each in self.known)
+            elif not by and again:
+                by = (name,)
+            now = now or by
+            if not again and name not in outputs and name not in inputs:
+                self._value(name, told, where, self.roles.get(name, role), by)
+        self.ops.append(OpFact(told.pass_name, told.why, where, role, told.of, node.label, node.op_type, now))
+
+    def _value(self, name: str, told: Removal, where: str, role: str, by: tuple[str, ...]) -> None:
+        type = self.types.get(name, UNKNOWN)
+        self.variables.append(
+            RemovedVarFact(
+                told.pass_name, told.why, where, role, told.of, name, type.dtype, type.shape, type.nbytes, by
+            )
+        )
+
+    def aliases(self) -> None:
+        """Nodes that were looked through on load."""
+        roots: dict[str, str] = {}
+        for node in self.program.source.looked_through:
+            first = node.inputs[0] if node.inputs else ""
+            root = roots.get(first, first)
+            by = (root,) if root else ()
+            role = Phase.UPDATE.value  # no other phase loses its aliases
+            self.ops.append(OpFact("load", ALIAS, self.on_every, role, None, node.label, node.op_type, by))
+            for name in filter(None, node.outputs):
+                roots[name] = root
+                self._value(name, Removal("load", ALIAS), self.on_every, self.roles.get(name, role), by)
+
+    def states(self) -> None:
+        """States that some ranks do not hold, or that all hold as parts of a bucket."""
+        types, owners = self.program.source.graph.types, self.program.source.state_of()
+        for held in zip(*(variant.states for variant, _ in self.classes)):  # alike but for sizes: see check_variants
+            state: ShardedState = held[0]
+            if not state.sharded:
+                continue
+            if state.input not in types:
+                for part in state.slices:
+                    told = Removal("shard", "held as the rank's run of a bucket", _parameter(owners, part.tensor))
+                    by = (state.input,)
+                    self._value(part.tensor, told, self.on_every, self.roles.get(part.tensor, "state"), by)
+            elif where := self.missing_on(*(each.sharding for each in held)):
+                told = Removal("shard", "held by its owner alone", _parameter(owners, state.input))
+                self._value(state.input, told, where, self.roles.get(state.input, "state"), ())
+
+
+def _parameter(states: Mapping[str, object], name: str) -> str | None:
+    """The parameter to which a state belongs."""
+    state = states.get(name)
+    return getattr(state, "of", None) or (name if state is not None else None)
+
+
+def _left(program: SpmdProgram) -> dict[int, Node]:
+    """Nodes of the source that are left, by id -> what they are in the program."""
+    return {id(root): node for node in program.graph.nodes if (root := origin(node)) is not None}
+
+
+def classes_of(program: SpmdProgram, ranks: Sequence[int]) -> list[tuple[SpmdProgram, list[int]]]:
+    """The variants of a program, each with those of the ``ranks`` that run it."""
+    if not program.others:
+        return [(program, list(ranks))]
+    of = {rank: program.of(rank) for rank in ranks}
+    return [(variant, [rank for rank in ranks if of[rank] is variant]) for variant in program.variants]

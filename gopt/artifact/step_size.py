@@ -1,0 +1,82 @@
+"""The source against the rank that holds most: nodes, bytes by kind, calls, traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.artifact.report_record import BeforeAfter, RankUsage, SourceEntry, StepSize
+from gopt.artifact.step_memory import live, live_in_source
+from gopt.ir.graph import COMM, Tensor
+from gopt.lower.rank_graph import RankGraph, RankState
+from gopt.program import SpmdProgram
+from gopt.sharding.traffic import CollectiveCall, find_calls
+
+_OPTIMIZER = (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR)
+
+
+def before_after(
+    program: SpmdProgram,
+    source: SourceEntry,
+    common: Sequence[RankState],
+    ranks: Sequence[RankGraph],
+    usages: Sequence[RankUsage],
+    calls: Sequence[CollectiveCall],
+) -> BeforeAfter | None:
+    """The sizes of both. ``usages`` are those of ``ranks``, whose phases follow one another; ``calls`` those of the
+    program itself. Of ranks that hold as much, the first; of ranks that differ in states alone, one tells the peak."""
+    if not usages:
+        return None
+    peaks: dict[int, int] = {}
+
+    def peak(rank: int) -> int:
+        variant = program.of(rank)
+        if id(variant) not in peaks:
+            known = calls if variant is program else find_calls(variant, variant.sharded)
+            peaks[id(variant)] = live(variant, known, program.mesh.coordinates(rank)).peak
+        return peaks[id(variant)]
+
+    def held(usage: RankUsage) -> int:
+        return usage.nbytes.parameters + usage.nbytes.optimizer_states
+
+    most = max(usages, key=held)
+    if program.others:
+        most = max(usages, key=lambda usage: held(usage) + peak(usage.rank))
+    parts = [each for each in ranks if each.rank == most.rank]
+    largest = StepSize(
+        nodes=sum(len(block.nodes) for part in parts for block in part.blocks),
+        parameters=most.nbytes.parameters,
+        optimizer_states=most.nbytes.optimizer_states,
+        gradients=most.nbytes.gradients,
+        peak_live=peak(most.rank),
+        initializers=_stored(program, common, parts),
+        calls=sum(call.calls for call in most.communication),
+        traffic=most.bytes_sent,
+    )
+    return BeforeAfter(most.rank, _source_size(program.source, source), largest)
+
+
+def _source_size(training: TrainingGraph, source: SourceEntry) -> StepSize:
+    types = training.graph.types
+    held = dict.fromkeys(StateKind, 0)
+    for state in training.states:
+        held[state.kind] += types[state.tensor].nbytes
+    return StepSize(
+        nodes=source.counts["nodes"],
+        parameters=held[StateKind.PARAMETER],
+        optimizer_states=sum(held[kind] for kind in _OPTIMIZER),
+        gradients=sum(types[name].nbytes for name in set(training.gradients.values())),
+        peak_live=live_in_source(training).peak,
+        initializers=sum(tensor.nbytes for tensor in training.graph.initializers.values()),
+        calls=sum(node.domain == COMM for node in training.graph.nodes),
+        traffic=0,
+    )
+
+
+def _stored(program: SpmdProgram, common: Sequence[RankState], parts: Sequence[RankGraph]) -> int:
+    """Bytes to which the files of a rank refer: constants, and states of which the source has values."""
+    values: Mapping[str, Tensor] = program.source.graph.initializers
+    states = [state for state in (*common, *parts[0].states) if state.pieces and state.pieces[0].tensor in values]
+    constants = {name: array.nbytes for part in parts for name, array in part.constants.items()}
+    kept = sum(tensor.nbytes for tensor in parts[0].phase.graph.initializers.values())
+    return sum(state.type.nbytes for state in states) + sum(constants.values()) + kept

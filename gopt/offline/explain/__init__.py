@@ -1,0 +1,40 @@
+"""``gopt explain``: the story of one operator, value, state, parameter, bucket or table of an output folder."""
+
+from __future__ import annotations
+
+import os
+from difflib import get_close_matches
+from pathlib import Path
+
+from gopt.artifact.path_diagnostics import check_folder
+from gopt.errors import OptionError
+from gopt.offline.explain.folder_index import FolderIndex
+from gopt.offline.explain.stories import STORIES
+from gopt.offline.explain.story import Fact, Story
+from gopt.sanitize import show
+
+__all__ = ["Fact", "Story", "explain"]
+
+
+def explain(path: str | os.PathLike[str], name: str) -> Story:
+    """What became of ``name`` in an output folder of ``gopt shard`` or ``gopt split``: where it came from, which ranks
+    hold what of it, in which bucket it travels, why it was removed or added, and what stands for it now.
+
+    ``name`` is an operator, a value, a state, a parameter, a bucket (``b0``), or a key or table of a split. Raises
+    InputError where the folder is broken, OptionError for a name that it does not have.
+    """
+    folder = Path(path)
+    check_folder(folder)
+    index = FolderIndex(folder)
+    kinds: list[str] = []
+    facts: list[Fact] = []
+    for story in STORIES:
+        told = list(story(index, name))
+        if told:
+            kinds.append(told[0].about)
+            facts += told
+    if not facts:
+        close = get_close_matches(name, index.names(len(name)), 3)
+        hint = f"did you mean {' or '.join(map(show, close))}?" if close else "see gopt inspect, and report.json"
+        raise OptionError(f"{folder} has no operator, value, state or bucket that is called {show(name)}", hint)
+    return Story(str(folder), name, kinds[0], tuple(dict.fromkeys(facts)))

@@ -1,0 +1,135 @@
+"""An output folder by name: what its manifest, report, source and first rank say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+from gopt.api import stored_roles
+from gopt.artifact.manifest import SourceState
+from gopt.artifact.manifest_check import read_manifest, read_report
+from gopt.artifact.pass_facts import BucketFacts, buckets
+from gopt.artifact.report_groups import (
+    AddedVarFact,
+    OpFact,
+    RemovedVarFact,
+    expand_added_vars,
+    expand_ops,
+    expand_removed_vars,
+)
+from gopt.errors import InputError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.load import load
+from gopt.offline.explain.wiring import Wiring
+
+Told = TypeVar("Told", OpFact, RemovedVarFact, AddedVarFact)
+
+
+class FolderIndex:
+    """Everything by name. What a story does not need is not read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest, self.mesh = read_manifest(folder)
+        self.report = read_report(folder, self.manifest)
+        self.states = {state.tensor: state for state in self.manifest.states}
+        self.updated = {state.updated: state for state in self.manifest.states}
+        self.buckets: dict[str, BucketFacts] = {each.name: each for each in buckets(self.report.pipeline)}
+        self.bucket_of = {tensor: each for each in self.buckets.values() for tensor in each.tensors}
+
+    @cached_property
+    def removed_ops(self) -> Mapping[str, list[OpFact]]:
+        return _by_name(expand_ops(self.report.removed_ops))
+
+    @cached_property
+    def removed_vars(self) -> Mapping[str, list[RemovedVarFact]]:
+        return _by_name(expand_removed_vars(self.report.removed_vars))
+
+    @cached_property
+    def added_ops(self) -> Mapping[str, list[OpFact]]:
+        return _by_name(expand_ops(self.report.added_ops))
+
+    @cached_property
+    def added_vars(self) -> Mapping[str, list[AddedVarFact]]:
+        return _by_name(expand_added_vars(self.report.added_vars))
+
+    @cached_property
+    def stands_for(self) -> Mapping[str, list[str]]:
+        """Value of the ranks -> the operators and states of the source for which it stands."""
+        found: dict[str, list[str]] = {}
+        ops = ((each.name, each.replaced_by) for facts in self.removed_ops.values() for each in facts)
+        values = ((each.name, each.replaced_by) for facts in self.removed_vars.values() for each in facts)
+        for name, now in (*ops, *(row for row in values if row[0] in self.states)):
+            for each in now:
+                found.setdefault(each, []).append(name)
+        return found
+
+    @cached_property
+    def source(self) -> Wiring:
+        """The wiring of the kept source."""
+        return Wiring(self._source)
+
+    @cached_property
+    def _source(self) -> Graph:
+        path = self.folder / "source.onnx"
+        if not path.is_file():
+            raise InputError(f"{self.folder} has no {path.name}", "write the folder again with gopt shard")
+        return load(path, own=True)
+
+    @cached_property
+    def gradients(self) -> Mapping[str, str]:
+        """Parameter -> its gradient in the source."""
+        return stored_roles(self._source, self.folder / "source.onnx").params
+
+    @cached_property
+    def of_gradient(self) -> Mapping[str, list[str]]:
+        """Gradient -> the parameters that it is of."""
+        found: dict[str, list[str]] = {}
+        for parameter, gradient in self.gradients.items():
+            found.setdefault(gradient, []).append(parameter)
+        return found
+
+    def wiring(self, rank: int) -> list[Wiring]:
+        """The wiring of each file of a rank."""
+        if rank not in self._wirings:
+            entry = next((each for each in self.manifest.ranks if each.rank == rank), None)
+            files = dict.fromkeys(() if entry is None else entry.files.values())
+            self._wirings[rank] = [Wiring(load(self.folder / Path(name).name, own=True)) for name in files]
+        return self._wirings[rank]
+
+    @cached_property
+    def _wirings(self) -> dict[int, list[Wiring]]:
+        return {}
+
+    def first_rank(self, ranks: str = "") -> int:
+        """The first rank that was written, or the first of some ranges such as ``3-7,9``."""
+        return int(ranks.split(",")[0].split("-")[0]) if ranks else self.manifest.ranks[0].rank
+
+    def calls(self) -> Iterator[Node]:
+        """The collectives and messages of the first rank, in the order of its files."""
+        for wiring in self.wiring(self.first_rank()):
+            yield from (node for node in wiring.graph.nodes if node.domain == COMM)
+
+    def parameter(self, name: str) -> SourceState | None:
+        """The parameter to which a state belongs, or which it is."""
+        state = self.states.get(name)
+        return state if state is None or state.of is None else self.states.get(state.of, state)
+
+    def names(self, length: int) -> list[str]:
+        """Names that can be explained, of about a length."""
+        plan = self.manifest.parameter_server
+        every: Iterable[str] = (
+            *self.states, *self.updated, *self.buckets, *self.added_ops, *self.added_vars, *self.removed_ops,
+            *self.source.labels, *self.source.producers, *self._source.inputs,
+            *((key.name for key in plan.keys) if plan is not None else ()),
+        )  # fmt: skip
+        return [name for name in dict.fromkeys(every) if abs(len(name) - length) < 4]
+
+
+def _by_name(facts: Iterable[Told]) -> dict[str, list[Told]]:
+    found: dict[str, list[Told]] = {}
+    for fact in facts:
+        found.setdefault(fact.name, []).append(fact)
+    return found

@@ -1,0 +1,38 @@
+"""What ``explain`` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gopt.documents.records import to_document
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One line: what it is about, the sentence, and the names in it, which can be explained in turn."""
+
+    about: str
+    text: str
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All that an output folder says of one name. ``kind`` is what the name is first of all."""
+
+    folder: str
+    name: str
+    kind: str
+    facts: tuple[Fact, ...]
+
+    def __repr__(self) -> str:
+        return f"<Story of {self.name}, {self.kind}: {len(self.facts)} facts>"
+
+    def __str__(self) -> str:
+        width = max(len(fact.about) for fact in self.facts)
+        return "\n".join([self.name, *(f"  {fact.about:{width}}  {fact.text}" for fact in self.facts)])
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as ``gopt explain --json`` prints it."""
+        return {"format": "gopt-explanation/1"} | to_document(self)

@@ -1,0 +1,94 @@
+"""``gopt explain``: the story of a name, for sharded folders and splits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from gopt.cli.main import main
+from helpers import FIXTURES
+
+import gopt
+from gopt.offline.explain import Story, explain
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("explain") / "out"
+    gopt.shard(gopt.load(FIXTURES / "mlp_adamw.onnx"), 2).write(out)
+    return out
+
+
+def told(story: Story, about: str) -> str:
+    return "\n".join(fact.text for fact in story.facts if fact.about == about)
+
+
+def test_a_parameter(folder):
+    story = explain(folder, "fc1.weight")
+    assert story.kind == "parameter" and told(story, "held") == "whole on every rank, as fc1.weight"
+    assert told(story, "bucket").startswith("b0: tensor 3 of 4") and "beside fc2.bias and fc1.bias" in told(
+        story, "bucket"
+    )
+    assert "ReduceScatter over shard" in told(story, "sent") and "AllGather over shard" in told(story, "received")
+    assert told(story, "update").startswith("15 operators removed from ranks 0-1")
+    assert told(story, "optimizer") == "its states are fc1.weight.exp_avg, fc1.weight.exp_avg_sq"
+    assert explain(folder, "fc1.weight_out").facts[0] == story.facts[0]
+
+
+def test_a_sharded_state_names_the_elements_of_each_rank(folder):
+    story = explain(folder, "fc1.weight.exp_avg")
+    assert story.kind == "optimizer state"
+    held = told(story, "held").splitlines()
+    assert [line.split(", as ")[1] for line in held] == ["gopt.shard.b0.c0.state1"] * 2
+    stops = [int(line.split()[3]) for line in held]
+    assert held[0].startswith("elements 0 to ") and held[1].startswith(f"elements {stops[0]} to 2048 of 2048 on rank 1")
+    assert "gopt.shard.b0.c0.state1 float32" in told(story, "now")
+
+
+def test_a_removed_operator_and_what_stands_for_it(folder):
+    story = explain(folder, "node_mul_2")
+    assert "update of fc1.weight, from ranks 0-1 by shard" in told(story, "removed")
+    now = next(fact for fact in story.facts if fact.about == "now").names[0]
+    back = explain(folder, now)
+    assert "node_mul_2" in told(back, "stands for") and back.kind == "added"
+    for rank in range(2):
+        graph = onnx.load(str(folder / f"rank_000{rank}.onnx"), load_external_data=False).graph
+        assert any(now in node.output for node in graph.node)
+
+
+def test_a_bucket_a_gradient_an_input_and_the_loss(folder):
+    bucket = explain(folder, "b0")
+    assert bucket.kind == "bucket" and "fc1.bias" in told(bucket, "tensors")
+    assert "ReduceScatter" in told(bucket, "gradients") and "AllGather" in told(bucket, "parameters")
+    assert "of parameter fc1.weight" in told(explain(folder, "mm_2"), "gradient")
+    assert "an input of the step" in told(explain(folder, "lr"), "value")
+    assert told(explain(folder, "loss"), "now") == "every rank has it"
+
+
+def test_a_split(tmp_path):
+    assert (
+        main(
+            ["split", str(FIXTURES / "mlp_adamw.onnx"), "--trainers", "2", "--servers", "2", "-o", str(tmp_path / "o")]
+        )
+        == 0
+    )
+    story = explain(tmp_path / "o", "fc1.weight")
+    assert "server" in told(story, "key") and "Push" in told(story, "sent") and "Pull" in told(story, "received")
+    key = next(fact for fact in story.facts if fact.about == "key").names[0]
+    assert "fc1.weight[" in told(explain(tmp_path / "o", key), "pieces")
+    assert "servers run the update" in told(explain(tmp_path / "o", "node_mul_2"), "removed")
+
+
+def test_the_command(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["explain", str(folder), "fc1.weight"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "fc1.weight" and all(len(line) <= 80 for line in lines)
+    assert main(["explain", str(folder), "fc1.weight", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["format"] == "gopt-explanation/1" and record["facts"][0]["about"] == "parameter"
+    assert main(["explain", str(folder), "fc1.wieght"]) == 2
+    assert "did you mean 'fc1.weight'" in capsys.readouterr().err
+    assert main(["explain", str(folder / "nowhere"), "x"]) == 3 and "nowhere" in capsys.readouterr().err
