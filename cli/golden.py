@@ -33,7 +33,7 @@ def command() -> None:
 @command.command("update")
 @click.argument("folder", metavar="DIR", type=click.Path())
 def update(folder: str) -> int:
-    """Write the goldens that DIR/gopt-golden.toml names."""
+    """Write the goldens that DIR/gopt-golden.toml names into DIR/golden: all of them in one step, or none."""
     from gopt.offline.goldens.golden_files import update_goldens
 
     texts = _texts(Path(folder))
@@ -44,7 +44,7 @@ def update(folder: str) -> int:
 @command.command("check")
 @click.argument("folder", metavar="DIR", type=click.Path())
 def check(folder: str) -> int:
-    """Compare the goldens of DIR with what gopt makes now. Exit code 1, with the diff, where they differ."""
+    """Compare the goldens in DIR/golden with what gopt makes now. Exit code 1, with the diff, where they differ."""
     from gopt.offline.goldens.golden_files import check_goldens
 
     from .render_golden import render_check
@@ -78,10 +78,10 @@ def _text(case: GoldenCase) -> str:
     if case.asked.command == "shard":
         made = shard.sharded(model, given)
         graphs = {"all ranks": made.program.graph}
-        return golden_text(case.asked, made.source.training, made.manifest(), made.report(), graphs)
+        return golden_text(case.asked, made.source.training, made.manifest(), made.report(), graphs, case.keep)
     parted = split.split_step(model, given)
     step = parted.step
     graphs = {"trainers": step.trainer.graph, "servers": step.servers.graph}
     if step.sync is not None:
         graphs["sync of trainers"] = step.sync.graph
-    return golden_text(case.asked, parted.source.training, parted.manifest(), parted.report(), graphs)
+    return golden_text(case.asked, parted.source.training, parted.manifest(), parted.report(), graphs, case.keep)

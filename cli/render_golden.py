@@ -21,9 +21,9 @@ def render_check(found: GoldenCheck, folder: str) -> None:
         for line in lines:
             out.print(Text(line, style=_COLOURS.get(line[:1], "")), soft_wrap=True)
     for name in found.missing:
-        out.print(Text(f"missing: {name}", style="red"), soft_wrap=True)
+        out.print(Text(f"missing: golden/{name}", style="red"), soft_wrap=True)
     for name in found.extra:
-        out.print(Text(f"extra: {name}: no case asks for it", style="red"), soft_wrap=True)
+        out.print(Text(f"extra: golden/{name}: no case asks for it", style="red"), soft_wrap=True)
     if found.equal:
         out.print("equal")
     else:

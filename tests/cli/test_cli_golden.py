@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -25,12 +26,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "m.onnx").write_bytes((FIXTURES / "mlp_adamw.onnx").read_bytes())
     (found / "gopt-golden.toml").write_text(SHARD.format(FOUR))
     assert main(["golden", "update", str(found)]) == 0
+    assert max(map(len, (found / "golden/mlp.txt").read_text().splitlines())) <= 80
     return found
 
 
 def _copy(folder: Path, to: Path, options: str = FOUR) -> Path:
-    for path in folder.iterdir():
-        (to / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(folder, to, dirs_exist_ok=True)
     (to / "gopt-golden.toml").write_text(SHARD.format(options))
     return to
 
@@ -81,14 +82,28 @@ def test_names_and_order_do_not_count(folder: Path, tmp_path: Path) -> None:
 
 def test_missing_and_extra(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = _copy(folder, tmp_path)
-    (found / "mlp.golden.txt").rename(found / "old.golden.txt")
-    (found / "own.golden.txt").write_text("not written by gopt\n")
+    (found / "golden/mlp.txt").rename(found / "golden/old.txt")
     assert main(["golden", "check", str(found)]) == 1
-    assert {"missing: mlp.golden.txt", "extra: old.golden.txt: no case asks for it"} <= set(
+    assert {"missing: golden/mlp.txt", "extra: golden/old.txt: no case asks for it"} <= set(
         capsys.readouterr().out.splitlines()
     )
     assert main(["golden", "update", str(found)]) == 0
-    assert {path.name for path in found.glob("*.txt")} == {"mlp.golden.txt", "own.golden.txt"}
+    assert [path.name for path in (found / "golden").iterdir()] == ["mlp.txt"]
+
+
+def test_what_gopt_did_not_write_stays(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _copy(folder, tmp_path)
+    (found / "golden/own.txt").write_text("not written by gopt\n")
+    assert main(["golden", "update", str(found)]) == 2
+    assert f"{found}/golden/own.txt is no golden of gopt" in capsys.readouterr().err
+    assert (found / "golden/own.txt").read_text() == "not written by gopt\n"
+
+
+def test_sections_that_are_kept(folder: Path, tmp_path: Path) -> None:
+    found = _copy(folder, tmp_path, f'{FOUR}\nkeep = ["calls", "ranks"]')
+    assert main(["golden", "update", str(found)]) == 0
+    lines = (found / "golden/mlp.txt").read_text().splitlines()
+    assert [line for line in lines[1:] if line and line[0] != " "] == ["asked", "ranks", "calls"]
 
 
 def test_a_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

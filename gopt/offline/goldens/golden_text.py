@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt import __version__
@@ -16,6 +17,9 @@ from gopt.ir.graph import Graph
 from gopt.offline.goldens.digests import node_digests, phase_digests, scalar_uses, short_digest, values_digest
 
 FIRST_LINE = "gopt golden 1"
+SECTIONS = ("source", "ranks", "calls", "states", "passes", "removed", "added", "graphs")
+"""What a golden may keep, in order."""
+WIDTH = 80
 FEW_STATES = 3
 """States of one class that are told by name; more are counted."""
 FEW_KINDS = 3
@@ -33,28 +37,53 @@ class Asked:
 
 
 def golden_text(
-    asked: Asked, training: TrainingGraph, manifest: Manifest, report: Report, graphs: Mapping[str, Graph]
+    asked: Asked,
+    training: TrainingGraph,
+    manifest: Manifest,
+    report: Report,
+    graphs: Mapping[str, Graph],
+    keep: Collection[str] = SECTIONS,
 ) -> str:
-    """The golden of a case; ``graphs``: what ranks are made from, by name.
+    """The golden of a case; ``graphs``: what ranks are made from, by name; ``keep``: its sections beside ``asked``.
 
-    It knows neither file names, the machine, the time, nor gopt's patch version.
+    It knows neither file names, the machine, the time, nor gopt's patch version. Lines are at most 80 columns wide,
+    but for longer names.
     """
+    every = rank_ranges([each.rank for each in report.ranks])
+    sections = {
+        "source": lambda: _source(training),
+        "ranks": lambda: _ranks(report),
+        "calls": lambda: _calls(report),
+        "states": lambda: _states(manifest),
+        "passes": lambda: (each.name for each in report.pipeline),
+        "removed": lambda: _ops(report.removed_ops, every),
+        "added": lambda: _ops(report.added_ops, every),
+        "graphs": lambda: (f"{name}: {len(graph.nodes)} nodes #{_digest(graph)}" for name, graph in graphs.items()),
+    }
     minor = ".".join(__version__.split(".")[:2])
     lines = [f"{FIRST_LINE} (gopt {minor})", "", "asked", f"  {asked.command}"]
     lines += [f"  {each}" for each in _option_lines(asked.options)]
-    lines += ["", "source", *_source(training)]
-    lines += ["", "ranks", *_ranks(report)]
-    lines += ["", "calls", *_calls(report)]
-    lines += ["", "states", *_states(manifest)]
-    lines += ["", "passes", *(f"  {each.name}" for each in report.pipeline)]
-    every = rank_ranges([each.rank for each in report.ranks])
-    lines += ["", "removed", *_ops(report.removed_ops, every), "", "added", *_ops(report.added_ops, every)]
-    lines += [
-        "",
-        "graphs",
-        *(f"  {name}: {len(graph.nodes)} nodes #{_digest(graph)}" for name, graph in graphs.items()),
-    ]
+    for name in SECTIONS:
+        if name in keep:
+            lines += ["", name, *(line for fact in sections[name]() for line in _wrapped(f"  {fact}"))]
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(line: str) -> list[str]:
+    """Whole where it fits; else the parts of a list one a line, so that a change of one part is one line."""
+    if len(line) <= WIDTH:
+        return [line]
+    head, colon, rest = line.partition(": ")
+    parts = rest.split("; ") if "; " in rest else [rest]
+    found = [head + colon.rstrip()]
+    found += [f"    {part}{';' * (place < len(parts) - 1)}" for place, part in enumerate(parts) if part]
+    return [
+        piece
+        for each in found
+        for piece in textwrap.wrap(
+            each, WIDTH, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
+        )
+    ]
 
 
 def _digest(graph: Graph) -> str:
@@ -78,16 +107,16 @@ def _source(training: TrainingGraph) -> Iterator[str]:
     graph = training.graph
     phases = {id(node): node.phase.value for node in graph.nodes if node.phase}
     for phase, (count, own) in phase_digests(graph, phases).items():
-        yield f"  {phase}: {count} nodes #{own}"
+        yield f"{phase}: {count} nodes #{own}"
     for (phase, text), count in sorted(scalar_uses(graph, phases).items()):
-        yield f"  {phase} constant {text}: read {count} times"
+        yield f"{phase} constant {text}: read {count} times"
     yield f"  initial values #{values_digest(graph)}"
 
 
 def _ranks(report: Report) -> Iterator[str]:
     rows = [(each.rank, tuple(each.nbytes.by_kind.items())) for each in report.ranks]
     for ranks, sizes in group_ranks(rows):
-        yield f"  {_named(ranks)}: {', '.join(f'{kind} {count}' for kind, count in sizes)} bytes"
+        yield f"{_named(ranks)}: {', '.join(f'{kind} {count}' for kind, count in sizes)} bytes"
 
 
 def _calls(report: Report) -> Iterator[str]:
@@ -97,7 +126,7 @@ def _calls(report: Report) -> Iterator[str]:
         for call in each.communication
     ]
     for ranks, (op, group, calls, sent) in group_ranks(rows):
-        yield f"  {_named(ranks)}: {calls} {op} over {group}, {sent} bytes sent"
+        yield f"{_named(ranks)}: {calls} {op} over {group}, {sent} bytes sent"
 
 
 def _named(ranks: list[int]) -> str:
@@ -115,13 +144,13 @@ def _states(manifest: Manifest) -> Iterator[str]:
         what = ", ".join(sorted(each.tensor for each in members)) if few else f"{len(members)} states"
         layouts = {_layout(held.get(each.tensor, ())) for each in members}
         if len(layouts) == 1:
-            yield f"  {kind} {type} {what}: {layouts.pop()}"
+            yield f"{kind} {type} {what}: {layouts.pop()}"
         elif few:
             for each in members:
-                yield f"  {kind} {type} {each.tensor}: {_layout(held.get(each.tensor, ()))}"
+                yield f"{kind} {type} {each.tensor}: {_layout(held.get(each.tensor, ()))}"
         else:
             own = short_digest(_whole_layout(held.get(each.tensor, ())) for each in members)
-            yield f"  {kind} {type} {what}: {len(layouts)} layouts #{own}"
+            yield f"{kind} {type} {what}: {len(layouts)} layouts #{own}"
 
 
 def _placed(manifest: Manifest) -> dict[str, list[tuple[str, int]]]:
@@ -165,4 +194,4 @@ def _ops(groups: Sequence[OpGroup], every: str) -> Iterator[str]:
         found.setdefault((owner, op_type), []).append(f"{count} on {where}")
     for (owner, op_type), parts in found.items():
         told = ", ".join(parts) if len(parts) <= FEW_KINDS else f"{len(parts)} kinds of ranks #{short_digest(parts)}"
-        yield f"  {owner}: {op_type}: {told}"
+        yield f"{owner}: {op_type}: {told}"
