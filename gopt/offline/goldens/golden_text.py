@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from gopt import __version__
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import Manifest, RankEntry, SourceState
-from gopt.artifact.report import group_ranks, rank_ranges
+from gopt.artifact.report import group_ranks
 from gopt.artifact.report_groups import OpGroup, type_counts
 from gopt.artifact.report_record import Report
 from gopt.ir.graph import Graph
 from gopt.offline.goldens.digests import node_digests, phase_digests, scalar_uses, short_digest, values_digest
+from gopt.offline.goldens.rank_names import RankNames
 
 FIRST_LINE = "gopt golden 1"
 SECTIONS = ("source", "ranks", "calls", "states", "passes", "removed", "added", "graphs")
@@ -49,15 +50,15 @@ def golden_text(
     It knows neither file names, the machine, the time, nor gopt's patch version. Lines are at most 80 columns wide,
     but for longer names.
     """
-    every = rank_ranges([each.rank for each in report.ranks])
+    names = RankNames([(each.rank, each.role) for each in manifest.ranks])
     sections = {
         "source": lambda: _source(training),
-        "ranks": lambda: _ranks(report),
-        "calls": lambda: _calls(report),
-        "states": lambda: _states(manifest),
+        "ranks": lambda: _ranks(report, names),
+        "calls": lambda: _calls(report, names),
+        "states": lambda: _states(manifest, names),
         "passes": lambda: (each.name for each in report.pipeline),
-        "removed": lambda: _ops(report.removed_ops, every),
-        "added": lambda: _ops(report.added_ops, every),
+        "removed": lambda: _ops(report.removed_ops, names),
+        "added": lambda: _ops(report.added_ops, names),
         "graphs": lambda: (f"{name}: {len(graph.nodes)} nodes #{_digest(graph)}" for name, graph in graphs.items()),
     }
     minor = ".".join(__version__.split(".")[:2])
@@ -65,25 +66,24 @@ def golden_text(
     lines += [f"  {each}" for each in _option_lines(asked.options)]
     for name in SECTIONS:
         if name in keep:
-            lines += ["", name, *(line for fact in sections[name]() for line in _wrapped(f"  {fact}"))]
+            lines += ["", name, *(line for fact in sections[name]() for line in _wrapped(fact))]
     return "\n".join(lines) + "\n"
 
 
-def _wrapped(line: str) -> list[str]:
-    """Whole where it fits; else the parts of a list one a line, so that a change of one part is one line."""
-    if len(line) <= WIDTH:
-        return [line]
-    head, colon, rest = line.partition(": ")
-    parts = rest.split("; ") if "; " in rest else [rest]
-    found = [head + colon.rstrip()]
-    found += [f"    {part}{';' * (place < len(parts) - 1)}" for place, part in enumerate(parts) if part]
-    return [
-        piece
-        for each in found
-        for piece in textwrap.wrap(
-            each, WIDTH, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
-        )
-    ]
+def _wrapped(fact: str) -> list[str]:
+    """Whole where it fits; else what follows the first colon on lines of its own, its parts unbroken."""
+    if len(fact) + 2 <= WIDTH:
+        return [f"  {fact}"]
+    head, colon, rest = fact.partition(": ")
+    return [*_filled(head + colon.rstrip(), "  "), *_filled(rest, "    ")]
+
+
+def _filled(text: str, indent: str) -> list[str]:
+    parts = "; ".join(part.replace(" ", "\0") for part in text.split("; ")) if "; " in text else text
+    lines = textwrap.wrap(
+        parts, WIDTH, initial_indent=indent, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace("\0", " ") for line in lines]
 
 
 def _digest(graph: Graph) -> str:
@@ -113,27 +113,23 @@ def _source(training: TrainingGraph) -> Iterator[str]:
     yield f"  initial values #{values_digest(graph)}"
 
 
-def _ranks(report: Report) -> Iterator[str]:
+def _ranks(report: Report, names: RankNames) -> Iterator[str]:
     rows = [(each.rank, tuple(each.nbytes.by_kind.items())) for each in report.ranks]
     for ranks, sizes in group_ranks(rows):
-        yield f"{_named(ranks)}: {', '.join(f'{kind} {count}' for kind, count in sizes)} bytes"
+        yield f"{names.of(ranks)}: {', '.join(f'{kind} {count}' for kind, count in sizes)} bytes"
 
 
-def _calls(report: Report) -> Iterator[str]:
+def _calls(report: Report, names: RankNames) -> Iterator[str]:
     rows = [
         (each.rank, (call.op, call.group, call.calls, call.bytes_sent))
         for each in report.ranks
         for call in each.communication
     ]
     for ranks, (op, group, calls, sent) in group_ranks(rows):
-        yield f"{_named(ranks)}: {calls} {op} over {group}, {sent} bytes sent"
+        yield f"{names.of(ranks)}: {calls} {op} over {group}, {sent} bytes sent"
 
 
-def _named(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {rank_ranges(ranks)}"
-
-
-def _states(manifest: Manifest) -> Iterator[str]:
+def _states(manifest: Manifest, names: RankNames) -> Iterator[str]:
     """States of one kind, type and parameter type in one line, with where their elements lie."""
     held = _placed(manifest)
     classes: dict[tuple[str, str], list[SourceState]] = {}
@@ -142,14 +138,14 @@ def _states(manifest: Manifest) -> Iterator[str]:
     for (kind, type), members in sorted(classes.items()):
         few = len(members) <= FEW_STATES
         what = ", ".join(sorted(each.tensor for each in members)) if few else f"{len(members)} states"
-        layouts = {_layout(held.get(each.tensor, ())) for each in members}
+        layouts = {_layout(held.get(each.tensor, ()), names) for each in members}
         if len(layouts) == 1:
             yield f"{kind} {type} {what}: {layouts.pop()}"
         elif few:
             for each in members:
-                yield f"{kind} {type} {each.tensor}: {_layout(held.get(each.tensor, ()))}"
+                yield f"{kind} {type} {each.tensor}: {_layout(held.get(each.tensor, ()), names)}"
         else:
-            own = short_digest(_whole_layout(held.get(each.tensor, ())) for each in members)
+            own = short_digest(_whole_layout(held.get(each.tensor, ()), names) for each in members)
             yield f"{kind} {type} {what}: {len(layouts)} layouts #{own}"
 
 
@@ -166,23 +162,23 @@ def _placed(manifest: Manifest) -> dict[str, list[tuple[str, int]]]:
     return found
 
 
-def _grouped(placed: Sequence[tuple[str, int]]) -> list[str]:
+def _grouped(placed: Sequence[tuple[str, int]], names: RankNames) -> list[str]:
     by_piece = group_ranks([(rank, piece) for piece, rank in placed])
-    return [f"{piece} on {'all ranks' if ranks == [-1] else _named(ranks)}" for ranks, piece in by_piece]
+    return [f"{piece} on {'all ranks' if ranks == [-1] else names.of(ranks)}" for ranks, piece in by_piece]
 
 
-def _whole_layout(placed: Sequence[tuple[str, int]]) -> str:
-    return "; ".join(_grouped(placed))
+def _whole_layout(placed: Sequence[tuple[str, int]], names: RankNames) -> str:
+    return "; ".join(_grouped(placed, names))
 
 
-def _layout(placed: Sequence[tuple[str, int]]) -> str:
-    pieces = _grouped(placed)
+def _layout(placed: Sequence[tuple[str, int]], names: RankNames) -> str:
+    pieces = _grouped(placed, names)
     if len(pieces) <= FEW_PIECES:
         return "; ".join(pieces) or "on no rank"
     return f"{len(pieces)} pieces #{short_digest(pieces)}"
 
 
-def _ops(groups: Sequence[OpGroup], every: str) -> Iterator[str]:
+def _ops(groups: Sequence[OpGroup], names: RankNames) -> Iterator[str]:
     """Operators counted by pass and type, with the ranks that have them."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for each in groups:
@@ -190,8 +186,7 @@ def _ops(groups: Sequence[OpGroup], every: str) -> Iterator[str]:
             counts[each.pass_name, op_type, each.ranks] += count
     found: dict[tuple[str, str], list[str]] = {}
     for (owner, op_type, ranks), count in sorted(counts.items()):
-        where = "all ranks" if ranks == every else f"ranks {ranks}"
-        found.setdefault((owner, op_type), []).append(f"{count} on {where}")
+        found.setdefault((owner, op_type), []).append(f"{count} on {names.of_ranges(ranks)}")
     for (owner, op_type), parts in found.items():
         told = ", ".join(parts) if len(parts) <= FEW_KINDS else f"{len(parts)} kinds of ranks #{short_digest(parts)}"
         yield f"{owner}: {op_type}: {told}"
