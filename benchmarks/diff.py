@@ -19,8 +19,8 @@ from pathlib import Path
 import onnx
 
 sys.path.insert(0, str(Path(__file__).parent))
-from graphs import build
 from gopt.cli.main import main as gopt
+from graphs import build
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "mlp_adamw.onnx"
 SECONDS, LINES, BYTES = 5.0, 200, 60_000

@@ -20,7 +20,7 @@ def test_equal(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_different(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    assert main(["diff", SGD, ADAMW]) == 1
+    assert main(["diff", SGD, ADAMW, "--full"]) == 1
     shown = capsys.readouterr().out.splitlines()
     assert "bytes optimizer_state: 0 -> 22096 (+22096)" in shown
     assert shown[-1].startswith(f"not equal: {len(shown) - 2} differences (")

@@ -28,8 +28,8 @@ _HINT = "gopt merge makes a model of an output folder or a checkpoint, and model
 def diff(a: str | os.PathLike[str], b: str | os.PathLike[str], tolerance: Tolerance = EXACT) -> Diff:
     """Compare two ONNX files, two output folders, or a step of each of two checkpoints, with all their differences.
 
-    ``tolerance``: how far values of states may be apart. Raises InputError where one cannot be read, RunError for a damaged checkpoint, OptionError for two that are not of
-    one kind.
+    ``tolerance``: how far values of states may be apart. Raises InputError where one cannot be read, RunError for a
+    damaged checkpoint, OptionError for two that are not of one kind.
     """
     return _compare(Path(a), Path(b), tolerance, diff_folders)
 

@@ -21,5 +21,7 @@ def diff_checkpoints(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
     ):
         if before != after:
             lines.append(Difference("record", f"{what}: {before} -> {after}"))
-    result = diff_graphs(str(a), first.graph, str(b), second.graph, states=True, roles=(first.roles, second.roles), tolerance=tolerance)
+    result = diff_graphs(
+        str(a), first.graph, str(b), second.graph, states=True, roles=(first.roles, second.roles), tolerance=tolerance
+    )
     return Diff(str(a), str(b), (*lines, *result.lines), result.renamed, result.notes)

@@ -24,7 +24,7 @@ Row = tuple[str, ...]
 def review_sections(manifests: Sequence[Manifest], reports: Sequence[Report]) -> tuple[Section, ...]:
     """Why two folders differ, and what differs: empty where their records are equal. Linear in the records."""
     made = (
-        Section("Cause", ("what", "before", "after"), tuple(_causes(*manifests, *reports))),
+        Section("Cause", ("what", "before", "after"), tuple(_causes(manifests, reports))),
         Section("Ranks", ("ranks", "what", "before", "after", "change"), tuple(_ranks(*reports))),
         Section("States", ("kind", "what", "states", "which"), tuple(_states(*manifests))),
         Section("Operators", ("", "pass", "role", "before", "after", "types", "of"), tuple(_operators(*reports))),
@@ -41,8 +41,8 @@ def review_sections(manifests: Sequence[Manifest], reports: Sequence[Report]) ->
 # --- the cause ------------------------------------------------------------------------------------------------------
 
 
-def _causes(a: Manifest, b: Manifest, first: Report, second: Report) -> Iterator[Row]:
-    sides = [_asked(a, first), _asked(b, second)]
+def _causes(manifests: Sequence[Manifest], reports: Sequence[Report]) -> Iterator[Row]:
+    sides = [_asked(manifest, report) for manifest, report in zip(manifests, reports)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
         before, after = (side.get(name, "unset") for side in sides)
         if before != after:
@@ -199,12 +199,15 @@ def _interface(a: Manifest, b: Manifest) -> Iterator[str]:
         }
         for each in (a, b)
     ]  # fmt: skip
-    yield from diff_json(*sides)
+    yield from diff_json(sides[0], sides[1])
 
 
 def _rest(a: Report, b: Report) -> Iterator[str]:
     """Keys that follow from the others, and the passes' own figures."""
     sides = [each.to_json() for each in (a, b)]
-    yield from diff_json(*({key: side[key] for key in REST if key in side} for side in sides))
-    facts = [{each.name: {"facts": dict(each.facts), "note": each.note} for each in report.pipeline} for report in (a, b)]
-    yield from (f"pass {text}" for text in diff_json(*facts))
+    rest = [{key: side[key] for key in REST if key in side} for side in sides]
+    yield from diff_json(rest[0], rest[1])
+    facts = [
+        {each.name: {"facts": dict(each.facts), "note": each.note} for each in report.pipeline} for report in (a, b)
+    ]
+    yield from (f"pass {text}" for text in diff_json(facts[0], facts[1]))

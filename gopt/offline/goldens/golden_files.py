@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ CONFIG_FILE = "gopt-golden.toml"
 FOLDER = "golden"
 """Where the goldens are, below the folder of the configuration: all that is in it is gopt's."""
 SUFFIX = ".txt"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ def read_cases(folder: Path) -> list[GoldenCase]:
     table = documents.read_toml(path, documents.GOLDEN)
     found = []
     for name, case in sorted(table["case"].items()):
+        if not _NAME.fullmatch(name):
+            raise InputError(f"{path}: case: {name!r} names no file: letters, digits, - and _ do")
         keep = case.get("keep", table.get("keep", SECTIONS))
         asked = Asked(case.get("command", "shard"), tuple(case["options"]))
         found.append(GoldenCase(name, folder / case["model"], asked, tuple(each for each in SECTIONS if each in keep)))

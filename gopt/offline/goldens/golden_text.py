@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt import __version__
@@ -51,7 +51,7 @@ def golden_text(
     but for longer names.
     """
     names = RankNames([(each.rank, each.role) for each in manifest.ranks])
-    sections = {
+    sections: dict[str, Callable[[], Iterable[str]]] = {
         "source": lambda: _source(training),
         "ranks": lambda: _ranks(report, names),
         "calls": lambda: _calls(report, names),
