@@ -1,7 +1,8 @@
-"""``gopt inspect``: what a model or an output folder is."""
+"""``gopt inspect``: what a file or a folder is."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,12 @@ from .options import axis_option, axis_table, group_option, group_types, read_co
 from .terminal import print_json, print_note, print_text
 
 if TYPE_CHECKING:
-    from gopt.errors import InputError
-    from gopt.offline.inspect_folder import FolderInspection
-    from gopt.offline.inspect_split import SplitInspection
+    from gopt.analysis.role_map import RoleMap
+    from gopt.offline.kinds.registry import Described
 
 
 @click.command("inspect")
-@click.argument("path", metavar="MODEL|DIR", type=click.Path())
+@click.argument("path", metavar="PATH", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--text", "as_text", is_flag=True, help="Print the canonical text of the graph, made for golden files.")
 @click.option("--config", metavar="FILE", help="A gopt.toml; its [roles] and [axes] are read.")
@@ -30,74 +30,57 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
     The optimizer is recognised by what the update computes, never by a name. For an output folder: the mesh and what
     each rank holds and sends. --text prints one node a line, the same for two equal graphs; of a folder, every rank's.
 
+    Other files are recognised by their content: inference models, training artifacts and checkpoints of ONNX Runtime,
+    models with training_info, rank files, manifests, reports, checkpoints of gopt, safetensors and .npz files.
+
     \b
     Example:
       gopt inspect step.onnx
       gopt inspect step.onnx --text > tests/golden/step.txt
       gopt inspect step.ranks
     """
-    from gopt.errors import InputError, OptionError
+    from gopt.errors import OptionError
 
     if as_json and as_text:
         raise OptionError("--json and --text exclude each other")
     table = read_config(config)
     roles = role_map(given["loss"], given["params"], given["states"], given["batch"], table, given["shared"])
-    folder = Path(path)
     if as_text:
-        _print_text(folder, roles)
-    elif folder.is_dir():
-        from gopt.offline.inspect_folder import inspect_folder
+        _print_text(Path(path), roles)
+        return
+    from .render import progress
 
-        found = inspect_folder(folder)
-        if as_json:
-            print_json(found.to_json())
-        else:
-            _render(found, folder)
-    else:
-        from gopt import api
-        from gopt.offline.inspect import inspect_model
+    with progress() as advance:
+        advance("inspecting")
+        found = _inspect(path, roles, group_types(given["group_type"]), axis_table(given["axis"], table))
+    if as_json:
+        print_json(found.to_json())
+        return
+    from .render_kinds import render_found
 
-        groups, axes = group_types(given["group_type"]), axis_table(given["axis"], table)
+    render_found(found, Path(path))
+
+
+def _inspect(path: str, roles: RoleMap, groups: Mapping[str, str], axes: Mapping[str, str]) -> Described:
+    """What describes a path: one of the kinds that content tells, a training step, or else an inference model."""
+    from gopt import api
+    from gopt.errors import InputError, UnsupportedError
+    from gopt.garbage import gc_paused
+    from gopt.offline.inspect import inspect_model
+    from gopt.offline.kinds import inspect_path
+    from gopt.offline.kinds.inference import inspect_inference
+
+    described = inspect_path(path)
+    if described is not None:
+        return described
+    with gc_paused():
         try:
             source = api.load(path, roles=roles, group_types=groups, axes=axes)
-        except InputError as error:
-            _role_of(folder, error, as_json)
-            return
-        inspection = inspect_model(source)
-        if as_json:
-            print_json(inspection.to_json())
-        else:
-            from .render_inspect import render_inspection
-
-            render_inspection(inspection)
-
-
-def _role_of(path: Path, refusal: InputError, as_json: bool) -> None:
-    """Show a file of a split, which no step is; raises ``refusal`` for any other file."""
-    from gopt.offline.inspect_role import inspect_role
-
-    part = inspect_role(path)
-    if part is None:
-        raise refusal
-    if as_json:
-        print_json(part.to_json())
-        return
-    from .render_split import render_role
-
-    render_role(part)
-
-
-def _render(found: FolderInspection | SplitInspection, folder: Path) -> None:
-    from gopt.offline.inspect_split import SplitInspection
-
-    if isinstance(found, SplitInspection):
-        from .render_split import render_split
-
-        render_split(found, folder, written=False)
-        return
-    from .render_inspect import render_folder
-
-    render_folder(found)
+        except (InputError, UnsupportedError) as refusal:
+            if any((roles.loss, roles.states, roles.params, roles.batch, roles.shared)):
+                raise  # the user says that it is a step
+            return inspect_inference(Path(path), refusal)
+        return inspect_model(source)
 
 
 def _print_text(path: Path, roles: Any) -> None:

@@ -61,7 +61,7 @@ def progress() -> Iterator[Callable[[str], None]]:
     With ``--verbose`` a line for each phase that has ended, with its seconds.
     """
     if verbosity() is Verbosity.VERBOSE:
-        with _timed_phases() as advance:
+        with timed_phases() as advance:
             yield advance
         return
     errors = Console(file=sys.stderr)
@@ -73,7 +73,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def _timed_phases() -> Iterator[Callable[[str], None]]:
+def timed_phases() -> Iterator[Callable[[str], None]]:
     """A note with the seconds of each phase as it ends."""
     phases: list[tuple[str, float]] = []
 

@@ -112,7 +112,8 @@ def render_choices(rows: Sequence[RankedSplit], memory: int | None) -> None:
         out.print(f"… and {len(rows) - len(lines)} more in --json")
     out.print(
         "fullest: parameters and states of the fullest server; busiest: what travels in a step between all trainers "
-        "and the server with most of it; balance: fullest over mean; messages: what a trainer pushes in a step",
+        "and the server with most of it, rows of tables estimated; balance: fullest over mean; messages: what a "
+        "trainer pushes in a step",
         soft_wrap=True,
     )
     held = [

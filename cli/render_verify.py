@@ -11,6 +11,8 @@ from .render import console, table
 
 MOST = 12
 """Unconfirmed values that are named; --json has them all."""
+FAILING = 24
+"""Values that differ with a row of their own; the others are named in a line."""
 VERDICTS = {
     "equal": ("equal", "green"),
     "different": ("NOT equal", "bold red"),
@@ -36,6 +38,7 @@ def render_verification(record: Mapping[str, Any], roles: Sequence[str] = ()) ->
     over = f"{len(roles) or record['ranks']} {'trainers and servers' if roles else 'ranks'} and {record['steps']} steps"
     title = f"Worst relative error over {over} (tolerance {record['tolerance']:g})"
     out.print(table(title, ("variant", "value", "kind", "role" if roles else "rank", "step", "error"), rows, (3, 4, 5)))
+    _failing(record, out, roles)
     _gradients(record, out)
     for each in record["unconfirmed"][:MOST]:
         out.print(Text.assemble((f"{each['name']} is not confirmed", "yellow"), f": {each['why']}"))
@@ -46,12 +49,47 @@ def render_verification(record: Mapping[str, Any], roles: Sequence[str] = ()) ->
     out.print(Text.assemble(VERDICTS[record["outcome"]], f": {record['compared']} comparisons"))
 
 
+def _failing(record: Mapping[str, Any], out: Any, roles: Sequence[str]) -> None:
+    """Every value that was out of tolerance, by name."""
+    failing = record["failing"]
+    if not failing["values"]:
+        return
+    values = failing["worst_first"]
+    rows = [
+        (
+            each["name"],
+            each["kind"],
+            f"{each['error_over_tolerance'] * record['tolerance']:.2e}",
+            each["comparisons"],
+            f"{each['variant']}, step {each['step']}, {roles[each['rank']] if roles else 'rank ' + str(each['rank'])}",
+        )
+        for each in values[:FAILING]
+    ]
+    title = f"{failing['values']} values differ, in {failing['comparisons']} of {record['compared']} comparisons"
+    out.print(table(title, ("value", "kind", "worst error", "comparisons", "worst in"), rows, (2, 3)))
+    if len(values) > FAILING:
+        out.print(f"and {', '.join(each['name'] for each in values[FAILING:])}", soft_wrap=True)
+
+
 def _gradients(record: Mapping[str, Any], out: Any) -> None:
-    good = sum(each["holds"] for each in record["gradients"])
-    if record["gradients"]:
-        out.print(f"gradients confirmed by finite differences: {good} of {len(record['gradients'])}")
-    for each in record["gradients"]:
-        if not each["holds"] and each.get("verdict", "refuted") == "refuted":
-            why = each.get("why") or f"ratios {each['ratios']}"
-            said = f"{each['gradient']} is not the gradient of {each['parameter']}"
-            out.print(Text.assemble((said, "red"), f": {why}"))
+    checked = record["gradients"]
+    good = sum(each["holds"] for each in checked)
+    if checked:
+        out.print(f"gradients confirmed by finite differences: {good} of {len(checked)}{_sample(record['sample'])}")
+    refuted = [each for each in checked if not each["holds"] and each.get("verdict", "refuted") == "refuted"]
+    if refuted:
+        out.print(Text(f"{len(refuted)} values that were taken for gradients are none:", "red"))
+    for each in refuted:
+        why = each.get("why") or f"ratios {each['ratios']}"
+        said = f"{each['gradient']} is not the gradient of {each['parameter']}"
+        out.print(Text.assemble((said, "red"), f": {why}"))
+
+
+def _sample(sample: Mapping[str, Any] | None) -> str:
+    """What was looked at, where that was a sample."""
+    if sample is None:
+        return ""
+    kinds = f"{sample['kinds']} kinds of {sample['classes']} classes"
+    if sample["widened"]:
+        return f" (a sample of {sample['sampled']} held one that is not confirmed, so all were looked at)"
+    return f" (a sample of {sample['of']}, some of all {kinds}, seed {sample['seed']}; --all confirms every one)"

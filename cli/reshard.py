@@ -21,6 +21,7 @@ _OF_RANKS = ("ranks", "mesh", "axis", "stage", "partition", "options")
 _OF_SERVERS = (
     "trainers", "servers", "mode", "pull", "roles", "slicing", "minimum", "placement", "server_map", "loss_reduction",
     "fixed_trainers", "every", "delay_compensation", "count", "wire", "table", "no_tables", "table_memory",
+    "rows", "init",
 )  # fmt: skip
 _KINDS = "give --ranks N or --mesh shard=N for ranks, --trainers T and --servers S for trainers and servers"
 

@@ -26,6 +26,7 @@ _FIELDS = {
     "loss_reduction": "loss_reduction", "accumulate": "accumulate", "fixed_trainers": "fixed_trainers",
     "every": "every", "delay_compensation": "compensation", "count": "count", "wire": "wire", "bucket_mb": "cap",
     "table": "tables", "no_tables": "tables_off", "table_memory": "table_memory",
+    "rows": "rows", "init": "init",
 }  # fmt: skip
 """Option -> the field of ``SplitOptions`` that it sets."""
 
@@ -76,6 +77,16 @@ def split_options(*modes: str) -> Callable[[F], F]:
             ),
             click.option(
                 "--table-memory", metavar="SIZE", help="Memory of a server for tables, e.g. 16GB.  [default: no limit]"
+            ),
+            click.option(
+                "--init", multiple=True, metavar="NAME=RULE",
+                help="Start values of a table, of a state with its rows, or of a pattern: normal(MEAN,STD)@seed=N, "
+                "uniform(LOW,HIGH)@seed=N, constant(VALUE) or zeros. No file has them. May be repeated.",
+            ),
+            click.option(
+                "--rows", multiple=True, metavar="[NAME=]KIND",
+                help="Rows of a table that an update runs on: dense, all of them, or lazy, those that were pushed; of "
+                "all tables, or of one or a pattern. May be repeated.  [default: dense]",
             ),
             click.option("--no-tables", is_flag=True, help="Pull every parameter whole, embedding tables too."),
             click.option(
@@ -149,7 +160,8 @@ def given_options(given: Mapping[str, Any]) -> dict[str, Any]:
     convert: dict[str, Callable[[Any], Any]] = {
         "mode": Mode, "pull": PullAt, "slicing": Slicing, "placement": Placement, "roles": Roles.parse,
         "loss_reduction": LossReduction.parse, "bucket_mb": _cap, "server_map": read_server_map,
-        "table": _tables, "table_memory": parse_bytes,
+        "table": lambda texts: _named("table", texts, "modulo"), "table_memory": parse_bytes, "rows": _rows,
+        "init": lambda texts: _named("init", texts, "'normal(0,0.02)@seed=7'", first=True),
     }  # fmt: skip
     found = {}
     for option, field in _FIELDS.items():
@@ -179,14 +191,25 @@ def _cap(megabytes: float) -> int:
     return max(1, int(megabytes * (1 << 20)))
 
 
-def _tables(texts: Sequence[str]) -> dict[str, str]:
-    """``NAME=LAYOUT`` texts as a table; what stands before the last = is the name."""
+def _named(option: str, texts: Sequence[str], example: str, *, first: bool = False) -> dict[str, str]:
+    """``NAME=TEXT`` texts as a table; what stands before the last = is the name, or before the ``first``."""
     found: dict[str, str] = {}
     for text in texts:
-        name, equals, layout = text.rpartition("=")
+        name, equals, rest = text.partition("=") if first else text.rpartition("=")
         if not equals or not name:
-            raise OptionError(f"--table {text!r} names no layout", "write --table NAME=modulo")
+            what = "layout" if option == "table" else "rule" if option == "init" else "name"
+            raise OptionError(f"--{option} {text!r} names no {what}", f"write --{option} NAME={example}")
         if name in found:
-            raise OptionError(f"--table gives {name!r} twice")
-        found[name] = layout
+            raise OptionError(f"--{option} gives {name!r} twice")
+        found[name] = rest
     return found
+
+
+def _rows(texts: Sequence[str]) -> dict[str, str]:
+    """``[NAME=]KIND`` texts; one without a name is of all tables, behind those with one."""
+    named = _named("rows", [text for text in texts if "=" in text], "lazy")
+    alone = [text for text in texts if "=" not in text]
+    given = [*([named["*"]] if "*" in named else []), *alone]
+    if len(given) > 1:
+        raise OptionError(f"--rows gives {given[0]!r} and {given[1]!r} for all tables", "leave one of them out")
+    return named | ({"*": alone[0]} if alone else {})

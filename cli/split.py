@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SERVERS_ALONE = (
     "servers", "pull", "slicing", "minimum", "placement", "server_map", "roles", "fixed_trainers", "every",
-    "delay_compensation", "count", "wire", "table", "no_tables", "table_memory",
+    "delay_compensation", "count", "wire", "table", "no_tables", "table_memory", "rows", "init",
 )  # fmt: skip
 """Options that mean nothing where there is no server."""
 
@@ -50,6 +50,7 @@ def command(model: str, **given: Any) -> None:
       gopt split step.onnx --trainers 4 --servers 2 --mode async --delay-compensation 0.04
       gopt split step.onnx --trainers 2 --servers 3 --slicing off --placement round-robin --dry-run
       gopt split step.onnx --trainers 2 --servers 2 --server-map servers.toml --wire bfloat16
+      gopt split step.onnx --trainers 2 --servers 2 --rows lazy --init 'emb*=normal(0,0.02)@seed=7'
       gopt split step.onnx --trainers 2 --servers 2 --roles 'trainer:0,1;server:0,1'
       gopt split step.onnx --trainers 4 --mode allreduce
     """

@@ -21,32 +21,35 @@ from .terminal import print_error, print_json_text
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyper-parameter.  [default: 0.01]")
 @click.option("--data", metavar="DATA", help="FILE.npz, FILE.safetensors or module:function: batches of your own.")
 @click.option("--no-confirm", is_flag=True, help="Skip confirming the gradients by finite differences.")
+@click.option("--all", "every", is_flag=True, help="Confirm every gradient, not a sample of a model with many.")
 @click.option("--engine", type=click.Choice(["threads", "mpi"]), default="threads", help="What the ranks run on.")
 @deadline("Seconds to wait for a rank or a piece of a graph.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(
     context: click.Context, /, paths: tuple[str, ...], steps: int, seed: int, settings: tuple[str, ...],
-    data: str | None, no_confirm: bool, engine: str, deadline: float, as_json: bool,
+    data: str | None, no_confirm: bool, every: bool, engine: str, deadline: float, as_json: bool,
 ) -> int:  # fmt: skip
     """Run the source and all ranks, or trainers and servers, each on its own batch, and compare every state and loss.
 
     Repeats the run with all local gradients × 1/64 and × 64, with one infinite gradient where the step checks for it,
     and from counters and flags at which the gates of its schedule stand the other way. Random nodes are fed what they
-    would have drawn, the same to source and ranks. Exit code 1 when a value differs, 4 when something cannot be
-    confirmed: it says what, and why. In --json, error_over_tolerance counts in tolerances: above 1 is too far, times
-    "tolerance" it is the relative error.
+    would have drawn, the same to source and ranks. Of more than 256 gradients a sample is confirmed by finite
+    differences, some of every kind (--all: every one); states and losses are always all compared. Exit code 1 when a
+    value differs, 4 when something cannot be confirmed: it says what, and why. In --json, error_over_tolerance counts
+    in tolerances: above 1 is too far, times "tolerance" it is the relative error.
 
     \b
     Example:
       gopt verify step.ranks
       gopt verify step.onnx step.ranks --steps 5
       gopt verify step.ranks --data samples.npz
+      gopt verify step.ranks --all
       gopt verify step.ranks --engine mpi
     """
     from gopt.errors import OptionError
 
-    from .render import progress
+    from .render_progress import counted_progress
     from .render_verify import render_verification
     from .run_servers import role_names
 
@@ -72,12 +75,13 @@ def command(
         return launch(mesh.ranks, arguments, deadline, lambda line: None)
     from gopt.verification.verify import Verifier
 
-    options: dict[str, Any] = {"steps": steps, "seed": seed, "hyper": hyper, "data": data, "confirm": not no_confirm}
+    options: dict[str, Any] = {
+        "steps": steps, "seed": seed, "hyper": hyper, "data": data, "confirm": not no_confirm, "every": every,
+    }  # fmt: skip
     if engine == "mpi":
         return _as_rank(paths, options, deadline, as_json)
-    with progress() as advance:
-        advance("loading")
-        verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None, deadline)
+    with counted_progress() as advance:
+        verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None, deadline, advance)
         result = verifier.run(**options, advance=advance)
     if as_json:
         print_json_text(strict_json({"format": "gopt-verification/1", **result.to_json()}, 1))

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import sys
+import tempfile
 import threading
 import time
 
@@ -21,6 +24,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
+
+COMPILED = "GOPT_TESTS_COMPILED"
+"""Names a folder of compiled modules, which this process and all that it starts share."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each command would compile all modules again where writing them beside the sources is switched off."""
+    if sys.dont_write_bytecode and COMPILED not in os.environ:
+        os.environ[COMPILED] = tempfile.mkdtemp(prefix="gopt-compiled-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(COMPILED), ignore_errors=True))
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = os.environ[COMPILED]
+
 
 SPARE = 12
 """Threads that a file of tests may leave: those of ranks that were made to hang, and the libraries' own."""

@@ -9,6 +9,7 @@ a part of its gradient, keeps it dense, and the record says why.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from gopt.analysis.graph_walks import descendants
@@ -66,11 +67,17 @@ def find_embeddings(training: TrainingGraph) -> tuple[EmbeddingTable, ...]:
 def _find(training: TrainingGraph) -> list[EmbeddingTable]:
     values = RowValues(training.graph)
     after_parameters = descendants(values.index, (state.tensor for state in training.parameters))
+    drawn = [name for node in training.random for name in node.outputs]
+    held = [state.tensor for state in training.states]
+    fed = descendants(values.index, [*training.batch, *training.hyper, *held, *drawn])
     reads = {state.tensor: row_reads(values, state.tensor, after_parameters) for state in training.parameters}
-    return [_table(training, values, name, found) for name, found in reads.items() if found.lookups]
+    return [_table(training, values, name, found, fed) for name, found in reads.items() if found.lookups]
 
 
-def _table(training: TrainingGraph, values: RowValues, name: str, reads: RowReads) -> EmbeddingTable:
+def _table(
+    training: TrainingGraph, values: RowValues, name: str, reads: RowReads, fed: Collection[str]
+) -> EmbeddingTable:  # fmt: skip
+    """``fed``: what may differ from step to step."""
     type, gradient = training.graph.types[name], training.gradients.get(name, "")
     rows, *rest = type.dims
     width, lookups = math.prod(rest), tuple(reads.lookups)
@@ -82,6 +89,8 @@ def _table(training: TrainingGraph, values: RowValues, name: str, reads: RowRead
         return dense(reads.whole)
     if not gradient:
         return dense("nothing trains it")
+    if all(lookup.ids not in fed for lookup in lookups):
+        return dense("its row numbers are constants, so that every step looks up the same rows")
     if rows < 2 or not width:
         return dense("it has one row" if rows == 1 else "it is empty")
     if len(training.weights_of(gradient)) > 1:

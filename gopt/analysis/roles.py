@@ -98,6 +98,12 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     return assemble(step, found)
 
 
+def shows_states(graph: Graph, roles: RoleMap) -> bool:
+    """Whether some output replaces an input or an initializer, as far as the data flow says; raises UnsupportedError
+    where it leaves open which."""
+    return bool(_pair_tensors(GraphIndex(graph), roles))
+
+
 def _pair_tensors(index: GraphIndex, roles: RoleMap) -> dict[str, str]:
     """Update pairs of more than rank 0, output -> input, the user's first."""
     graph = index.graph

@@ -19,7 +19,7 @@ import numpy as np
 
 from gopt.analysis.row_locality import mixes_rows
 from gopt.analysis.row_values import RowValues
-from gopt.analysis.training import Phase, State
+from gopt.analysis.training import Phase
 from gopt.analysis.updates import Mode, UpdateSubgraph
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, numpy_dtype
@@ -33,7 +33,8 @@ class RowUpdate:
     ``by_element``: so is every element. ``why`` says why it is not by element, or not even by row. ``states``: those
     that have the table's rows, the table first. ``moved``: those of them that change where the gradient is zero: empty
     where lazy and dense updates are the same. ``operands``: what else it reads that has a row for each row of the
-    table. ``reductions``: results of reductions over the whole table or gradient.
+    table. ``reductions``: results of reductions over the whole table or gradient. ``all_rows``: why rows with a
+    gradient cannot be updated alone, '' where they can.
     """
 
     by_row: bool
@@ -43,6 +44,7 @@ class RowUpdate:
     moved: tuple[str, ...]
     operands: tuple[str, ...]
     reductions: tuple[str, ...]
+    all_rows: str
 
     @property
     def lazy_is_dense(self) -> bool:
@@ -85,15 +87,26 @@ def row_update(values: RowValues, subgraph: UpdateSubgraph) -> RowUpdate:
     mixed = mixes_rows(values, subgraph) if subgraph.mode is Mode.WHOLE else subgraph.why
     by_row = by_element or not mixed
     why = "" if by_element else mixed or subgraph.why
-    moved = _moved(values, subgraph, aligned) if by_row else tuple(state.tensor for state in aligned)
-    reductions = tuple(node.outputs[0] for node in subgraph.reductions)
-    return RowUpdate(by_row, by_element, why, tuple(state.tensor for state in aligned), moved, operands, reductions)
-
-
-def _moved(values: RowValues, subgraph: UpdateSubgraph, states: list[State]) -> tuple[str, ...]:
-    held = {state.tensor: _Held(same=state.tensor) for state in states} | {subgraph.gradient: _Held(0.0)}
+    held = {state.tensor: _Held(same=state.tensor) for state in aligned} | {subgraph.gradient: _Held(0.0)}
     known = _Known(values, held)
-    return tuple(state.tensor for state in states if known.of(state.updated).same != state.tensor)
+    moved = [state for state in aligned if not by_row or known.of(state.updated).same != state.tensor]
+    reductions = tuple(node.outputs[0] for node in subgraph.reductions)
+    return RowUpdate(
+        by_row, by_element, why, tuple(state.tensor for state in aligned), tuple(state.tensor for state in moved),
+        operands, reductions, mixed if not by_row else _over_all(subgraph, known),
+    )  # fmt: skip
+
+
+def _over_all(subgraph: UpdateSubgraph, known: _Known) -> str:
+    """Why a reduction needs all rows: those without a gradient do not add zero to it."""
+    for node in subgraph.reductions:
+        if not node.is_in(_SUMS) or not known.of(node.inputs[0]).zero:
+            return f"{node.op_type} {node.label} is taken over all rows"
+    return ""
+
+
+_SUMS = frozenset({"ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL1", "ReduceL2"})
+"""Reductions to which a zero adds nothing."""
 
 
 class _Known:

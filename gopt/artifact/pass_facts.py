@@ -85,12 +85,14 @@ class SplitSettings:
     tables: Mapping[str, str] = field(default_factory=dict)
     tables_off: bool = False
     table_memory: int | None = None
+    rows: Mapping[str, str] = field(default_factory=dict, metadata=OPTIONAL)
+    init: Mapping[str, str] = field(default_factory=dict, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitFacts:
     """The figures of a split. ``pushed_by_server`` and ``pulled_by_server``: bytes between one trainer and each server
-    in one step."""
+    in one step, without rows of tables. ``rows_by_server``: an estimate of those, both ways (``row_traffic``)."""
 
     parameters: int
     pieces: int
@@ -99,6 +101,7 @@ class SplitFacts:
     pieces_by_server: tuple[int, ...]
     pushed_by_server: tuple[int, ...]
     pulled_by_server: tuple[int, ...]
+    rows_by_server: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
 
 
 def split_records(passes: Iterable[PassRecord]) -> tuple[SplitSettings, SplitFacts] | None:

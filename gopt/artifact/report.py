@@ -65,6 +65,12 @@ def group_ranks(rows: Sequence[tuple[int, T]]) -> list[tuple[list[int], T]]:
     return [(ranks, value) for value, ranks in groups.items()]
 
 
+def balance(values: Sequence[int]) -> float:
+    """The largest over the mean, of which there are as many as ranks; 1 where all are alike, or nothing."""
+    total = sum(values)
+    return round(max(values) * len(values) / total, 6) if total else 1.0
+
+
 def format_bytes(nbytes: float) -> str:
     """Bytes for people: powers of 1024."""
     for unit in ("B", "KiB", "MiB", "GiB"):

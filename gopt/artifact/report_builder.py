@@ -12,7 +12,7 @@ from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.manifest_builder import phases_by_rank
 from gopt.artifact.optimizer_report import removed_optimizers
 from gopt.artifact.removals import classes_of, removed
-from gopt.artifact.report import PassRun
+from gopt.artifact.report import PassRun, balance
 from gopt.artifact.report_groups import (
     group_added_ops,
     group_added_vars,
@@ -92,13 +92,7 @@ def _groups(program: SpmdProgram) -> set[str]:
 
 def _balances(rows: Sequence[Mapping[str, int]]) -> dict[str, float]:
     """By kind of bytes, the largest over the mean over the ranks."""
-    return {kind: _balance([row[kind] for row in rows]) for kind in rows[0]} if rows else {}
-
-
-def _balance(values: Sequence[int]) -> float:
-    """max / mean over the ranks; 1 when nothing is held."""
-    total = sum(values)
-    return round(max(values) * len(values) / total, 6) if total else 1.0
+    return {kind: balance([row[kind] for row in rows]) for kind in rows[0]} if rows else {}
 
 
 def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> list[RankUsage]:

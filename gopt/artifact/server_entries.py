@@ -86,11 +86,30 @@ class KeyEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class TablePartStates:
+    """All states with rows of a part of a table, the table first: before and after the update."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowInitEntry:
+    """What makes the start value of a tensor with rows of a table; ``rows``: as ``RowInit.parse`` reads it."""
+
+    tensor: str
+    rows: str
+
+
+@dataclass(frozen=True, slots=True)
 class TableEntry:
     """A table whose rows lie on servers: trainers pull and push rows by their numbers, and never have the whole.
 
     ``layout``, ``servers``, ``cuts``: as in ``TableLayout``. ``inputs`` and ``outputs``: what each of ``servers`` calls
-    its part, rows x columns flattened, before and after the update. ``gradients``: what it calls the merged rows.
+    its part, rows x columns flattened, before and after the update. ``gradients``: what it calls the merged rows, and
+    ``ids`` their numbers. ``update``: an update runs on all rows (``dense``), or on those that were pushed (``lazy``).
+    ``states``: of each of ``servers``, all that it has of the table. ``init``: tensors whose start values are in no
+    file.
     """
 
     parameter: str
@@ -103,6 +122,10 @@ class TableEntry:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     gradients: tuple[str, ...]
+    update: str = field(default="dense", metadata=OPTIONAL)
+    ids: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    states: tuple[TablePartStates, ...] = field(default=(), metadata=OPTIONAL)
+    init: tuple[RowInitEntry, ...] = field(default=(), metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,11 @@ from gopt import limits
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import LocalState, Manifest, RankEntry
-from gopt.artifact.server_entries import KeyEntry, KeyKind, Mode, PullAt, ServerPlanEntry
+from gopt.artifact.server_entries import KeyEntry, KeyKind, Mode, PullAt, ServerPlanEntry, TableEntry
 from gopt.artifact.table_parts import part_piece, table_layout
 from gopt.errors import InputError, OptionError
 from gopt.ir.types import known
+from gopt.parameter_server.row_init import RowInit
 from gopt.parameter_server.tables import TableLayout
 from gopt.sanitize import show
 
@@ -162,6 +163,7 @@ class _Plan:
                 layout = table_layout(entry)
             except InputError as error:
                 self._refuse(where, error.message)
+            self._table_states(where, entry)
             for tensor in by_owner[entry.parameter]:
                 if self.states[tensor].type.elements == found.type.elements:
                     self.layouts[tensor] = layout
@@ -169,6 +171,29 @@ class _Plan:
                 held = {each.input: each for each in self._of_servers()[server].state}
                 if name not in held or held[name].pieces != (part_piece(layout, entry.parameter, server),):
                     self._refuse(f"{where}.inputs", f"server {server} does not hold its part as {show(name)}")
+            for number, init in enumerate(entry.init):
+                if self.layouts.get(init.tensor) is not layout:
+                    self._refuse(f"{where}.init[{number}].tensor", f"{show(init.tensor)} has other rows")
+
+    def _table_states(self, where: str, entry: TableEntry) -> None:
+        """What servers have of a table beside the table itself."""
+        due, rounds = len(entry.servers), self.entry.mode.rounds
+        if (entry.states or entry.update != "dense" or not rounds) and len(entry.states) != due:
+            self._refuse(f"{where}.states", f"it has {due} parts")
+        if (entry.ids or not rounds) and len(entry.ids) != due:
+            self._refuse(f"{where}.ids", f"it has {due} parts")
+        for place, (server, each) in enumerate(zip(entry.servers, entry.states)):
+            held = {state.input: state.output for state in self._of_servers()[server].state}
+            if each.inputs[:1] != entry.inputs[place : place + 1] or len(each.inputs) != len(each.outputs):
+                self._refuse(f"{where}.states[{place}]", "the part of the table is the first of them")
+            for name, new in zip(each.inputs, each.outputs):
+                if held.get(name) != new:
+                    self._refuse(f"{where}.states[{place}]", f"{show(name)} is not a state of server {server}")
+        for number, init in enumerate(entry.init):
+            try:
+                RowInit.parse(init.rows)
+            except OptionError as error:
+                self._refuse(f"{where}.init[{number}].rows", error.message)
 
     def _servers(self) -> None:
         ranges: dict[str, set[tuple[int, int]]] = {}

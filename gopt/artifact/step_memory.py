@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.artifact.report import balance as one_balance
 from gopt.collectives.layout import ITEM_BYTES
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import nbytes
@@ -79,7 +80,7 @@ def reduced_gradient_bytes(program: SpmdProgram) -> list[int]:
 
 def balance(rows: Mapping[str, Sequence[int]]) -> float:
     """The largest max / mean of the kinds; 1 when nothing is held."""
-    return max((round(max(row) * len(row) / sum(row), 6) for row in rows.values() if sum(row)), default=1.0)
+    return max((one_balance(row) for row in rows.values()), default=1.0)
 
 
 def live(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> LivePeaks:

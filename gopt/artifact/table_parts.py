@@ -1,10 +1,15 @@
-"""Which elements of a table a server has, as a piece of the tensor."""
+"""Which elements of a table a server has, as a piece of the tensor; and tables of which no file has the values."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from gopt.artifact.pieces import Piece
-from gopt.artifact.server_entries import TableEntry
+from gopt.artifact.server_entries import ServerPlanEntry, TableEntry
 from gopt.errors import InputError, InvariantError
+from gopt.ir.graph import Graph, Tensor
+from gopt.ir.types import TensorType, numpy_dtype
+from gopt.parameter_server.row_init import CHUNK, RowInit
 from gopt.parameter_server.tables import Layout, TableLayout
 
 
@@ -27,3 +32,24 @@ def part_piece(layout: TableLayout, tensor: str, server: int) -> Piece:
     if len(columns) < layout.width:
         return Piece(tensor, 0, elements, ((0, layout.rows), (columns.start, columns.stop)))
     return Piece(tensor, rows.start * layout.width, rows.stop * layout.width)
+
+
+def drawn_tables(plan: ServerPlanEntry, graph: Graph) -> dict[str, Tensor]:
+    """The tensors whose rows are made from a seed, whole; ``graph``: the source. They are made when they are read."""
+    return {
+        each.tensor: _drawn(graph.types[each.tensor], each.tensor, RowInit.parse(each.rows), entry)
+        for entry in plan.tables for each in entry.init
+    }  # fmt: skip
+
+
+def _drawn(type: TensorType, tensor: str, init: RowInit, entry: TableEntry) -> Tensor:
+    step = max(1, CHUNK // entry.width)
+    dtype = numpy_dtype(type.dtype)
+
+    def part(start: int, stop: int) -> Tensor:
+        made = TensorType(type.dtype, ((stop - start) * entry.width,))
+        ids = np.arange(start, stop)
+        return Tensor(made, reader=lambda: init.rows(tensor, ids, entry.width).astype(dtype).reshape(-1))
+
+    starts = range(0, entry.rows, step)
+    return Tensor(type, parts=tuple(part(start, min(start + step, entry.rows)) for start in starts))

@@ -173,7 +173,7 @@ def load_state(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
     with naming(name):
         size = regular_size(name)
         if name.endswith(".safetensors"):
-            return _safetensors(name, size)
+            return read_safetensors(name, size)
         if name.endswith(".npz"):
             from gopt.ir.npz import Archive
 
@@ -181,7 +181,8 @@ def load_state(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
         raise InputError("state values come from a .safetensors or an .npz file")
 
 
-def _safetensors(path: str, size: int) -> dict[str, Tensor]:
+def read_safetensors(path: str, size: int) -> dict[str, Tensor]:
+    """The tensors of a file of ``size`` bytes by name, mapped; raises InputError, inside of ``naming``."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, limits.HEADER_BYTES):

@@ -43,7 +43,7 @@ def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
     """
     name = os.fsdecode(path)
     with naming(name), gc_paused():
-        file = _read(name)
+        file = read_file(name)
         check_functions(file.model)
         try:
             return _graph(file, DataFolder(name), own)
@@ -52,7 +52,7 @@ def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
             raise
 
 
-def _read(path: str) -> ModelFile:
+def read_file(path: str) -> ModelFile:
     """The file as a model that has at least a version, an operator set and a graph."""
     size = regular_size(path)
     if size > _PROTOBUF_LIMIT:

@@ -33,6 +33,7 @@ from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.pieces import Place, place_shape, put
 from gopt.artifact.report import rank_ranges
 from gopt.artifact.report_record import REPORT_FILE, Report
+from gopt.artifact.table_parts import drawn_tables
 from gopt.errors import InputError, OptionError
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph, Tensor
@@ -55,6 +56,8 @@ class FolderContents:
     report: Report
     missing: list[str]
     """States without a value."""
+    trained: bool
+    """Whether the values are those of a checkpoint."""
 
 
 def read_folder(path: str | os.PathLike[str]) -> FolderContents:
@@ -74,6 +77,8 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     roles = stored_roles(graph, source)
     check_source(manifest, graph, home)
     values = _values(folder, manifest, graph, checkpoint)
+    if not checkpoint and manifest.parameter_server is not None:
+        values |= drawn_tables(manifest.parameter_server, graph)
     _check_complete(home, manifest, values)
     missing = [state.tensor for state in manifest.states if state.tensor not in values]
     header = onnx.ModelProto()
@@ -83,7 +88,7 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     header.metadata_props.extend(kept)
     metadata = {key: value for key, value in graph.metadata.items() if not key.startswith("gopt.")}
     whole = replace(graph, header=header, metadata=metadata, initializers={**graph.initializers, **values})
-    return FolderContents(whole, roles, manifest, report, missing)
+    return FolderContents(whole, roles, manifest, report, missing, checkpoint)
 
 
 def _of_run(folder: Path, manifest: Manifest, servers: int) -> Manifest:

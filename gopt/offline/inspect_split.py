@@ -9,6 +9,7 @@ from typing import Any
 
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
+from gopt.artifact.report import balance
 from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report, SourceEntry
 from gopt.artifact.server_entries import KeyKind, ServerPlanEntry
@@ -110,7 +111,7 @@ def inspect_split(manifest: Manifest, entry: ServerPlanEntry, report: Report) ->
         messages=0 if first is None else sum(each.calls for each in first.communication),
         trainer_files=tuple(manifest.ranks[0].files.values()) if manifest.ranks else (),
         per_server=servers,
-        balance=round(max(held) * len(held) / sum(held), 6) if sum(held) else 1.0,
+        balance=balance(held),
         removed_ops=total(report.removed_ops),
         added_ops=total(report.added_ops),
         checks=sum(each.count for each in report.checks),

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gopt.analysis.training import StateKind, TrainingGraph
-from gopt.artifact.report import format_bytes
+from gopt.artifact.report import balance, format_bytes
 from gopt.limits import RANKS
 from gopt.parameter_server.homes import Homes, find_homes
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.placement import Placement, balance
+from gopt.parameter_server.placement import Placement
 from gopt.parameter_server.plan import ServerPlan, make_plan
 from gopt.parameter_server.slicing import Slicing
 
@@ -32,6 +32,8 @@ class SplitChoice:
     pushed: tuple[int, ...]
     pulled: tuple[int, ...]
     messages: int
+    rows: tuple[int, ...] = ()
+    """Rows of tables, both ways: an estimate (``row_traffic``); empty without tables."""
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -41,12 +43,13 @@ class SplitChoice:
     @property
     def busiest(self) -> int:
         """Bytes between all trainers and the server that has most of them."""
-        return self.options.trainers * max(map(sum, zip(self.pushed, self.pulled)))
+        rows = self.rows or (0,) * len(self.pushed)
+        return self.options.trainers * max(map(sum, zip(self.pushed, self.pulled, rows)))
 
     @property
     def balance(self) -> float:
         """Bytes of the fullest server over the mean."""
-        return round(balance(self.held), 6)
+        return balance(self.held)
 
     @property
     def idle(self) -> int:
@@ -68,7 +71,7 @@ class SplitChoice:
                     self.pieces, self.parameters, self.optimizer_states, self.pushed, self.pulled)
             ],
             "pushed": sum(self.pushed), "pulled": sum(self.pulled), "messages": self.messages,
-            "busiest": self.busiest, "balance": self.balance, "idle": self.idle,
+            "rows": sum(self.rows), "busiest": self.busiest, "balance": self.balance, "idle": self.idle,
         }  # fmt: skip
 
 
@@ -112,6 +115,7 @@ def weigh(training: TrainingGraph, options: SplitOptions) -> SplitChoice:
     return SplitChoice(
         options, tuple(counts.pieces), tuple(counts.held[StateKind.PARAMETER]),
         tuple(counts.held[StateKind.OPTIMIZER_STATE]), tuple(counts.pushed), tuple(counts.pulled), counts.messages,
+        plan.tables.row_traffic(training, options),
     )  # fmt: skip
 
 

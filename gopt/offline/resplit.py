@@ -55,7 +55,9 @@ def inherited(held: FolderContents, given: Mapping[str, Any], note: Callable[[st
         "slicing": Slicing(settings.slicing), "minimum": settings.minimum, "placement": Placement(settings.placement),
         "wire": settings.wire, "cap": settings.bucket_bytes, "fixed_trainers": settings.fixed_trainers,
         "tables": settings.tables, "tables_off": settings.tables_off, "table_memory": settings.table_memory,
+        "rows": settings.rows, "init": settings.init,
     }  # fmt: skip
+    _drop_of_tables(fields, held.trained, given, note)
     if not given.keys() & {"mode", "accumulate"}:
         fields["pull"] = PullAt(settings.pull)
     mode = str(given.get("mode", settings.mode))
@@ -73,6 +75,20 @@ def inherited(held: FolderContents, given: Mapping[str, Any], note: Callable[[st
         else:
             note(f"the roles {roles} are dropped: they are for other counts")
     return fields
+
+
+def _drop_of_tables(
+    fields: dict[str, Any], trained: bool, given: Mapping[str, Any], note: Callable[[str], None]
+) -> None:  # fmt: skip
+    """Leave out options of tables that have no effect any more."""
+    why = "mode geo has no tables" if given.get("mode", fields["mode"]) == "geo" else ""
+    if given.get("tables_off"):
+        why = "there are no tables any more"
+    for name in ("tables", "rows", "init"):
+        kept = "the checkpoint has all rows" if name == "init" and trained else why
+        if fields[name] and kept:
+            note(f"{name} {dict(fields[name])} is dropped: {kept}")
+            fields[name] = {}
 
 
 def _of_mode(settings: SplitSettings, mode: str, note: Callable[[str], None]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ manifest's rule ``count`` gives for the pushes of its key that were accepted bef
 
 A hyper-parameter that is fed is the one of that number, as if it were the number of the round. With one trainer all
 three are the number of the round in sync, so that the same operators see the same values.
+
+A server's part of a table is such a key too: what is pushed of it are rows and their numbers.
 """
 
 from __future__ import annotations
@@ -30,8 +32,20 @@ from gopt.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)
+class TablePart:
+    """What a server has of a table, as the manifest lists it: numbers and gradients of the rows that are pushed, and
+    states before and after the update."""
+
+    name: str
+    ids: str
+    gradient: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
-    """What a server runs for one key. ``key``: its place in the manifest.
+    """What a server runs for one key. ``key``: its place in the manifest's keys, or in its tables.
 
     ``pushed``: the input of ``update`` that takes what was pushed. ``states``: input -> output of what ``update``
     changes, the parameter first; ``counters``: of what ``counter`` changes. ``backup``: the input that takes the
@@ -40,7 +54,7 @@ class Block:
     """
 
     key: int
-    entry: KeyEntry
+    entry: KeyEntry | TablePart
     update: Graph
     counter: Graph | None
     pushed: str
@@ -56,28 +70,47 @@ class Block:
 def find_blocks(
     graph: Graph, plan: ServerPlanEntry, server: int, states: Mapping[str, str], hyper: Collection[str]
 ) -> list[Block]:
-    """The blocks of all keys of a server, in the order of the manifest.
+    """The blocks of all keys of a server, in the order of the manifest, and of its parts of tables behind them.
 
     ``graph``: the server's, as loaded; ``states``: those that it has, input -> output; ``hyper``: inputs that are fed.
     Linear in the graph as far as blocks share no nodes. Raises UnsupportedError for a key that is not updated by
     itself, InvariantError where the graph and the manifest do not fit.
     """
-    keys = [
+    own = [
         (number, key) for number, key in enumerate(plan.keys)
         if key.kind is KeyKind.PARAMETER and key.server in (None, server)
     ]  # fmt: skip
-    for _, key in keys:
+    for _, key in own:
         if key.server is None:
             raise UnsupportedError(
                 f"{show(key.name)} is updated on every server: without rounds they would part", _SYNC
             )
         if not key.gradient:
             raise UnsupportedError(f"{show(key.name)} shares its gradient with another parameter", _SYNC)
+    keys: list[tuple[int, KeyEntry | TablePart]] = [*own, *_parts(plan, server)]
     cutter = _Cutter(graph, keys, states, hyper)
     blocks = cutter.blocks()
     if plan.compensation is None:
         return blocks
     return [_with_backup(block, plan.compensation) for block in blocks]
+
+
+def _parts(plan: ServerPlanEntry, server: int) -> list[tuple[int, TablePart]]:
+    found = []
+    for number, table in enumerate(plan.tables):
+        if server in table.servers:
+            place = table.servers.index(server)
+            states = table.states[place]
+            part = TablePart(
+                table.parameter, table.ids[place], table.gradients[place], states.inputs, states.outputs
+            )  # fmt: skip
+            found.append((number, part))
+    return found
+
+
+def _pushed(key: KeyEntry | TablePart) -> tuple[str, ...]:
+    """What is pushed of a key, as the graph calls it."""
+    return (key.ids, key.gradient) if isinstance(key, TablePart) else (key.gradient,)
 
 
 _SYNC = "take --mode sync"
@@ -93,7 +126,7 @@ class _Cut:
     """What belongs to a key: nodes by id, of the update and of the counters, and what both read."""
 
     number: int
-    key: KeyEntry
+    key: KeyEntry | TablePart
     own: dict[str, str]
     nodes: set[int]
     read: set[str]
@@ -103,20 +136,21 @@ class _Cut:
 
 class _Cutter:
     def __init__(
-        self, graph: Graph, keys: Sequence[tuple[int, KeyEntry]], states: Mapping[str, str], hyper: Collection[str]
-    ) -> None:
+        self, graph: Graph, keys: Sequence[tuple[int, KeyEntry | TablePart]], states: Mapping[str, str],
+        hyper: Collection[str],
+    ) -> None:  # fmt: skip
         self.graph, self.keys, self.states, self.hyper = graph, keys, states, frozenset(hyper)
         self.index = GraphIndex(graph)
         self._node = {id(node): node for node in graph.nodes}
-        self.gradients = {key.gradient: key.name for _, key in keys}
+        self.gradients = {name: key.name for _, key in keys for name in _pushed(key)}
         self._made = {output: input for input, output in states.items()}
         self._check(keys)
         self.counts = self._counters()
         self.owners = {name: key.name for _, key in keys for name in key.inputs if name not in self.counts}
 
-    def _check(self, keys: Sequence[tuple[int, KeyEntry]]) -> None:
+    def _check(self, keys: Sequence[tuple[int, KeyEntry | TablePart]]) -> None:
         for _, key in keys:
-            if key.gradient not in self.graph.types or len(key.inputs) != len(key.outputs) or not key.inputs:
+            if not self.graph.types.keys() >= {*_pushed(key)} or len(key.inputs) != len(key.outputs) or not key.inputs:
                 raise InvariantError(f"the server's graph does not have key {key.name!r} as the manifest lists it")
             for name, new in zip(key.inputs, key.outputs):
                 if self.states.get(name) != new or name not in self.graph.inputs:
@@ -146,11 +180,11 @@ class _Cutter:
             self._count(cut, idle)
         return [self._block(cut) for cut in cuts]
 
-    def _cut(self, number: int, key: KeyEntry) -> _Cut:
+    def _cut(self, number: int, key: KeyEntry | TablePart) -> _Cut:
         own = {name: new for name, new in zip(key.inputs, key.outputs) if name not in self.counts}
         if key.inputs[0] not in own:
             raise InvariantError(f"no gradient changes key {key.name!r}")
-        nodes, read = self._walk(key, own.values(), key.gradient)
+        nodes, read = self._walk(key, own.values(), _pushed(key))
         changed = {name for name in read if name in self.states and name not in self.counts and name not in own}
         if changed:
             name = min(changed)
@@ -166,26 +200,28 @@ class _Cutter:
         pending = set(names) - cut.counted
         while pending:
             cut.counted |= pending
-            nodes, read = self._walk(cut.key, [self.states[name] for name in pending], "")
+            nodes, read = self._walk(cut.key, [self.states[name] for name in pending], ())
             cut.counting |= nodes
             cut.read |= read
             pending = {name for name in read if name in self.counts} - cut.counted
 
     def _block(self, cut: _Cut) -> Block:
         counters = {name: new for name, new in self.states.items() if name in cut.counted}
-        update = self._part(cut.own, cut.nodes, (cut.key.gradient,))
+        update = self._part(cut.own, cut.nodes, _pushed(cut.key))
         counter = self._part(counters, cut.counting, ()) if counters else None
         hyper = tuple(name for name in self.graph.inputs if name in self.hyper and name in cut.read)
         return Block(cut.number, cut.key, update, counter, cut.key.gradient, cut.own, counters, hyper)
 
-    def _walk(self, key: KeyEntry, values: Iterable[str], gradient: str) -> tuple[set[int], set[str]]:
-        """The nodes behind some values, by id, and what they read that no node makes; nothing behind ``gradient``."""
+    def _walk(
+        self, key: KeyEntry | TablePart, values: Iterable[str], pushed: Collection[str]
+    ) -> tuple[set[int], set[str]]:  # fmt: skip
+        """The nodes behind some values, by id, and what they read that no node makes; nothing behind ``pushed``."""
         nodes: set[int] = set()
         read: set[str] = set()
         stack = list(values)
         while stack:
             name = stack.pop()
-            if name == gradient:
+            if name in pushed:
                 continue
             node = self.index.producers.get(name)
             if node is None:

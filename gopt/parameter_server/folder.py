@@ -12,6 +12,7 @@ import numpy as np
 from gopt.artifact.manifest import MANIFEST_FILE, LocalState, Manifest, MeshEntry, PhaseEntry, RankEntry
 from gopt.artifact.manifest_builder import common_entry, local_accumulators, local_state, source_states
 from gopt.artifact.output_folder import output_folder
+from gopt.artifact.pieces import cut
 from gopt.artifact.ranks import RankFiles, write_ranks
 from gopt.artifact.report_record import REPORT_FILE, Report, SourceEntry
 from gopt.artifact.serialize import SOURCE_FILE, model_bytes, without_values
@@ -23,7 +24,7 @@ from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankState
 from gopt.parameter_server.report import build_split_report
 from gopt.parameter_server.split import SplitStep
-from gopt.parameter_server.tables import Layout, TableLayout
+from gopt.parameter_server.tables import TableLayout
 
 TRAINER_FILES = RankFiles("trainer", alone=True)
 SERVER_FILES = RankFiles("server")
@@ -101,17 +102,18 @@ def _source(split: SplitStep, values: StatesFile, roles: str) -> bytes:
 
 
 def _plan_states(split: SplitStep) -> StatesFile:
-    """Where every value lies: what servers have, one after the other, then what is local, then large constants."""
+    """The order of values in the file: those of each server, then local ones, then large constants."""
     source = split.training.graph.initializers
     values = StatesFile()
     seen: set[str] = set()
+    drawn = {name for served in split.plan.tables.served for name in served.init}
     held: list[RankState] = [*split.server_graphs.common]
     held += [state for part in split.server_graphs.ranks for state in part.states]
     held += [state for state in split.trainer_graphs.common if state.input not in split.homes.served]
     if split.sync is not None:  # trainers have all states, and servers parts of them
         held = [state for state in split.trainer_graphs.common if state.input in source]
     for state in held:
-        if state.input in seen or any(piece.tensor not in source for piece in state.pieces):
+        if state.input in seen or any(piece.tensor not in source or piece.tensor in drawn for piece in state.pieces):
             continue
         seen.add(state.input)
         part = split.table_states.get(state.input)
@@ -134,15 +136,10 @@ def _value(state: RankState, source: dict[str, Tensor]) -> Tensor:
 
 def _table_value(state: RankState, tensor: Tensor, layout: TableLayout, server: int) -> Tensor:
     """The start value of a part of a table."""
-    rows, columns = layout.row_ids(server), layout.columns(server)
-    if layout.layout not in (Layout.MODULO, Layout.COLUMNS):
-        return _part(tensor, rows.start * layout.width, rows.stop * layout.width)
-
-    def read() -> np.ndarray:
-        whole = np.asarray(tensor.read()).reshape(layout.rows, layout.width)
-        return np.ascontiguousarray(whole[rows.start : rows.stop : rows.step, columns.start : columns.stop]).reshape(-1)
-
-    return Tensor(state.type, reader=read)
+    piece = part_piece(layout, state.pieces[0].tensor, server)
+    if piece.place == (None, None):
+        return _part(tensor, piece.start, piece.stop)
+    return Tensor(state.type, reader=lambda: np.ascontiguousarray(cut(piece, np.asarray(tensor.read()))))
 
 
 def _part(tensor: Tensor, start: int, stop: int) -> Tensor:

@@ -39,11 +39,11 @@ class Homes:
 def find_homes(
     training: TrainingGraph, updates: Updates, weight: str = "", tables: TableChoice = TableChoice()
 ) -> Homes:
-    """Share a step out. ``weight``: a value that trainers send with their gradients; ``tables``: parameters of which
-    trainers have single rows alone.
+    """Assign states and nodes to servers and trainers.
 
-    Raises UnsupportedError, with the value's name, for an update that reads a batch or random numbers beside its
-    gradients.
+    ``weight``: a value that trainers send with their gradients; ``tables``: parameters of which trainers have single
+    rows alone. Raises UnsupportedError, with the value's name, for an update that reads a batch or random numbers
+    beside its gradients.
     """
     graph, index = training.graph, GraphIndex(training.graph)
     owned = {state.tensor for subgraph in updates.subgraphs.values() for state in subgraph.states}

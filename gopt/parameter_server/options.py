@@ -26,8 +26,10 @@ class SplitOptions:
     ``given``: the user's server map, piece or pattern -> server. ``cap``: bytes of a message that carries several keys.
     ``wire``: the type in which gradients and parameters travel, '' for their own. ``tables``: parameter or pattern ->
     layout of a table (``plan_tables``); ``tables_off``: every parameter is pulled whole; ``table_memory``: bytes that a
-    server has for tables. ``roles``: the ranks of a launcher, None for trainers first. The others are as in
-    ``ServerPlanEntry``.
+    server has for tables. ``rows``: parameter or pattern -> ``dense``, each update of a table runs on all of its rows,
+    or ``lazy``, on those that were pushed; the first entry that fits counts. ``init``: parameter, state or pattern ->
+    what makes its start values (``RowInit``). ``roles``: the ranks of a launcher, None for trainers first. The others
+    are as in ``ServerPlanEntry``.
     """
 
     trainers: int
@@ -49,6 +51,8 @@ class SplitOptions:
     tables: Mapping[str, str] = field(default_factory=dict)
     tables_off: bool = False
     table_memory: int | None = None
+    rows: Mapping[str, str] = field(default_factory=dict)
+    init: Mapping[str, str] = field(default_factory=dict)
     roles: Roles | None = None
 
     def __post_init__(self) -> None:
@@ -72,10 +76,16 @@ class SplitOptions:
         waits = self.mode.rounds
         if self.tables and self.tables_off:
             raise OptionError("--table does not go with --no-tables", "leave one of them out")
-        if self.tables and not waits:
-            raise OptionError(f"--table needs --mode sync: rows are merged in rounds, and mode {self.mode} has none")
-        if self.tables and self.accumulate > 1:
-            raise OptionError("--table does not go with --accumulate", "micro-steps sum whole gradients")
+        for name, texts in (("table", self.tables), ("rows", self.rows), ("init", self.init)):
+            if texts and self.mode is Mode.GEO:
+                raise OptionError(f"--{name} does not go with --mode geo: each trainer updates the whole of a table")
+            if texts and self.accumulate > 1:
+                raise OptionError(f"--{name} does not go with --accumulate", "micro-steps sum whole gradients")
+            if texts and self.compensation is not None:
+                raise OptionError(
+                    f"--{name} does not go with --delay-compensation: servers would keep old rows for each trainer",
+                    "leave one of them out",
+                )
         if self.compensation is not None and self.mode not in (Mode.ASYNC, Mode.HALF_ASYNC):
             raise OptionError("--delay-compensation needs --mode async", f"in mode {self.mode} no gradient is late")
         if self.compensation is not None and not 0 <= self.compensation < float("inf"):

@@ -36,7 +36,7 @@ class PieceSize:
 
     @property
     def key(self) -> str:
-        """A text that no other piece has: the number behind the last ``#`` has digits alone, so any name may stand
+        """A unique text for a piece: the number behind the last ``#`` has digits alone, so any name may stand
         before it."""
         return f"{self.tensor}#{self.index}"
 
@@ -134,9 +134,3 @@ def bytes_per_server(pieces: Sequence[PieceSize], owners: Sequence[int], servers
     for piece, server in zip(pieces, owners, strict=True):
         held[server] += piece.nbytes
     return tuple(held)
-
-
-def balance(bytes_per_server: Sequence[int]) -> float:
-    """The bytes of the fullest server over their mean: 1 where all have the same, or nothing."""
-    total = sum(bytes_per_server)
-    return max(bytes_per_server) * len(bytes_per_server) / total if total else 1.0

@@ -46,7 +46,7 @@ class PlacedPiece:
 class Unit:
     """What a server updates as one; ``server`` None: every server does.
 
-    Split: ``pieces``, one of each of ``subgraphs``, stand one behind the other as a run. Whole: tensors as they are.
+    Split: ``pieces``, one of each of ``subgraphs``, are stored one after the other. Whole: tensors as they are.
     """
 
     number: int
@@ -251,7 +251,7 @@ class _Units:
         return Unit(0, server, False, tuple(subgraphs), placed, ready, nbytes, self._dtypes(subgraphs[0]))
 
     def _closed(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Sequence[UpdateSubgraph]:
-        """Updates with all nodes that follow from them, where these lead to nothing else."""
+        """Updates with all nodes that depend on them, if these nodes serve nothing else."""
         own = {id(node) for each in subgraphs for node in each.nodes}
         ends = {state.updated for each in subgraphs for state in each.states}
         behind: dict[int, Node] = {}

@@ -14,7 +14,7 @@ from gopt.artifact.local_types import UNKNOWN, LocalTypes
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings
 from gopt.artifact.removals import role_of, roles
-from gopt.artifact.report import PassRecord, rank_ranges
+from gopt.artifact.report import PassRecord, balance, format_bytes, rank_ranges
 from gopt.artifact.report_groups import (
     AddedVarFact,
     LocalShape,
@@ -44,6 +44,7 @@ from gopt.lower.rank_graph import RankGraph
 from gopt.mesh import Mesh
 from gopt.parameter_server.servers import PASS
 from gopt.parameter_server.split import SplitStep
+from gopt.parameter_server.tables import Rows
 from gopt.program import SpmdProgram
 from gopt.sanitize import show
 from gopt.sharding.traffic import Overlap
@@ -56,7 +57,7 @@ def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
     usages = list(_usages(split))
     servers = usages[split.options.trainers :]
     couplings = _couplings(split)
-    balance = {kind: _balance([each.nbytes.by_kind[kind] for each in servers]) for kind in _KINDS}
+    balances = {kind: balance([each.nbytes.by_kind[kind] for each in servers]) for kind in _KINDS}
     return Report(
         source=source,
         mesh=MeshEntry((("dp", split.options.trainers),), split.options.trainers),
@@ -68,7 +69,7 @@ def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
         added_ops=group_added_ops(added_ops),
         added_vars=group_added_vars(added_vars),
         ranks=tuple(usages),
-        balance=balance,
+        balance=balances,
         figures=_figures(split, usages),
         checks=split.checks,
     )
@@ -87,6 +88,7 @@ def _options(split: SplitStep) -> dict[str, Any]:
             wire=given.wire, bucket_bytes=given.cap, every=given.every, compensation=given.compensation,
             count=given.count, fixed_trainers=given.fixed_trainers, tables=given.tables,
             tables_off=given.tables_off, table_memory=given.table_memory,
+            rows=given.rows, init=given.init,
         )
     )  # fmt: skip
 
@@ -102,6 +104,7 @@ def _facts(split: SplitStep) -> dict[str, Any]:
             pieces_by_server=tuple(sum(piece.server == server for piece in pieces) for server in servers),
             pushed_by_server=tuple(pushed.get(server, (0, 0))[1] for server in servers),
             pulled_by_server=tuple(pulled.get(server, (0, 0))[1] for server in servers),
+            rows_by_server=split.plan.tables.row_traffic(split.training, split.options),
         )
     )  # fmt: skip
 
@@ -123,7 +126,16 @@ def _of_tables(split: SplitStep) -> Iterator[str]:
         table, layout = served.table, served.layout
         servers = ", ".join(map(str, layout.servers))
         where = f"on server {servers}" if len(layout.servers) == 1 else f"on servers {servers} by {layout.layout.value}"
-        yield f"table {show(table.parameter)}: {table.rows} rows of {table.width} lie {where}"
+        lazy = "; updates run on rows that were pushed" if served.rows is Rows.LAZY else ""
+        drawn = "".join(f"; {show(name)} starts with {init}" for name, init in served.init.items())
+        yield f"table {show(table.parameter)}: {table.rows} rows of {table.width} lie {where}{lazy}{drawn}"
+    rows = split.plan.tables.row_traffic(split.training, split.options)
+    if rows:
+        lookups = sum(split.plan.tables.lookups(split.training))
+        yield (
+            f"{lookups} look-ups of a trainer in a step move about {format_bytes(sum(rows))} of rows and numbers, both "
+            "ways, if no row is looked up twice"
+        )
     for name, why in split.plan.tables.dense:
         yield f"{show(name)} is looked up by rows and travels whole: {why}"
 
@@ -136,11 +148,6 @@ def _couplings(split: SplitStep) -> tuple[Coupling, ...]:
     program = SpmdProgram.start(split.training, mesh, split.options.accumulate)
     program.loss_reduction = split.options.loss_reduction
     return open_couplings(program)
-
-
-def _balance(values: Sequence[int]) -> float:
-    total = sum(values)
-    return round(max(values) * len(values) / total, 6) if total else 1.0
 
 
 def _removed(split: SplitStep) -> tuple[list[OpFact], list[RemovedVarFact]]:

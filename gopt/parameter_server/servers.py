@@ -19,9 +19,11 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
 from gopt.mesh import Mesh, Sees
 from gopt.parameter_server.homes import Homes
+from gopt.parameter_server.lazy_rows import TouchedRows
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import Bucket, ServerPlan, Unit
 from gopt.parameter_server.table_choice import ServedTable
+from gopt.parameter_server.tables import Rows
 from gopt.parameter_server.views import ROUND, role_view
 from gopt.passes.shard.gradient_reduction import ReducedValue
 from gopt.passes.shard.loss_weights import constant_value
@@ -51,6 +53,8 @@ class ServerKey:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     type: TensorType
+    ids: str = ""
+    """Of a table: what the numbers of the merged rows are called."""
 
 
 @dataclass(slots=True)
@@ -160,7 +164,7 @@ class _Emitter:
         self._aggregate(bucket.number, names, merged, on_server(bucket.server))
 
     def table(self, served: ServedTable) -> None:
-        """The parts of a table, each on its server: the update of all of its rows, those without a gradient too."""
+        """The parts of a table, each on its server."""
         parts = [self._table_part(served, place) for place in range(len(served.layout.servers))]
         self.out.tables[served.number] = parts
 
@@ -170,38 +174,58 @@ class _Emitter:
         root, where = f"gopt.ps.t{served.number}.part{place}", on_server(server)
         dtype = self.program.graph.types[table.gradient].dtype
         add = self.rewriter.add
-        reduce = self.options.loss_reduction.rule.value
+        reduce = (self.options.loss_reduction.rule if self.options.mode.rounds else LossRule.MEAN).value
         merged = {f"{root}.ids": TensorType("int64", (None,)), f"{root}.rows": TensorType(dtype, (None, columns))}
         attributes = {
             "table": served.number, "parameter": table.parameter, "dtype": dtype, "width": columns, "reduce": reduce,
         }  # fmt: skip
         add("AggregateRows", [ROUND], merged, domain=COMM, attributes=attributes, sharding=where)
-        shape = self.scalars.constant(f"shape{rows}_{columns}", [rows, columns])
-        zeros = {"value": constant_value([0.0], dtype)}
-        whole = TensorType(dtype, (rows, columns))
-        add("ConstantOfShape", [shape], {f"{root}.zeros": whole}, attributes=zeros, sharding=where)
         last = {f"{root}.places": TensorType("int64", (None, 1))}
         add("Unsqueeze", [f"{root}.ids", self.scalars.constant("last_axis", [1])], last, sharding=where)
-        inputs = [f"{root}.zeros", f"{root}.places", f"{root}.rows"]
-        add("ScatterND", inputs, {f"{root}.dense": whole}, sharding=where)
-        flat = {f"{root}.gradient": TensorType(dtype, (rows * columns,))}
-        add("Reshape", [f"{root}.dense", self.scalars.constant("one", [-1])], flat, sharding=where)
-        starts = [served.elements(each) for each in served.layout.servers[:place]]
-        return self._update_part(served, server, root, sum(starts), rows * columns)
-
-    def _update_part(self, served: ServedTable, server: int, root: str, start: int, elements: int) -> ServerKey:
-        """``start``: elements of the parts before this one; the manifest says which of the tensor they are."""
-        cuts = (0,) * (server + 1) + (elements,) * (self.options.servers - server)
-        where = Sharding.along(SERVER, FlatShard(cuts, 0, elements))
-        group = ParameterGroup((served.subgraph,), (0,), where, ((start, start + elements),))
-        emitter = GroupEmitter(self.rewriter, group, root, self.scalars, {}, owned=True)
-        emitter.run(ReducedValue(f"{root}.gradient"), alone=True)
+        start = sum(served.elements(each) for each in served.layout.servers[:place])
+        if served.rows is Rows.LAZY:
+            group = self._part_group(served, server, start, rows * columns)
+            emitter: GroupEmitter = self._touched(root, group, (rows, columns), where)
+        else:
+            self._dense_gradient(root, dtype, (rows, columns), where)
+            emitter = self._update_part(root, self._part_group(served, server, start, rows * columns))
         emitter.remove_sources("the update runs on parts of the table")
         self.partials += emitter.partials
         states = list(emitter.states.values())
         self.states += states
         inputs, outputs = tuple(each.input for each in states), tuple(each.output for each in states)
-        return ServerKey(None, server, f"{root}.rows", inputs, outputs, TensorType(served.table.dtype, (elements,)))
+        type = TensorType(served.table.dtype, (rows * columns,))
+        return ServerKey(None, server, f"{root}.rows", inputs, outputs, type, f"{root}.ids")
+
+    def _dense_gradient(self, root: str, dtype: str, part: tuple[int, int], where: Sharding) -> None:
+        """The gradient of all rows of a part."""
+        rows, columns = part
+        add, whole = self.rewriter.add, TensorType(dtype, part)
+        shape = self.scalars.constant(f"shape{rows}_{columns}", [rows, columns])
+        zeros = {"value": constant_value([0.0], dtype)}
+        add("ConstantOfShape", [shape], {f"{root}.zeros": whole}, attributes=zeros, sharding=where)
+        inputs = [f"{root}.zeros", f"{root}.places", f"{root}.rows"]
+        add("ScatterND", inputs, {f"{root}.dense": whole}, sharding=where)
+        flat = {f"{root}.gradient": TensorType(dtype, (rows * columns,))}
+        add("Reshape", [f"{root}.dense", self.scalars.constant("one", [-1])], flat, sharding=where)
+
+    def _part_group(self, served: ServedTable, server: int, start: int, elements: int) -> ParameterGroup:
+        """``start``: elements of the parts before this one; the manifest says which of the tensor they are."""
+        cuts = (0,) * (server + 1) + (elements,) * (self.options.servers - server)
+        where = Sharding.along(SERVER, FlatShard(cuts, 0, elements))
+        return ParameterGroup((served.subgraph,), (0,), where, ((start, start + elements),))
+
+    def _update_part(self, root: str, group: ParameterGroup) -> GroupEmitter:
+        """The update of all rows of a part, those without a gradient too."""
+        emitter = GroupEmitter(self.rewriter, group, root, self.scalars, {}, owned=True)
+        emitter.run(ReducedValue(f"{root}.gradient"), alone=True)
+        return emitter
+
+    def _touched(self, root: str, group: ParameterGroup, part: tuple[int, int], where: Sharding) -> TouchedRows:
+        """The update of the rows of a part that were pushed."""
+        emitter = TouchedRows(self.rewriter, group, root, self.scalars, part, where)
+        emitter.update(f"{root}.ids", f"{root}.places", f"{root}.rows")
+        return emitter
 
     def value(self, made: str) -> None:
         """A number of the trainers' forward, merged, on every server."""

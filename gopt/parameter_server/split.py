@@ -9,7 +9,15 @@ from gopt.analysis.graph_walks import GraphIndex, ancestors
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.pieces import Piece
 from gopt.artifact.report import PassResult
-from gopt.artifact.server_entries import KeyEntry, KeyKind, Mode, ServerPlanEntry, TableEntry
+from gopt.artifact.server_entries import (
+    KeyEntry,
+    KeyKind,
+    Mode,
+    RowInitEntry,
+    ServerPlanEntry,
+    TableEntry,
+    TablePartStates,
+)
 from gopt.errors import InvariantError, OptionError, UnsupportedError
 from gopt.ir.types import TensorType
 from gopt.lower.invariants import Check
@@ -242,7 +250,9 @@ def _table(served: ServedTable, parts: Sequence[ServerKey]) -> TableEntry:
     return TableEntry(
         table.parameter, layout.layout.value, table.rows, table.width, table.dtype, layout.servers, layout.cuts,
         tuple(part.inputs[0] for part in parts), tuple(part.outputs[0] for part in parts),
-        tuple(part.gradient for part in parts),
+        tuple(part.gradient for part in parts), served.rows.value, tuple(part.ids for part in parts),
+        tuple(TablePartStates(part.inputs, part.outputs) for part in parts),
+        tuple(RowInitEntry(name, str(init)) for name, init in served.init.items()),
     )  # fmt: skip
 
 

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gopt.analysis.embeddings import EmbeddingTable, find_embeddings
 from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import elementwise
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.updates import Mode, Updates, UpdateSubgraph
+from gopt.artifact.server_entries import Mode as PlanMode
 from gopt.errors import OptionError
+from gopt.ir.types import FLOATS
 from gopt.parameter_server.options import SplitOptions
-from gopt.parameter_server.table_planner import plan_tables, table_size
-from gopt.parameter_server.tables import Layout, TableLayout
+from gopt.parameter_server.row_init import RowInit
+from gopt.parameter_server.table_patterns import chosen, fits
+from gopt.parameter_server.table_planner import plan_tables, row_traffic, table_size
+from gopt.parameter_server.tables import Layout, Rows, TableLayout
 from gopt.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)
 class ServedTable:
-    """A table, how it is shared out, and its update."""
+    """A table, how it is shared out, and its update. ``rows``: which rows an update runs on; ``init``: tensor with the
+    table's rows -> what makes its start value."""
 
     number: int
     table: EmbeddingTable
     layout: TableLayout
     subgraph: UpdateSubgraph
+    rows: Rows = Rows.DENSE
+    init: Mapping[str, RowInit] = field(default_factory=dict)
 
     def elements(self, server: int) -> int:
         """Elements that a server has of it."""
@@ -33,7 +40,7 @@ class ServedTable:
 
 @dataclass(frozen=True, slots=True)
 class TableChoice:
-    """The tables of a split, and why parameters of which rows are looked up stay dense."""
+    """The tables of a split. ``dense``: other parameters whose rows are looked up, each with the reason."""
 
     served: tuple[ServedTable, ...] = ()
     dense: tuple[tuple[str, str], ...] = ()
@@ -42,6 +49,17 @@ class TableChoice:
     def parameters(self) -> frozenset[str]:
         """The parameters that are tables."""
         return frozenset(each.table.parameter for each in self.served)
+
+    def lookups(self, training: TrainingGraph) -> list[int]:
+        """Ids that a batch of a trainer has for each table, as often as they stand in it, and no more than rows."""
+        return [int(table_size(training, served.table, 1).lookups) for served in self.served]
+
+    def row_traffic(self, training: TrainingGraph, options: SplitOptions) -> tuple[int, ...]:
+        """``row_traffic`` of these tables, in the types in which rows travel; empty without tables."""
+        sizes = [table_size(training, served.table, 1) for served in self.served]
+        wired = [replace(size, dtype=options.travels(size.dtype)) for size in sizes]
+        layouts = [served.layout for served in self.served]
+        return row_traffic(list(zip(wired, layouts)), options.servers) if self.served else ()
 
     @property
     def rows(self) -> frozenset[str]:
@@ -52,9 +70,11 @@ class TableChoice:
 def choose_tables(training: TrainingGraph, updates: Updates, options: SplitOptions) -> TableChoice:
     """Plan the tables of a step.
 
-    Raises OptionError where the user wants one shared out that cannot be, or where servers lack memory for them.
+    Raises OptionError for a layout that the user asks for and that is not possible, and where servers lack memory.
     """
     if options.tables_off:
+        if options.rows or options.init:
+            raise OptionError(f"--{'rows' if options.rows else 'init'} does not go with --no-tables", "leave one out")
         return TableChoice()
     index = GraphIndex(training.graph)
     fit: list[EmbeddingTable] = []
@@ -74,14 +94,68 @@ def choose_tables(training: TrainingGraph, updates: Updates, options: SplitOptio
     except OptionError as error:
         known = [f"{show(name)} stays dense: {why}" for name, why in dense[:4]]
         raise OptionError(error.message, *error.hints, *known) from None
+    rows = _rows(options, [table.parameter for table, layout in zip(fit, layouts) if layout.layout is not Layout.DENSE])
+    init = _inits(training, options, fit, layouts)
     served: list[ServedTable] = []
     for table, layout in zip(fit, layouts):
         if layout.layout is Layout.DENSE:
             dense.append((table.parameter, "nearly all of its rows are looked up in a step"))
         else:
             subgraph = updates.subgraphs[table.parameter]
-            served.append(ServedTable(len(served), table, without_empty_parts(layout), subgraph))
+            kind = rows.get(table.parameter, Rows.DENSE)
+            _check_lazy(table, kind)
+            own = {name: each for name, each in init.items() if name in _tensors(table)}
+            served.append(ServedTable(len(served), table, without_empty_parts(layout), subgraph, kind, own))
     return TableChoice(tuple(served), tuple(dense))
+
+
+def _rows(options: SplitOptions, names: Sequence[str]) -> dict[str, Rows]:
+    """Table -> on which rows its updates run, where the user says so."""
+    known = {each.value: each for each in Rows}
+    for pattern, text in options.rows.items():
+        if text not in known:
+            raise OptionError(f"rows of table {show(pattern)} cannot be {show(text)}", "they are dense or lazy")
+    if options.rows and not names:
+        raise OptionError("--rows: no parameter of this step is a table", "leave --rows out")
+    return {name: known[text] for name, text in chosen(options.rows, names).items()}
+
+
+def _check_lazy(table: EmbeddingTable, rows: Rows) -> None:
+    """Refuse lazy updates of a table whose update needs all rows."""
+    if rows is Rows.LAZY and table.update is not None and table.update.all_rows:
+        raise OptionError(
+            f"rows of table {show(table.parameter)} cannot be lazy: {table.update.all_rows}",
+            f"give --rows {table.parameter}=dense",
+        )
+
+
+def _tensors(table: EmbeddingTable) -> tuple[str, ...]:
+    """The tensors that have a row for each of a table, the table first."""
+    return table.update.states if table.update is not None else (table.parameter,)
+
+
+def _inits(
+    training: TrainingGraph, options: SplitOptions, tables: Sequence[EmbeddingTable], layouts: Sequence[TableLayout]
+) -> dict[str, RowInit]:
+    """Tensor -> what makes its start value, where the user says so. An entry that fits a table is for tables, any other
+    for optimizer states with the rows of a table."""
+    if not options.init:
+        return {}
+    served = [table for table, layout in zip(tables, layouts) if layout.layout is not Layout.DENSE]
+    parameters = {table.parameter for table in served}
+    # A pattern for tables must not reach their moments: a negative one is none.
+    of_tables = {pattern: text for pattern, text in options.init.items() if fits(pattern, parameters)}
+    others = {pattern: text for pattern, text in options.init.items() if pattern not in of_tables}
+    texts = chosen(of_tables, parameters) if of_tables else {}
+    if others:
+        states = {name for table in served for name in _tensors(table)}
+        texts |= chosen(others, states, "table, and no state with the rows of one")
+    found = {name: RowInit.parse(text) for name, text in texts.items()}
+    for name in found:
+        dtype = training.graph.types[name].dtype
+        if dtype not in FLOATS:
+            raise OptionError(f"--init {show(name)}: rows of {dtype} cannot be drawn", "leave it out")
+    return found
 
 
 def without_empty_parts(layout: TableLayout) -> TableLayout:
@@ -101,8 +175,10 @@ def _unfit(
 ) -> Iterator[str]:
     """Why a recognised table stays dense."""
     types, subgraph = training.graph.types, updates.subgraphs.get(table.parameter)
-    if not options.mode.rounds:
-        yield f"mode {options.mode} has no rounds in which rows are merged"
+    if options.mode is PlanMode.GEO:
+        yield "in mode geo trainers update the whole of it on their own"
+    if options.compensation is not None:
+        yield "delays of rows are not compensated"
     if not table.rows * table.width:
         yield "it has no elements"
     if options.accumulate > 1:
@@ -112,6 +188,8 @@ def _unfit(
     if subgraph is None or subgraph.mode is not Mode.SPLIT:
         yield "its update mixes elements" if subgraph is None else subgraph.why
         return
+    if not options.mode.rounds and subgraph.reductions:
+        yield f"mode {options.mode}: its update reduces over all of it, and its parts are updated one by one"
     if table.update is not None and table.update.operands:
         yield f"its update reads {table.update.operands[0]}, which has a row for each of its own"
     if len(training.weights_of(table.gradient)) > 1:

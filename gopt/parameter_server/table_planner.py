@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
 from gopt.analysis.embeddings import EmbeddingTable
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
 from gopt.ir.types import nbytes
+from gopt.parameter_server.table_patterns import chosen
 from gopt.parameter_server.tables import Layout, TableLayout, even_cuts
 from gopt.sanitize import show
 
@@ -74,6 +74,27 @@ def table_size(training: TrainingGraph, table: EmbeddingTable, trainers: int) ->
     )  # fmt: skip
 
 
+def row_traffic(tables: Sequence[tuple[TableSize, TableLayout]], servers: int) -> tuple[int, ...]:
+    """Bytes of rows and of their numbers between one trainer and each server in one step, both ways: an estimate.
+
+    It assumes that a batch looks up no row twice and that look-ups are spread evenly over the rows. A row that is
+    looked up twice travels once, so that less may travel; a server whose rows are looked up more often has more.
+    ``lookups`` of the sizes are those of one trainer.
+    """
+    found = [0.0] * servers
+    for table, layout in tables:
+        for server in layout.servers:
+            # A number goes to the server with the pull, and again with the push.
+            found[server] += _moved(table, layout, server, 2 * ID_BYTES)
+    return tuple(map(round, found))
+
+
+def _moved(table: TableSize, layout: TableLayout, server: int, numbers: int) -> float:
+    """Bytes that look-ups of a table move through a server; ``numbers``: of the row's number."""
+    asked = table.lookups * layout.local_rows(server) / max(table.rows, 1)
+    return asked * (2 * table.row_bytes * len(layout.columns(server)) / max(table.width, 1) + numbers)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
     """What a server holds of tables, and what goes through it in a step, in bytes; dense tables are left out."""
@@ -113,21 +134,9 @@ class _Wish:
 
 
 def _wishes(tables: Sequence[TableSize], servers: int, given: Mapping[str, str]) -> dict[str, _Wish]:
-    names = {table.name for table in tables}
-    found: dict[str, _Wish] = {}
-    for pattern, text in given.items():
-        wish = _read(pattern, text, servers)
-        fitting = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
-        if not fitting:
-            close = get_close_matches(pattern, sorted(names), 1) or sorted(names)[:5]
-            raise OptionError(f"{show(pattern)} fits no table", f"there are {', '.join(map(show, close))}")
-        if not any(name not in found for name in fitting):
-            raise OptionError(
-                f"the entry {show(pattern)} for tables decides nothing: entries before it take all that it fits",
-                "put it before them, or leave it out",
-            )
-        for name in fitting:
-            found.setdefault(name, wish)
+    texts = chosen(given, [table.name for table in tables])
+    read = {text: _read(pattern, text, servers) for pattern, text in given.items()}
+    found = {name: read[text] for name, text in texts.items()}
     for table in tables:
         _refuse_split(table, found.get(table.name))
     return found
@@ -254,9 +263,7 @@ def _with(load: ServerLoad, table: TableSize, layout: TableLayout, server: int) 
     """A server's load with its part of a table; expected look-ups are spread evenly over rows."""
     rows, columns = layout.local_rows(server), len(layout.columns(server))
     held = rows * (table.row_bytes + table.state_bytes) * columns // max(table.width, 1)
-    asked = table.lookups * rows / max(table.rows, 1)
-    moved = asked * (2 * table.row_bytes * columns / max(table.width, 1) + ID_BYTES)
-    return ServerLoad(load.nbytes + held, load.traffic + moved)
+    return ServerLoad(load.nbytes + held, load.traffic + _moved(table, layout, server, ID_BYTES))
 
 
 def server_loads(tables: Sequence[TableSize], plan: Sequence[TableLayout], servers: int) -> tuple[ServerLoad, ...]:

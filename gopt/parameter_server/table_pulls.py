@@ -61,7 +61,7 @@ class TableWriter:
         return made
 
     def _shown(self, served: ServedTable, lookup: Lookup, part: str, place: int) -> None:
-        """Rows as a lookup made them: in the types that the table went through, and in its shape."""
+        """The result of a lookup, with the casts and the shape that it has in the source."""
         root = f"gopt.ps.t{served.number}.lookup{place}"
         value = part
         if self.types[value].dtype != served.table.dtype:
@@ -87,7 +87,7 @@ class TableWriter:
         return made if type.dtype == wanted else self._cast(made, wanted, f"{root}.cast")
 
     def _scaled(self, node: Node, value: str, made: str) -> str:
-        """What a node does to every row of the sum, done to the rows that are summed."""
+        """Apply a node that scales the sum of rows to the rows that are summed."""
         inputs = [name if self.types[name].elements == 1 else value for name in node.inputs]
         dtype = self.types[node.outputs[0]].dtype
         after = self.rewriter.latest([name for name in inputs if name])

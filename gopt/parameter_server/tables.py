@@ -34,6 +34,15 @@ class Layout(str, Enum):
     """Each part has some columns of all rows; every id goes to every server."""
 
 
+class Rows(str, Enum):
+    """Which rows of a table an update runs on."""
+
+    DENSE = "dense"
+    """All of them: those without a gradient decay and keep their momentum, as in the source."""
+    LAZY = "lazy"
+    """Those that were pushed: all others, and what the optimizer keeps for them, stay as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What one server is asked for: ``positions`` in the list of ids, and ``local``, the server's own row numbers."""
@@ -90,7 +99,7 @@ class TableLayout:
         return range(*self.cuts[part : part + 2]) if self.layout is Layout.COLUMNS else range(self.width)
 
     def known(self, ids: npt.ArrayLike) -> Ids:
-        """Ids as one row of numbers from 0; a negative one counts from the end. Raises InputError for any other."""
+        """Ids as a list of numbers from 0; a negative one counts from the end. Raises InputError for any other."""
         flat = np.asarray(ids, np.int64).reshape(-1)
         outside = flat[(flat < -self.rows) | (flat >= self.rows)]
         if outside.size:

@@ -20,7 +20,7 @@ def role_view(
     training: TrainingGraph, nodes: Sequence[Node], states: Iterable[str], outputs: Iterable[str], loss: str
 ) -> TrainingGraph:
     """The step of a role: some nodes of the source and some of its states. ``outputs``: metrics that it shows; ``loss``
-    is '' where it has none. Nodes are those of the source: who rewrites takes a copy."""
+    is '' where it has none. Nodes are those of the source: copy them before a rewrite."""
     graph, held = training.graph, set(states)
     kept = [state for state in training.states if state.tensor in held]
     read = {name for node in nodes for name in node.reads}

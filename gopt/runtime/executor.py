@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +26,13 @@ TimingCallback: TypeAlias = Callable[[str, float, float], None]
 
 def no_timing(name: str, begin: float, end: float) -> None:
     """A TimingCallback that does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldInput:
+    """An input that was checked, and put on the device, once for many runs of one Executor."""
+
+    value: Any
 
 
 class Executor:
@@ -168,7 +176,17 @@ class Executor:
         self._advanced = states
         return {name: self._device.view(values[name]) for name in self._shown}
 
-    def run(self, feeds: Mapping[str, Array], call: CollectiveCallback) -> dict[str, Array]:
+    def hold(self, feeds: Mapping[str, Array]) -> dict[str, HeldInput]:
+        """Those of the feeds that the graph reads, for several runs: they are neither checked nor bound anew, and must
+        not change as long as they are used. Raises RunError for one that does not fit."""
+        held = {}
+        for name in self._inputs.keys() & feeds.keys():
+            shown = np.asarray(feeds[name], order="C")
+            _check_fed(name, self._inputs[name], shown)
+            held[name] = HeldInput(self._device.to_device(shown))
+        return held
+
+    def run(self, feeds: Mapping[str, Array | HeldInput], call: CollectiveCallback) -> dict[str, Array]:
         """Run one step on values for the inputs; returns the graph's outputs.
 
         A state that is not fed has its stored value. Outputs have memory of their own, except those that are inputs
@@ -205,7 +223,7 @@ class Executor:
         while pending:
             next(iter(pending.values())).resolve(values, pending)
 
-    def _start(self, states: dict[str, Any], feeds: Mapping[str, Array]) -> dict[str, Any]:
+    def _start(self, states: dict[str, Any], feeds: Mapping[str, Array | HeldInput]) -> dict[str, Any]:
         """Values for all inputs, and those that are the same in every step."""
         values = {**self._fixed, **states}
         for name, given in feeds.items():
@@ -230,6 +248,8 @@ class Executor:
 
     def _feed(self, name: str, given: Any) -> Any:
         """The value of what is fed for an input."""
+        if isinstance(given, HeldInput):
+            return given.value
         for before, value in self._recent_feeds.get(name, ()):
             if before is given:
                 value.lasting = True

@@ -17,7 +17,7 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import dtype_code, known
 from gopt.opaque.expand import expand
 from gopt.runtime.bound_calls import CollectiveCallback
-from gopt.runtime.executor import Executor
+from gopt.runtime.executor import Executor, HeldInput
 from gopt.runtime.fallback_kernels import operators
 from gopt.runtime.partition import Segment
 from gopt.runtime.proto import build_model
@@ -47,7 +47,11 @@ class Float64Graph:
     def substitutes(self) -> int:
         return len(self._fallback_nodes)
 
-    def run(self, feeds: Mapping[str, Array], call: CollectiveCallback) -> dict[str, Array]:
+    def hold(self, feeds: Mapping[str, Array]) -> dict[str, HeldInput]:
+        """As ``Executor.hold``."""
+        return self._program.hold(feeds)
+
+    def run(self, feeds: Mapping[str, Array | HeldInput], call: CollectiveCallback) -> dict[str, Array]:
         """One run; ``call`` answers the collectives that the graph holds itself."""
 
         def answer(index: int, node: Node, inputs: list[Array]) -> Any:

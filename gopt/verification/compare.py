@@ -30,10 +30,23 @@ def distance(value: np.ndarray, wanted: np.ndarray) -> float:
     if not floating(wanted):
         return 0.0 if np.array_equal(value, wanted) else float("inf")
     mine, theirs = np.asarray(value, np.float64), np.asarray(wanted, np.float64)
+    with np.errstate(all="ignore"):
+        apart = length(mine - theirs)
+    if math.isfinite(apart):  # so are both, everywhere
+        return apart
     finite = np.isfinite(theirs)
     if not np.array_equal(np.isfinite(mine), finite) or not np.array_equal(mine[~finite], theirs[~finite]):
         return float("inf")
     return float(np.linalg.norm(mine[finite] - theirs[finite]))
+
+
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two flat arrays hold the same bits in the same type."""
+    if one.dtype != other.dtype or one.size != other.size or not one.size:
+        return False
+    if not (one.flags.c_contiguous and other.flags.c_contiguous):
+        return False
+    return bool(np.array_equal(one.view(np.uint8), other.view(np.uint8)))
 
 
 def allowance(wanted: np.ndarray, start: np.ndarray, tolerance: float) -> float:
@@ -41,9 +54,18 @@ def allowance(wanted: np.ndarray, start: np.ndarray, tolerance: float) -> float:
     if not floating(wanted):
         return 0.0
     theirs, base = np.asarray(wanted, np.float64), np.asarray(start, np.float64)
-    finite = np.isfinite(theirs) & np.isfinite(base)
-    change = np.linalg.norm(theirs[finite] - base[finite])
-    return tolerance * float(change) + tolerance * 1e-3 * float(np.linalg.norm(theirs[finite]))
+    with np.errstate(all="ignore"):
+        change, size = length(theirs - base), length(theirs)
+    if not math.isfinite(change + size):
+        finite = np.isfinite(theirs) & np.isfinite(base)
+        change, size = float(np.linalg.norm(theirs[finite] - base[finite])), float(np.linalg.norm(theirs[finite]))
+    return tolerance * change + tolerance * 1e-3 * size
+
+
+def length(value: np.ndarray) -> float:
+    """‖value‖ of an array in float64; not finite where an element is not, or a square is too large."""
+    flat = value.reshape(-1)
+    return math.sqrt(square) if (square := float(flat.dot(flat))) >= 0 else math.nan
 
 
 def floating(array: np.ndarray) -> bool:
@@ -90,7 +112,11 @@ class Ledger:
         self.entries.append(Difference(self.variant, self.step, rank, name, kind, error))
 
     def whole(self, rank: int, name: str, kind: str, value: np.ndarray, wanted: np.ndarray, start: np.ndarray) -> None:
-        self.enter(rank, name, kind, ratio(distance(value, wanted), self.allowed(name, wanted, start)))
+        self.enter(rank, name, kind, self.error(name, value, wanted, start))
+
+    def error(self, name: str, value: np.ndarray, wanted: np.ndarray, start: np.ndarray) -> float:
+        """How far a value is off, in tolerances."""
+        return ratio(distance(value, wanted), self.allowed(name, wanted, start))
 
     def part(self, rank: int, name: str, kind: str, error: float) -> None:
         self.parts.setdefault(name, []).append((error, rank, kind))

@@ -16,12 +16,12 @@ from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node, clone
 
 
-def local_graph(training: TrainingGraph, weight: str = "") -> Graph:
-    """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, and its
-    ``weight`` (``--loss-reduction``)."""
+def local_graph(training: TrainingGraph, weight: str = "", more: Iterable[str] = ()) -> Graph:
+    """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, its ``weight``
+    (``--loss-reduction``), and ``more``."""
     statistics = [state.updated for state in training.states if state.kind is StateKind.STATISTIC]
     wanted = [training.loss, *dict.fromkeys(training.gradients.values()), *statistics]
-    wanted += [*training.shared.values(), *([weight] if weight else [])]
+    wanted += [*training.shared.values(), *([weight] if weight else []), *more]
     return subgraph(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
 
 

@@ -16,9 +16,10 @@ from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
 from gopt.verification.compare import Values
 from gopt.verification.gates import Gate, gate_outputs
+from gopt.verification.lazy_tables import LazyTable, with_kept_rows
 from gopt.verification.lockstep import run_in_lockstep, with_shared_means
 from gopt.verification.reference_graphs import local_graph, update_graph
-from gopt.verification.source_members import SourceMembers, run_source
+from gopt.verification.source_members import Feeds, SourceMembers, run_source
 from gopt.verification.variants import Variant
 
 Batches = Sequence[Sequence[Values]]
@@ -38,6 +39,8 @@ class LocalResults:
     statistics: list[Values]
     weights: list[float] = field(default_factory=list)
     shown: list[Values] = field(default_factory=list)
+    touched: dict[str, np.ndarray] = field(default_factory=dict)
+    """Of tables that are updated lazily: which rows were pushed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +59,21 @@ class ReferenceProgram:
     def __init__(
         self, training: TrainingGraph, mesh: Mesh, cache: SessionCache, gates: Sequence[Gate] = (),
         reduction: LossReduction = LossReduction(), shared: SynchronisedValues = SynchronisedValues(),
-        statistics: str = "mean",
+        statistics: str = "mean", lazy: Sequence[LazyTable] = (),
     ) -> None:  # fmt: skip
-        """``statistics``: of which ranks new ones are: their ``mean``, or those of the ``root``."""
+        """``statistics``: of which ranks new ones are: their ``mean``, or those of the ``root``; ``lazy``: tables of
+        which rows that nobody pushed stay as they are."""
         self.training = training
         self.reduction = reduction
         self.shared = shared
-        self.statistics_rule = statistics
+        self.statistics_rule, self.lazy = statistics, lazy
         self.call = SourceMembers(mesh)
         self.gradients = set(training.gradients.values())
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
         self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
         self.gate_outputs = gate_outputs(update_graph(training), gates)
-        local = local_graph(training, reduction.value)
+        local = local_graph(training, reduction.value, [name for table in lazy for name in table.ids])
         self._local = Executor(local if shared == SynchronisedValues() else with_shared_means(local, shared), cache)
         self._update = Executor(update_graph(training, self.gate_outputs), cache)
 
@@ -89,18 +93,24 @@ class ReferenceProgram:
 
     def local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
         """Losses, gradients and statistics of every batch; micro-steps hand their statistics on."""
-        held = [dict(states) for _ in batches[0]]
+        fixed = self._local.hold({**states, **settings})
+        held = [Values() for _ in batches[0]]
         losses, gradients, weights, shown = [], [], [], []
+        ids: list[Values] = []
         for turn in batches:
-            outputs = self._locals([{**own, **settings, **batch} for own, batch in zip(held, turn)])
+            outputs = self._locals([{**fixed, **own, **batch} for own, batch in zip(held, turn)])
             losses.append([np.asarray(out[self.training.loss], np.float64) for out in outputs])
             weights += [float(np.asarray(out[self.reduction.value]).item()) for out in outputs if self.reduction.value]
+            ids += [{name: np.asarray(out[name]) for each in self.lazy for name in each.ids} for out in outputs]
             shown += [{made: np.asarray(out[own]) for made, own in self.training.shared.items()} for out in outputs]
             for own, out in zip(held, outputs):
                 own.update({state.tensor: np.asarray(out[state.updated]) for state in self.statistics})
             gradients.append([self.varied(variant, out, r == len(turn) - 1) for r, out in enumerate(outputs)])
-        statistics = [{s.tensor: own[s.tensor] for s in self.statistics} for own in held]
-        return LocalResults(losses, gradients, statistics, weights, shown)
+        statistics = [{s.tensor: own.get(s.tensor, states[s.tensor]) for s in self.statistics} for own in held]
+        weighed = self.reduction.rule is LossRule.WEIGHTED
+        pushed = [each for number, each in enumerate(ids) if not weighed or weights[number]]
+        touched = {table.parameter: table.touched(pushed) for table in self.lazy}
+        return LocalResults(losses, gradients, statistics, weights, shown, touched)
 
     def varied(self, variant: Variant, made: Values, last: bool) -> Values:
         """Those of some values that are gradients, as the variant wants them; ``last``: of the last data rank."""
@@ -125,6 +135,7 @@ class ReferenceProgram:
                 new[state.tensor] = each[0] if self.statistics_rule == "root" else mean_of(each)
             else:
                 new[state.tensor] = np.asarray(updated[state.updated])
+        new = with_kept_rows(self.lazy, states, new, local.touched)
         return ReferenceStep(new, local, means, {name: np.asarray(updated[name]) for name in self.gate_outputs})
 
     def means(self, local: LocalResults) -> Values:
@@ -134,7 +145,7 @@ class ReferenceProgram:
             name: _put_together(self.reduction, [values[name] for values in every], local.weights) for name in every[0]
         }
 
-    def _locals(self, values: Sequence[Values]) -> list[Values]:
+    def _locals(self, values: Sequence[Feeds]) -> list[Values]:
         """Run the local part of every data rank: one by one, or together where they share values on the way."""
         if self.shared == SynchronisedValues():
             return [self._run(self._local, each) for each in values]
@@ -142,7 +153,7 @@ class ReferenceProgram:
         feeds = [{name: value for name, value in each.items() if name in inputs} for each in values]
         return run_in_lockstep(self._local, feeds, self.call)
 
-    def _run(self, program: Executor, values: Values) -> Values:
+    def _run(self, program: Executor, values: Feeds) -> Values:
         """Run the source, as one rank, on those of the values that it reads."""
         return run_source(program, {name: values[name] for name in program.graph.inputs if name in values}, self.call)
 

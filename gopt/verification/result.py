@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from gopt.verification.gradient_check import GradientCheck
+from gopt.verification.gradient_sample import GradientSample
 
 
 class Outcome(str, Enum):
@@ -47,6 +48,22 @@ class Difference:
         }  # fmt: skip
 
 
+@dataclass(slots=True)
+class Failure:
+    """A value that was out of tolerance: where it was furthest off, and in how many comparisons it was."""
+
+    worst: Difference
+    comparisons: int = 1
+
+    def add(self, difference: Difference) -> None:
+        self.comparisons += 1
+        if _size(difference.error_over_tolerance) > _size(self.worst.error_over_tolerance):
+            self.worst = difference
+
+    def to_json(self) -> dict[str, Any]:
+        return self.worst.to_json() | {"comparisons": self.comparisons}
+
+
 @dataclass(frozen=True, slots=True)
 class Doubt:
     """Something that was neither shown equal nor shown different: the state or value, and why."""
@@ -63,8 +80,9 @@ class Verification:
     """What a verification found.
 
     ``tolerance``: what a relative error may be, e.g. 1e-4. ``worst``: of each variant the value that is furthest off,
-    in tolerances: see ``Difference``. ``doubts``: what could not be confirmed. ``noise``: states whose gradient is
-    rounding noise, which were judged by the gradients that the ranks really had.
+    in tolerances: see ``Difference``. ``failures``: every value that was out of tolerance, by kind and name.
+    ``sample``: which gradients were looked at, None where all were. ``doubts``: what could not be confirmed. ``noise``:
+    states whose gradient is rounding noise, which were judged by the gradients that the ranks really had.
     """
 
     tolerance: float
@@ -76,6 +94,8 @@ class Verification:
     notes: list[str] = field(default_factory=list)
     doubts: list[Doubt] = field(default_factory=list)
     noise: list[str] = field(default_factory=list)
+    failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
+    sample: GradientSample | None = None
 
     def __repr__(self) -> str:
         words = {Outcome.EQUAL: "equal", Outcome.DIFFERENT: "NOT equal", Outcome.UNCONFIRMED: "NOT confirmed"}
@@ -111,9 +131,19 @@ class Verification:
 
     def note(self, difference: Difference) -> None:
         self.compared += 1
+        if difference.fails:
+            key = difference.kind, difference.name
+            if key in self.failures:
+                self.failures[key].add(difference)
+            else:
+                self.failures[key] = Failure(difference)
         held = self.worst.get(difference.variant)
-        if held is None or not difference.error_over_tolerance <= held.error_over_tolerance:
+        if held is None or _size(difference.error_over_tolerance) > _size(held.error_over_tolerance):
             self.worst[difference.variant] = difference
+
+    def failing(self) -> list[Failure]:
+        """Every value that was out of tolerance, the one that is furthest off first."""
+        return sorted(self.failures.values(), key=lambda each: -_size(each.worst.error_over_tolerance))
 
     def doubt(self, name: str, why: str) -> None:
         """Add a doubt, once a name."""
@@ -129,10 +159,20 @@ class Verification:
         return {
             "equal": self.equal, "outcome": self.outcome.value, "tolerance": self.tolerance, "steps": self.steps,
             "ranks": self.ranks, "compared": self.compared,
+            "failing": {
+                "values": len(self.failures), "comparisons": sum(each.comparisons for each in self.failures.values()),
+                "worst_first": [each.to_json() for each in self.failing()],
+            },
             "worst": {name: each.to_json() for name, each in self.worst.items()},
             "gradients": [each.to_json() for each in self.gradients],
+            "sample": None if self.sample is None else self.sample.to_json(),
             "unconfirmed": [each.to_json() for each in self.open()], "noise": self.noise, "notes": self.notes,
         }  # fmt: skip
+
+
+def _size(error: float) -> float:
+    """For sorting: what is not a number is as far off as can be."""
+    return error if error == error else float("inf")
 
 
 def _refuted(confirmation: GradientCheck) -> bool:

@@ -8,6 +8,7 @@ The batch is not: source and ranks read the same bits of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from gopt.analysis.graph_walks import GraphIndex
 from gopt.analysis.operators import LAYOUT
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.types import FLOATS, LOW_PRECISION, dtype_name
-from gopt.verification.compare import Values, floating
+from gopt.verification.compare import Values, floating, length
 from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep, mean_of
 from gopt.verification.variants import Variant
 
@@ -138,11 +139,12 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
     if not floating(one):
         return 0.0
     with np.errstate(all="ignore"):
-        difference = np.asarray(one, np.float64) - np.asarray(other, np.float64)
-    return float(np.linalg.norm(difference[np.isfinite(difference)]))
+        return norm(np.asarray(one, np.float64) - np.asarray(other, np.float64))
 
 
 def norm(value: np.ndarray) -> float:
     """Of the finite part, in float64."""
     wide = np.asarray(value, np.float64)
-    return float(np.linalg.norm(wide[np.isfinite(wide)]))
+    with np.errstate(all="ignore"):
+        size = length(wide)
+    return size if math.isfinite(size) else float(np.linalg.norm(wide[np.isfinite(wide)]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from gopt.runtime.engines.threads import run_ranks
 from gopt.verification.reference_graphs import refuse_call
 
 Values = dict[str, np.ndarray]
+Feeds = dict[str, Any]
+"""Values for inputs, or what a program holds of them (``Executor.hold``)."""
 EQUAL = ("AllReduce", "Reduce", "Broadcast", "AllGather")
 """Calls that give the same to members that hold the same."""
 MOST = 64
@@ -32,7 +34,7 @@ class Program(Protocol):
 
     graph: Graph
 
-    def run(self, feeds: Values, call: CollectiveCallback, /) -> Values: ...
+    def run(self, feeds: Feeds, call: CollectiveCallback, /) -> Values: ...
 
 
 def member_mesh(mesh: Mesh, nodes: Iterable[Node]) -> Mesh | None:
@@ -45,7 +47,7 @@ def member_mesh(mesh: Mesh, nodes: Iterable[Node]) -> Mesh | None:
     )
 
 
-def run_members(program: Program, feeds: Sequence[Values], members: Mesh) -> list[Values]:
+def run_members(program: Program, feeds: Sequence[Feeds], members: Mesh) -> list[Values]:
     """What every member makes of its own feeds; ``members``: the axes along which the source has calls."""
     return run_ranks([program for _ in feeds], list(feeds), members)
 
@@ -71,7 +73,7 @@ class SourceMembers:
         root = int(node.attributes.get("root", 0))
         return results[root] or []
 
-    def run(self, program: Program, feeds: Values) -> Values:
+    def run(self, program: Program, feeds: Feeds) -> Values:
         """Run a part of the source: alone, or beside its like where a call gives each member another part.
 
         Raises UnsupportedError where members that start equal do not end equal.
@@ -88,7 +90,7 @@ class SourceMembers:
         return _alike(run_members(program, [feeds] * members.ranks, members), apart[0])
 
 
-def run_source(program: Program, feeds: Mapping[str, np.ndarray], call: CollectiveCallback) -> Values:
+def run_source(program: Program, feeds: Mapping[str, Any], call: CollectiveCallback) -> Values:
     """Run a part of the source, whoever answers its calls."""
     return call.run(program, dict(feeds)) if isinstance(call, SourceMembers) else program.run(dict(feeds), call)
 

@@ -33,8 +33,10 @@ class Variant:
 
     def vary(self, value: np.ndarray, marked: bool) -> np.ndarray:
         """A local gradient as the variant wants it; ``marked``: the one that may turn infinite."""
-        with np.errstate(over="ignore"):
-            varied = (value.astype(np.float32) * self.scale).astype(value.dtype) if self.scale != 1 else value
+        varied = value
+        if self.scale != 1:
+            with np.errstate(over="ignore"):
+                varied = (value.astype(np.float32) * self.scale).astype(value.dtype)
         if self.infinite and marked:
             varied = varied.copy()
             varied.reshape(-1)[:1] = np.inf

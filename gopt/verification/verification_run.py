@@ -12,6 +12,7 @@ from gopt.verification.batches import Batches
 from gopt.verification.compare import Values, floating
 from gopt.verification.gates import Coverage
 from gopt.verification.observations import Observations
+from gopt.verification.progress import ProgressCallback
 from gopt.verification.result import Verification
 from gopt.verification.schedule import Schedule, Start
 from gopt.verification.sensitivity import units
@@ -29,8 +30,6 @@ from gopt.verification.variants import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gopt.verification.verify import Verifier
 
 LOW = 2.0**-10
@@ -42,7 +41,7 @@ class VerificationRun:
 
     def __init__(
         self, verifier: Verifier, result: Verification, steps: int, seed: int, start: Values, settings: Values,
-        batches: Batches, tamper: Tamper | None, advance: Callable[[str], None],
+        batches: Batches, tamper: Tamper | None, advance: ProgressCallback,
     ) -> None:  # fmt: skip
         self.verifier, self.result, self.steps, self.tamper, self.advance = verifier, result, steps, tamper, advance
         self.start, self.settings, self.batches = start, settings, batches
@@ -56,13 +55,12 @@ class VerificationRun:
 
     def one(self, variant: Variant, start: Start | None = None, steps: int = 0) -> bool:
         """Run a variant; ``start``: what begins elsewhere, for one step. False: it left the numbers."""
-        self.advance(variant.name)
         states, settings = dict(self.start), dict(self.settings)
         if start is not None:
             for name, value in start.values.items():
                 (states if name in states else settings)[name] = value
         steps = steps or (1 if start is not None else self.steps)
-        return self.runner.run(variant, steps, states, settings, self._given, self.tamper)
+        return self.runner.run(variant, steps, states, settings, self._given, self.tamper, self.advance)
 
     def _given(self, number: int) -> list[list[Values]]:
         """Batches of a step by micro-step and data rank."""

@@ -8,7 +8,9 @@ the loss.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +20,11 @@ from gopt.analysis.loss_reduction import LossReduction
 from gopt.analysis.roles import recover
 from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.training import TrainingGraph
-from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import check_source, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import InputError, OptionError, RunError
+from gopt.garbage import gc_paused
 from gopt.importers.collectives import DECLARED, parse_groups, recognise
 from gopt.ir.graph import COMM
 from gopt.ir.load import load
@@ -37,10 +40,13 @@ from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks,
 from gopt.verification.batches import Batches, SampledBatches, UserBatches
 from gopt.verification.compare import Values, finite, tolerance_of
 from gopt.verification.gates import find_gates
-from gopt.verification.gradient_check import check_gradients
+from gopt.verification.gradient_check import PHASE, check_gradients
+from gopt.verification.gradient_sample import sample_gradients
+from gopt.verification.lazy_tables import lazy_tables
 from gopt.verification.message_rounds import MessageRounds
+from gopt.verification.progress import ProgressCallback, no_progress
 from gopt.verification.random_inputs import feed_training, find_random
-from gopt.verification.rank_programs import read_rank
+from gopt.verification.rank_programs import RankPrograms, read_rank
 from gopt.verification.reference_graphs import PROBE
 from gopt.verification.reference_step import ReferenceProgram
 from gopt.verification.result import Verification
@@ -51,6 +57,9 @@ from gopt.verification.variants import (
 )
 from gopt.verification.verification_run import VerificationRun
 
+READERS = 2
+"""Ranks that are read at a time."""
+
 
 class Verifier:
     """The source and the ranks of one output folder, ready to run."""
@@ -60,8 +69,10 @@ class Verifier:
         folder: str | os.PathLike[str],
         model: str | os.PathLike[str] | None = None,
         deadline: float | None = None,
+        advance: ProgressCallback = no_progress,
     ) -> None:
         """``deadline``: seconds that one piece of a graph may run; None: without an end."""
+        advance("reading the source")
         self.transport: Transport = run_ranks
         """What runs one phase of all ranks: threads, unless somebody puts another engine in."""
         self.folder = Path(folder)
@@ -82,16 +93,11 @@ class Verifier:
         reduction = LossReduction.parse(self.manifest.loss_reduction)
         shared = self.manifest.synchronised
         self.reference = ReferenceProgram(
-            self.training, self.mesh, self.cache, self.gates, reduction, shared, self.manifest.statistics
-        )
+            self.training, self.mesh, self.cache, self.gates, reduction, shared, self.manifest.statistics,
+            lazy_tables(self.training, plan),
+        )  # fmt: skip
         self.reference.refuse_inputs(self.random_inputs.fed)
-        self.ranks = [
-            read_rank(
-                self.folder, record, self.manifest, self.phases, self.reference.gradients, self.cache,
-                self.random_inputs, source.graph.types,
-            )
-            for record in self.manifest.ranks
-        ]  # fmt: skip
+        self.ranks = self._read_ranks(source, advance)
         self.which = data_ranks(self.mesh)
         if plan is not None:
             self.transport = MessageRounds(self.manifest, deadline)
@@ -99,6 +105,22 @@ class Verifier:
         self.boxes = gradient_boxes(self.manifest, self.training.gradients)
         self.stored = self.all_ranks.joined("input", [rank.values for rank in self.ranks])
         self.kinds = {state.tensor: state.kind.value for state in self.training.states}
+
+    def _read_ranks(self, source: TrainingGraph, advance: ProgressCallback) -> list[RankPrograms]:
+        """All ranks, two at a time: the runtime compiles one while Python reads the next."""
+
+        def read(record: RankEntry) -> RankPrograms:
+            return read_rank(
+                self.folder, record, self.manifest, self.phases, self.reference.gradients, self.cache,
+                self.random_inputs, source.graph.types,
+            )  # fmt: skip
+
+        with gc_paused(), ThreadPoolExecutor(READERS) as pool:
+            ranks: list[RankPrograms] = []
+            for rank in pool.map(read, self.manifest.ranks):
+                ranks.append(rank)
+                advance("reading ranks", len(ranks), len(self.manifest.ranks))
+            return ranks
 
     @property
     def all_ranks(self) -> AllRanks:
@@ -121,15 +143,23 @@ class Verifier:
         tamper: Tamper | None = None,
         confirm: bool = True,
         data: str | None = None,
-        advance: Callable[[str], None] = lambda _: None,
+        every: bool = False,
+        advance: ProgressCallback = no_progress,
     ) -> Verification:
         """Run ``steps`` steps of every variant and compare. ``tamper`` may change a rank's feeds: for tests.
 
         ``data``: the user's own batches, as ``gopt run`` takes them; without it they are drawn from ``seed``.
+        ``every``: confirm all gradients, not a sample of them where they are many.
         """
         result = Verification(self._tolerance(), steps, len(self.ranks))
         if self._drawn():
             result.say("states with no stored value were drawn from the seed")
+        if self.reference.lazy:
+            tables = ", ".join(table.parameter for table in self.reference.lazy[:4])
+            result.say(
+                f"{tables}{', …' if len(self.reference.lazy) > 4 else ''}: updates run on rows that were pushed. These "
+                "are compared with the source's update; other rows, which the source moves, with what they were"
+            )
         if self.random_inputs.fed:
             count = len(self.random_inputs.fed)
             who = f"{count} random nodes were fed what they" if count > 1 else "1 random node was fed what it"
@@ -145,9 +175,13 @@ class Verifier:
         if confirm:
             for note in check_source_duals(self.training, self.mesh, seed):
                 result.say(note)
-            advance("confirming gradients by finite differences")
+            sample = None if every else sample_gradients(self.training, seed)
+            names = None if sample is None else sample.parameters
+            advance(PHASE, 0, len(names or self.training.gradients))
             feeds = [{**start, **settings, **each} for each in self._several(batches)]
-            result.gradients = check_gradients(self.training, feeds, seed, self.reference.call, advance)
+            result.gradients = check_gradients(self.training, feeds, seed, self.reference.call, advance, names)
+            if sample is not None:
+                result.sample = replace(sample, widened=len(result.gradients) > len(sample.parameters))
         return result
 
     def groups(self) -> list[str]:

@@ -151,6 +151,17 @@ def test_operands_of_its_shape_are_listed(tmp_path):
     assert len(mask.operands) == 1 and update_of(stepped, tmp_path).operands == ()
 
 
+def test_a_reduction_needs_all_rows_unless_zeros_add_nothing(tmp_path):
+    def way(kind: str, of: Callable[[Builder, str, str], str]) -> Way:
+        return lambda b, w, g: stepped(b, w, b.op("Div", g, b.op(kind, of(b, w, g), keepdims=0)))
+
+    for kind in ("ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMean"):
+        assert update_of(way(kind, lambda b, w, g: b.op("Abs", g)), tmp_path).all_rows == ""
+    assert "over all rows" in update_of(way("ReduceMax", lambda b, w, g: b.op("Abs", g)), tmp_path).all_rows
+    assert "over all rows" in update_of(way("ReduceSumSquare", lambda b, w, g: w), tmp_path).all_rows
+    assert update_of(stepped, tmp_path).all_rows == ""
+
+
 def test_an_update_of_each_row_is_told(tmp_path):
     def way(b: Builder, w: str, g: str) -> str:
         square = b.op("ReduceMean", b.op("Mul", g, g), b.const([1], "int64"), keepdims=1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gopt.artifact.report import PassRecord, format_bytes, group_ranks, rank_ranges
+from gopt.artifact.report import PassRecord, balance, format_bytes, group_ranks, rank_ranges
 from gopt.documents.records import to_document
 
 
@@ -41,3 +41,9 @@ def test_a_note_stands_only_where_there_is_one():
     record = PassRecord("prune", {"a": 1}, {"nodes": 2}, "")
     assert to_document(record) == {"name": "prune", "options": {"a": 1}, "facts": {"nodes": 2}}
     assert to_document(PassRecord("prune", {}, {}, "nothing to do"))["note"] == "nothing to do"
+
+
+def test_balance_is_the_fullest_over_the_mean():
+    assert balance((30, 10, 20)) == 1.5
+    assert balance((5, 5)) == balance((7,)) == balance((0, 0)) == balance(()) == 1.0
+    assert balance((8, 0)) == 2.0

@@ -13,6 +13,7 @@ import pytest
 from helpers import source
 
 from gopt import api
+from gopt.artifact.manifest import Manifest
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import GoptError, InputError
@@ -40,9 +41,15 @@ def scaled() -> Document:
     return _written("mlp_adamw_fp16_scaler", pull=PullAt.END)
 
 
-def _read(document: Document, folder: Path) -> None:
+@pytest.fixture(scope="module")
+def rows() -> Document:
+    """Table 0 is updated lazily, and no file has its rows."""
+    return _written("sparse/dlrm_adam", rows={"*": "lazy"}, init={"table0": "zeros"})
+
+
+def _read(document: Document, folder: Path) -> Manifest:
     (folder / "manifest.json").write_text(json.dumps(document), encoding="utf-8")
-    read_manifest(folder)
+    return read_manifest(folder)[0]
 
 
 def _keys(document: Document) -> Any:
@@ -135,6 +142,36 @@ SCALARS: list[tuple[str, Callable[[Document], object], str]] = [
 ]
 
 
+TABLES = "parameter_server.tables"
+
+
+def _table(document: Document) -> Any:
+    return document["parameter_server"]["tables"][0]
+
+
+OF_TABLES: list[tuple[str, Callable[[Document], object], str]] = [
+    ("a part that is gone", lambda d: _table(d)["states"].pop(), f"{TABLES}[0].states: it has 2"),
+    ("ids of one part", _at(f"{TABLES}.0.ids", ["x"]), f"{TABLES}[0].ids: it has 2"),
+    ("another first state", _at(f"{TABLES}.0.states.1.inputs.0", "x"), f"{TABLES}[0].states[1]: the part of the table"),
+    ("a state of no server", _at(f"{TABLES}.0.states.1.inputs.1", "x"), f"{TABLES}[0].states[1]: 'x' is not a state"),
+    ("a rule for another tensor", _at(f"{TABLES}.0.init.0.tensor", "top0.weight"), f"{TABLES}[0].init[0].tensor"),
+    ("a rule that is none", _at(f"{TABLES}.0.init.0.rows", "some"), f"{TABLES}[0].init[0].rows: rows cannot"),
+    ("no rounds and no ids", lambda d: (_plan(mode="async")(d), _table(d).pop("ids")), f"{TABLES}[0].ids"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "message"), [each[1:] for each in OF_TABLES], ids=[each[0] for each in OF_TABLES])
+def test_a_damaged_table_is_refused_by_its_place(
+    rows: Document, damage: Callable[[Document], object], message: str, tmp_path: Path
+) -> None:
+    document = copy.deepcopy(rows)
+    _read(document, tmp_path)
+    damage(document)
+    with pytest.raises(InputError) as caught:
+        _read(document, tmp_path)
+    assert message in caught.value.message
+
+
 @pytest.mark.parametrize(("damage", "message"), [each[1:] for each in DAMAGES], ids=[each[0] for each in DAMAGES])
 def test_a_damage_is_refused_by_its_place(
     plain: Document, damage: Callable[[Document], object], message: str, tmp_path: Path
@@ -163,7 +200,9 @@ def test_a_damage_of_what_is_no_parameter_is_refused(
 
 @pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.HALF_ASYNC])
 def test_what_asynchronous_modes_have_is_read_back(mode: Mode, tmp_path: Path) -> None:
-    _read(_written("mlp_adamw", mode=mode, compensation=0.5, count="push"), tmp_path)
+    plan = _read(_written("mlp_adamw", mode=mode, compensation=0.5, count="push"), tmp_path).parameter_server
+    assert plan is not None
+    assert (plan.mode, plan.compensation, plan.count) == (mode, 0.5, "push")
 
 
 def test_whatever_is_replaced_nothing_crashes(plain: Document, tmp_path: Path) -> None:

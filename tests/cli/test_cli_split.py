@@ -41,6 +41,26 @@ def test_servers_without_anything_are_named(tmp_path, capsys):
     assert "idle: 4-6" in said and "nothing written" in said and not (tmp_path / "out").exists()
 
 
+def test_options_of_tables_reach_the_manifest(tmp_path, capsys):
+    step = str(FIXTURES / "sparse/dlrm_adam.onnx")
+    given = (
+        "--table", "table*=modulo", "--rows", "lazy", "--rows", "table1=dense",
+        "--init", "table0=normal(0,0.02)@seed=7",
+    )  # fmt: skip
+    assert run("split", step, *TWO, *given, "-o", str(tmp_path / "out")) == 0
+    assert "note: table 'table0': 64 rows of 8 lie on servers" in capsys.readouterr().out
+    tables = read_manifest(tmp_path / "out")[0].parameter_server.tables
+    assert [(table.parameter, table.update) for table in tables] == [
+        ("table0", "lazy"), ("table1", "dense"), ("table2", "lazy")
+    ]  # fmt: skip
+    assert [(each.tensor, each.rows) for each in tables[0].init] == [("table0", "normal(0.0,0.02)@seed=7")]
+    for wrong in (
+        ("--rows", "lazy", "--rows", "dense"), ("--rows", "*=lazy", "--rows", "dense"), ("--init", "table0"),
+        ("--rows", "table0=some"),
+    ):  # fmt: skip
+        assert run("split", step, *TWO, *wrong, "-o", str(tmp_path / "out"), "--dry-run") == 2
+
+
 def test_every_option_reaches_the_manifest(tmp_path):
     (tmp_path / "map.toml").write_text('"fc1.weight" = 1\n"fc2.*" = 0\n')
     given = (

@@ -40,6 +40,7 @@ def case(name: str, made: Path) -> list[str]:
         "verify": ["verify", out, "--steps", "1", "--no-confirm"],
         "run": ["run", out, *train],
         "passes": ["passes"],
+        "explain": ["explain", out, "loss"],
     }[name]
 
 
@@ -47,7 +48,7 @@ CASES = {
     "shard": "gopt-report", "inspect a model": "gopt-inspection", "inspect a folder": "gopt-inspection",
     "plan": "gopt-plan", "plan servers": "gopt-plan", "split": "gopt-report", "diff": "gopt-diff",
     "merge": "gopt-merge", "reshard": "gopt-report", "verify": "gopt-verification", "run": "gopt-run",
-    "passes": "gopt-passes",
+    "passes": "gopt-passes", "explain": "gopt-explanation",
 }  # fmt: skip
 
 

@@ -49,8 +49,11 @@ def test_a_refusal_takes_no_memory():
 )
 def test_texts_that_do_not_end(text, said):
     started = time.process_time()
+    for _ in range(10):
+        text.replace(b'"', b"'").count(b"\\")
+    passed = time.process_time()
     assert said in refused(text)
-    assert time.process_time() - started < 20  # quadratic: minutes
+    assert time.process_time() - passed < 1000 * (passed - started)  # quadratic: 100 000 times, on any machine
 
 
 def test_texts_over_the_borders_of_blocks(monkeypatch):

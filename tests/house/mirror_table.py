@@ -166,6 +166,9 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("offline.diff.result", _RECORDS, "cli/test_diff.py"),
     **_each("offline.inspect_folder", "shares its tests with inspect", "offline/test_offline_inspect.py"),
+    **_each(
+        "offline.kinds", "what the registry has", "offline/kinds/test_kinds_registry.py", "cli/test_render_kinds.py"
+    ),
     **_each("offline.folder_contents", "what merge reads", "offline/test_merge.py", "documents/test_damage.py"),
     **_each(
         "offline.optimizer.adam_rules offline.optimizer.rms_rules offline.optimizer.sgd_rules "
@@ -278,7 +281,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     # --- verification ---
     **_each(
         "verification.all_ranks verification.compare verification.gates verification.lockstep "
-        "verification.rank_programs verification.reference_graphs verification.reference_step verification.result "
+        "verification.rank_programs verification.reference_graphs verification.reference_step verification.progress "
         "verification.sampling verification.schedule verification.variant_runner verification.variants "
         "verification.verification_run",
         "a part of one proof, tested by what it says of wrong ranks", "verification/test_verify.py",

@@ -21,6 +21,7 @@ LAYERS = (
         "gopt.sharding.placements",
         "gopt.sharding.boxes",
         "gopt.parameter_server.roles",
+        "gopt.parameter_server.row_init",
         "gopt.parameter_server.tables",
     },
     {"gopt.artifact.report", "gopt.disk"},

@@ -53,12 +53,13 @@ def pairwise() -> list[Row]:
     """Few rows in which every two values meet that can: of a fixed pseudo-random many, always one that adds most."""
     generator = random.Random(0)
     candidates = [tuple(map(generator.choice, KNOBS.values())) for _ in range(4000)]
-    candidates = [row for row in candidates if composes(row)]
-    left = set[Any]().union(*map(pairs, candidates))
+    adds = {row: pairs(row) for row in candidates if composes(row)}
+    left = set[Any]().union(*adds.values())
     rows = []
     while left:
-        rows.append(max(candidates, key=lambda row: len(pairs(row) & left)))
-        left -= pairs(rows[-1])
+        rows.append(max(adds, key=lambda row: len(adds[row])))
+        left -= adds[rows[-1]]
+        adds = {row: found & left for row, found in adds.items()}
     return rows
 
 

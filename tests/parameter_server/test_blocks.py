@@ -3,6 +3,7 @@ refused."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,34 +11,57 @@ import pytest
 from async_steps import SourceUpdate, scheduled, served
 from helpers import ROOT, executed_lines
 
+from gopt.artifact.pieces import cut
+from gopt.artifact.server_entries import KeyEntry, ServerPlanEntry
+from gopt.artifact.table_parts import part_piece, table_layout
 from gopt.errors import InvariantError, UnsupportedError
-from gopt.parameter_server.blocks import find_blocks
+from gopt.parameter_server.blocks import Block, find_blocks
 from gopt.runtime.reference_eval import run_graph
-from gopt.runtime.session import SessionCache
+from gopt.runtime.session import Array, SessionCache
+
+
+def part_of(block: Block, values: Mapping[str, Array], plan: ServerPlanEntry, server: int) -> Array:
+    """What a server has of a parameter or a gradient."""
+    if isinstance(block.entry, KeyEntry):
+        (piece,) = block.entry.pieces
+        return values[piece.tensor].reshape(-1)[piece.start : piece.stop]
+    layout = table_layout(plan.tables[block.key])
+    return cut(part_piece(layout, block.entry.name, server), values[block.entry.name])
+
+
+def pushed(block: Block, gradients: Mapping[str, Array], plan: ServerPlanEntry, server: int) -> dict[str, Array]:
+    """What a block is fed of gradients; of a table all rows of the part."""
+    own = part_of(block, gradients, plan, server)
+    if isinstance(block.entry, KeyEntry):
+        return {block.pushed: own.reshape(block.update.inputs[block.pushed].dims)}
+    layout = table_layout(plan.tables[block.key])
+    rows, columns = layout.local_rows(server), len(layout.columns(server))
+    return {block.entry.ids: np.arange(rows), block.entry.gradient: own.reshape(rows, columns)}
 
 
 @pytest.mark.parametrize(
-    "name", ["scheduled", "mlp_lamb", "mlp_torchoptim_adamw", "optim/nadam", "sparse/dlrm_adagrad"]
-)
-def test_with_one_trainer_blocks_compute_what_the_source_does(name: str, tmp_path: Path) -> None:
+    ("name", "rows"),
+    [("scheduled", ""), ("mlp_lamb", ""), ("mlp_torchoptim_adamw", ""), ("optim/nadam", ""),
+     ("sparse/dlrm_adagrad", "dense"), ("sparse/dlrm_adagrad", "lazy"), ("sparse/dlrm_adam", "lazy")],
+)  # fmt: skip
+def test_with_one_trainer_blocks_compute_what_the_source_does(name: str, rows: str, tmp_path: Path) -> None:
     model = scheduled(tmp_path / "m.onnx") if name == "scheduled" else ROOT / f"fixtures/{name}.onnx"
-    split = served(model, tmp_path / "out", trainers=1)
+    tables = {"tables": {"*": "modulo"}, "rows": {"*": rows}} if rows else {}
+    split = served(model, tmp_path / "out", trainers=1, **tables)
     update = SourceUpdate(split.training)
     hyper = {each: np.array(0.1, np.float32) for each in split.training.hyper}
     wanted, held = update.start(), split.values()
-    counters = [{block.key: dict(held[at]) for block in blocks} for at, (_, _, blocks) in enumerate(split.servers)]
+    counters = [{block.entry: dict(held[at]) for block in blocks} for at, (_, _, blocks) in enumerate(split.servers)]
     generator, cache = np.random.default_rng(0), SessionCache()
     for _ in range(3):
         gradients = update.gradients(generator)
         wanted = update(wanted, gradients, hyper)
         for at, (_, _, blocks) in enumerate(split.servers):
             for block in blocks:
-                (piece,) = block.entry.pieces
-                pushed = gradients[piece.tensor].reshape(-1)[piece.start : piece.stop]
-                own = counters[at][block.key]
+                own = counters[at][block.entry]
                 given = {name: own[name] for name in block.counters} | {each: hyper[each] for each in block.hyper}
                 states = {each: held[at][each] for each in block.states}
-                feeds = {block.pushed: pushed.reshape(block.update.inputs[block.pushed].dims), **states, **given}
+                feeds = {**pushed(block, gradients, split.plan, at), **states, **given}
                 made = run_graph(block.update, {n: v for n, v in feeds.items() if n in block.update.inputs}, cache)
                 held[at].update((each, made[new]) for each, new in block.states.items())
                 if block.counter is not None:
@@ -46,11 +70,10 @@ def test_with_one_trainer_blocks_compute_what_the_source_does(name: str, tmp_pat
                     own.update((each, made[new]) for each, new in block.counters.items())
     for at, (_, _, blocks) in enumerate(split.servers):
         for block in blocks:
-            (piece,) = block.entry.pieces
             found = held[at][block.entry.inputs[0]].reshape(-1)
-            assert found.tobytes() == wanted[piece.tensor].reshape(-1)[piece.start : piece.stop].tobytes()
+            assert found.tobytes() == part_of(block, wanted, split.plan, at).tobytes()
             for name in block.counters:
-                assert counters[at][block.key][name].tobytes() == wanted[name].tobytes()
+                assert counters[at][block.entry][name].tobytes() == wanted[name].tobytes()
 
 
 def test_a_schedule_is_no_part_of_what_gradients_change(tmp_path: Path) -> None:

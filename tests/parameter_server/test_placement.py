@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from gopt.errors import InvariantError, OptionError
-from gopt.parameter_server.placement import PieceSize, Placement, balance, bytes_per_server, place
+from gopt.parameter_server.placement import PieceSize, Placement, bytes_per_server, place
 from gopt.parameter_server.slicing import Slicing, pieces
 
 
@@ -141,12 +141,6 @@ def _holds_of_hash(found, servers, case):
     """A piece stays where it is when others come or go, in any order."""
     alone = [place([piece], servers, Placement.HASH)[0] for piece in reversed(found)]
     assert tuple(reversed(alone)) == place(found, servers, Placement.HASH), case
-
-
-def test_balance_is_the_fullest_over_the_mean():
-    assert balance((30, 10, 20)) == 1.5
-    assert balance((5, 5)) == balance((7,)) == balance((0, 0)) == balance(()) == 1.0
-    assert balance((8, 0)) == 2.0
 
 
 def test_what_cannot_be_placed_is_refused():

@@ -54,6 +54,19 @@ def test_how_a_step_is_split_does_not_matter(setting: Setting, tmp_path: Path) -
     assert (found.outcome, found.why) == ("equal", "")
 
 
+TABLES = (
+    ("dlrm_adam", Setting(3, 2, tables="modulo", rows="lazy", reduce="sum")),
+    ("tree_softmax_momentum", Setting(2, 3, tables="columns", pull="end")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "setting"), TABLES, ids=[f"{name} {setting.told()}" for name, setting in TABLES])
+def test_tables_are_their_source(name: str, setting: Setting, tmp_path: Path) -> None:
+    """A sum of the rows of one number has another order than the source's."""
+    found = judge(FIXTURES / f"sparse/{name}.onnx", setting, tmp_path, allow=lambda _: REDUCED, steps=2)
+    assert (found.outcome, found.why) == ("equal", "")
+
+
 @pytest.mark.parametrize("name", ["mlp_adamw", "emb_adamw"])
 def test_one_trainer_is_one_device(name: str, tmp_path: Path) -> None:
     """V4: the source as one graph, cut nowhere."""

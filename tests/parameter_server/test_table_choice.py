@@ -76,11 +76,49 @@ def test_a_wish_that_cannot_be_met_says_why() -> None:
         split("dlrm_sgd", accumulate=2, tables={"*": "modulo"})
     with pytest.raises(OptionError, match="--no-tables"):
         split("dlrm_sgd", tables_off=True, tables={"*": "modulo"})
-    with pytest.raises(OptionError, match="needs --mode sync"):
-        split("dlrm_sgd", mode=Mode.ASYNC, tables={"*": "modulo"})
+    with pytest.raises(OptionError, match="--rows does not go with --accumulate"):
+        split("dlrm_sgd", accumulate=2, rows={"*": "lazy"})
+    with pytest.raises(OptionError, match="--table does not go with --mode geo"):
+        split("dlrm_sgd", mode=Mode.GEO, tables={"*": "modulo"})
+    with pytest.raises(OptionError, match="--init does not go with --delay-compensation"):
+        split("dlrm_sgd", mode=Mode.ASYNC, compensation=0.1, init={"*": "zeros"})
+    with pytest.raises(OptionError, match="--rows does not go with --no-tables"):
+        split("dlrm_sgd", tables_off=True, rows={"*": "lazy"})
+    with pytest.raises(OptionError, match="cannot be 'lasy'"):
+        split("dlrm_sgd", rows={"*": "lasy"})
+    with pytest.raises(OptionError, match="no parameter of this step is a table"):
+        split("dlrm_sgd", rows={"*": "lazy"}, tables={"*": "dense"})
     with pytest.raises(OptionError) as refused:
         split("dlrm_sgd", tables={"top0.weight": "modulo"})
     assert refused.value.hints
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [({"mode": Mode.GEO}, "in mode geo"), ({"mode": Mode.ASYNC, "compensation": 0.1}, "delays of rows"), ({}, "")],
+)
+def test_what_has_no_tables_says_why(given: dict[str, object], reason: str) -> None:
+    notes = split("dlrm_sgd", **given).report().notes
+    assert any("'table0' is looked up by rows and travels whole: " + reason in note for note in notes) == bool(reason)
+
+
+def test_a_pattern_for_tables_does_not_reach_their_moments() -> None:
+    made = split("dlrm_adam", init={"table*": "normal(0,0.02)@seed=7", "*.exp_avg": "zeros"})
+    inits = {each.tensor: each.rows for table in made.manifest().parameter_server.tables for each in table.init}  # type: ignore[union-attr]
+    assert set(inits) == {"table0", "table1", "table0.exp_avg", "table1.exp_avg"}
+    assert inits["table0"] == "normal(0.0,0.02)@seed=7" and inits["table1.exp_avg"] == "constant(0.0)"
+    for name in ("table2", "top0.weight"):  # it travels whole
+        with pytest.raises(OptionError, match="fits no table, and no state"):
+            split("dlrm_adam", init={name: "zeros"})
+
+
+def test_traffic_of_rows_is_estimated() -> None:
+    """Six ids a batch for each of two tables; a row of 8 floats there and its gradient back, its number twice."""
+    report = split("dlrm_adam").report()
+    assert report.pipeline[0].facts["rows_by_server"] == [12 * (2 * 32 + 16) // 2] * 2
+    assert any("12 look-ups of a trainer in a step move about 960 B" in note for note in report.notes)
+    narrow = split("dlrm_adam", wire="float16", tables={"table0": "columns", "*": "dense"}).report()
+    assert narrow.pipeline[0].facts["rows_by_server"] == [6 * (16 + 16)] * 2
 
 
 def test_parts_without_elements_are_left_out() -> None:

@@ -83,3 +83,19 @@ def test_what_is_not_there_is_named(tmp_path):
         made.advance(states, {}, call)
     with pytest.raises(RunError, match=r"input 'm' is float32\[8\], but was fed float32\[3\]"):
         made.bind_states({"m": np.zeros(3, np.float32)})
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_held_inputs_give_the_same_bits_run_after_run(tuned, tmp_path):
+    made, fed = program(tmp_path, tuned)[0], dict(sgd_feeds(CUTS)[0])
+    due = {name: value.copy() for name, value in program(tmp_path, False)[0].run(fed, call).items()}
+    held = made.hold({name: value for name, value in fed.items() if name != "x"} | {"unknown": np.zeros(1)})
+    assert "unknown" not in held
+    for _ in range(3):
+        shown = made.run({**held, "x": fed["x"]}, call)
+        assert all(shown[name].tobytes() == due[name].tobytes() for name in due)
+
+
+def test_a_held_input_must_fit(tmp_path):
+    with pytest.raises(RunError, match="input 'w' is"):
+        program(tmp_path, False)[0].hold({"w": np.zeros((1, 1), np.float32)})

@@ -74,8 +74,10 @@ def test_where_a_model_belongs(command, what, hint, paths, capsys):
 
 
 @pytest.mark.parametrize("what", ["home", "step"])
-def test_inspect_shows_no_checkpoint_as_if_it_were_ranks(what, paths, capsys):
-    assert HINTS[what].format(**paths) in said(["inspect", str(paths[what])], capsys)
+def test_inspect_shows_a_checkpoint_as_one_and_says_what_makes_ranks_of_it(what, paths, capsys):
+    assert main(["inspect", str(paths[what])]) == 0
+    shown = capsys.readouterr().out
+    assert " of gopt: after step " in shown and f"gopt reshard {paths['step']} --ranks N -o DIR" in shown
 
 
 def test_verify_the_wrong_way_round(paths, capsys):

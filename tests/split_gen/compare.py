@@ -60,7 +60,7 @@ def differences(
         before = reference.all_states()
         batches, hyper = draw(step)
         simulation.round(batches, hyper)
-        reference.step(batches, hyper)
+        reference.step(batches, hyper, simulation.rows.touched)
         found = list(_unlike(simulation, reference, before, allow, f"step {step + 1}"))
         found += _copies(simulation, f"step {step + 1}")
         found += _losses(simulation, reference, f"step {step + 1}", allow("") if not step else None)

@@ -36,7 +36,8 @@ REDUCED = Allowance(2e-5)
 
 @dataclass(frozen=True)
 class Setting:
-    """How a step is split. Defaults cut much of small steps. Tables are pulled whole: rows are not simulated."""
+    """How a step is split. Defaults cut much of small steps. ``tables``: the layout of all tables, '' for none;
+    ``rows``: which rows of them an update runs on."""
 
     trainers: int = 2
     servers: int = 3
@@ -48,6 +49,8 @@ class Setting:
     accumulate: int = 1
     wire: str = ""
     cap: int = 4 << 20
+    tables: str = ""
+    rows: str = "dense"
 
     @classmethod
     def draw(cls, seed: int) -> Setting:
@@ -71,7 +74,8 @@ class Setting:
             trainers=self.trainers, servers=self.servers, slicing=Slicing(self.slicing), minimum=self.minimum,
             placement=Placement(self.placement), pull=PullAt(self.pull) if self.pull else None,
             loss_reduction=LossReduction.parse(self.reduce), accumulate=self.accumulate, wire=self.wire, cap=self.cap,
-            tables_off=True,
+            tables_off=not self.tables, tables={"*": self.tables} if self.tables else {},
+            rows={"*": self.rows} if self.tables else {},
         )  # fmt: skip
 
     def told(self) -> str:

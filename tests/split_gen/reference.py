@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import onnx
 from onnx import NodeProto, numpy_helper
 from steps_gen.graphs import reads
 
-from split_gen.merging import merged
+from split_gen.merging import Fault, merged
 from split_gen.pieces import Array, Block, Values, has_halves
+from split_gen.tables import kept_rows
 
 
 class Unknown(Exception):
@@ -45,6 +46,8 @@ class Reference:
     states: Values = field(default_factory=dict)
     local: list[Values] = field(default_factory=list)
     losses: list[list[Array]] = field(default_factory=list)
+    lazy: dict[str, list[str]] = field(default_factory=dict)
+    """Table whose updates run on pushed rows alone -> the tensors with its rows."""
     outputs: Values = field(default_factory=dict)
     """What the update gave of the graph's other outputs."""
 
@@ -59,6 +62,7 @@ class Reference:
         reduce, _, weight = (manifest.get("loss_reduction") or "mean").partition(":")
         made = cls(model, roles, trainers, statistics, reduce, weight, manifest.get("accumulate") or 1, **given)
         made.halves = has_halves(folder)
+        made.lazy = kept_rows(manifest["parameter_server"].get("tables") or (), manifest["states"])
         made.begin(start)
         return made
 
@@ -89,8 +93,11 @@ class Reference:
         self.second = Block(self.model, self._part(wanted, self.cuts), wanted, self.halves)
         self.passed = [name for name in wanted if name not in self.second.kept]
 
-    def step(self, batches: Sequence[Sequence[Values]], hyper: Values) -> None:
-        """One step. ``batches``: by trainer and micro-step."""
+    def step(
+        self, batches: Sequence[Sequence[Values]], hyper: Values, touched: Mapping[str, set[int]] | None = None
+    ) -> None:
+        """One step. ``batches``: by trainer and micro-step; ``touched``: rows that were pushed of tables that are
+        updated on these alone. Faults where another row has a gradient."""
         given: dict[str, list[tuple[float, Array]]] = {name: [] for name in self.cuts}
         self.losses = []
         for number in range(self.trainers):
@@ -127,7 +134,16 @@ class Reference:
             again = self.second.run({**feeds, **other})
             if any(again[name].tobytes() != self.outputs[name].tobytes() for name in again):
                 raise Unknown("the update reads a batch past its gradients")
-        self.states = {name: self.outputs[self.roles["states"][name]] for name in self.shared}
+        before, self.states = self.states, {name: self.outputs[self.roles["states"][name]] for name in self.shared}
+        for table, names in self.lazy.items():
+            rows = sorted((touched or {}).get(table, ()))
+            gradient = merge[self.roles["params"][table]].reshape(len(before[table]), -1)
+            if np.delete(gradient, rows, 0).any():
+                raise Fault(f"a row of {table} has a gradient and was not pushed")
+            for name in names:
+                kept = np.array(before[name])
+                kept[rows] = self.states[name][rows]
+                self.states[name] = kept
 
     def all_states(self, trainer: int = 0) -> Values:
         return {**self.states, **self.local[trainer]}

@@ -13,6 +13,7 @@ from onnx import NodeProto
 
 from split_gen.merging import Fault, cut, merged, same, together
 from split_gen.pieces import Array, Call, Program, Values, attributes, dtype_of, has_halves
+from split_gen.tables import TableRows, dealt, joined, places
 
 Run = Generator[Call, list[Array], Values]
 
@@ -55,6 +56,8 @@ class Simulation:
             for name in record["files"].values():
                 cache.setdefault(name, Program(self.folder / name, halves))
         self._files = cache
+        self.tables: list[dict[str, Any]] = about.get("tables") or []
+        self.rows = TableRows(self.tables, self.servers)
         self._types = {each["tensor"]: each for each in self.manifest["states"]}
         self.server = [self._start(record, record["files"]["step"]) for record in self.servers]
         self.trainer = [self._start_trainer(record) for record in self.trainers]
@@ -73,7 +76,10 @@ class Simulation:
             return program.stored[state["input"]]
         info = next(each for each in program.model.graph.input if each.name == state["input"])
         shape = [each.dim_value for each in info.type.tensor_type.shape.dim]
-        parts = [self.given[piece["tensor"]].reshape(-1)[piece["start"] : piece["stop"]] for piece in state["pieces"]]
+        shapes = {each["tensor"]: each["shape"] for each in self.manifest["states"]}
+        parts = [
+            self.given[piece["tensor"]].reshape(-1)[places(piece, shapes[piece["tensor"]])] for piece in state["pieces"]
+        ]  # fmt: skip
         return np.concatenate(parts).reshape(shape)
 
     def _start_trainer(self, record: Mapping[str, Any]) -> Values:
@@ -94,18 +100,22 @@ class Simulation:
     def _on_servers(self) -> Values:
         """Whole tensors of servers' pieces. Faults where pieces overlap unequally or leave something out."""
         parts: dict[str, list[tuple[int, int, Array]]] = {}
+        dealt_out: dict[str, list[tuple[Mapping[str, Any], Array]]] = {}
         for record, values in zip(self.servers, self.server, strict=True):
             for each in self._held(record):
                 flat, start = values[each["input"]].reshape(-1), 0
                 for piece in each["pieces"]:
                     size = piece["stop"] - piece["start"]
-                    parts.setdefault(piece["tensor"], []).append(
-                        (piece["start"], piece["stop"], flat[start : start + size])
-                    )
+                    own = flat[start : start + size]
+                    if dealt(piece):
+                        dealt_out.setdefault(piece["tensor"], []).append((piece, own))
+                    else:
+                        parts.setdefault(piece["tensor"], []).append((piece["start"], piece["stop"], own))
                     start += size
                 if start != flat.size:
                     raise Fault(f"{each['input']} has {flat.size} elements, its pieces {start}")
-        return {name: self._joined(name, found) for name, found in parts.items()}
+        found = {name: self._joined(name, each) for name, each in parts.items()}
+        return found | {name: joined(name, self._types[name]["shape"], each) for name, each in dealt_out.items()}
 
     def _joined(self, name: str, found: list[tuple[int, int, Array]]) -> Array:
         about = self._types[name]
@@ -172,6 +182,7 @@ class Simulation:
         self._read: set[tuple[int, int]] = set()
         self._inbox: dict[tuple[int, int], dict[int, tuple[float, list[Array]]]] = {}
         self._done: list[Values] = []
+        self.rows = TableRows(self.tables, self.servers)
         self.pushed, self.pulled = [], []
         self.losses = [[] for _ in self.trainers]
         self.outputs = [{} for _ in self.trainers]
@@ -207,6 +218,8 @@ class Simulation:
                     raise Fault(f"{node.op_type} has no round")
                 if node.op_type == "Push":
                     answer = self._push(number, node, operands)
+                elif node.op_type in ("PullRows", "PushRows"):
+                    answer = self._of_rows(number, node, operands)
                 elif node.op_type != "Pull":
                     raise Fault(f"a trainer calls {node.op_type}")
                 elif attributes(node)["version"] == "after" and not self._done:
@@ -238,6 +251,18 @@ class Simulation:
         if not number:
             self.pushed += [(str(each.dtype), each.size) for each in values]
         return [operands[0]]  # type: ignore[list-item]
+
+    def _of_rows(self, number: int, node: NodeProto, operands: Sequence[Array | None]) -> list[Array]:
+        about = attributes(node)
+        if self._done:
+            raise Fault(f"trainer {number}: {node.op_type} behind the update")
+        if node.op_type == "PullRows":
+            assert operands[1] is not None
+            return self.rows.pull(about, self._on_servers(), operands[1], dtype_of(about["dtype"]))
+        weight = 1.0 if operands[1] is None else float(np.asarray(operands[1], np.float32))
+        assert operands[0] is not None and operands[2] is not None and operands[3] is not None
+        self.rows.push(about, number, weight, operands[2], operands[3])
+        return [operands[0]]
 
     def _address(self, about: Mapping[str, Any]) -> tuple[int, int]:
         """Server and bucket of a message, checked against the manifest."""
@@ -277,6 +302,10 @@ class Simulation:
             try:
                 while True:
                     node, operands = runs[number].send(answer)
+                    if node.op_type == "AggregateRows":
+                        about = attributes(node)
+                        answer = self.rows.merge(about, number, len(self.trainers), dtype_of(about["dtype"]))
+                        continue
                     if node.op_type != "Aggregate":
                         waiting[number] = (node, operands)
                         return

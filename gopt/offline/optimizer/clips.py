@@ -98,8 +98,9 @@ class _Norms:
         if gains is None:
             return None
         names, owners = self._behind(path.factors)
+        masks = self._owner_masks(names)
         for name in names:
-            if self._owners(name) != owners:
+            if masks[name].bit_count() != len(owners):
                 continue
             norms = [[each.number(name) for each in runs] for runs in self.active]
             if any(norm is None or not np.isfinite(norm) or norm <= 1 for row in norms for norm in row):
@@ -150,8 +151,21 @@ class _Norms:
         order = sorted(seen, key=lambda value: harness.position[id(harness.producers[value])])
         return order, frozenset(owners)
 
-    def _owners(self, name: str) -> frozenset[str]:
-        return self._behind([name])[1]
+    def _owner_masks(self, names: Sequence[str]) -> dict[str, int]:
+        """Small values, in order -> whose values were reduced to them, a bit for each owner: a norm of thousands of
+        gradients is a chain of as many sums."""
+        harness = self.harness
+        bits: dict[str, int] = {}
+        masks: dict[str, int] = {}
+        for name in names:
+            mask = 0
+            for operand in harness.producers[name].reads:
+                if operand in harness.owners.full:
+                    mask |= 1 << bits.setdefault(harness.owners.full[operand], len(bits))
+                else:
+                    mask |= masks.get(operand, 0)
+            masks[name] = mask
+        return masks
 
     def _type(self, name: str) -> str:
         """The type of the norm, from how it combines what each gradient was reduced to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 from gopt.analysis.training import StateKind, TrainingGraph
@@ -14,6 +15,7 @@ from gopt.offline.optimizer.gradient_path import GradientPaths
 from gopt.offline.optimizer.predicates import strip_predicates
 from gopt.offline.optimizer.probe_harness import ProbeHarness
 from gopt.offline.optimizer.rules import fit_update
+from gopt.offline.optimizer.update_classes import UpdateClass, UpdateClasses
 from gopt.offline.optimizer.update_function import UpdateFunction
 
 _MOST_STATES = 4
@@ -27,16 +29,18 @@ class Recogniser:
         self.harness = ProbeHarness(training)
         self.trials = self.harness.runs()
         self.paths = GradientPaths(training, self.harness, self.trials)
-        self._alike: dict[tuple[int, bool], Rule] = {}
+        self._classes = UpdateClasses(self.harness)
+        self._known: dict[tuple[Hashable, bool], tuple[UpdateClass, Rule]] = {}
 
     def rule(self, subgraph: UpdateSubgraph) -> Rule:
-        """The rule of one subgraph; equivalent subgraphs have one rule."""
-        if subgraph.equivalence_class < 0:
-            return self._tried(subgraph)
-        key = subgraph.equivalence_class, self.paths.path(subgraph.parameter.tensor).flipped
-        if key not in self._alike:
-            self._alike[key] = self._tried(subgraph)
-        return self._alike[key]
+        """The rule of one subgraph, tried once for all that are the same function of their own values."""
+        path = self.paths.path(subgraph.parameter.tensor)
+        found = self._classes.of(subgraph, path.end)
+        key = found.key, path.flipped
+        if key not in self._known:
+            self._known[key] = found, self._tried(subgraph)
+        first, rule = self._known[key]
+        return replace(rule, step_size=first.counterpart(rule.step_size, found))
 
     def _tried(self, subgraph: UpdateSubgraph) -> Rule:
         states = [s for s in subgraph.states if s.kind in (StateKind.PARAMETER, StateKind.OPTIMIZER_STATE)]

@@ -74,6 +74,8 @@ class GroupEmitter:
         self.rewriter, self.group, self.name, self.scalars, self.reduced = rewriter, group, name, scalars, reduced
         self.owned = owned
         """Whether the master is held as the rank's run alone, as the other states are."""
+        self.where = group.sharding
+        """Who runs its nodes."""
         self.subgraph: UpdateSubgraph = group.subgraphs[0]
         self.local: dict[str, str] = {}
         self.unrounded = ""
@@ -87,6 +89,10 @@ class GroupEmitter:
 
     def _named(self, role: str) -> str:
         return f"{self.name}.{role}"
+
+    def run_type(self, dtype: str) -> TensorType:
+        """The type of a value that has an element for each of the run."""
+        return emit.run(dtype, self.group.sharding)
 
     def run(self, shard: ReducedValue | None, *, alone: bool) -> OwnedParameter:
         """Emit the class; returns its part of the parameters, before and after the update.
@@ -103,16 +109,15 @@ class GroupEmitter:
         parameter = self._named("parameter")
         self.local[subgraph.parameter.tensor] = parameter
         if self.owned:
-            types[parameter] = emit.run(types[subgraph.parameter.tensor].dtype, run)
+            types[parameter] = self.run_type(types[subgraph.parameter.tensor].dtype)
         else:
             slices = self.group.slices([each.parameter.tensor for each in self.group.subgraphs], types)
             emit.local_slice(rewriter, slices, run, parameter, types[slices[0].tensor].dtype)
         for slot in range(1, len(subgraph.states)):
             self.local[subgraph.states[slot].tensor] = self._named(f"state{slot}")
-            types[self._named(f"state{slot}")] = emit.run(types[subgraph.states[slot].tensor].dtype, run)
-        for place, node in enumerate(subgraph.nodes):
-            self._emit(place, node)
-        self._add_states()
+            types[self._named(f"state{slot}")] = self.run_type(types[subgraph.states[slot].tensor].dtype)
+        self.emit_nodes()
+        self.add_states()
         return OwnedParameter(parameter, self.local[subgraph.parameter.updated], run, types[parameter].elements)
 
     def remove_sources(self, why: str) -> None:
@@ -131,7 +136,13 @@ class GroupEmitter:
         emit.shard_slice(self.rewriter, shard, self.group.sharding, name, self.rewriter.graph.types[shard].dtype)
         return name
 
-    def _add_states(self) -> None:
+    def emit_nodes(self) -> None:
+        """The nodes of the update, once gradient and states have their names in ``local``."""
+        for place, node in enumerate(self.subgraph.nodes):
+            self._emit(place, node)
+
+    def add_states(self) -> None:
+        """List the states, once their new values have their names in ``local``."""
         types = self.rewriter.graph.types
         for slot in range(0 if self.owned else 1, len(self.subgraph.states)):
             parts = self.group.slices([each.states[slot].tensor for each in self.group.subgraphs], types)
@@ -164,8 +175,8 @@ class GroupEmitter:
             if name:
                 role = self.results.get(name) or (f"v{place}" if slot == 0 else f"v{place}_{slot}")
                 self.local[name] = self._named(role)
-                outputs[self.local[name]] = emit.run(types[name].dtype, self.group.sharding)
-        rewriter.repeat(node, operands, outputs, self.group.sharding)
+                outputs[self.local[name]] = self.run_type(types[name].dtype)
+        rewriter.repeat(node, operands, outputs, self.where)
 
     def _operand(self, name: str, place: int, slot: int) -> str:
         """A full-shaped operand as the rank's run of it; a one-element operand as a value of rank at most 1."""
@@ -204,7 +215,7 @@ class GroupEmitter:
         """A mean is a sum of x/N, taken in float32 at least: N may be beyond the range of a half."""
         wide = "float64" if dtype == "float64" else "float32"
         scalar = TensorType(wide, ())
-        self._add("Cast", [value], f"{share}.wide", emit.run(wide, self.group.sharding), to=dtype_code(wide))
+        self._add("Cast", [value], f"{share}.wide", self.run_type(wide), to=dtype_code(wide))
         self._add("ReduceSum", [f"{share}.wide"], f"{share}.sum", scalar, keepdims=0)
         self._add("Constant", [], f"{share}.count32", TensorType("float32", ()), value_float=float(elements))
         self._add("Cast", [f"{share}.count32"], f"{share}.count", scalar, to=dtype_code(wide))
@@ -213,4 +224,4 @@ class GroupEmitter:
 
     def _add(self, op_type: str, inputs: list[str], output: str, type: TensorType, **attributes: object) -> None:
         """A node that exists where the run does."""
-        self.rewriter.add(op_type, inputs, {output: type}, attributes=attributes, sharding=self.group.sharding)
+        self.rewriter.add(op_type, inputs, {output: type}, attributes=attributes, sharding=self.where)

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from gopt.artifact.server_entries import Mode, PullAt
+from gopt.artifact.server_entries import KeyEntry, Mode, PullAt
 from gopt.errors import RunError
 from gopt.ir.types import numpy_dtype
-from gopt.parameter_server.blocks import find_blocks
+from gopt.parameter_server.blocks import TablePart, find_blocks
 from gopt.runtime.device import Host
 from gopt.runtime.memory import unpack_views
 from gopt.runtime.merge import Contribution
@@ -27,13 +27,15 @@ from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.faults import HINT, OnNan, Teller, not_finite
 from gopt.runtime.parameter_server.job import EndpointEngine, ServerJob, agree, get_ready
 from gopt.runtime.parameter_server.keeping import Keeping
-from gopt.runtime.parameter_server.key_state import KeyState
+from gopt.runtime.parameter_server.key_state import BlockState, KeyState
 from gopt.runtime.parameter_server.meeting import Met, Usage, meet
 from gopt.runtime.parameter_server.membership import Trainers
 from gopt.runtime.parameter_server.outbox import Outbox
+from gopt.runtime.parameter_server.server_rows import table_parts
+from gopt.runtime.parameter_server.server_tables import ServerTables
+from gopt.runtime.parameter_server.table_state import TableState
 from gopt.runtime.session import Array
 from gopt.runtime.training.hyper_parameters import hyper_parameters
-from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.tuning.tuning import tuning_of
 
 
@@ -58,7 +60,8 @@ class AsyncServer:
         """The step at which all came together last."""
         graphs = server_job.graphs(endpoint.number)
         loaded = self.keeping.load() if job.resume else None
-        states = initial_states(self.entry.state, graphs, job.state) if loaded is None else loaded
+        tables = ServerTables(server_job, endpoint.number)
+        states = tables.initial(graphs, job.state) if loaded is None else loaded
         hyper = hyper_parameters(manifest, job.settings)
         replaces = {state.input: state.output for state in self.entry.state}
         blocks = find_blocks(graphs["step"], plan, self.number, replaces, {each.name for each in hyper})
@@ -66,10 +69,15 @@ class AsyncServer:
         cache = device.sessions()
         self.keys = {
             block.key: KeyState(block, states, plan.count, hyper, device, cache) for block in blocks
+            if isinstance(block.entry, KeyEntry)
         }  # fmt: skip
-        if loaded is not None:
-            for key in self.keys.values():
-                key.restore(self.keeping.load_extra)
+        parts = table_parts(plan.tables, self.number)
+        self.tables = {
+            block.key: TableState(block, parts[block.key], tables, states, plan.count, hyper, device, cache)
+            for block in blocks if isinstance(block.entry, TablePart)
+        }  # fmt: skip
+        for each in self._held if loaded is not None else ():
+            each.restore(self.keeping.load_extra)
         self._rest = states
         """States that no key has: those of a server without keys."""
         self._buckets: dict[int, list[KeyState]] = {}
@@ -77,8 +85,8 @@ class AsyncServer:
             self._buckets.setdefault(plan.keys[number].bucket, []).append(key)
         self.trainers = Trainers(set(range(server_job.trainers)))
         self.usage = Usage()
-        self._last: dict[tuple[int, int], int] = {}
-        """Trainer and bucket -> the last round of which a push was accepted."""
+        self._last: dict[tuple[int, Kind, int], int] = {}
+        """Trainer and bucket or table -> the last round of which a push was accepted."""
         self._begun = dict.fromkeys(range(server_job.trainers), self.version)
         """Trainer -> the round that it is in."""
         self._come: set[int] = set()
@@ -119,9 +127,9 @@ class AsyncServer:
             self.endpoint.drop(error.number)
             self._without(error.number, error.message)
             return
-        if message.kind is Kind.PUSH:
+        if message.kind in (Kind.PUSH, Kind.PUSH_ROWS):
             self._push(message)
-        elif message.kind is Kind.PULL:
+        elif message.kind in (Kind.PULL, Kind.PULL_ROWS):
             self._held_back.append(message)
         elif message.kind is Kind.BARRIER:
             self._begun[message.source] = max(self._begun[message.source], message.round + 1)
@@ -142,29 +150,37 @@ class AsyncServer:
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def _push(self, message: Message) -> None:
-        slot = message.source, message.key
+        slot = message.source, message.kind, message.key
         self._begun[message.source] = max(self._begun[message.source], message.round)
         if message.round <= self._last.get(slot, self.keeping.step - 1):
             self.usage.dropped += 1
             return
         self._last[slot] = message.round
-        keys = self._bucket(message)
         self._position(message.round, message.key)
-        if self._spoilt(message, keys):
+        if message.kind is Kind.PUSH_ROWS:
+            if self._spoilt(message, (), f"push rows of table {self._table(message).rows.name}"):
+                self.usage.skipped += 1
+                return
+            self._note(self._table(message).push(message, max(len(self.trainers.live), 1)))
+            return
+        keys = self._bucket(message)
+        if self._spoilt(message, [key.block.entry for key in keys if isinstance(key.block.entry, KeyEntry)], "push"):
             self.usage.skipped += 1
             return
         parts = unpack_views(message.arrays[0].reshape(-1), [key.type.dims for key in keys])
         for key, part in zip(keys, parts, strict=True):
-            late = key.push(message.source, part, max(len(self.trainers.live), 1))
-            self.usage.staleness[late] += 1
-            self.usage.accepted += 1
+            self._note(key.push(message.source, part, max(len(self.trainers.live), 1)))
 
-    def _spoilt(self, message: Message, keys: Sequence[KeyState]) -> bool:
-        """Whether a push is not applied because of a value that is no number. Raises RunError with --nan abort."""
+    def _note(self, late: int) -> None:
+        self.usage.staleness[late] += 1
+        self.usage.accepted += 1
+
+    def _spoilt(self, message: Message, keys: Sequence[KeyEntry], what: str) -> bool:
+        """Whether a push is not applied because of a value that is no number: gradients of ``keys``, or of rows, which
+        come last in a message. Raises RunError with --nan abort."""
         if self._nan is OnNan.PASS:
             return False
-        pushed = {message.source: Contribution(message.arrays[0])}
-        wrong = not_finite(pushed, [key.block.entry for key in keys], message.round, "push")
+        wrong = not_finite({message.source: Contribution(message.arrays[-1])}, keys, message.round, what)
         if wrong and self._nan is OnNan.ABORT:
             raise RunError(wrong, HINT)
         if wrong:
@@ -178,20 +194,42 @@ class AsyncServer:
             if self._bound is not None and self._ahead(message) > self._bound:
                 self._held_back.append(message)
                 continue
-            dtype = numpy_dtype(message.note["dtype"])
-            keys = self._bucket(message)
-            arrays = [key.pull(message.source).astype(dtype, copy=False) for key in keys]
-            note = {"versions": [key.version for key in keys], "signal": self.trainers.signal}
             self._outbox.send(
-                message.source, self.endpoint.message(Kind.VALUES, message.key, message.round, arrays, note)
+                message.source, self._rows(message) if message.kind is Kind.PULL_ROWS else self._values(message)
             )
             self.usage.answered += 1
 
+    def _values(self, message: Message) -> Message:
+        """The answer to a pull of a bucket."""
+        dtype = numpy_dtype(message.note["dtype"])
+        keys = self._bucket(message)
+        arrays = [key.pull(message.source).astype(dtype, copy=False) for key in keys]
+        note = {"versions": [key.version for key in keys], "signal": self.trainers.signal}
+        return self.endpoint.message(Kind.VALUES, message.key, message.round, arrays, note)
+
+    def _rows(self, message: Message) -> Message:
+        """The answer to a pull of rows."""
+        table = self._table(message)
+        rows = table.pull(message)
+        note = {"pull": message.note["pull"], "versions": [table.version], "signal": self.trainers.signal}
+        return self.endpoint.message(Kind.ROWS, message.key, message.round, (rows,), note)
+
     def _ahead(self, message: Message) -> int:
         """How many rounds the sender of a pull is before the slowest trainer that goes on."""
-        own = message.round - (self.server_job.plan.pull is PullAt.END)
+        # Rows are pulled as they are before the step, whenever parameters are.
+        own = message.round - (self.server_job.plan.pull is PullAt.END and message.kind is Kind.PULL)
         others = [self._begun[each] for each in self.trainers.live - self._come if each != message.source]
         return own - min(others, default=own)
+
+    def _table(self, message: Message) -> TableState:
+        if message.key not in self.tables:
+            raise RunError(f"server {self.number} has nothing of table {message.key}, which {message.header} is of")
+        return self.tables[message.key]
+
+    @property
+    def _held(self) -> list[BlockState]:
+        """All keys and parts of tables."""
+        return [*self.keys.values(), *self.tables.values()]
 
     def _bucket(self, message: Message) -> Sequence[KeyState]:
         if message.key not in self._buckets:
@@ -203,15 +241,15 @@ class AsyncServer:
     def states(self) -> dict[str, Array]:
         """All states that the manifest lists of this server. Of counters, the copy of the first key that has them."""
         found: dict[str, Any] = dict(self._rest)
-        for key in reversed(self.keys.values()):
-            found |= key.counters
-        for key in self.keys.values():
-            found |= key.states
+        for each in reversed(self._held):
+            found |= each.counters
+        for each in self._held:
+            found |= each.states
         return found
 
     def _save(self, engine: EndpointEngine) -> None:
         self._outbox.flush()
         extra: dict[str, Array] = {}
-        for key in self.keys.values():
-            extra |= key.extra(self.server_job.trainers)
+        for each in self._held:
+            extra |= each.extra(self.server_job.trainers)
         self.keeping.save(engine, self.version, self.states(), np.asarray, extra)

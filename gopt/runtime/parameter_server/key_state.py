@@ -5,13 +5,14 @@ One thread writes a key, and every update makes new arrays: what a pull was answ
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gopt.errors import InputError
-from gopt.ir.graph import Node
+from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.parameter_server.blocks import Block
 from gopt.runtime.device import Host
@@ -48,11 +49,9 @@ class Counting:
 class Part:
     """A part of a block, ready to run."""
 
-    def __init__(self, part: Block, counter: bool, device: Host, cache: SessionCache) -> None:
-        graph = part.counter if counter else part.update
-        assert graph is not None
-        self.results = part.counters if counter else part.states
-        self._inputs = graph.inputs
+    def __init__(self, graph: Graph, results: Mapping[str, str], device: Host, cache: SessionCache) -> None:
+        """``results``: what a result is called -> the output of the graph that it is."""
+        self.results, self._inputs = results, graph.inputs
         self._program = Executor(plan_execution(graph, {}, device), cache)
 
     def __call__(self, *given: Mapping[str, Array]) -> dict[str, Array]:
@@ -66,27 +65,88 @@ def _no_call(index: int, node: Node, inputs: list[Array]) -> list[Array]:
     raise AssertionError(f"a block makes no {node.op_type}")
 
 
-class KeyState:
-    """One key of a server. ``states``: the server's at the start; ``hyper``: values by number of a round."""
+class BlockState(ABC):
+    """What keys and parts of tables have alike. ``states``: the server's at the start; ``hyper``: values by number of a
+    round."""
+
+    @property
+    @abstractmethod
+    def states(self) -> Mapping[str, Array]:
+        """All states, flattened as the manifest lists them."""
 
     def __init__(
         self, block: Block, states: Mapping[str, Array], rule: str, hyper: Sequence[HyperParameter], device: Host,
         cache: SessionCache,
     ) -> None:  # fmt: skip
         self.block, self.counting = block, Counting(rule)
-        self.states = {name: states[name] for name in block.states}
         self.counters = {name: states[name] for name in block.counters}
         self.version = 0
         """Pushes that were applied."""
         self.pulled: dict[int, int] = {}
         """Trainer -> the version that it has."""
-        self.backups: dict[int, Array] = {}
-        """Trainer -> the parameter that it has, where delays are compensated."""
-        self._first, self._first_version = self.value, 0
+        self._first_version = 0
         """What a trainer has that pulled nothing in this run."""
         self._hyper = [each for each in hyper if each.name in block.hyper]
-        self._update = Part(block, False, device, cache)
-        self._counter = Part(block, True, device, cache) if block.counter is not None else None
+        self._counter = Part(block.counter, block.counters, device, cache) if block.counter is not None else None
+
+    def _fed(self) -> dict[str, Array]:
+        """Hyper-parameters of the next update."""
+        return {each.name: each.at(self.counting.advances) for each in self._hyper}
+
+    def _count(self, trainer: int, trainers: int, fed: Mapping[str, Array]) -> int:
+        """Go on behind an update; returns how many updates the push was late."""
+        late = self.version - self.pulled.get(trainer, self._first_version)
+        self.version += 1
+        if self.counting.accept(trainer, trainers) and self._counter is not None:
+            self.counters = self._counter(fed, self.counters)
+        return late
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    @property
+    def root(self) -> str:
+        """What its values in a checkpoint begin with."""
+        return f"gopt.async.key{self.block.key}"
+
+    def extra(self, trainers: int) -> dict[str, Array]:
+        """What a checkpoint takes beside the states that the manifest lists, by name."""
+        numbers = np.array([self.version, self.counting.advances, self.counting.due], np.int64)
+        counters = {f"{self.root}.counter{n}": value for n, value in enumerate(self.counters.values())}
+        return {f"{self.root}.numbers": numbers, **counters}
+
+    def restore(self, read: Callable[[str], Array | None]) -> None:
+        """Take over what ``extra`` gave; ``read``: name -> its value, None where there is none. Trainers that were not
+        there have what is there now. Raises InputError where something is missing."""
+        numbers = read(f"{self.root}.numbers")
+        if numbers is None:
+            raise InputError(f"the checkpoint does not say how often {self.block.entry.name!r} was updated")
+        self.version, self.counting.advances, self.counting.due = map(int, numbers)
+        self._first_version = self.version
+        for n, name in enumerate(self.counters):
+            value = read(f"{self.root}.counter{n}")
+            if value is None:
+                raise InputError(f"the checkpoint has no {name!r} of {self.block.entry.name!r}")
+            self.counters[name] = value
+
+
+class KeyState(BlockState):
+    """One key of a server."""
+
+    def __init__(
+        self, block: Block, states: Mapping[str, Array], rule: str, hyper: Sequence[HyperParameter], device: Host,
+        cache: SessionCache,
+    ) -> None:  # fmt: skip
+        super().__init__(block, states, rule, hyper, device, cache)
+        self._states: Mapping[str, Array] = {name: states[name] for name in block.states}
+        self.backups: dict[int, Array] = {}
+        """Trainer -> the parameter that it has, where delays are compensated."""
+        self._first = self.value
+        """What a trainer has that pulled nothing in this run."""
+        self._update = Part(block.update, block.states, device, cache)
+
+    @property
+    def states(self) -> Mapping[str, Array]:
+        return self._states
 
     @property
     def type(self) -> TensorType:
@@ -102,16 +162,11 @@ class KeyState:
         """Apply what a trainer pushed; returns how many updates it is late."""
         block = self.block
         given = pushed.reshape(self.type.dims).astype(numpy_dtype(self.type.dtype), copy=False)
-        fed: dict[str, Array] = {each.name: each.at(self.counting.advances) for each in self._hyper}
-        fed[block.pushed] = given
+        fed = self._fed() | {block.pushed: given}
         if block.backup:
             fed[block.backup] = self.backups.get(trainer, self._first)
-        self.states = self._update(fed, self.states, self.counters)
-        late = self.version - self.pulled.get(trainer, self._first_version)
-        self.version += 1
-        if self.counting.accept(trainer, trainers) and self._counter is not None:
-            self.counters = self._counter(fed, self.counters)
-        return late
+        self._states = self._update(fed, self._states, self.counters)
+        return self._count(trainer, trainers, fed)
 
     def pull(self, trainer: int) -> Array:
         """The parameter; from now on the trainer has this version."""
@@ -120,32 +175,15 @@ class KeyState:
             self.backups[trainer] = self.value
         return self.value
 
-    # --- checkpoints ------------------------------------------------------------------------------------------------
-
     def extra(self, trainers: int) -> dict[str, Array]:
-        """What a checkpoint takes beside the states that the manifest lists, by name."""
-        root = f"gopt.async.key{self.block.key}"
-        found = {f"{root}.numbers": np.array([self.version, self.counting.advances, self.counting.due], np.int64)}
-        found.update((f"{root}.counter{n}", value) for n, value in enumerate(self.counters.values()))
+        found = super().extra(trainers)
         if self.block.backup:
-            found.update((f"{root}.backup{n}", self.backups.get(n, self._first)) for n in range(trainers))
+            found.update((f"{self.root}.backup{n}", self.backups.get(n, self._first)) for n in range(trainers))
         return found
 
     def restore(self, read: Callable[[str], Array | None]) -> None:
-        """Take over what ``extra`` gave; ``read``: name -> its value, None where there is none. Trainers that were not
-        there have what is there now. Raises InputError where something is missing."""
-        root = f"gopt.async.key{self.block.key}"
-        numbers = read(f"{root}.numbers")
-        if numbers is None:
-            raise InputError(f"the checkpoint does not say how often {self.block.entry.name!r} was updated")
-        self.version, self.counting.advances, self.counting.due = map(int, numbers)
-        self._first_version = self.version
-        for n, name in enumerate(self.counters):
-            value = read(f"{root}.counter{n}")
-            if value is None:
-                raise InputError(f"the checkpoint has no {name!r} of {self.block.entry.name!r}")
-            self.counters[name] = value
+        super().restore(read)
         self._first = self.value
         n = 0
-        while self.block.backup and (value := read(f"{root}.backup{n}")) is not None:
+        while self.block.backup and (value := read(f"{self.root}.backup{n}")) is not None:
             self.backups[n], n = value, n + 1

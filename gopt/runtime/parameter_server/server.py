@@ -38,10 +38,10 @@ from gopt.runtime.parameter_server.outbox import Outbox
 from gopt.runtime.parameter_server.round_decision import agree_on_contributors, agree_on_fault
 from gopt.runtime.parameter_server.server_exchange import Part, ServerExchange
 from gopt.runtime.parameter_server.server_rows import merged_rows, part_of, rows_answer, table_parts
+from gopt.runtime.parameter_server.server_tables import ServerTables
 from gopt.runtime.parameter_server.waits import ServerSummary, Waits
 from gopt.runtime.session import Array, array_dtype
 from gopt.runtime.training.hyper_parameters import hyper_parameters
-from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.tuning.tuning import tuning_of
 
 
@@ -60,7 +60,12 @@ class SyncServer:
         self._device = Host(tuning_of(job.tuning))
         start = self.keeping.load() if job.resume else None
         self.version = self.keeping.step
-        self.held: dict[str, Any] = initial_states(self.entry.state, graphs, job.state) if start is None else start
+        self.tables = ServerTables(server_job, endpoint.number)
+        self.held: dict[str, Any] = self.tables.initial(graphs, job.state) if start is None else start
+        for number in self.tables.lazy:
+            self.graph = self.tables.take_out(number, self.graph, self.held, merges=True)
+        self._touched: dict[int, Array] = {}
+        """Table whose updates run on touched rows -> those of this round."""
         self._hyper = [each for each in hyper_parameters(manifest, job.settings) if each.name in self.graph.inputs]
         self._buckets = server_job.plan.buckets
         self._tables = table_parts(server_job.plan.tables, self.number)
@@ -104,13 +109,13 @@ class SyncServer:
         self.endpoint.close()
 
     def _compile(self) -> None:
-        replaces = {state.output: state.input for state in self.entry.state}
+        replaces = {state.output: state.input for state in self.entry.state if state.input in self.held}
         plan = plan_execution(self.graph, replaces, self._device)
         self.program = Executor(plan, self._device.sessions())
         self.program.bind_states(self.held)
         self.held = {name: self._device.hold(array) for name, array in self.held.items()}
         self._aggregates = [node for node in self.graph.nodes if node.op_type in ("Aggregate", "AggregateRows")]
-        self._shown = [name for name in self.graph.outputs if name not in replaces]
+        self._shown = [name for name in self.graph.outputs if name not in replaces and name not in self.tables.updated]
 
     def summary(self) -> ServerSummary:
         """What this server did in the run."""
@@ -135,11 +140,15 @@ class SyncServer:
         feeds: dict[str, Array] = {each.name: each.at(self.version) for each in self._hyper}
         feeds[ROUND] = np.array(self.version, np.int64)
         shown = self.program.advance(self.held, feeds, self._call)
-        self.outputs = {name: np.array(self._device.to_host(value)) for name, value in shown.items()}
+        for number, ids in self._touched.items():
+            self.tables.touched[number].put(ids, shown)
+        self._touched.clear()
+        self.outputs = {name: np.array(self._device.to_host(shown[name])) for name in shown if name in self._shown}
 
     def _save(self, engine: EndpointEngine) -> None:
         self._outbox.flush()
-        self.keeping.save(engine, self.version, self.held, lambda value: self._device.to_host(self._device.view(value)))
+        held = self.held | {name: self._device.hold(array) for name, array in self.tables.arrays().items()}
+        self.keeping.save(engine, self.version, held, lambda value: self._device.to_host(self._device.view(value)))
         self._forget_lost()
 
     def _forget_lost(self) -> None:
@@ -204,13 +213,20 @@ class SyncServer:
             note = f"round {message.round} is over: server {self.number} is at round {self.version}"
             return self.endpoint.message(Kind.REFUSED, message.key, message.round, note=note)
         if message.kind is Kind.PULL_ROWS:
-            part = part_of(self._tables, message.key, message.source)
-            rows = rows_answer(part, self._device.to_host(self._device.view(self.held[part.input])), message)
-            return self.endpoint.message(Kind.ROWS, message.key, message.round, (rows,), message.note["pull"])
+            rows = self._rows(message)
+            return self.endpoint.message(Kind.ROWS, message.key, message.round, (rows,), {"pull": message.note["pull"]})
         dtype = numpy_dtype(message.note["dtype"])
         arrays = [self._value(key) for key in self._buckets[message.key]]
         arrays = [each if each.dtype == dtype else each.astype(dtype) for each in arrays]
         return self.endpoint.message(Kind.VALUES, message.key, message.round, arrays)
+
+    def _rows(self, message: Message) -> Array:
+        """The rows that a pull asks for."""
+        part = part_of(self._tables, message.key, message.source)
+        if (table := self.tables.touched.get(message.key)) is not None:
+            return rows_answer(part, table.stores[part.input].take, message)
+        state = self._device.to_host(self._device.view(self.held[part.input]))
+        return rows_answer(part, state.reshape(part.rows, part.columns).__getitem__, message)
 
     def _value(self, key: KeyEntry) -> Array:
         if not key.inputs:
@@ -305,10 +321,19 @@ class SyncServer:
             merged = self._merged.pop(node.outputs[0], None) or self._merge(node)
             if self._faults.nan is OnNan.ABORT:
                 refuse(self._fault(node, merged))
-            return merged
+            return [*merged, *self._touched_rows(node, merged)]
         if node.op_type == "AllReduce":
             return self._all_reduce(node, inputs)
         raise RunError(f"servers make no {node.op_type}")
+
+    def _touched_rows(self, node: Node, merged: Sequence[Array]) -> Sequence[Array]:
+        """The rows of a table, and of states with its rows, that an update on touched rows alone reads."""
+        number = int(node.attributes["table"]) if node.op_type == "AggregateRows" else -1
+        touched = self.tables.touched.get(number)
+        if touched is None:
+            return ()
+        self._touched[number] = merged[0]
+        return list(touched.take(merged[0]).values())
 
     def _all_reduce(self, node: Node, inputs: list[Array]) -> list[Array]:
         """A reduction among servers, in their order."""

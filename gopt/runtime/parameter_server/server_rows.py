@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,11 +46,12 @@ def part_of(parts: Mapping[int, TablePart], table: int, trainer: int) -> TablePa
     return parts[table]
 
 
-def rows_answer(part: TablePart, state: Array, message: Message) -> Array:
-    """The rows that a pull asks for, in the type that it names. Raises RunError for rows that are not there."""
+def rows_answer(part: TablePart, take: Callable[[Array], Array], message: Message) -> Array:
+    """The rows that a pull asks for, in the type that it names; ``take``: copies rows of the part. Raises RunError for
+    rows that are not there."""
     (ids,) = message.arrays
-    _check(part, ids, message.source)
-    rows = state.reshape(part.rows, part.columns)[ids]
+    check_rows(part, ids, message.source)
+    rows = take(ids)
     with np.errstate(over="ignore"):
         return rows.astype(numpy_dtype(message.note["dtype"]), copy=False)
 
@@ -59,14 +60,15 @@ def merged_rows(part: TablePart, node: Node, found: Mapping[int, Contribution]) 
     """The rows that trainers pushed in a round, merged. Raises RunError for rows that are not there."""
     for trainer, each in found.items():
         assert each.ids is not None
-        _check(part, each.ids, trainer)
+        check_rows(part, each.ids, trainer)
         if each.ids.size and (np.diff(each.ids) <= 0).any():
             raise RunError(f"trainer {trainer} pushed rows of table {part.name} out of order")
     attributes = node.attributes
     return merge_rows(found, attributes["reduce"], attributes["dtype"], attributes["width"])
 
 
-def _check(part: TablePart, ids: Array, trainer: int) -> None:
+def check_rows(part: TablePart, ids: Array, trainer: int) -> None:
+    """Refuse rows that a part does not have; raises RunError."""
     outside = ids[(ids < 0) | (ids >= part.rows)]
     if outside.size:
         raise RunError(

@@ -140,7 +140,7 @@ class TableRows:
 
     def take(self, message: Message) -> None:
         """Take in an answer to a pull."""
-        self._came[message.source, int(message.note)] = message.arrays[0]
+        self._came[message.source, int(message.note["pull"])] = message.arrays[0]
         self.bytes_pulled += message.arrays[0].nbytes
 
     def wait(self, server: int, number: int, what: str) -> Array:

@@ -159,6 +159,8 @@ class TrainerMessages:
                 self.noted(message.note)
         elif message.kind is Kind.ROWS:
             self.rows.take(message)
+            if "versions" in message.note:
+                self.noted(message.note)
         elif message.kind is Kind.REFUSED:
             raise RunError(str(message.note))
         else:

@@ -12,7 +12,7 @@ What is not proportional may still be right to average: see ``samples``, ``seams
 
 from __future__ import annotations
 
-from gopt.verification.gradient_check.check import check_gradients
+from gopt.verification.gradient_check.check import PHASE, check_gradients
 from gopt.verification.gradient_check.verdict import GradientCheck, Verdict
 
-__all__ = ["GradientCheck", "Verdict", "check_gradients"]
+__all__ = ["PHASE", "GradientCheck", "Verdict", "check_gradients"]

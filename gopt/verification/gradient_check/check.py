@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,8 +25,9 @@ from gopt.verification.gradient_check.computed_weights import shifted
 from gopt.verification.gradient_check.difference_quotients import Candidate, Fit
 from gopt.verification.gradient_check.forward import Forward, Values
 from gopt.verification.gradient_check.layout import Layouts, turned
-from gopt.verification.gradient_check.points import beside, with_a_third
+from gopt.verification.gradient_check.points import all_beside, beside, with_a_third
 from gopt.verification.gradient_check.verdict import GradientCheck, Verdict
+from gopt.verification.progress import ProgressCallback, no_progress
 from gopt.verification.reference_graphs import refuse_call
 
 TOGETHER = 64
@@ -43,12 +44,12 @@ POINTS = 3
 """Batches that are compared at a time."""
 FAR, NEAR = 0.3, 1e-3
 """Moves of the states, relative to their size: to where what is zero may differ, and off a kink."""
-ProgressCallback = Callable[[str], None]
+PHASE = "confirming gradients by finite differences"
 
 
 def check_gradients(
     training: TrainingGraph, batches: Sequence[Values], seed: int, call: CollectiveCallback = refuse_call,
-    advance: ProgressCallback = lambda _: None,
+    advance: ProgressCallback = no_progress, names: Sequence[str] | None = None,
 ) -> list[GradientCheck]:  # fmt: skip
     """Check every gradient between two batches or more; each is a full set of inputs, with states that are equal.
 
@@ -58,12 +59,14 @@ def check_gradients(
     the loss, which an update may add after the gradient was reduced) is the same on all ranks and cannot be wrong.
     Together, up to 64 gradients take 18 runs of the forward; what does not agree is halved, and one alone that is
     wrong takes about 100, a few times that if samples are coupled. ``advance`` is called with the progress.
+
+    ``names``: parameters whose gradients are looked at; where one of them is not confirmed, all others are as well.
     """
     forward = Forward(training, call)
     generator = np.random.default_rng(seed + 3)
-    given = [forward.point(batch) for batch in batches]
+    given = forward.points(batches)
     points = with_a_third(given[:POINTS], training.batch, generator)
-    return _GradientChecker(training, SlopeMeter(forward, generator), points, given[POINTS:], advance).all()
+    return _GradientChecker(training, SlopeMeter(forward, generator), points, given[POINTS:], advance).all(names)
 
 
 @dataclass
@@ -76,23 +79,31 @@ class _GradientChecker:
     spare: list[Values]
     advance: ProgressCallback
     found: dict[str, GradientCheck] = field(default_factory=dict)
+    due: list[str] = field(default_factory=list)
+    """Parameters that are looked at."""
 
-    def all(self) -> list[GradientCheck]:
-        names = list(self.training.gradients)
+    def all(self, names: Sequence[str] | None = None) -> list[GradientCheck]:
+        parameters = list(self.training.gradients)
+        asked = set(parameters if names is None else names)
+        self.due = [name for name in parameters if name in asked]
         if self._unsteady():
-            for name in names:
+            for name in self.due:
                 self.say(name, Verdict.UNCONFIRMED, said.UNSTEADY)
         else:
-            self.check(names)
-        return [self.found[name] for name in names]
+            self.check(self.due)
+            if any(not self.found[name].holds for name in self.due) and len(self.due) < len(parameters):
+                rest = [name for name in parameters if name not in asked]
+                self.due = parameters
+                self.check(rest)
+        return [self.found[name] for name in parameters if name in self.found]
 
     def say(self, name: str, verdict: Verdict, why: str, fit: Fit | None = None) -> None:
         ratios = fit.ratios if fit is not None else ()
         self.found[name] = GradientCheck(name, self.training.gradients[name], ratios, verdict, why)
-        done, all = len(self.found), len(self.training.gradients)
-        self.advance(
-            f"confirming gradients by finite differences: {done} of {all}, {self.slope_meter.forward.runs} runs"
-        )
+
+    def _tell(self) -> None:
+        """Say how many have a verdict: after each measurement, because many get theirs at once."""
+        self.advance(PHASE, len(self.found), len(self.due))
 
     def _unsteady(self) -> bool:
         first, second = (self.slope_meter.forward.loss(self.points[0]) for _ in range(2))
@@ -117,7 +128,7 @@ class _GradientChecker:
     def _moved(self, amount: float) -> list[Values]:
         states = [state.tensor for state in self.training.parameters]
         seed = int(self.slope_meter.generator.integers(1 << 30))
-        return [beside(point, states, amount, np.random.default_rng(seed)) for point in self.points]
+        return all_beside(self.points, states, amount, seed)
 
     def _spare(self) -> Iterator[list[Values]]:
         """The batches beyond the first three, three by three."""
@@ -149,7 +160,9 @@ class _GradientChecker:
                     parts.append(part)
         for group in _groups(parts):
             self.check_together(group, points)
+            self._tell()
         self.zeros(faint, parts, points)
+        self._tell()
 
     # --- proportional -----------------------------------------------------------------------------------------------
 
@@ -166,6 +179,7 @@ class _GradientChecker:
                 self.check_together(left, points)
         elif check_alone:
             self.check_alone(parts[0], fit, points)
+            self._tell()
         else:
             middle = len(parts) // 2
             self.check_together(parts[:middle], points)

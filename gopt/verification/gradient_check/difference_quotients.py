@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -115,11 +115,9 @@ def _fit(
 ) -> Fit:  # fmt: skip
     along, rise, level, own, whole = [], [], 0.0, [], []
     for direction in directions:
-        slopes = []
-        for point in points:
-            ends = [loss(_moved(point, parts, direction, sign * step)) for sign in (1, -1)]
-            slopes.append((ends[0] - ends[1]) / (2 * step))
-            level = max(level, *map(abs, ends))
+        above, below = ([loss(point) for point in _moved(points, parts, direction, sign * step)] for sign in (1, -1))
+        slopes = [(high - low) / (2 * step) for high, low in zip(above, below)]
+        level = max([level, *map(abs, above), *map(abs, below)])
         for place in range(len(points) - 1):
             along.append(sum(float(np.vdot(p.changes[place], d)) for p, d in zip(parts, direction)))
             rise.append(slopes[place + 1] - slopes[0])
@@ -128,11 +126,20 @@ def _fit(
     return _judged(np.array(along), np.array(rise), precision, precision.rounding * level / step, own, whole)
 
 
-def _moved(point: Values, parts: Sequence[Candidate], direction: Sequence[np.ndarray], step: float) -> Values:
-    moved = dict(point)
-    for part, along in zip(parts, direction):
-        moved[part.name] = (moved[part.name] + step * along).astype(moved[part.name].dtype)
-    return moved
+def _moved(
+    points: Sequence[Values], parts: Sequence[Candidate], direction: Sequence[np.ndarray], step: float
+) -> Iterator[Values]:
+    """The points, moved. Where they share the array that is moved they share the moved one: it is bound once."""
+    made: dict[tuple[int, int], np.ndarray] = {}
+    for point in points:
+        moved = dict(point)
+        for number, (part, along) in enumerate(zip(parts, direction)):
+            before = moved[part.name]  # two parts may move one value
+            key = number, id(before)
+            if key not in made:
+                made[key] = (before + step * along).astype(before.dtype)
+            moved[part.name] = made[key]
+        yield moved
 
 
 def _judged(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.types import LOW_PRECISION
 from gopt.runtime.bound_calls import CollectiveCallback
+from gopt.runtime.executor import HeldInput
 from gopt.runtime.float64 import Float64Graph
 from gopt.runtime.session import SessionCache
 from gopt.runtime.widen import NARROW, widened
@@ -42,6 +43,24 @@ DOUBLE = Precision("float64", (1e-4, 1e-5, 1e-6, 1e-7, 1e-3, 1e-2, 1e-1), 16 * 2
 SINGLE = Precision("float32", (1e-2, 3e-3, 1e-3, 3e-4), 8 * 2.0**-24, 8e-2)
 
 
+@dataclass(slots=True)
+class _PointProgram:
+    """A program that holds what it was last given: points mostly share all but a batch and what was moved."""
+
+    program: Float64Graph
+    held: dict[str, tuple[np.ndarray, HeldInput]] = field(default_factory=dict)
+
+    def run(self, point: Values, call: CollectiveCallback) -> Values:
+        """Run on those of the values that the program reads."""
+        feeds: dict[str, HeldInput] = {}
+        for name in self.program.graph.inputs.keys() & point.keys():
+            value, known = point[name], self.held.get(name)
+            if known is None or known[0] is not value:
+                known = self.held[name] = value, self.program.hold({name: value})[name]
+            feeds[name] = known[1]
+        return run_source(self.program, feeds, call)
+
+
 class Forward:
     """Computes the loss, alone or with all that is called a gradient, at any point. ``runs`` counts them."""
 
@@ -50,7 +69,7 @@ class Forward:
         self.runs = 0
         self._call, self._cache = call, SessionCache()
         self.gradients = list(dict.fromkeys(training.gradients.values()))
-        self._losses: dict[tuple[str, ...], Float64Graph] = {}
+        self._losses: dict[tuple[str, ...], _PointProgram] = {}
         self._graph, self.precision, self._all = self._finest()
 
     @property
@@ -58,19 +77,23 @@ class Forward:
         """The widened graph, all of it."""
         return self._graph
 
-    def point(self, given: Mapping[str, np.ndarray]) -> Values:
-        """Those of the values that the graph reads, widened."""
+    def points(self, given: Sequence[Mapping[str, np.ndarray]]) -> list[Values]:
+        """Of each, those of the values that the graph reads, widened; what they share is widened once."""
         types, dtype = self.training.graph.types, self.precision.dtype
-        return {
-            name: np.asarray(value, dtype) if types[name].dtype in NARROW else np.asarray(value)
-            for name, value in given.items()
-            if name in self._graph.inputs
-        }
+        widened: dict[int, np.ndarray] = {}
+
+        def wide(name: str, value: np.ndarray) -> np.ndarray:
+            if id(value) not in widened:  # alive until the end: ``given`` holds it
+                narrow = types[name].dtype in NARROW
+                widened[id(value)] = np.asarray(value, dtype) if narrow else np.asarray(value)
+            return widened[id(value)]
+
+        return [{n: wide(n, value) for n, value in each.items() if n in self._graph.inputs} for each in given]
 
     def loss_and_gradients(self, point: Values) -> tuple[float, Values]:
         """The loss, and the gradients by name, in float64."""
         self.runs += 1
-        found = self._run(self._all, point)
+        found = self._all.run(point, self._call)
         loss = float(np.asarray(found[self.training.loss], np.float64).reshape(()))
         return loss, {name: np.asarray(found[name], np.float64) for name in self.gradients}
 
@@ -80,24 +103,21 @@ class Forward:
         if key not in self._losses:
             self._losses[key] = self._ready(self._graph, [self.training.loss], key)
         self.runs += 1
-        return float(np.asarray(self._run(self._losses[key], point)[self.training.loss], np.float64).reshape(()))
+        return float(np.asarray(self._losses[key].run(point, self._call)[self.training.loss], np.float64).reshape(()))
 
     def values(self, names: Sequence[str], point: Values, fixed: Sequence[str] = ()) -> Values:
         """Other values of the graph, of which those in ``fixed`` are taken from the point."""
         self.runs += 1
-        return self._run(self._ready(self._graph, names, fixed), point)
+        return self._ready(self._graph, names, fixed).run(point, self._call)
 
     def reads(self, name: str, fixed: Sequence[str]) -> set[str]:
         """The inputs that a value depends on other than through ``fixed``."""
         return subgraph(self._graph, self._graph.nodes, [name], fixed).inputs.keys() - set(fixed)
 
-    def _run(self, program: Float64Graph, point: Values) -> Values:
-        return run_source(program, {name: point[name] for name in program.graph.inputs if name in point}, self._call)
+    def _ready(self, graph: Graph, outputs: Iterable[str], fixed: Sequence[str] = ()) -> _PointProgram:
+        return _PointProgram(Float64Graph(subgraph(graph, graph.nodes, dict.fromkeys(outputs), fixed), self._cache))
 
-    def _ready(self, graph: Graph, outputs: Iterable[str], fixed: Sequence[str] = ()) -> Float64Graph:
-        return Float64Graph(subgraph(graph, graph.nodes, dict.fromkeys(outputs), fixed), self._cache)
-
-    def _finest(self) -> tuple[Graph, Precision, Float64Graph]:
+    def _finest(self) -> tuple[Graph, Precision, _PointProgram]:
         graph = local_graph(self.training)
         half = any(type.dtype in LOW_PRECISION for type in graph.types.values())
         for precision in (DOUBLE, SINGLE):

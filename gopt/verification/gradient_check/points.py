@@ -42,3 +42,10 @@ def beside(point: Values, names: Sequence[str], amount: float, generator: np.ran
         noise = generator.standard_normal(value.shape) * (usual if usual > 1e-6 else 1.0)
         moved[name] = (value + amount * noise).astype(value.dtype)
     return moved
+
+
+def all_beside(points: Sequence[Values], names: Sequence[str], amount: float, seed: int) -> list[Values]:
+    """``beside`` for points that hold equal values of these names: all move alike, to the same arrays."""
+    moved = beside(points[0], names, amount, np.random.default_rng(seed))
+    shared = {name: moved[name] for name in names if name in moved}
+    return [{**point, **{name: value for name, value in shared.items() if name in point}} for point in points]

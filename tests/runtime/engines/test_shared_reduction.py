@@ -134,7 +134,9 @@ def test_only_what_mpi_calls_one_host_is_shared(tmp_path, monkeypatch):
         assert result(folder, data, f"{count}", how=lambda more: run([*start, *more])) == (count, threads)  # noqa: B023
     monkeypatch.setenv("MPIR_CVAR_NOLOCAL", "1")
     monkeypatch.setenv("UCX_TLS", "tcp,self")
-    assert result(folder, data, "apart") == (0, threads)
+    pair = written(tmp_path, "shard=2", recipe=WIDE, stage=2)
+    train(pair, data, 4, checkpoint=tmp_path / "pair")
+    assert result(pair, data, "apart") == (0, stored(tmp_path / "pair"))
 
 
 @mpi

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from async_steps import scheduled
 from gopt import api
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import InputKind
-from gopt.artifact.server_entries import KeyEntry, Mode
+from gopt.artifact.pieces import cut
+from gopt.artifact.server_entries import KeyEntry, Mode, TableEntry
+from gopt.artifact.table_parts import table_layout
 from gopt.ir.graph import Graph
 from gopt.parameter_server.options import SplitOptions
 from gopt.runtime.messages.endpoint import Endpoint
@@ -138,47 +140,101 @@ class SourceGradients:
         return {name: made[value] for name, value in self.training.gradients.items()}
 
 
-def interpret(run: Run, training: TrainingGraph, update: object, data: str) -> dict[int, dict[str, Array]]:
+Slot = int | tuple[int, int]
+"""A key, or a table and the server of one of its parts."""
+
+
+def interpret(
+    run: Run, training: TrainingGraph, update: object, data: str, hyper: Mapping[str, Array] | None = None,
+    touched: Callable[[Mapping[str, Array]], Mapping[str, Array]] = lambda batch: {},
+) -> dict[Slot, dict[str, Array]]:  # fmt: skip
     """Key -> the source's states as they are for it, after what each server received in order. One thing at a time,
-    whole tensors, the source's own operators; a push of a key takes what its own piece needs of the result."""
+    whole tensors, the source's own operators; a push of a key takes what its own piece needs of the result.
+
+    ``touched``: the rows of tables that a batch looks up, where updates run on these alone."""
     plan, trainers = run.job.plan, run.job.trainers
     assert plan.mode is Mode.ASYNC and callable(update)
     keys: dict[int, list[tuple[int, KeyEntry]]] = {}
     for number, key in enumerate(plan.keys):
         keys.setdefault(key.bucket, []).append((number, key))
     start = update.start()  # type: ignore[attr-defined]
-    held = {number: dict(start) for number, _ in enumerate(plan.keys)}
+    parts = [(table, server) for table, entry in enumerate(plan.tables) for server in entry.servers]
+    held: dict[Slot, dict[str, Array]] = {number: dict(start) for number in (*range(len(plan.keys)), *parts)}
     counters = {state.tensor for state in training.states if state.tensor == "step"}
     accepted = dict.fromkeys(held, 0)
     gradients, source = SourceGradients(training), _data(run, data)
-    known: dict[int, dict[str, Array]] = {trainer: {} for trainer in range(trainers)}
+    known: dict[int, dict[str, Array]] = {
+        trainer: {entry.parameter: np.array(start[entry.parameter]) for entry in plan.tables}
+        for trainer in range(trainers)
+    }  # fmt: skip
     came: dict[tuple[int, int], int] = {}
     made: dict[tuple[int, int], dict[str, Array]] = {}
+    pulls, pushes = (Kind.PULL, Kind.PULL_ROWS), (Kind.PUSH, Kind.PUSH_ROWS)
     events = {
-        server: deque(each for each in run.arrivals[trainers + server] if each.kind in (Kind.PULL, Kind.PUSH))
+        server: deque(each for each in run.arrivals[trainers + server] if each.kind in (*pulls, *pushes))
         for server in range(plan.servers)
     }
+    due = Counter((each.source, each.round) for queue in events.values() for each in queue if each.kind in pulls)
     while any(events.values()):
-        for queue in events.values():
-            while queue and (queue[0].kind is Kind.PULL or came.get((queue[0].source, queue[0].round)) == len(keys)):
-                event = queue.popleft()
+        for server, queue in events.items():
+            while queue:
+                event = queue[0]
                 slot = event.source, event.round
-                if event.kind is Kind.PULL:
-                    for number, key in keys[event.key]:
+                if event.kind not in pulls and came.get(slot) != due[slot]:
+                    break
+                queue.popleft()
+                if event.kind in pulls:
+                    for number, key in keys[event.key] if event.kind is Kind.PULL else ():
                         _take(known[event.source], key, held[number], start)
+                    if event.kind is Kind.PULL_ROWS:
+                        _take_rows(known[event.source], plan.tables[event.key], server, held[event.key, server])
                     came[slot] = came.get(slot, 0) + 1
                     continue
                 if slot not in made:
                     made[slot] = gradients(
                         known[event.source], source.batch(MicroStep(event.round, event.source, trainers))
                     )
-                for number, _ in keys[event.key]:
-                    now = update(held[number], made[slot])
+                rows = event.kind is Kind.PUSH_ROWS
+                for number in [(event.key, server)] if rows else [number for number, _ in keys[event.key]]:
+                    now = update(held[number], made[slot], hyper)
                     accepted[number] += 1
                     if accepted[number] % trainers:
                         now |= {name: held[number][name] for name in counters}
+                    if rows and plan.tables[event.key].update == "lazy":
+                        batch = source.batch(MicroStep(event.round, event.source, trainers))
+                        _keep_rows(plan.tables[event.key].parameter, touched(batch), held[number], now)
                     held[number] = now
     return held
+
+
+def _keep_rows(table: str, touched: Mapping[str, Array], before: Mapping[str, Array], now: dict[str, Array]) -> None:
+    """Rows of a table that nobody touched are what they were, with all that the optimizer keeps for them."""
+    for name in [name for name in now if name == table or name.startswith(f"{table}.")]:
+        kept = np.array(before[name])
+        kept[touched[table]] = now[name][touched[table]]
+        now[name] = kept
+
+
+def _take_rows(known: dict[str, Array], entry: TableEntry, server: int, states: Mapping[str, Array]) -> None:
+    """A part of a table, all of it: what is not looked up has no effect."""
+    layout = table_layout(entry)
+    rows, columns = layout.row_ids(server), layout.columns(server)
+    place = slice(rows.start, rows.stop, rows.step), slice(columns.start, columns.stop)
+    known[entry.parameter] = whole = known[entry.parameter].copy()
+    whole[place] = states[entry.parameter][place]
+
+
+def table_pieces(run: Run, held: Mapping[Slot, Mapping[str, Array]]) -> Sequence[tuple[str, bytes, bytes]]:
+    """Of each part of a table and its states the name, what the server has, and what an interpreter has."""
+    found = []
+    for server in run.servers.values():
+        tensors = {each.input: each.pieces[0] for each in server.entry.state if each.pieces}
+        for number, table in server.tables.items():
+            for name, value in table.states.items():
+                piece = tensors[name]
+                wanted = cut(piece, held[number, server.number][piece.tensor])
+                found.append((f"{piece.tensor} of server {server.number}", value.tobytes(), wanted.tobytes()))
+    return found
 
 
 def _take(known: dict[str, Array], key: KeyEntry, states: Mapping[str, Array], start: Mapping[str, Array]) -> None:
@@ -193,7 +249,7 @@ def _data(run: Run, data: str) -> BatchSource:
     return open_data(data, {each.name: each.type for each in inputs}, run.job.job.shuffle)
 
 
-def pieces(run: Run, held: Mapping[int, Mapping[str, Array]]) -> Sequence[tuple[str, bytes, bytes]]:
+def pieces(run: Run, held: Mapping[Slot, Mapping[str, Array]]) -> Sequence[tuple[str, bytes, bytes]]:
     """Of each key its name, its parameter on the server, and what an interpreter has of it."""
     found = []
     for server in run.servers.values():

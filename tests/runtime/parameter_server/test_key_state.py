@@ -58,7 +58,7 @@ def test_a_rate_that_is_fed_is_that_of_the_keys_own_round(tmp_path: Path) -> Non
     pushed = np.full(key.type.dims, 1e-3, np.float32)
     moved = []
     for trainer in (0, 1, 0, 1):
-        key.states = {name: np.zeros_like(value) for name, value in key.states.items()}
+        key._states = {name: np.zeros_like(value) for name, value in key.states.items()}
         key.push(trainer, pushed, 2)
         moved.append(float(key.value.reshape(-1)[0]))
     assert moved[0] == moved[1] == 2 * moved[2] == 2 * moved[3] != 0

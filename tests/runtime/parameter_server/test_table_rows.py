@@ -7,62 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import ROOT
+from table_runs import batches, folder, run, values
 
 from gopt import api
-from gopt.artifact.checkpoint_index import step_dir
 from gopt.errors import GoptError
 from gopt.ir.load import load
 from gopt.ir.types import numpy_dtype
 from gopt.mesh import Mesh
-from gopt.offline.folder_contents import read_folder
-from gopt.parameter_server.options import SplitOptions
 from gopt.runtime.engines.base import run_threads
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.contributions import Contributions
-from gopt.runtime.parameter_server.job import ServerJob
-from gopt.runtime.parameter_server.run import run_in_threads
 from gopt.runtime.parameter_server.table_rows import coalesce, pulls_first
 from gopt.runtime.training.job import Job, Progress
 from gopt.runtime.training.train import Trainer
 
 
-def batches(path: Path, wrong: bool = False) -> str:
-    random = np.random.default_rng(5)
-    bag = random.integers(0, 24, (24, 5))
-    bag[:, 3:] = 0  # padding, and repeated
-    ids = random.integers(0, 40, (24, 2))
-    if wrong:
-        bag[0, 0] = 24
-    np.savez(
-        path, numbers=random.normal(size=(24, 4)).astype("f4"), ids=ids, bag=bag,
-        clicked=random.integers(0, 2, 24).astype("f4"),
-    )  # fmt: skip
-    return str(path)
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> str:
     return batches(tmp_path / "data.npz")
-
-
-def folder(tmp_path: Path, layout: str, name: str = "dlrm_adagrad", **given: object) -> Path:
-    tables = {"tables": {"*": layout}} if layout != "dense" else {"tables_off": True}
-    options = SplitOptions(**{"trainers": 2, "servers": 2, "minimum": 16, **tables, **given})  # type: ignore[arg-type]
-    target = tmp_path / f"{layout}{len(list(tmp_path.iterdir()))}"
-    api.split(api.load(ROOT / f"fixtures/sparse/{name}.onnx"), options).write(target)
-    return target
-
-
-def run(path: Path, data: str, steps: int = 3, **given: object) -> list[tuple[float, ...]]:
-    job = Job(folder=path, data=data, steps=steps, settings={"lr": "0.5"}, **given)  # type: ignore[arg-type]
-    told: list[Progress] = []
-    run_in_threads(ServerJob.read(job), told.append, deadline=30)
-    return [each.losses for each in told]
-
-
-def values(checkpoint: Path, step: int) -> dict[str, np.ndarray]:
-    graph = read_folder(checkpoint / step_dir(step)).graph
-    return {name: tensor.numpy() for name, tensor in graph.initializers.items() if name in graph.inputs}
 
 
 def all_reduced(tmp_path: Path, data: str, steps: int = 3) -> list[tuple[float, ...]]:

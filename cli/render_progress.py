@@ -1,0 +1,102 @@
+"""Progress of work that can be counted: a bar on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from gopt.sanitize import clean
+
+from .render import timed_phases
+from .terminal import print_note
+from .verbosity import Verbosity, verbosity
+
+FIRST, EVERY = 2.0, 10.0
+"""Seconds of a phase before its first plain line, and between two."""
+
+
+class Advance(Protocol):
+    """Called with a phase, and with ``done`` of ``total`` where it can be counted."""
+
+    def __call__(self, phase: str, done: int = 0, total: int = 0, /) -> None: ...
+
+
+@contextmanager
+def counted_progress() -> Iterator[Advance]:
+    """Shows phases with counts and the time left on stderr: a bar, or plain lines where that is no terminal.
+
+    With ``--verbose`` a line for each phase that has ended, with its seconds; nothing with ``--quiet``.
+    """
+    if verbosity() is Verbosity.VERBOSE:
+        with timed_phases() as begin:
+            yield _without_counts(begin)
+        return
+    errors = Console(file=sys.stderr)
+    if verbosity() is Verbosity.QUIET:
+        yield lambda phase, done=0, total=0, /: None
+    elif not errors.is_terminal:
+        yield PlainLines().advance
+    else:
+        columns = (
+            SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(),
+            TextColumn("{task.fields[count]}"), TimeRemainingColumn(),
+        )  # fmt: skip
+        with Progress(*columns, console=errors, transient=True) as bars:
+            yield _Bar(bars).advance
+
+
+class _Bar:
+    """One bar, which begins anew with each phase."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._phase = ""
+        self._task = bars.add_task("starting", total=None, count="")
+
+    def advance(self, phase: str, done: int = 0, total: int = 0, /) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            self._bars.reset(self._task, total=total or None, description=clean(phase), count="")
+        count = f"{done} of {total}" if total else ""
+        self._bars.update(self._task, completed=done, total=total or None, count=count)
+
+
+class PlainLines:
+    """A note for each phase that lasts, with its count and the time left."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._begin = self._said = 0.0
+
+    def advance(self, phase: str, done: int = 0, total: int = 0, /) -> None:
+        """Take in where the phase is; say so when it is time to."""
+        now = perf_counter()
+        if phase != self._phase:
+            self._phase, self._begin, self._said = phase, now, now - EVERY + FIRST
+        if now - self._said < EVERY or not done or done == total:
+            return
+        self._said = now
+        print_note(f"{phase}: {done} of {total}, {time_left(now - self._begin, done, total)}")
+
+
+def time_left(seconds: float, done: int, total: int) -> str:
+    """What is left of work of which ``done`` of ``total`` took ``seconds``: ``about 40 s left``."""
+    left = seconds / done * (total - done)
+    return f"about {left / 60:.0f} min left" if left >= 120 else f"about {max(left, 1):.0f} s left"
+
+
+def _without_counts(begin: Callable[[str], None]) -> Advance:
+    last = [""]
+
+    def advance(phase: str, done: int = 0, total: int = 0, /) -> None:
+        if phase != last[0]:
+            last[0] = phase
+            begin(phase)
+
+    return advance

@@ -1,0 +1,149 @@
+"""What gopt itself writes beside ranks: manifests, reports, and checkpoints with their indices."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gopt import documents
+from gopt.artifact import report_record
+from gopt.artifact.checkpoint_index import FORMAT, INDEX_FILE, complete_steps, open_index, step_dir
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.report_record import Report
+from gopt.documents.records import from_document, to_document
+from gopt.errors import InputError
+from gopt.offline.kinds.candidate import Candidate
+
+MANIFEST, REPORT = "gopt-manifest/1", report_record.FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestInspection:
+    """A manifest by itself. ``states``: kind -> how many of the source's states; ``files``: of all ranks."""
+
+    file: str
+    mesh: tuple[tuple[str, int], ...]
+    ranks: int
+    roles: Mapping[str, int]
+    loss: str
+    states: Mapping[str, int]
+    batch: tuple[str, ...]
+    files: int
+    present: int
+    next: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "gopt-inspection/1", "what": "manifest"} | to_document(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportInspection:
+    """A report by itself: what was removed and added, by pass."""
+
+    file: str
+    source: str
+    mesh: tuple[tuple[str, int], ...]
+    passes: tuple[str, ...]
+    removed_ops: int
+    added_ops: int
+    checks: int
+    next: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "gopt-inspection/1", "what": "report"} | to_document(self)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInspection:
+    """Checkpoints of a folder. ``steps``: the complete ones; the rest is of the newest. ``damaged``: its files that are
+    missing or have another size than the index says (digests are checked when it is read)."""
+
+    folder: str
+    steps: tuple[int, ...]
+    step: int
+    files: int
+    bytes: int
+    manifest: str
+    damaged: tuple[str, ...]
+    next: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "gopt-inspection/1", "what": "checkpoint"} | to_document(self)
+
+
+def stated_format(candidate: Candidate) -> str:
+    """The ``format`` that a JSON document states; '' for anything else."""
+    if not candidate.head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        return ""
+    try:
+        found = json.loads(documents.read_bytes(candidate.path, documents.MANIFEST.most))
+    except (ValueError, RecursionError, InputError):
+        return ""
+    stated = found.get("format") if isinstance(found, dict) else None
+    return stated if isinstance(stated, str) else ""
+
+
+def is_manifest(candidate: Candidate) -> bool:
+    return stated_format(candidate) == MANIFEST
+
+
+def is_report(candidate: Candidate) -> bool:
+    return stated_format(candidate) == REPORT
+
+
+def is_checkpoint(candidate: Candidate) -> bool:
+    """Whether this is a step of a checkpoint, its index, or a folder with complete steps."""
+    if candidate.is_folder:
+        return (candidate.path / INDEX_FILE).is_file() or bool(complete_steps(candidate.path))
+    return stated_format(candidate) == FORMAT
+
+
+def inspect_manifest(candidate: Candidate) -> ManifestInspection:
+    """What a manifest lists; raises InputError where it is damaged."""
+    path = candidate.path
+    manifest = from_document(Manifest, documents.read_json(path, documents.MANIFEST))
+    files = {name for rank in manifest.ranks for name in rank.files.values()}
+    present = sum((path.parent / name).is_file() for name in files)
+    whole = present == len(files)
+    return ManifestInspection(
+        path.name, manifest.mesh.axes, manifest.mesh.ranks, Counter(rank.role for rank in manifest.ranks),
+        manifest.loss, Counter(state.kind.value for state in manifest.states),
+        tuple(each.name for each in manifest.common.inputs if each.kind == "batch"), len(files), present,
+        f"gopt inspect {path.parent} shows the whole folder" if whole else "the files of its ranks are not beside it",
+    )  # fmt: skip
+
+
+def inspect_report(candidate: Candidate) -> ReportInspection:
+    """What a report says of a rewrite; raises InputError where it is damaged."""
+    report = from_document(Report, documents.read_json(candidate.path, documents.REPORT))
+    return ReportInspection(
+        candidate.path.name, report.source.file, report.mesh.axes, tuple(each.name for each in report.pipeline),
+        len(report.removed_ops), len(report.added_ops), sum(check.count for check in report.checks),
+        f"gopt inspect {candidate.path.parent} shows the whole folder",
+    )  # fmt: skip
+
+
+def inspect_checkpoint(candidate: Candidate) -> CheckpointInspection:
+    """The complete steps of a checkpoint, and the newest of them; raises RunError where its index is damaged."""
+    folder = candidate.path if candidate.is_folder else candidate.path.parent
+    steps = complete_steps(folder)
+    newest = folder / step_dir(steps[-1]) if steps else folder
+    index = open_index(newest)
+    damaged = [name for name, entry in index.files.items() if _size(newest / name) != entry.nbytes]
+    return CheckpointInspection(
+        folder.name, tuple(steps) or (index.step,), index.step, len(index.files),
+        sum(entry.nbytes for entry in index.files.values()), index.manifest, tuple(damaged),
+        (
+            f"gopt merge {newest} -o MODEL makes a model of it",
+            f"gopt reshard {newest} --ranks N -o DIR makes ranks of it",
+            f"gopt run DIR --checkpoint {newest.parent} --resume goes on from it",
+        ),
+    )  # fmt: skip
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1

@@ -1,0 +1,70 @@
+"""One rank's file of an output folder, by itself: its calls, the states it carries, and its operators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gopt.documents.records import to_document
+from gopt.ir.graph import COMM
+from gopt.ir.load import load
+from gopt.offline.inspect import NamedValue
+from gopt.offline.kinds.candidate import Candidate
+
+RANK, MESH, FORMAT = "gopt.rank", "gopt.mesh", "gopt.format"
+
+
+@dataclass(frozen=True, slots=True)
+class RankFileInspection:
+    """A rank's file. ``calls``: how many of each collective over each group; ``made_by``: pass -> nodes that it made;
+    ``stored``: inputs with an initial value, in bytes."""
+
+    file: str
+    rank: str
+    mesh: str
+    file_bytes: int
+    nodes: int
+    operators: Mapping[str, int]
+    calls: Mapping[str, int]
+    made_by: Mapping[str, int]
+    inputs: tuple[NamedValue, ...]
+    outputs: tuple[NamedValue, ...]
+    stored: Mapping[str, int]
+    next: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "gopt-inspection/1", "what": "rank_file"} | to_document(self)
+
+
+def is_rank_file(candidate: Candidate) -> bool:
+    return RANK in candidate.metadata
+
+
+def inspect_rank_file(candidate: Candidate) -> RankFileInspection:
+    """What one rank runs; raises InputError for a damaged file."""
+    path = candidate.path
+    graph = load(path, own=True)
+    operators = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.nodes)
+    calls = Counter(
+        f"{node.op_type} {node.attributes.get('group', '')}".strip() for node in graph.nodes if node.domain == COMM
+    )
+    passes = Counter(node.made_by for node in graph.nodes if node.made_by)
+    home = path.parent
+    whole = (home / "manifest.json").is_file()
+    hint = f"gopt inspect {home} shows all ranks" if whole else "the manifest.json of all ranks is not beside it"
+    return RankFileInspection(
+        file=path.name,
+        rank=graph.metadata[RANK],
+        mesh=graph.metadata.get(MESH, ""),
+        file_bytes=candidate.size,
+        nodes=len(graph.nodes),
+        operators=dict(operators.most_common()),
+        calls=dict(calls.most_common()),
+        made_by=dict(passes.most_common()),
+        inputs=tuple(NamedValue(n, t.dtype, t.shape, t.nbytes if t.static else 0) for n, t in graph.inputs.items()),
+        outputs=tuple(NamedValue(n, t.dtype, t.shape, t.nbytes if t.static else 0) for n, t in graph.outputs.items()),
+        stored={name: graph.inputs[name].nbytes for name in graph.inputs if name in graph.initializers},
+        next=hint,
+    )

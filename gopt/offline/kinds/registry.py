@@ -1,0 +1,80 @@
+"""The kinds of files and folders that gopt knows by their content, and how each is described."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gopt.errors import InputError
+from gopt.offline.inspect_folder import inspect_folder
+from gopt.offline.inspect_role import ROLE, inspect_role
+from gopt.offline.kinds import gopt_files, value_files
+from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.ort_artifacts import inspect_ort_artifacts, is_ort_artifacts
+from gopt.offline.kinds.ort_checkpoint import inspect_ort_checkpoint, is_ort_checkpoint
+from gopt.offline.kinds.ort_models import inspect_ort_optimizer, inspect_ort_training, is_ort_optimizer, is_ort_training
+from gopt.offline.kinds.rank_file import inspect_rank_file, is_rank_file
+from gopt.offline.kinds.training_info import has_training_info, inspect_training_info
+from gopt.offline.kinds.unknown import looks_like
+
+
+class Described(Protocol):
+    """What every kind is described by."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind: ``name`` in words, how it is recognised (never by a file's name), and what describes it."""
+
+    name: str
+    recognise: Callable[[Candidate], bool]
+    inspect: Callable[[Candidate], Described]
+
+
+def _role(candidate: Candidate) -> Described:
+    found = inspect_role(candidate.path)
+    if found is None:
+        raise InputError(f"{candidate.path}: its metadata name no role")
+    return found
+
+
+KINDS = (
+    Kind("checkpoint of gopt", gopt_files.is_checkpoint, gopt_files.inspect_checkpoint),
+    Kind("training artifacts of ONNX Runtime", is_ort_artifacts, inspect_ort_artifacts),
+    Kind("output folder of gopt", lambda candidate: candidate.is_folder, lambda each: inspect_folder(each.path)),
+    Kind("manifest of gopt", gopt_files.is_manifest, gopt_files.inspect_manifest),
+    Kind("report of gopt", gopt_files.is_report, gopt_files.inspect_report),
+    Kind("training checkpoint of ONNX Runtime", is_ort_checkpoint, inspect_ort_checkpoint),
+    Kind("safetensors", value_files.is_safetensors, value_files.inspect_safetensors),
+    Kind("archive of NumPy arrays", value_files.is_npz, value_files.inspect_npz),
+    Kind("file of a trainer or a server", lambda candidate: ROLE in candidate.metadata, _role),
+    Kind("file of a rank", is_rank_file, inspect_rank_file),
+    Kind("model with training_info", has_training_info, inspect_training_info),
+    Kind("training graph of ONNX Runtime", is_ort_training, inspect_ort_training),
+    Kind("optimizer graph of ONNX Runtime", is_ort_optimizer, inspect_ort_optimizer),
+)
+"""The first that recognises a path describes it. What none recognises is a training step or an inference model, which
+only the analysis of the graph can tell: see ``gopt.cli.inspect``."""
+
+
+def kind_of(candidate: Candidate) -> Kind | None:
+    """The kind of a path; None for other models, and for what is no model. Raises InputError where there is no file."""
+    return next((kind for kind in KINDS if kind.recognise(candidate)), None)
+
+
+def inspect_path(path: str | os.PathLike[str]) -> Described | None:
+    """What describes a path; None where it may be a step or an inference model.
+
+    Raises InputError for damaged files, and for files of other tools, with what they look like.
+    """
+    candidate = Candidate(path)
+    kind = kind_of(candidate)
+    if kind is not None:
+        return kind.inspect(candidate)
+    if candidate.model is None and (other := looks_like(candidate)) is not None:
+        raise other
+    return None

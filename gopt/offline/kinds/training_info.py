@@ -1,0 +1,74 @@
+"""A model with ``training_info``: ONNX's own form of a step, which lists an algorithm beside the inference graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gopt.documents.records import to_document
+from gopt.offline.kinds.candidate import Candidate
+
+NEXT = "export the step as one plain graph: forward, backward and update, new states as outputs (docs/inspect.md)"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStepEntry:
+    """One entry. ``updates``: initializer -> the value that replaces it; ``initialized``: initializers that its
+    initialization sets; ``differentiates``: values that a Gradient operator takes derivatives by."""
+
+    nodes: int
+    operators: Mapping[str, int]
+    updates: Mapping[str, str]
+    initialized: tuple[str, ...]
+    differentiates: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingInfoInspection:
+    """An inference graph of ``nodes`` nodes with training steps beside it."""
+
+    file: str
+    file_bytes: int
+    nodes: int
+    initializers: int
+    steps: tuple[TrainingStepEntry, ...]
+    notes: tuple[str, ...]
+    next: str = NEXT
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "gopt-inspection/1", "what": "training_info"} | to_document(self)
+
+
+def has_training_info(candidate: Candidate) -> bool:
+    return candidate.model is not None and len(candidate.model.training_info) > 0
+
+
+def inspect_training_info(candidate: Candidate) -> TrainingInfoInspection:
+    """What the entries of a model's ``training_info`` do."""
+    model = candidate.model
+    assert model is not None
+    steps = []
+    for info in model.training_info:
+        nodes = info.algorithm.node
+        gradients = [node for node in nodes if node.op_type == "Gradient"]
+        steps.append(
+            TrainingStepEntry(
+                nodes=len(nodes),
+                operators=dict(Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in nodes).most_common()),
+                updates={entry.key: entry.value for entry in info.update_binding},
+                initialized=tuple(entry.key for entry in info.initialization_binding),
+                differentiates=tuple(
+                    name.decode("utf-8", "replace") for node in gradients for attribute in node.attribute
+                    if attribute.name == "xs" for name in attribute.strings
+                ),
+            )
+        )  # fmt: skip
+    notes = ["gopt does not shard this form: it reads a step as one graph"]
+    if any(step.differentiates for step in steps):
+        notes.append("the Gradient operator asks a runtime to differentiate: no backward is in the file")
+    return TrainingInfoInspection(
+        candidate.path.name, candidate.size, len(model.graph.node), len(model.graph.initializer), tuple(steps),
+        tuple(notes),
+    )  # fmt: skip

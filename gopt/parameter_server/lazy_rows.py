@@ -1,0 +1,67 @@
+"""The update of a table on touched rows alone: rows of its states are gathered, updated and put back.
+
+A row is touched in a round if some trainer pushed it, with a gradient of zero too. All other rows, and what the
+optimizer keeps for them, stay as they are. Values that all rows share, such as the number of the step, go on by one a
+round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gopt.ir.rewriter import GraphRewriter
+from gopt.ir.types import TensorType
+from gopt.passes.shard import emit
+from gopt.passes.shard.plan import ParameterGroup
+from gopt.passes.shard.scalar_reductions import ScalarReductions
+from gopt.passes.shard.split import GroupEmitter
+from gopt.sharding.placements import Sharding
+
+
+class TouchedRows(GroupEmitter):
+    """The update of a part of a table, written over its touched rows.
+
+    ``shape``: rows and columns of the part; ``where``: its server; ``ids`` and ``gradients``: what the server's
+    ``AggregateRows`` makes.
+    """
+
+    def __init__(
+        self, rewriter: GraphRewriter, group: ParameterGroup, name: str, scalars: ScalarReductions,
+        shape: tuple[int, int], where: Sharding,
+    ) -> None:  # fmt: skip
+        super().__init__(rewriter, group, name, scalars, {}, owned=True)
+        self.shape, self.where = shape, where
+        self.results = {}
+
+    def run_type(self, dtype: str) -> TensorType:
+        return TensorType(dtype, (None, self.shape[1]))
+
+    def update(self, ids: str, places: str, gradients: str) -> None:
+        """Emit the update. ``places``: ``ids`` as a column."""
+        types, shape = self.rewriter.graph.types, self.scalars.constant("shape{}_{}".format(*self.shape), [*self.shape])
+        self.local[self.subgraph.gradient] = gradients
+        tables: dict[str, tuple[str, str]] = {}
+        for slot, state in enumerate(self.subgraph.states):
+            held = self._named(f"state{slot}" if slot else "parameter")
+            dtype = types[state.tensor].dtype
+            types[held] = emit.run(dtype, self.group.sharding)
+            table, self.local[state.tensor] = f"{held}.table", f"{held}.rows"
+            self._made("Reshape", [held, shape], {table: TensorType(dtype, self.shape)})
+            self._made("Gather", [table, ids], {f"{held}.rows": self.run_type(dtype)}, axis=0)
+            tables[state.tensor] = held, table
+        self.emit_nodes()
+        flat = self.scalars.constant("one", [-1])
+        updated: dict[str, str] = {}
+        for state in self.subgraph.states:
+            held, table = tables[state.tensor]
+            dtype, new = types[state.tensor].dtype, f"{held}.updated"
+            self._made("ScatterND", [table, places, self.local[state.updated]], {new: TensorType(dtype, self.shape)})
+            output = {f"{held}_out": emit.run(dtype, self.group.sharding)}
+            self.rewriter.add("Reshape", [new, flat], output, sharding=self.group.sharding)
+            updated[state.updated] = f"{held}_out"
+            self.local[state.tensor] = held
+        self.local.update(updated)
+        self.add_states()
+
+    def _made(self, op_type: str, inputs: list[str], outputs: Mapping[str, TensorType], **attributes: object) -> None:
+        self.rewriter.add(op_type, inputs, dict(outputs), attributes=attributes, sharding=self.where)

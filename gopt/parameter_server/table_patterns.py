@@ -1,0 +1,38 @@
+"""Options that are given for tables by name or by pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from gopt.errors import OptionError
+from gopt.sanitize import show
+
+
+def chosen(given: Mapping[str, str], names: Collection[str], what: str = "table") -> dict[str, str]:
+    """What is given for each name: the first entry counts that is the name, or a pattern (``*``, ``?``, ``[...]``) that
+    fits it. Names for which nothing is given are left out.
+
+    Raises OptionError for an entry that fits none of them, or decides nothing. ``what``: what the names are of.
+    """
+    found: dict[str, str] = {}
+    for pattern, text in given.items():
+        fitting = fits(pattern, names)
+        if not fitting:
+            close = get_close_matches(pattern, sorted(names), 1) or sorted(names)[:5]
+            hint = f"there are {', '.join(map(show, close))}" if close else "there is none"
+            raise OptionError(f"{show(pattern)} fits no {what}", hint)
+        if not any(name not in found for name in fitting):
+            raise OptionError(
+                f"the entry {show(pattern)} for tables decides nothing: entries before it take all that it fits",
+                "put it before them, or leave it out",
+            )
+        for name in fitting:
+            found.setdefault(name, text)
+    return found
+
+
+def fits(pattern: str, names: Collection[str]) -> list[str]:
+    """The name that a pattern is, or those that it fits."""
+    return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]

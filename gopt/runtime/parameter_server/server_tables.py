@@ -1,0 +1,103 @@
+"""The parts of tables that a server has: where their rows come from at the start, and how rounds change them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gopt.artifact.manifest import LocalState
+from gopt.artifact.server_entries import TableEntry
+from gopt.artifact.table_parts import table_layout
+from gopt.ir.graph import COMM, Graph
+from gopt.ir.types import numpy_dtype
+from gopt.parameter_server.row_init import RowInit
+from gopt.parameter_server.tables import Rows
+from gopt.runtime.parameter_server.job import ServerJob
+from gopt.runtime.parameter_server.touched_rows import RowSource, RowStore, TouchedTable, take_out
+from gopt.runtime.session import Array
+from gopt.runtime.training.initial_states import initial_states
+
+
+class ServerTables:
+    """The tables of which an endpoint, a server, has parts. ``entries``: number -> the table."""
+
+    def __init__(self, server_job: ServerJob, endpoint: int) -> None:
+        self.server = endpoint - server_job.trainers
+        self._states: Sequence[LocalState] = server_job.entry(endpoint).state
+        tables = server_job.plan.tables
+        self.entries = {number: each for number, each in enumerate(tables) if self.server in each.servers}
+        dtypes = {state.tensor: numpy_dtype(state.dtype) for state in server_job.manifest.states}
+        self.sources: dict[str, RowSource] = {}
+        """State -> what makes its rows, where no file has them."""
+        for each in self.entries.values():
+            self.sources |= self._sources(each, dtypes)
+        self.touched: dict[int, TouchedTable] = {}
+        """Table whose updates run on touched rows -> its part."""
+
+    def _sources(self, entry: TableEntry, dtypes: Mapping[str, np.dtype]) -> dict[str, RowSource]:
+        layout = table_layout(entry)
+        rows, columns = layout.row_ids(self.server), layout.columns(self.server)
+        inits = {each.tensor: RowInit.parse(each.rows) for each in entry.init}
+        tensors = {state.input: state.pieces[0].tensor for state in self._states if state.pieces}
+        return {
+            name: RowSource(
+                inits[tensors[name]], tensors[name], len(rows), rows.start, rows.step, layout.width,
+                slice(columns.start, columns.stop), dtypes[tensors[name]],
+            )
+            for name in self._inputs(entry) if tensors[name] in inits
+        }  # fmt: skip
+
+    def _inputs(self, entry: TableEntry) -> tuple[str, ...]:
+        place = entry.servers.index(self.server)
+        return entry.states[place].inputs if entry.states else entry.inputs[place : place + 1]
+
+    def initial(self, graphs: Mapping[str, Graph], path: str | None) -> dict[str, Array]:
+        """The server's states at the first step, as ``initial_states``; rows that are made when they are touched are
+        left out."""
+        stored = [state for state in self._states if state.input not in self.sources]
+        found = initial_states(stored, graphs, path)
+        for each in self.entries.values():
+            if each.update != Rows.LAZY.value:
+                names = [name for name in self._inputs(each) if name in self.sources]
+                found |= {name: RowStore.drawn(self.sources[name]).whole() for name in names}
+        return found
+
+    @property
+    def lazy(self) -> list[int]:
+        """Tables whose updates run on touched rows."""
+        return [number for number, each in self.entries.items() if each.update == Rows.LAZY.value]
+
+    def take_out(self, number: int, graph: Graph, values: dict[str, Array], *, merges: bool) -> Graph:
+        """A graph without the part of a table whose updates run on touched rows, which is taken out of ``values`` too.
+
+        ``merges``: the graph of a round, whose messages bring the rows; else rows are inputs.
+        """
+        entry = self.entries[number]
+        states = entry.states[entry.servers.index(self.server)]
+        graph, found = take_out(graph, dict(zip(states.inputs, states.outputs)))
+        stores = {each.input: self._store(each.input, entry, values) for each in found}
+        self.touched[number] = TouchedTable(tuple(found), stores)
+        rows = [each.rows for each in found]
+        if not merges:
+            graph.inputs.update((name, graph.types[name]) for name in rows)
+        for node in graph.nodes if merges else ():
+            if node.domain == COMM and node.op_type == "AggregateRows" and node.attributes["table"] == number:
+                node.outputs = [*node.outputs, *rows]
+        return graph
+
+    def _store(self, name: str, entry: TableEntry, values: dict[str, Array]) -> RowStore:
+        array = values.pop(name, None)
+        if array is None:
+            return RowStore.drawn(self.sources[name])
+        layout = table_layout(entry)
+        return RowStore(array.reshape(layout.local_rows(self.server), len(layout.columns(self.server))))
+
+    @property
+    def updated(self) -> frozenset[str]:
+        """What the graph calls updated rows."""
+        return frozenset(state.updated for each in self.touched.values() for state in each.states)
+
+    def arrays(self) -> dict[str, Array]:
+        """All states of parts whose updates run on touched rows."""
+        return {name: array for each in self.touched.values() for name, array in each.arrays().items()}

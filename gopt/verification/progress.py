@@ -1,0 +1,15 @@
+"""What a verification says while it runs: the phase, and how far it is where that can be counted."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class ProgressCallback(Protocol):
+    """Called with a phase, and with ``done`` of ``total`` where the phase can be counted (0 of 0: it cannot)."""
+
+    def __call__(self, phase: str, done: int = 0, total: int = 0, /) -> None: ...
+
+
+def no_progress(phase: str, done: int = 0, total: int = 0, /) -> None:
+    """A ProgressCallback that does nothing."""

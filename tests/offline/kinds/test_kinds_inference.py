@@ -1,0 +1,61 @@
+"""Models that train nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from kind_files import HEAD, inference
+from onnx import parser
+
+from gopt import api
+from gopt.errors import GoptError, InputError, UnsupportedError
+from gopt.offline.kinds.inference import HOW_TO_TRAIN, InferenceInspection, inspect_inference
+
+
+def found(path: Path) -> InferenceInspection:
+    with pytest.raises(GoptError) as refusal:
+        api.load(path)
+    return inspect_inference(path, refusal.value)
+
+
+def test_inputs_weights_and_the_way_to_a_step(tmp_path: Path) -> None:
+    record = found(inference(tmp_path / "m.onnx"))
+    assert [(each.name, each.dtype, each.shape) for each in record.inputs] == [("x", "float32", ("N", 4))]
+    assert (record.weights.tensors, record.weights.elements, record.weights.bytes) == (1, 8, 32)
+    assert record.refusal.startswith("this is no training step")
+    assert record.next == HOW_TO_TRAIN
+    assert record.to_json()["what"] == "inference_model"
+
+
+def test_an_output_of_an_inputs_type_is_no_state(tmp_path: Path) -> None:
+    text = "g (float[2,2] x) => (float[2,2] y) <float[2,2] w = {1,2,3,4}> { y = MatMul(x, w) }"
+    onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
+    record = found(tmp_path / "m.onnx")
+    assert "replaces no input" in record.refusal
+
+
+def test_notes(tmp_path: Path) -> None:
+    text = """g (float[N,2] x) => (float[N,2] y) <float[2] s = {1,1}, float[2] b = {0,0}, float[2] m = {0,0},
+        float[2] v = {1,1}> { y = BatchNormalization(x, s, b, m, v) }"""
+    onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
+    assert any("BatchNormalization in inference mode" in note for note in found(tmp_path / "m.onnx").notes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # An update without a loss: there are states.
+        "g (float[2] w, float[2] g) => (float[2] n) <float[2] r = {1,1}> { s = Mul(g, r)  n = Sub(w, s) }",
+        # No weights: parameters may be among the inputs.
+        "g (float[2,2] x, float[2,2] w) => (float[2,2] y) { y = MatMul(x, w) }",
+    ],
+)
+def test_what_may_be_a_step_stays_refused(text: str, tmp_path: Path) -> None:
+    onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
+    with pytest.raises((InputError, UnsupportedError)) as refusal:
+        api.load(tmp_path / "m.onnx")
+    with pytest.raises(type(refusal.value)) as again:
+        inspect_inference(tmp_path / "m.onnx", refusal.value)
+    assert again.value is refusal.value

@@ -1,0 +1,37 @@
+"""Files of other tools: what they look like, exit code 3."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+from helpers import FIXTURES
+
+from gopt.errors import InputError
+from gopt.offline.kinds import inspect_path
+from gopt.offline.kinds.candidate import Candidate
+from gopt.offline.kinds.unknown import LOOKS, looks_like
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.what)
+def test_looks(look, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"\1" * look.offset + look.magic + bytes(64))
+    with pytest.raises(InputError) as refusal:
+        inspect_path(tmp_path / "f")
+    assert refusal.value.exit_code == 3 and look.what in refusal.value.message
+
+
+def test_torch_files_and_json(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+        archive.writestr("model/data.pkl", pickle.dumps({}))
+    with pytest.raises(InputError, match=r"torch\.save"):
+        inspect_path(tmp_path / "model.pt")
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    with pytest.raises(InputError, match="states no format of gopt's"):
+        inspect_path(tmp_path / "a.json")
+
+
+def test_a_model_looks_like_nothing_else() -> None:
+    assert looks_like(Candidate(FIXTURES / "mlp_sgd.onnx")) is None
