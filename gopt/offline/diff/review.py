@@ -77,23 +77,28 @@ def _short(value: Any) -> str:
 
 
 def _ranks(a: Report, b: Report) -> Iterator[Row]:
+    """What ranks hold and send where it differs: ranks that changed alike stand in one row."""
     sides = [{each.rank: _usage(each) for each in report.ranks} for report in (a, b)]
-    rows = [(rank, (sides[0].get(rank), sides[1].get(rank))) for rank in sorted({*sides[0], *sides[1]})]
-    for ranks, (before, after) in group_ranks(rows):
-        if before is None or after is None:
-            yield rank_ranges(ranks), "the rank", *(("absent", "new") if before is None else ("there", "gone")), ""
-        held, now = dict(before or ()), dict(after or ())
-        for what in dict.fromkeys((*held, *now)):
-            if held.get(what, 0) != now.get(what, 0):
-                yield rank_ranges(ranks), what, *_change(what, held.get(what, 0), now.get(what, 0))
+    for word, ranks in (("gone", sides[0].keys() - sides[1].keys()), ("new", sides[1].keys() - sides[0].keys())):
+        if ranks:
+            yield rank_ranges(sorted(ranks)), "the rank", *(("there", word) if word == "gone" else ("absent", word)), ""
+    changed: dict[str, list[tuple[int, tuple[int, int]]]] = {}
+    for rank in sorted({*sides[0], *sides[1]}):
+        before, after = (side.get(rank, {}) for side in sides)
+        for what in dict.fromkeys((*before, *after)):
+            if before.get(what, 0) != after.get(what, 0):
+                changed.setdefault(what, []).append((rank, (before.get(what, 0), after.get(what, 0))))
+    for what, rows in changed.items():
+        for members, (old, new) in group_ranks(rows):
+            yield rank_ranges(members), what, *_change(what, old, new)
 
 
-def _usage(usage: RankUsage) -> tuple[tuple[str, int], ...]:
+def _usage(usage: RankUsage) -> dict[str, int]:
     calls: Counter[str] = Counter()
     for each in usage.communication:
         calls[f"calls of {each.op} over {each.group}"] += each.calls
     held = {kind.replace("_", " "): count for kind, count in usage.nbytes.by_kind.items()}
-    return tuple({**held, "sent in a step": usage.bytes_sent, **calls}.items())
+    return {**held, "sent in a step": usage.bytes_sent, **calls}
 
 
 def _change(what: str, before: int, after: int) -> Row:
