@@ -133,7 +133,6 @@ def _shell(line: str, **more: str) -> subprocess.CompletedProcess[str]:
 def test_action(folder: Path, tmp_path: Path) -> None:
     line = textwrap.dedent((ROOT / "action.yml").read_text().rpartition("run: |\n")[2])
     summary = tmp_path / "summary.md"
-    assert _shell(line, FOLDER=str(folder)).returncode == 0
     (tmp_path / "case").mkdir()
     found = _copy(folder, tmp_path / "case", '["--ranks", "2"]')
     done = _shell(line, FOLDER=str(found), GITHUB_STEP_SUMMARY=str(summary))
