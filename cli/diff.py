@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from .reproducer_option import tell_result
 from .terminal import print_json, print_text
 
 KINDS = (
@@ -49,6 +50,7 @@ def command(
     compare = diff if full or summary or ignore or as_json else review
     with gc_paused():
         result = compare(a, b, Tolerance(rtol, atol)).without(ignore)
+    tell_result(", ".join(sorted({each.kind for each in result.lines})))
     if as_json:
         print_json(result.to_json())
     elif markdown:

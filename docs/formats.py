@@ -30,8 +30,11 @@ FORMATS = {
     "config": "gopt.toml",
     "servers": "Server map",
     "golden": "gopt-golden.toml",
+    "reproducer": "reproducer.json",
     "told": "What the first rank tells its launcher",
     "header": "Header of a safetensors file",
+    "trace": "Trace of a run",
+    "verification": "Result of gopt verify",
 }
 """Schema -> the heading of its section, in the order of the page."""
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gopt.notebook import HtmlTable
 from gopt.offline.diff.sections import Section, kind_sections
 
 
@@ -23,7 +24,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
+class Diff(HtmlTable):
     """All differences between ``a`` and ``b``; ``renamed`` counts inner values that only changed their names."""
 
     a: str

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gopt.documents.records import to_document
+from gopt.notebook import HtmlTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class Story(HtmlTable):
     """All that an output folder says of one name. ``kind`` is what the name is first of all."""
 
     folder: str
