@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 from gopt import api
@@ -99,5 +98,5 @@ def diff(a: Folder, b: Folder) -> Diff:
     >>> gopt.diff(gopt.shard("fixtures/mlp_sgd.onnx", 2), gopt.shard("fixtures/mlp_sgd.onnx", 3)).equal
     False
     """
-    with ExitStack() as opened:
-        return compare(*(opened.enter_context(on_disk(each)) for each in (a, b)))
+    with on_disk(a) as first, on_disk(b) as second:
+        return compare(first, second)
