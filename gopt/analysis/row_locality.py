@@ -10,7 +10,7 @@ from gopt.ir.graph import Node
 
 
 def mixes_rows(values: RowValues, subgraph: UpdateSubgraph) -> str:
-    """Which node of an update takes more than one row of its parameter; '' where each row is taken by itself."""
+    """Return the label of an update node that combines rows of its parameter; '' if each row is updated by itself."""
     rows = (values.shape(subgraph.parameter.tensor) or (0,))[0]
     for node in subgraph.nodes:
         if not _by_row(values, node, rows):

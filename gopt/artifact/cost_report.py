@@ -84,7 +84,7 @@ def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
 
 
 def _shares(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> bool:
-    """Whether members of the sharding group hold different pieces, or send one another new parameters."""
+    """Return whether members of the sharding group hold different pieces, or send one another new parameters."""
     return any(h.sharded for h in program.states) or any(call.carries is Carries.PARAMETERS for call in calls)
 
 

@@ -141,7 +141,7 @@ def _data_of(target: Path) -> re.Pattern[str]:
 
 
 def _mentions(model: Path, name: str) -> bool:
-    """Whether a model may refer to a file: one that is too large to be read may."""
+    """Return whether a model may refer to a file: one that is too large to be read may."""
     if not model.is_file():
         return False
     return model.stat().st_size > LARGEST or os.fsencode(name) in model.read_bytes()

@@ -155,7 +155,7 @@ def _reducible(program: SpmdProgram) -> set[str]:
 
 
 def _defined(program: SpmdProgram, part: RankGraph, node: Node) -> bool:
-    """Whether the rank gets the results of a call."""
+    """Return whether the rank gets the results of a call."""
     root = node.attributes.get("root")
     return root is None or root == program.mesh.index(str(node.attributes["group"]), part.rank)
 

@@ -135,7 +135,7 @@ def _elements(shape: Shape) -> int | None:
 
 
 def _agrees(found: Shape, wanted: tuple[int | str | None, ...]) -> bool:
-    """Whether two shapes may be the same, as far as both are known."""
+    """Return whether two shapes may be the same, as far as both are known."""
     if found is None:
         return True
     pairs = zip(found, wanted, strict=False)

@@ -93,7 +93,7 @@ def make_folders(path: Path) -> None:
 
 
 def is_regular_file(path: Path) -> bool:
-    """Whether this is a regular file, not a link to one."""
+    """Return whether this is a regular file, not a link to one."""
     with suppress(OSError):
         return stat.S_ISREG(os.lstat(path).st_mode)
     return False

@@ -46,7 +46,7 @@ def lock_existing(path: Path) -> tuple[int, LockState] | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process has the lock of a file; False where there is no such file, or no locks."""
+    """Return whether another process has the lock of a file; False where there is no such file, or no locks."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

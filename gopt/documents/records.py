@@ -39,7 +39,7 @@ def key_of(each: Field[Any]) -> str:
 
 
 def is_optional(each: Field[Any]) -> bool:
-    """Whether the key of a record's field may be absent."""
+    """Return whether the key of a record's field may be absent."""
     return bool(each.metadata.get("optional", False))
 
 

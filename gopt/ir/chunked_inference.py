@@ -122,7 +122,7 @@ class _Seen:
         self._said.update((name, (self._said.get(name), _array(value))) for name, value in folded.items())
 
     def before(self, node: Node) -> bool:
-        """Whether an earlier node shows what this one makes, which is noted then."""
+        """Return whether an earlier node shows what this one makes, which is noted then."""
         try:
             types = self._made.get(self._key(node))
         except KeyError:

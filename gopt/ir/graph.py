@@ -124,7 +124,7 @@ class Node:
         return self.outputs[0] or next(filter(None, self.outputs))
 
     def is_a(self, *op_types: str) -> bool:
-        """Whether this is one of the standard operators named."""
+        """Return whether this is one of the standard operators named."""
         return self.op_type in op_types and self.domain in ("", "ai.onnx")
 
     def is_in(self, op_types: Container[str]) -> bool:

@@ -159,6 +159,6 @@ def _inferred(copy: ModelProto, graph: GraphProto | None = None) -> Iterable[onn
 
 
 def _long(info: onnx.ValueInfoProto) -> bool:
-    """Whether a value is one long row: following its data would make a dimension of each of its elements."""
+    """Return whether a value is one long row: following its data would make a dimension of each of its elements."""
     shape = read_type(info.type).shape
     return shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > _LONG

@@ -40,7 +40,7 @@ def check_structure(file: ModelFile) -> None:
 
 
 def accepts(data: bytes, *, full: bool) -> bool:
-    """Whether ``onnx.checker`` accepts a serialized model; ``full``: with shape inference."""
+    """Return whether ``onnx.checker`` accepts a serialized model; ``full``: with shape inference."""
     return _said(data, full=full) is None
 
 
@@ -106,7 +106,7 @@ def _value(model: ModelProto) -> str:
 
 
 def _sound(info: onnx.ValueInfoProto) -> bool:
-    """Whether a declared type is one at all."""
+    """Return whether a declared type is one at all."""
     try:
         onnx.checker.check_value_info(info)
     except Exception:  # as above
@@ -187,7 +187,7 @@ def _large(tensor: TensorProto) -> bool:
 
 
 def _large_constant(node: NodeProto) -> bool:
-    """Whether a node is a plain Constant with a large value, which gopt has looked at itself."""
+    """Return whether a node is a plain Constant with a large value, which gopt has looked at itself."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.output) != 1 or node.input:
         return False
     if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:

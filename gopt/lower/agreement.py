@@ -42,7 +42,7 @@ def check_placements(program: SpmdProgram, shardings: Shardings) -> int:
 
 
 def _fits(found: Placements, wanted: Placements) -> bool:
-    """Whether a value may be held so: it may follow less, and lie on the same one member."""
+    """Return whether a value may be held so: it may follow less, and lie on the same one member."""
     return all(
         one == other
         or (isinstance(other, PerMember) and isinstance(one, Replicated))
@@ -79,7 +79,7 @@ def _check_statistics(program: SpmdProgram) -> None:
 
 
 def _zero(node: Node) -> bool:
-    """Whether a constant is zeros; ConstantOfShape without a value makes them."""
+    """Return whether a constant is zeros; ConstantOfShape without a value makes them."""
     if not node.attributes:
         return node.is_a("ConstantOfShape")
     value = node.attributes.get("value")

@@ -32,7 +32,7 @@ def common_states(program: SpmdProgram) -> list[RankState]:
 
 
 def _apart(program: SpmdProgram, state: ShardedState) -> bool:
-    """Whether ranks hold different parts of a state."""
+    """Return whether ranks hold different parts of a state."""
     return state.sharded or any(part.tensor in program.parts for part in state.slices)
 
 

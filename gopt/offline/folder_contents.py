@@ -219,7 +219,7 @@ def _put_together(name: str, type: TensorType, parts: Mapping[Place, Mapping[int
 
 
 def _tiled(places: Collection[Place], type: TensorType) -> bool:
-    """Whether places tile a tensor: all its rows dealt out by one step, or a grid of boxes."""
+    """Return whether places tile a tensor: all its rows dealt out by one step, or a grid of boxes."""
     dealt = [every for box, every in places if every is not None and box is None]
     if dealt:
         step = dealt[0][1]

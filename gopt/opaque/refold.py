@@ -38,7 +38,7 @@ class RefoldedWeight:
     covers: tuple[CoveredRange, ...]
 
     def holds(self, tensor: CoveredRange, coordinates: Mapping[str, int]) -> bool:
-        """Whether a rank updates elements of a tensor."""
+        """Return whether a rank updates elements of a tensor."""
         if self.sharding.flat is None:
             return self.sharding.covers(coordinates)
         start, stop = self.sharding.part(coordinates)

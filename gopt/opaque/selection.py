@@ -35,7 +35,7 @@ def _key(node: Node) -> tuple[str, str, str]:
 
 
 def _holds_control(key: tuple[str, str, str], functions: dict[tuple[str, str, str], object]) -> bool:
-    """Whether a function, or one that it calls, branches or loops."""
+    """Return whether a function, or one that it calls, branches or loops."""
     stack, seen = [key], set()
     while stack:
         top = stack.pop()

@@ -78,7 +78,7 @@ def is_aligned(array: Array) -> bool:
 
 
 def same_memory(one: Array, other: Array) -> bool:
-    """Whether two arrays begin at one place."""
+    """Return whether two arrays begin at one place."""
     return address_of(one) == address_of(other)
 
 

@@ -70,7 +70,7 @@ def in_grid(boxes: Collection[Box | None], shape: Sequence[int]) -> bool:
 
 
 def _shared_out(side: Iterable[tuple[int, ...]], size: int) -> bool:
-    """Whether ranges of a dimension lie end to end."""
+    """Return whether ranges of a dimension lie end to end."""
     place = 0
     for start, stop in sorted(part for ends in side for part in ranges_of(ends)):
         if start != place:

@@ -174,7 +174,7 @@ def window(dim: int, ranges: Ranges, length: int, border: str = "zeros") -> Shar
 
 
 def tiled(ranges: Sequence[Range], length: int) -> bool:
-    """Whether ranges lie end to end and are all of a dimension: parts of it."""
+    """Return whether ranges lie end to end and are all of a dimension: parts of it."""
     ends = [0, *(end for each in ranges for end in each), length]
     return all(a == b for a, b in zip(ends[::2], ends[1::2])) and all(start <= stop for start, stop in ranges)
 

@@ -262,7 +262,7 @@ class Sharding:
         return next((place for name, place in self.by_axis if name == axis), REPLICATED)
 
     def covers(self, coordinates: Mapping[str, int]) -> bool:
-        """Whether a rank has some of it; ``coordinates``: the rank's index by axis."""
+        """Return whether a rank has some of it; ``coordinates``: the rank's index by axis."""
         return all(place.covers(coordinates[axis]) for axis, place in self.by_axis)
 
     @property

@@ -207,7 +207,7 @@ class Shardings:
         return Use(node.op_type, operands, place, single, dtype, standard)
 
     def _zero(self, name: str) -> bool:
-        """Whether a value is a constant zero."""
+        """Return whether a value is a constant zero."""
         if self._index is None:
             self._index = GraphIndex(self.program.graph)
         return is_zero(self._index, name)

@@ -58,7 +58,7 @@ class Forward:
         return bare_strategies(self.operator(node), slot, shard)
 
     def static(self, *names: str) -> bool:
-        """Whether the shapes of values are known."""
+        """Return whether the shapes of values are known."""
         return all(self.training.graph.type_of(name).static for name in names)
 
     def unflattened(self, name: str) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ def bare_strategies(described: Operator, slot: Slot, shard: Shard) -> list[Strat
 
 
 def sums(strategy: Strategy) -> bool:
-    """Whether members have terms of a result."""
+    """Return whether members have terms of a result."""
     return any(isinstance(each, Partial) for each in strategy.results)
 
 

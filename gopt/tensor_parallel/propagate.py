@@ -178,7 +178,7 @@ class _Sweep:
                 self._settle(name, self.windows.part(placement), [node])
 
     def _scattered(self, node: Node) -> bool:
-        """Whether members scatter what they have into the windows that it is of, and sum those."""
+        """Return whether members scatter what they have into the windows that it is of, and sum those."""
         found = self.windows.scattered(node, self.placements)
         if found is None:
             return False
@@ -210,7 +210,7 @@ class _Sweep:
         return True
 
     def _passes_terms(self, node: Node, known: Sequence[Placement]) -> bool:
-        """Whether a node hands terms on: all its operands are terms, of which it is the one reader."""
+        """Return whether a node hands terms on: all its operands are terms, of which it is the one reader."""
         if is_mapping(node, self.others.axes):
             sole = isinstance(known[0], Partial) and self.readers[node.inputs[0]] == 1
             return sole and self.others.adds(node, known[0])

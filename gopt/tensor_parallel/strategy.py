@@ -65,7 +65,7 @@ class StrategyChooser:
         return whole
 
     def aimed(self, node: Node) -> bool:
-        """Whether a result must be sharded."""
+        """Return whether a result must be sharded."""
         return bool(self._aims(node))
 
     def _aims(self, node: Node) -> list[tuple[Slot, Placement]]:

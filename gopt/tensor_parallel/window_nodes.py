@@ -62,7 +62,7 @@ def pool_member(node: Node, strategy: Strategy, axis: str, dims: Sequence[int]) 
 
 
 def counted_as(node: Node, read: Placement) -> bool:
-    """Whether such a pool counts through the window that it reads."""
+    """Return whether such a pool counts through the window that it reads."""
     given = node.attributes
     if not isinstance(read, (Shard, Window)) or given["axis"] != read.dim or list(given["ranges"]) != _ends(read):
         return False

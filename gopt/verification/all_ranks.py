@@ -96,7 +96,7 @@ class AllRanks:
         return self.boxes[name][rank] if name in self.boxes else None
 
     def _has_first(self, rank: int, gradient: str) -> bool:
-        """Whether a rank has the first element of a gradient."""
+        """Return whether a rank has the first element of a gradient."""
         return all(dimension[0] == 0 for dimension in self._box(gradient, rank) or ())
 
     def _note(self, seen: Values, name: str, value: np.ndarray, rank: int) -> None:

@@ -92,7 +92,7 @@ class Observations:
 
 
 def _moved(new: np.ndarray, old: np.ndarray) -> bool:
-    """Whether a finite element changed."""
+    """Return whether a finite element changed."""
     if not floating(new):
         return not np.array_equal(new, old)
     difference = np.asarray(new, np.float64) - np.asarray(old, np.float64)

@@ -176,7 +176,7 @@ def _size(error: float) -> float:
 
 
 def _refuted(confirmation: GradientCheck) -> bool:
-    """Whether a value was shown to be no gradient, as against not shown to be one."""
+    """Return whether a value was shown to be no gradient, as against not shown to be one."""
     verdict = getattr(confirmation, "verdict", None)
     return not confirmation.holds if verdict is None else verdict.name == "REFUTED"
 

@@ -98,7 +98,7 @@ def _judge(
 
 
 def _has_like(training: TrainingGraph, mapping: RegionMapping) -> bool:
-    """Whether another mapping of the same form has its dual."""
+    """Return whether another mapping of the same form has its dual."""
     made = {name: node for node in training.graph.nodes if node.domain == COMM for name in node.outputs}
 
     def form(each: RegionMapping) -> tuple[object, ...]:

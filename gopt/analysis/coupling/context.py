@@ -131,7 +131,7 @@ class CouplingContext:
         return False
 
     def _of_data(self, node: Node, axis: int) -> bool:
-        """Whether dimension ``axis`` of what a Gather makes is one of its data, not of its indices."""
+        """Return whether dimension ``axis`` of what a Gather makes is one of its data, not of its indices."""
         start = axis_of(node, self.rank(node.inputs[0]), 0)
         return not start <= axis < start + self.rank(node.inputs[1])
 

@@ -96,7 +96,7 @@ def is_report(candidate: Candidate) -> bool:
 
 
 def is_checkpoint(candidate: Candidate) -> bool:
-    """Whether this is a step of a checkpoint, its index, or a folder with complete steps."""
+    """Return whether this is a step of a checkpoint, its index, or a folder with complete steps."""
     if candidate.is_folder:
         return (candidate.path / INDEX_FILE).is_file() or bool(complete_steps(candidate.path))
     return stated_format(candidate) == FORMAT

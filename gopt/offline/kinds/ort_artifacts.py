@@ -47,7 +47,7 @@ class OrtArtifactsInspection:
 
 
 def is_ort_artifacts(candidate: Candidate) -> bool:
-    """Whether a folder has one of the two graphs, whatever its name."""
+    """Return whether a folder has one of the two graphs, whatever its name."""
     return candidate.is_folder and any(is_ort_training(each) or is_ort_optimizer(each) for each in _files(candidate))
 
 

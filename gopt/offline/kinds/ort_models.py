@@ -68,7 +68,7 @@ def is_ort_training(candidate: Candidate) -> bool:
 
 
 def is_ort_optimizer(candidate: Candidate) -> bool:
-    """Whether a model has an optimizer that takes sequences; one that takes tensors is part of a step."""
+    """Return whether a model has an optimizer that takes sequences; one that takes tensors is part of a step."""
     model = candidate.model
     if model is None or next(_of_type(model, *OPTIMIZERS), None) is None:
         return False

@@ -121,7 +121,7 @@ class Evidence:
         return "", 0
 
     def is_(self, name: str, values: Sequence[float]) -> bool:
-        """Whether a scalar has these values in the trials."""
+        """Return whether a scalar has these values in the trials."""
         return all(close(run.number(name), value) for run, value in zip(self.runs, values))
 
     def decay(self, sizes: Sequence[float], correction: Correction, found: bool) -> tuple[Hyper, bool]:

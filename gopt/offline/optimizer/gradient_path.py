@@ -96,7 +96,7 @@ class GradientPaths:
         return True
 
     def _derives(self, name: str) -> bool:
-        """Whether a factor was made by the forward or the backward: the last of the chain rule, as exp(w) of a
+        """Return whether a factor was made by the forward or the backward: the last of the chain rule, as exp(w) of a
         parameter that is used as exp(w)."""
         graph, harness = self.training.graph, self.harness
         return not (
@@ -116,7 +116,7 @@ class GradientPaths:
         return reader.is_a("Add") and any(m is not None and m.is_a("Mul") and parameter in m.inputs for m in producers)
 
     def _scales(self, scalar: str, averaging: bool) -> bool:
-        """Whether a scalar undoes the loss scale, clips, or averages what was accumulated: no learning rate."""
+        """Return whether a scalar undoes the loss scale, clips, or averages what was accumulated: no learning rate."""
         if not self.harness.single(scalar) or scalar in self.harness.owners.full:
             return False
         if self.harness.is_constant(scalar):

@@ -185,7 +185,7 @@ class ProbeHarness:
         return found
 
     def single(self, name: str) -> bool:
-        """Whether a value has one element."""
+        """Return whether a value has one element."""
         return _one(self.graph.type_of(name))
 
     def typed(self, name: str, number: float) -> Array:
@@ -202,7 +202,7 @@ class ProbeHarness:
 
 
 def _of_a_type(node: Node) -> bool:
-    """Whether a node reads one of its operands for its type alone."""
+    """Return whether a node reads one of its operands for its type alone."""
     return node.is_a("CastLike")
 
 

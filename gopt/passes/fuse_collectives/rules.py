@@ -50,7 +50,7 @@ def _drop(rewriter: GraphRewriter, node: Node, why: str) -> None:
 
 
 def _one(graph: Graph, users: dict[str, list[Node]], reduce: Node, broadcast: Node) -> bool:
-    """Whether a Broadcast sends what a Reduce of its group left on its root, and nothing else reads that."""
+    """Return whether a Broadcast sends what a Reduce of its group left on its root, and nothing else reads that."""
     alike = all(reduce.attributes[key] == broadcast.attributes[key] for key in ("group", "root"))
     shown = any(name in graph.outputs for name in reduce.outputs)
     alone = all(users.get(name) == [broadcast] for name in reduce.outputs)

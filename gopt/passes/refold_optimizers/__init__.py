@@ -125,7 +125,7 @@ class _Folder:
         node.origin = kept
 
     def _lone(self, nodes: Iterable[Node], results: Values) -> bool:
-        """Whether nothing but these nodes reads what they make, the operator's own results aside."""
+        """Return whether nothing but these nodes reads what they make, the operator's own results aside."""
         own = {id(node) for node in nodes}
         shown = {*results.values(), *self.graph.outputs}
         for node in nodes:

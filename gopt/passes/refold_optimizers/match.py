@@ -74,7 +74,7 @@ class Match:
         return found
 
     def gone(self) -> bool:
-        """Whether the weight's update runs as a part of another's: no node of it is left."""
+        """Return whether the weight's update runs as a part of another's: no node of it is left."""
         now = self.pieces.now.get(self.weight, {})
         return not any(node.origin.place in now for node in self.running)
 

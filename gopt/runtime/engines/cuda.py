@@ -59,7 +59,7 @@ class Cuda:
         return event
 
     def finished(self, event: Event) -> bool:
-        """Whether all work before an event is done; also true after an error, which shows elsewhere."""
+        """Return whether all work before an event is done; also true after an error, which shows elsewhere."""
         return bool(self._api.cudaEventQuery(event.handle)[0] != self._api.cudaError_t.cudaErrorNotReady)
 
 

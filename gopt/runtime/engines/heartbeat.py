@@ -184,7 +184,7 @@ def _all_wait(seen: Sequence[RankStatus], rank: int) -> str:
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a process of this host was stopped by a signal or a debugger."""
+    """Return whether a process of this host was stopped by a signal or a debugger."""
     with suppress(OSError):
         text = Path(f"/proc/{process}/stat").read_bytes()
         return text.rpartition(b") ")[2][:1] in (b"T", b"t")

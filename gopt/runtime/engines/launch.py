@@ -244,7 +244,7 @@ class _JobMonitor:
         return min(silent, key=lambda each: (each.step, each.call), default=None)
 
     def _went_on(self) -> bool:
-        """Whether the first process ended well, or somebody said why not."""
+        """Return whether the first process ended well, or somebody said why not."""
         seen = read(self.folder)
         return self._said() is not None or any(each.rank == 0 and each.how == ENDED for each in seen)
 

@@ -42,7 +42,7 @@ class Mailbox:
         self.heard: dict[int, float] = {}
 
     def admits(self) -> bool:
-        """Whether another message may come in."""
+        """Return whether another message may come in."""
         return len(self._slots) < self._settings.messages and self._bytes < self._settings.bytes
 
     def place(self, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Slot:

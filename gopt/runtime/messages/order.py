@@ -41,7 +41,7 @@ class Order(Protocol):
     """Chooses what an endpoint receives next, of the oldest messages of each source."""
 
     def ready(self, receiver: int, heads: Sequence[Header]) -> bool:
-        """Whether one of them may be received now."""
+        """Return whether one of them may be received now."""
 
     def choose(self, receiver: int, heads: Sequence[Header]) -> int:
         """The source of the one that is received, where one may be."""

@@ -221,7 +221,7 @@ class PushPullTrainer:
     # --- data that ends ---------------------------------------------------------------------------------------------
 
     def _more(self) -> bool:
-        """Whether there is data for the next step; takes it ahead, where a run may end with its data."""
+        """Return whether there is data for the next step; takes it ahead, where a run may end with its data."""
         return self._faults.stop is None or self.step >= self.server_job.job.steps or self.data.take_ahead(self.step)
 
     def _look_ahead(self, ready: Sequence[Any]) -> None:

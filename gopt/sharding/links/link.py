@@ -25,7 +25,7 @@ class Operator:
     opset: int = 20
 
     def has(self, place: int) -> bool:
-        """Whether an operand is there."""
+        """Return whether an operand is there."""
         return place < len(self.operands) and self.operands[place] is not None
 
     def dims(self, place: int) -> tuple[int, ...]:

@@ -110,7 +110,7 @@ def resize(operator: Operator) -> Iterator[Link]:
 
 
 def _repeats(operator: Operator) -> bool:
-    """Whether a Resize by a whole number takes each place as often as that, one after the other."""
+    """Return whether a Resize by a whole number takes each place as often as that, one after the other."""
     given = operator.attributes
     if given.get("mode", "nearest") != "nearest":
         return False

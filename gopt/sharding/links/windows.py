@@ -226,7 +226,7 @@ def average_pool(operator: Operator, slot: Slot, placement: Shard | Window) -> I
 
 
 def plain_mean(operator: Operator, slide: Sliding) -> bool:
-    """Whether every mean is one of as many numbers, along a dimension."""
+    """Return whether every mean is one of as many numbers, along a dimension."""
     counted = operator.op_type == "AveragePool" and operator.attributes.get("count_include_pad", 0)
     padded = slide.read(0, slide.made)[1] <= slide.length + slide.behind
     return slide.inside or (bool(counted) and padded)

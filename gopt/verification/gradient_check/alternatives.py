@@ -73,7 +73,7 @@ def behind(
 
 
 def _linear(forward: Forward, point: Values, result: str, name: str, held: Sequence[np.ndarray]) -> bool:
-    """Whether ``result`` is linear in the value ``name``, but for a constant, at sums of what it was."""
+    """Return whether ``result`` is linear in the value ``name``, but for a constant, at sums of what it was."""
 
     def at(value: np.ndarray) -> np.ndarray:
         found = forward.values([result], {**point, name: value.astype(held[0].dtype)}, (name,))[result]

@@ -276,7 +276,7 @@ class _GradientChecker:
         return sample_exchanges(self.slope_meter.forward, self.points, self.training.batch, self.slope_meter.generator)
 
     def is_computed_weight(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> bool:
-        """Whether the value is the gradient of something made of the states alone; says so."""
+        """Return whether the value is the gradient of something made of the states alone; says so."""
         found = along_computed_weight(self.slope_meter, self.training, name, points, at)
         if found is None:
             return False
@@ -284,7 +284,7 @@ class _GradientChecker:
         return True
 
     def sliced(self, part: Candidate, points: list[Values]) -> bool:
-        """Whether each slice is proportional with a factor of its own: a constant rate per row; says so."""
+        """Return whether each slice is proportional with a factor of its own: a constant rate per row; says so."""
         fit = in_slices(self.slope_meter, part, points)
         if fit is not None:
             self.say(part.parameter, Verdict.CONFIRMED, said.SLICES, fit)
