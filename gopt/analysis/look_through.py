@@ -28,7 +28,7 @@ def declared_axes(graph: Graph) -> dict[str, Sees]:
 
 
 def declare_axes(graph: Graph, axes: Mapping[str, Sees]) -> None:
-    """Declare axes in the graph's metadata, overriding the model's own entries; to be done before roles are recovered."""
+    """Declare axes in the graph's metadata, overriding existing entries; call it before roles are recovered."""
     said = {**declared_axes(graph), **axes}
     if said:
         graph.metadata[DECLARED] = ",".join(f"{name}={kind.value}" for name, kind in sorted(said.items()))

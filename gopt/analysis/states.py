@@ -92,7 +92,7 @@ def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozens
 
 
 def _check_statistic(step: StepSkeleton, name: str) -> None:
-    """Raise for a state that depends on the batch without a gradient and that the loss depends on: its kind is unknown."""
+    """Raise for a state of unknown kind: it depends on the batch without a gradient, and the loss depends on it."""
     type = step.index.graph.types[name]
     if name in step.forward_values and type.dtype in FLOATS:
         raise UnsupportedError(

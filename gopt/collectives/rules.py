@@ -24,7 +24,7 @@ def nothing(call: Call) -> list[PartialType]:
 
 
 def stated(call: Call) -> list[PartialType]:
-    """What the attribute ``shapes`` says, in the call's dtype."""
+    """Return the types in the attribute ``shapes``, with the call's dtype."""
     shapes = parse_shapes(call["shapes"])
     if not shapes:
         raise InputError(f"{call.op}: shapes is empty")

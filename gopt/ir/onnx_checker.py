@@ -49,7 +49,7 @@ def _error(file: ModelFile) -> str | None:
     slim = _slim(model)
     if _said(file.data if slim is None else slim.SerializeToString()) is None:
         return None
-    # Once more, with a name for every node: most exporters give them none, and the checker says no other.
+    # Check again with a name for every node: most exporters omit names, and the checker identifies nodes by name only.
     named = ModelProto()
     named.CopyFrom(model if slim is None else slim)
     for node in nested(named.graph.node):
@@ -63,7 +63,7 @@ def _error(file: ModelFile) -> str | None:
 
 
 def _said(data: bytes, *, full: bool = True) -> str | None:
-    """What the checker says of a model; None where it accepts it."""
+    """Return the checker's message about a model; None if it accepts the model."""
     try:
         onnx.checker.check_model(data, full_check=full)
     except UnicodeDecodeError:
@@ -81,7 +81,7 @@ def _line(text: str) -> str:
 
 
 def _node(text: str, said: str) -> str:
-    """The node that a message is about, where the checker names it beside what it says."""
+    """Return the node that a message is about, if the checker names it."""
     found = _NODE.search(text)
     if found is None or not found.group(1):
         return ""

@@ -63,7 +63,7 @@ def _check_zeros(program: SpmdProgram) -> None:
 
 
 def _check_statistics(program: SpmdProgram) -> None:
-    """Every running statistic still follows the batch: over micro-steps through what each of them makes of it."""
+    """Check that every running statistic depends on the batch, in each micro-step through the result of the one before."""
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
     held = [state for state in program.states if state.input in statistics]
     if not held:
@@ -88,7 +88,7 @@ def _zero(node: Node) -> bool:
 
 @dataclass(slots=True)
 class _Blame:
-    """Says of a state that fails why, and where the fault came in."""
+    """Builds the error for a state that fails the check, naming where the fault entered."""
 
     program: SpmdProgram
     shardings: Shardings

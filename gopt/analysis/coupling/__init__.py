@@ -1,4 +1,4 @@
-"""Finds where a step couples the samples of a batch, so that the sharded step differs from the step of one large batch."""
+"""Finds where a step couples the samples of a batch, so that sharding it differs from the step of one large batch."""
 
 from __future__ import annotations
 
