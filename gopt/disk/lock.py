@@ -52,7 +52,7 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        return try_lock(number, fcntl.LOCK_SH) is LockState.BUSY  # shared: those who only look do not meet
+        return try_lock(number, fcntl.LOCK_SH) is LockState.BUSY  # shared: readers do not exclude each other
     finally:
         os.close(number)
 

@@ -144,7 +144,7 @@ def _copy(
 
 
 def _inferred(copy: ModelProto, graph: GraphProto | None = None) -> Iterable[onnx.ValueInfoProto]:
-    """Return the value infos that ONNX's shape inference adds to a model, or has added (``graph``); none if it fails."""
+    """Return the value infos that shape inference adds to a model, or has added (``graph``); none if it fails."""
     try:
         if graph is None:
             graph = onnx.shape_inference.infer_shapes(copy, strict_mode=False).graph

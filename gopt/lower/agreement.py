@@ -63,7 +63,7 @@ def _check_zeros(program: SpmdProgram) -> None:
 
 
 def _check_statistics(program: SpmdProgram) -> None:
-    """Check that every running statistic depends on the batch, in each micro-step through the result of the one before."""
+    """Check that every running statistic depends on the batch, in each micro-step through the previous result."""
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
     held = [state for state in program.states if state.input in statistics]
     if not held:

@@ -15,7 +15,7 @@ from gopt.opaque.table_body import table_body
 from gopt.sharding.placements import Sharding
 
 REFOLD = "Refold"
-"""The operator of ``gopt.spmd`` that stands for a refolded one; ``specialise`` resolves it."""
+"""The operator of ``gopt.spmd`` that represents a refolded one; ``specialise`` resolves it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ def partial(use: Use) -> Placement:
 
 
 def _through(use: Use, placement: Partial, terms: Sequence[Operand], others: Sequence[Operand]) -> Partial | None:
-    """Return the placement of a result from partial operands; None if the operator does not commute with the reduction."""
+    """Return the placement of a result of partial operands; None if operator and reduction do not commute."""
     op, on, kind = placement.op, placement.on, use.op_type
     if kind in _MOVES and use.operands[0] in terms:
         return placement

@@ -44,7 +44,7 @@ class _Writer:
         return self._add(key.kind, inputs, {name: self.types[name] for name in outputs}, COMM, **attributes)
 
     def reduce_scatter(self, key: Key) -> Node:
-        """Emit a reduce-scatter; the slices of member r from all tensors are adjacent in the bucket and form its shard."""
+        """Emit a reduce-scatter; in the bucket, member r's slices of all tensors are adjacent and form its shard."""
         inputs: list[str] = []
         members = len(self.nodes[0].attributes["sizes"])
         for member in range(members):

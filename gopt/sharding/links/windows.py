@@ -75,7 +75,7 @@ class Sliding:
         return tuple(found)
 
     def there(self, shard: Shard) -> tuple[int, ...]:
-        """Return the range of result places that each member can compute from its part alone, if each reads one place."""
+        """Return how many result places each member can compute from its part alone, if each reads one place."""
         ends = [-((-stop - self.pad) // self.stride) for _, stop in map(shard.part, range(len(shard.sizes)))]
         ends = [0, *(min(max(end, 0), self.made) for end in ends[:-1]), self.made]
         return tuple(stop - start for start, stop in pairwise(ends))
