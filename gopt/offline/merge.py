@@ -29,7 +29,7 @@ EMBED = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What ``merge`` wrote."""
+    """Result of ``merge``."""
 
     model: str
     data: str

@@ -33,7 +33,10 @@ class RankResults:
 
 @dataclass(slots=True)
 class AllRanks:
-    """The ranks; ``which`` says of each which batch it sees, ``phases`` how often each file runs in a step."""
+    """The ranks of a verification.
+
+    ``which``: the batch of each rank; ``phases``: how often each file runs in a step.
+    """
 
     ranks: list[RankPrograms]
     mesh: Mesh
@@ -45,7 +48,7 @@ class AllRanks:
     """Gradient -> what each rank has of it, where dimensions are sharded."""
 
     def held(self, states: Values) -> list[Values]:
-        """What every rank holds of these states."""
+        """Return the part of these states that each rank holds."""
         return [each.feeds(states) for each in self.ranks]
 
     def joined(self, key: str, values: Sequence[Values]) -> Values:
@@ -111,9 +114,9 @@ class AllRanks:
 
 
 def gradient_boxes(manifest: Manifest, gradients: Mapping[str, str]) -> dict[str, list[Box | None]]:
-    """Gradient -> what each rank has of it, for parameters of which dimensions are sharded: as its states say.
+    """Return gradient -> the box of it that each rank has, for parameters whose dimensions are sharded.
 
-    A gradient of parameters that are not split alike is whole on every rank.
+    A gradient of parameters with different shardings is whole on every rank.
     """
     mesh = manifest.mesh.mesh()
     owners = {state.tensor: state.of or state.tensor for state in manifest.states}

@@ -1,4 +1,4 @@
-"""How close is equal (contract section 7): distances, allowances, and the ledger of one step's comparisons."""
+"""Tolerances (contract section 7): distances, allowances, and the record of one step's comparisons."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Ledger:
         self.enter(rank, name, kind, self.error(name, value, wanted, start))
 
     def error(self, name: str, value: np.ndarray, wanted: np.ndarray, start: np.ndarray) -> float:
-        """How far a value is off, in tolerances."""
+        """Return the error of a value, in multiples of its tolerance."""
         return ratio(distance(value, wanted), self.allowed(name, wanted, start))
 
     def part(self, rank: int, name: str, kind: str, error: float) -> None:

@@ -104,5 +104,5 @@ def subgraph(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: 
 
 
 def refuse_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """What a graph of one rank alone answers to a collective over axes that see different data."""
+    """Raise for a collective over axes that see different data: a graph of one rank cannot run it."""
     raise UnsupportedError(f"the source holds the collective {node.op_type}: it is sharded already")

@@ -15,7 +15,7 @@ from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 
 DEFAULT_BOUND = 2
 HYPER = 0.01
-"""What a floating hyper-parameter (a learning rate) is when the user gives none."""
+"""Default of a floating hyper-parameter, such as a learning rate."""
 IGNORED = 1 / 8
 """Share of labels that are drawn as ones to ignore, where there are such."""
 PASSING = ("Cast", "Where", "Concat", "Clip", "Max", "Min", "ScatterND", "ScatterElements")
@@ -156,5 +156,5 @@ def _draw_state(type: TensorType, kind: StateKind, generator: np.random.Generato
 
 
 def hyper(type: TensorType) -> np.ndarray:
-    """A hyper-parameter nobody set."""
+    """Return the default of a hyper-parameter."""
     return np.full(type.dims, HYPER if type.dtype in FLOATS else 1, numpy_dtype(type.dtype))

@@ -167,7 +167,7 @@ class _Measured:
         self._known: dict[str, bool | None] = {}
 
     def fits(self, name: str) -> bool | None:
-        """Whether a parameter's gradient is proportional to the change of the loss; None: it cannot be measured."""
+        """Test whether a parameter's gradient is proportional to the change of the loss; None if it cannot be measured."""
         if name not in self._known:
             self._known[name] = self._fits(name)
         return self._known[name]
@@ -262,7 +262,7 @@ class _Measured:
 
 
 def _rest(along: np.ndarray, rise: np.ndarray) -> float:
-    """What no factor explains, relative."""
+    """Return the relative residual after the best factor."""
     length = float(np.linalg.norm(along))
     if not length:
         return 1.0

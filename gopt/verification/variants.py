@@ -47,7 +47,7 @@ PLAIN = Variant("gradients as they are", extra=False)
 CLIP_INACTIVE = Variant("gradients × 1/64", scale=1 / 64)
 CLIP_ACTIVE = Variant("gradients × 64", scale=64.0)
 CLIP_ACTIVE_SMALL = Variant("gradients × 4", scale=4.0)
-"""Where the source cannot bear more."""
+"""Factor for a source that overflows with a larger one."""
 CLIP_INACTIVE_LARGE = Variant("gradients × 1/4096", scale=1 / 4096)
 CLIP_ACTIVE_LARGE = Variant("gradients × 4096", scale=4096.0)
 INFINITE = Variant("one infinite gradient", infinite=True)

@@ -1,4 +1,4 @@
-"""What ``explain`` returns."""
+"""The result of ``explain``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """All that an output folder says of one name. ``kind`` is what the name is first of all."""
+    """All facts of an output folder about one name. ``kind`` is the primary kind of the name. ``kind`` is what the name
+    is first of all.
+    """
 
     folder: str
     name: str

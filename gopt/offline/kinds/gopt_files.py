@@ -1,4 +1,4 @@
-"""What gopt itself writes beside ranks: manifests, reports, and checkpoints with their indices."""
+"""Files that gopt writes besides ranks: manifests, reports, and checkpoints with their indices."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def is_checkpoint(candidate: Candidate) -> bool:
 
 
 def inspect_manifest(candidate: Candidate) -> ManifestInspection:
-    """What a manifest lists; raises InputError where it is damaged."""
+    """Describe a manifest; raises InputError if it is damaged."""
     path = candidate.path
     manifest = from_document(Manifest, documents.read_json(path, documents.MANIFEST))
     files = {name for rank in manifest.ranks for name in rank.files.values()}
@@ -118,7 +118,7 @@ def inspect_manifest(candidate: Candidate) -> ManifestInspection:
 
 
 def inspect_report(candidate: Candidate) -> ReportInspection:
-    """What a report says of a rewrite; raises InputError where it is damaged."""
+    """Describe a report of a rewrite; raises InputError if it is damaged."""
     report = from_document(Report, documents.read_json(candidate.path, documents.REPORT))
     return ReportInspection(
         candidate.path.name, report.source.file, report.mesh.axes, tuple(each.name for each in report.pipeline),

@@ -49,7 +49,7 @@ class OrtTrainingInspection:
 
 @dataclass(frozen=True, slots=True)
 class OrtOptimizerInspection:
-    """The optimizer graph of artifacts; ``max_norm`` of a clip of all gradients, None where there is none."""
+    """The optimizer graph of artifacts; ``max_norm`` of a clip of all gradients, None if there is no such clip."""
 
     file: str
     file_bytes: int
@@ -76,7 +76,7 @@ def is_ort_optimizer(candidate: Candidate) -> bool:
 
 
 def inspect_ort_training(candidate: Candidate) -> OrtTrainingInspection:
-    """Which parameters a training graph has gradients of, and its forward and backward."""
+    """Describe a training graph: the parameters with gradients, forward and backward."""
     model = candidate.model
     assert model is not None
     body = model.graph
@@ -100,7 +100,7 @@ def inspect_ort_training(candidate: Candidate) -> OrtTrainingInspection:
 
 
 def inspect_ort_optimizer(candidate: Candidate) -> OrtOptimizerInspection:
-    """Which optimizer a graph is, and its constants."""
+    """Describe an optimizer graph: its optimizer and constants."""
     model = candidate.model
     assert model is not None
     node = next(_of_type(model, *OPTIMIZERS))

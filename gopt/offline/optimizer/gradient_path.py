@@ -23,7 +23,7 @@ _SAMPLE: Array = np.concatenate([sign * np.geomspace(1e-6, 1e6, 25) for sign in 
 
 @dataclass(slots=True)
 class GradientPath:
-    """What is done to a gradient before the rule begins at ``end``."""
+    """Operations on a gradient before the rule begins at ``end``."""
 
     start: str
     end: str
@@ -130,8 +130,7 @@ class GradientPaths:
         return True
 
     def _tried(self, path: GradientPath) -> bool:
-        """Goes on to the next value that all of the gradient's effect runs through, if that is the gradient again:
-        as it was, with the other sign, or between two bounds."""
+        """Advance to the next dominating value if that is the gradient again: unchanged, negated, or clipped by value."""
         found = self._next(path.end)
         if found is None:
             return False

@@ -105,7 +105,7 @@ class ProbeHarness:
         """Scalar inputs that count steps."""
 
     def _find_counters(self, training: TrainingGraph) -> tuple[str, ...]:
-        """States that grow by one, and what stands in the exponent of a constant, as in 1 - beta^t."""
+        """Return states that grow by one, and the exponents of constants, as in 1 - beta^t."""
         known = Scalars(self, spread(self.inputs, 1))
         found: dict[str, None] = {}
         for state in training.states:

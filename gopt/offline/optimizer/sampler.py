@@ -12,7 +12,7 @@ from gopt.offline.optimizer.probe_harness import Scalars
 from gopt.offline.optimizer.update_function import UpdateFunction
 
 EXACT = 1e-8
-"""How well a rule must fit."""
+"""Relative tolerance within which a rule must fit."""
 _POINTS, _SIGNED = 52, 36
 """Random points, and the place of the first whose states have any sign."""
 _FEWEST = 12

@@ -1,4 +1,4 @@
-"""What becomes of every gradient: measured together, then alone, then held against what else would be right."""
+"""Checks every gradient: all together, then one by one, then against other acceptable explanations."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class _GradientChecker:
         self.found[name] = GradientCheck(name, self.training.gradients[name], ratios, verdict, why)
 
     def _tell(self) -> None:
-        """Say how many have a verdict: after each measurement, because many get theirs at once."""
+        """Report the number of verdicts; after each measurement, because many are reached at once."""
         self.advance(PHASE, len(self.found), len(self.due))
 
     def _unsteady(self) -> bool:
@@ -136,7 +136,7 @@ class _GradientChecker:
             yield self.spare[start : start + POINTS]
 
     def judge(self, names: list[str], points: list[Values]) -> None:
-        """Say something of each parameter, at these points alone."""
+        """Reach a verdict for each parameter, from these points alone."""
         results = [self.slope_meter.forward.loss_and_gradients(point) for point in points]
         usable = [place for place, (loss, _) in enumerate(results) if math.isfinite(loss)]
         points, values = [points[place] for place in usable], [results[place][1] for place in usable]
@@ -193,7 +193,7 @@ class _GradientChecker:
                 self.say(part.parameter, Verdict.CONFIRMED, said.PROPORTIONAL, fit)
 
     def _not_shifted(self, parts: list[Candidate], points: list[Values]) -> list[Candidate]:
-        """What is left of the parts when gradients that were taken at a point beside the parameters are settled."""
+        """Settle gradients taken at a point other than the parameters; return the remaining candidates."""
         there = [part for part in parts if part.parameter in self._shifts]
         if not there:
             return parts
