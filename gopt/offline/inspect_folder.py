@@ -1,4 +1,4 @@
-"""Describes an output folder by its manifest and report: mesh, states, passes, and the state and traffic of each rank."""
+"""Describes an output folder by its manifest and report: mesh, states, passes, and each rank's state and traffic."""
 
 from __future__ import annotations
 

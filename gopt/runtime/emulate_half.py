@@ -77,7 +77,7 @@ class _HalfEmulation:
     def _meets_half(self, node: Node) -> bool:
         if _names_half(node):
             return True
-        # What an operator makes of inputs that are no halves is none either, unless an attribute says so.
+        # A result of operands that are not half precision is not either, unless an attribute says so.
         read = {self._dtype(name, node) for name in node.reads}  # all of them, so that no unknown one hides
         return not LOW_PRECISION.isdisjoint(read)
 

@@ -1,4 +1,4 @@
-"""Nodes and types put back into a small ONNX model, for whoever runs or infers."""
+"""Converts nodes and types back into a small ONNX model, for sessions and shape inference."""
 
 from __future__ import annotations
 

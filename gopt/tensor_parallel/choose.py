@@ -205,7 +205,7 @@ class _Trace:
         return True
 
     def _behind(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
-        """What a value is made of, in parts; None where it cannot be had so."""
+        """Return the parts that a value is computed from; None if it cannot be computed in parts."""
         forward = self.forward
         if name in forward.of_weights:
             items = forward.weights(name, shard)

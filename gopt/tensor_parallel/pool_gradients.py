@@ -17,7 +17,7 @@ from gopt.sharding.placements import Placement, Ranges, Shard, WindowTerms
 from gopt.tensor_parallel.operators import Constants, operator
 
 _MAPPINGS = frozenset({"AllGather", "AllToAll", "DimSlice", "HaloJoin"})
-"""What changes the placement of a value alone."""
+"""Operators that change only the placement of a value."""
 Maker = Callable[[str], Node | None]
 
 
@@ -125,7 +125,7 @@ def _firsts(node: Node, graph: Graph, constants: Constants, rank: int) -> bool:
 
 
 def _logical(name: str, maker: Maker) -> str:
-    """What a value was before mappings."""
+    """Return the value before mappings were applied."""
     node = maker(name)
     while node is not None and node.domain in (COMM, SPMD) and node.op_type in _MAPPINGS:
         name = node.inputs[0]

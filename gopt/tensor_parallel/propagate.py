@@ -88,7 +88,7 @@ class _Sweep:
     converted: dict[tuple[str, Placement, Phase | None], str] = field(default_factory=dict)
     """A value, a placement, and the phase that made it so, where phases gather anew -> what it is called."""
     moves: dict[str, Node] = field(default_factory=dict)
-    """What a node makes that moves elements alone -> the node."""
+    """Result of a node that only moves elements -> the node."""
     readers: Counter[str] = field(default_factory=Counter)
     windows: Windows = field(init=False)
     weights: set[str] = field(default_factory=set)
@@ -330,5 +330,5 @@ class _Sweep:
         self.windows.note(placement)
 
     def _named(self, value: str, role: str) -> str:
-        """What a mapping of a value is called."""
+        """Return the name of a mapping's result."""
         return f"{self.build.root}{value.removeprefix(f'gopt.{PASS}.')}.{role}"

@@ -19,7 +19,7 @@ class Batches(Protocol):
     """Source of batches."""
 
     def batch(self, number: int, part: int) -> Values:
-        """Return the batch of data rank ``part`` in a micro-step; ``number`` counts micro-steps over all steps from 0."""
+        """Return the batch of data rank ``part`` in micro-step ``number``, counted over all steps from 0."""
 
 
 @dataclass(slots=True)

@@ -167,7 +167,7 @@ class _Measured:
         self._known: dict[str, bool | None] = {}
 
     def fits(self, name: str) -> bool | None:
-        """Test whether a parameter's gradient is proportional to the change of the loss; None if it cannot be measured."""
+        """Test whether a gradient is proportional to the change of the loss; None if that cannot be measured."""
         if name not in self._known:
             self._known[name] = self._fits(name)
         return self._known[name]

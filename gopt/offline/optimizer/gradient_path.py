@@ -130,7 +130,7 @@ class GradientPaths:
         return True
 
     def _tried(self, path: GradientPath) -> bool:
-        """Advance to the next dominating value if that is the gradient again: unchanged, negated, or clipped by value."""
+        """Advance to the next dominating value if that is the gradient: unchanged, negated or clipped."""
         found = self._next(path.end)
         if found is None:
             return False

@@ -76,7 +76,10 @@ class Event:
 
 
 class Memory:
-    """Memory of the GPU. What came from a pool goes back to it when nobody holds it."""
+    """Memory of the GPU.
+
+    A block from a pool returns to it when it is no longer referenced.
+    """
 
     __slots__ = ("_pool", "nbytes", "pointer", "value")
 

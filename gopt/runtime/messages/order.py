@@ -1,4 +1,4 @@
-"""In which order messages of different endpoints are received: as they come, by a seed, or as a record says."""
+"""Order in which messages of different endpoints are received: by arrival, by a seed, or from a record."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Seeded:
         return self._random.choice(sorted(head.source for head in heads))
 
     def pick(self, numbers: Sequence[int]) -> int:
-        """Which endpoint goes on."""
+        """Return the endpoint that continues."""
         return self._random.choice(sorted(numbers))
 
 

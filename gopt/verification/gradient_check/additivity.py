@@ -37,7 +37,7 @@ class SampleExchange:
     crossed: tuple[Values, Values]
 
     def judge(self, name: str, exact: float) -> Additivity:
-        """Test whether one value is additive, up to ``exact`` relative; OPEN if too few entries depend on both parts."""
+        """Test whether a value is additive, up to ``exact`` relative; OPEN if few entries depend on both parts."""
         base = self.first[name]
         one, other = (each[name] - base for each in self.crossed)
         both = self.second[name] - base
