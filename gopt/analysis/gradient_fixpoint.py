@@ -258,7 +258,7 @@ def _disqualified(step: StepSkeleton, context: AnalysisContext, name: str, gradi
 
 
 def _made_of_its_old(step: StepSkeleton, value: str) -> bool:
-    """Whether a value is the new one of a state that it is computed from; a state may well keep a gradient itself."""
+    """Return whether a value is the new value of a state and depends on its old one (states may keep gradients)."""
     state = step.replaces.get(value)
     return state is not None and state in ancestors(step.index, [value])[1]
 

@@ -229,7 +229,7 @@ class _Choice:
         return [node for node in self.nodes if id(node) in self.context.barrier]
 
     def _backward(self, nodes: list[Node]) -> bool:
-        """Whether some of the nodes do what backwards do, mix elements or read the model, and none reads a state.
+        """Return whether some node mixes elements or reads the model, as a backward does, and none reads a state.
 
         Where a way is linear, the mean passes through it whichever side it belongs to. What cannot be cut is left to
         the backward, so that the update can.
@@ -240,7 +240,7 @@ class _Choice:
         return any(self._mixes(node) or any(map(self._of_model, node.reads)) for node in nodes)
 
     def _mixes(self, node: Node) -> bool:
-        """Whether the node acts on anything but single elements, so that a piece of the parameter cannot run it."""
+        """Return whether the node is not elementwise, so that it cannot run on a piece of the parameter."""
         if node.is_in(LAYOUT) and not node.is_a("Slice", "Expand"):
             return False
         return not elementwise(node) or not all(map(self._fits, node.inputs))

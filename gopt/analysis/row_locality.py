@@ -33,7 +33,7 @@ def _by_row(values: RowValues, node: Node, rows: int) -> bool:
 
 
 def _aligned(values: RowValues, name: str, out: tuple[int, ...]) -> bool:
-    """Whether an operand has one element, a row for each row of the result, or the same constant for every row."""
+    """Return whether an operand has one element, a row for each row of the result, or one constant for all rows."""
     shape = values.shape(name)
     if shape is None:
         return False

@@ -69,7 +69,7 @@ def row_reads(values: RowValues, parameter: str, after_parameters: set[str]) -> 
 
 
 def keeps_rows(values: RowValues, node: Node) -> bool:
-    """Whether a node makes a table of its first operand, row by row: in another shape, or another floating type."""
+    """Return whether a node keeps the rows of its first operand, in another shape or another floating type."""
     before, after = values.shape(node.inputs[0]), values.shape(node.outputs[0])
     if values.root(node.outputs[0]) == values.root(node.inputs[0]):
         return True

@@ -122,7 +122,7 @@ class RowValues:
         return frozenset(found)
 
     def within(self, name: str, rows: int, known: frozenset[int]) -> bool:
-        """Whether all ids of ``name`` are ids of ``known`` sources, which are looked up in a table of ``rows`` rows.
+        """Return whether all ids of ``name`` are ids of ``known`` sources, which index a table of ``rows`` rows.
 
         An id outside the table is an error of the lookup, so that what bounds ids to the table changes none of those.
         """

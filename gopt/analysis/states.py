@@ -208,7 +208,7 @@ def _notes(step: StepSkeleton, training: TrainingGraph) -> list[str]:
 
 
 def _accumulates(index: GraphIndex, state: State, gradient: str) -> bool:
-    """Whether the state's new value is old + gradient, behind at most a gate (``Where``), casts and factors of one."""
+    """Return whether the state's new value is old + gradient, up to a gate (``Where``), casts and factors of one."""
     stack, seen = [(state.updated, 1.0)], set()
     while stack:
         name, factor = stack.pop()

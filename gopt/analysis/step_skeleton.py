@@ -41,7 +41,7 @@ class StepSkeleton:
         return not self._is_mask(name)
 
     def _is_mask(self, name: str) -> bool:
-        """Whether an input masks a parameter, in the forward and in its update as well: all ranks have the same one.
+        """Return whether an input masks a parameter in the forward and in its update: all ranks have the same mask.
 
         The forward reads it beside a parameter of its shape alone. One more reader would be the backward's; a second
         one is the update, which may read nothing that differs from rank to rank.

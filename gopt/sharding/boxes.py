@@ -57,7 +57,7 @@ def box_elements(box: Box) -> int:
 
 
 def in_grid(boxes: Collection[Box | None], shape: Sequence[int]) -> bool:
-    """Whether distinct boxes tile a tensor as a grid: each dimension is shared out among the same ranges everywhere.
+    """Return whether distinct boxes tile a tensor as a grid: each dimension has the same ranges everywhere.
 
     Along each dimension ranks hold one of a few parts, so that whatever they hold is a grid. Linear in the boxes, for
     a tensor of any size.

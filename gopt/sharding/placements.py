@@ -88,7 +88,8 @@ class Shard:
         return len(self.sizes) > 1 and sum(size > 0 for size in self.sizes) == 1
 
     def fits(self, other: Shard) -> bool:
-        """Whether two axes can shard one value so: other dimensions, or each part of one is whole runs of the other.
+        """Return whether two axes can shard one value so: other dimensions, or each part of one is whole runs of the
+        other.
 
         Of one dimension, parts are then equal, and a member of both axes has the elements that both parts have.
         """

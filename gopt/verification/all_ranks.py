@@ -23,8 +23,11 @@ Tamper = Callable[[int, Values], None]
 
 @dataclass(frozen=True, slots=True)
 class RankResults:
-    """What a step of all ranks made. ``outputs``: by rank; ``losses``: micro-step, rank, value; ``gradients``: the
-    local ones by micro-step and data rank, as the ranks sent them, where they could be seen."""
+    """Results of a step of all ranks.
+
+    ``outputs``: by rank. ``losses``: micro-step, rank, value. ``gradients``: the local ones by micro-step and data
+    rank, as the ranks sent them, where they are visible.
+    """
 
     outputs: list[Values]
     losses: list[tuple[int, int, np.ndarray]]

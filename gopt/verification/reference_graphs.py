@@ -74,8 +74,10 @@ def probed(graph: Graph, gradients: set[str], data: Collection[str]) -> Graph:
 
 
 def _local(node: Node, data: Collection[str]) -> bool:
-    """Whether a node makes what is local to ranks that see other data: as the source does, or completed along axes
-    that split the computation, in a call of its own or a packed one."""
+    """Return whether a node's results are local to ranks that see different data, as in the source.
+
+    That includes completion along axes that split the computation, in a call of its own or a packed one.
+    """
     if node.domain != COMM:
         return node.made_by in ("", "tensor-parallel")
     if node.op_type in MESSAGES:

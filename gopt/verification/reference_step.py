@@ -61,8 +61,10 @@ class ReferenceProgram:
         reduction: LossReduction = LossReduction(), shared: SynchronisedValues = SynchronisedValues(),
         statistics: str = "mean", lazy: Sequence[LazyTable] = (),
     ) -> None:  # fmt: skip
-        """``statistics``: of which ranks new ones are: their ``mean``, or those of the ``root``; ``lazy``: tables of
-        which rows that nobody pushed stay as they are."""
+        """``statistics``: the ranks of which new statistics are: their ``mean``, or those of the ``root``.
+
+        ``lazy``: tables whose rows stay unchanged unless they were pushed.
+        """
         self.training = training
         self.reduction = reduction
         self.shared = shared
@@ -113,7 +115,7 @@ class ReferenceProgram:
         return LocalResults(losses, gradients, statistics, weights, shown, touched)
 
     def varied(self, variant: Variant, made: Values, last: bool) -> Values:
-        """Those of some values that are gradients, as the variant wants them; ``last``: of the last data rank."""
+        """Return the gradients among some values, modified by the variant; ``last``: they are of the last data rank."""
         return {
             name: variant.vary(np.asarray(made[name]), name == self.marked and last)
             for name in dict.fromkeys(self.training.gradients.values())

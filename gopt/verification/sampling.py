@@ -25,8 +25,11 @@ INTEGERS = ("int32", "int64", "uint8", "int16", "int8")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What an integer input may be: at least 0 and below ``bound``, but none of ``masked``, which the forward compares
-    it with (padding); now and then ``ignored`` (a label's ``ignore_index``, which points at nothing)."""
+    """Range of an integer input: at least 0 and below ``bound``, without ``masked``.
+
+    ``masked``: values that the forward compares the input with (padding). ``ignored``: drawn now and then (a label's
+    ``ignore_index``, which is no class).
+    """
 
     bound: int = DEFAULT_BOUND
     masked: frozenset[int] = frozenset()

@@ -173,7 +173,7 @@ class _Measured:
         return self._known[name]
 
     def matters(self, value: str) -> bool:
-        """Whether the loss depends on a value of the forward: where it does not, no gradient flows back through it."""
+        """Return whether the loss depends on a value of the forward; if not, no gradient flows back through it."""
         reader = Float64Graph(subgraph(self._graph, self._graph.nodes, [value], ()), self._cache)
         behind = Float64Graph(subgraph(self._graph, self._graph.nodes, [self.training.loss], [value]), self._cache)
         for point in self.points:

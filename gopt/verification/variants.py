@@ -81,7 +81,7 @@ class VariantProgram:
         return self.program.run(feeds, varied)
 
     def _rows(self, gradient: str, inputs: list[np.ndarray]) -> list[np.ndarray]:
-        """What is pushed of a table: where the gradient is to turn infinite, its first element is pushed as well."""
+        """Return the pushed rows of a table; to make the gradient infinite, row 0 is pushed as well."""
         if gradient not in self.gradients:
             return inputs
         *given, ids, rows = inputs

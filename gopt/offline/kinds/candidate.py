@@ -1,4 +1,4 @@
-"""A path that may be anything: its first bytes, and its ONNX message where it has one, each read when asked for."""
+"""A path that may be anything: its first bytes, and its ONNX message where it has one, each read on demand."""
 
 from __future__ import annotations
 

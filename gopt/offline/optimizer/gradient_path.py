@@ -104,8 +104,10 @@ class GradientPaths:
         )
 
     def _read_by_rule(self, parameter: str, name: str) -> bool:
-        """Whether a scaled gradient is used more than once, clipped, or joined by weight decay: then its constant is a
-        scale of the loss (the backward of a mean), and not, say, a dampening."""
+        """Return whether a scaled gradient is used more than once, clipped, or added to weight decay.
+
+        Then its constant is a scale of the loss (the backward of a mean), not a factor of the rule such as dampening.
+        """
         onward = [n for n in self._readers.get(name, ()) if any(x in self._carries for x in n.outputs)]
         if len(onward) != 1:
             return len(onward) > 1

@@ -65,8 +65,10 @@ class Sampler:
         return value
 
     def explains(self, value: Array, place: int = 0) -> bool:
-        """Whether this is the new parameter, or the state at ``place``, at the random points. Of a state that cannot be
-        negative a formula need not know what becomes of it there."""
+        """Return whether this is the new parameter, or the state at ``place``, at the random points.
+
+        NaN and infinity are ignored where a state that cannot be negative is negative.
+        """
         unknown = self._signed & ~np.isfinite(value)
         return bool(np.all(_agreeing(value, self.truth[place]) | unknown))
 

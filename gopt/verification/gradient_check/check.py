@@ -312,7 +312,9 @@ class _GradientChecker:
             self.say(faint[0].parameter, Verdict.UNCONFIRMED, said.SILENT)
 
     def still(self, parts: Sequence[Candidate], others: Sequence[Candidate], points: Sequence[Values]) -> bool:
-        """Whether large steps along all ``parts`` leave the loss as it is, seen against such steps along ``others``."""
+        """Return whether large steps along all ``parts`` leave the loss unchanged, relative to such steps along
+        ``others``.
+        """
         forward, generator = self.slope_meter.forward, self.slope_meter.generator
         names, rest = [part.name for part in parts], [part.name for part in others]
         for point in points:
