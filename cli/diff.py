@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from .reproducer_option import tell_result
 from .terminal import print_json
 
 
@@ -27,6 +28,7 @@ def command(a: str, b: str, as_json: bool) -> int:
     from gopt.offline.diff import diff
 
     result = diff(a, b)
+    tell_result(", ".join(sorted({each.kind for each in result.lines})))
     if as_json:
         print_json(result.to_json())
     else:

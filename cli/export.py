@@ -53,18 +53,13 @@ def command(factory: str, output: str, force: bool, as_json: bool, **given: Any)
       gopt export package.module:make -o step.onnx --clip-norm 1 --autocast bf16
       gopt export train.py:make -o step.onnx --hyper weight_decay,betas --ema 0.999
     """
+    from gopt.verbs.export import export
+
     from .render import progress
     from .render_export import render_exported
 
-    options = _options(given)
-    try:
-        from gopt.frontends.pytorch.export import export
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("torch", "onnxscript", "onnx_ir"):
-            raise
-        raise OptionError(f"gopt export needs {error.name}", "pip install 'gopt[torch]'") from None
     with progress() as advance:
-        exported = export(factory, output, options=options, force=force, advance=advance)
+        exported = export(factory, output, options=_options(given), force=force, advance=advance)
     if as_json:
         print_json(exported.to_json())
     else:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from .options import axis_option, axis_table, group_option, group_types, read_config, role_map, role_options
 from .terminal import print_json, print_note, print_text
-
-if TYPE_CHECKING:
-    from gopt.analysis.role_map import RoleMap
-    from gopt.offline.kinds.registry import Described
 
 
 @click.command("inspect")
@@ -48,39 +43,20 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
     if as_text:
         _print_text(Path(path), roles)
         return
+    from gopt.verbs.inspect import inspect
+
     from .render import progress
 
     with progress() as advance:
         advance("inspecting")
-        found = _inspect(path, roles, group_types(given["group_type"]), axis_table(given["axis"], table))
+        groups, axes = group_types(given["group_type"]), axis_table(given["axis"], table)
+        found = inspect(path, roles=roles, group_types=groups, axes=axes)
     if as_json:
         print_json(found.to_json())
         return
     from .render_kinds import render_found
 
     render_found(found, Path(path))
-
-
-def _inspect(path: str, roles: RoleMap, groups: Mapping[str, str], axes: Mapping[str, str]) -> Described:
-    """What describes a path: one of the kinds that content tells, a training step, or else an inference model."""
-    from gopt import api
-    from gopt.errors import InputError, UnsupportedError
-    from gopt.garbage import gc_paused
-    from gopt.offline.inspect import inspect_model
-    from gopt.offline.kinds import inspect_path
-    from gopt.offline.kinds.inference import inspect_inference
-
-    described = inspect_path(path)
-    if described is not None:
-        return described
-    with gc_paused():
-        try:
-            source = api.load(path, roles=roles, group_types=groups, axes=axes)
-        except (InputError, UnsupportedError) as refusal:
-            if any((roles.loss, roles.states, roles.params, roles.batch, roles.shared)):
-                raise  # the user says that it is a step
-            return inspect_inference(Path(path), refusal)
-        return inspect_model(source)
 
 
 def _print_text(path: Path, roles: Any) -> None:

@@ -14,6 +14,7 @@ import click
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
 
+from .reproducer_option import recording, save_failure, tell_failure, with_reproducer
 from .terminal import flush_stdout, open_streams, print_error, quiet_libraries
 from .verbosity import restored, with_verbosity
 
@@ -26,9 +27,13 @@ COMMANDS = {
     "plan": "Weigh every stage, partition and bucket size without writing anything.",
     "inspect": "Show what a model or an output folder is.",
     "explain": "Tell what became of one operator, state, parameter or bucket of an output folder.",
+    "report": "Write one HTML page of an output folder: memory, traffic, timeline, operators, proof.",
     "diff": "Compare two models or two output folders by structure.",
     "merge": "Put ranks or a checkpoint back together as one model.",
+    "load-state": "Put values of a state dict into a training step.",
     "reshard": "Make other ranks from the values that ranks or a checkpoint hold.",
+    "reproduce": "Run the command of a reproducer again, and say whether it fails in the same way.",
+    "reduce": "Make a smaller model on which a command fails in the same way.",
     "passes": "List every pass with its options and defaults.",
     "help": "Show the help of a command.",
 }
@@ -43,9 +48,9 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command = import_module(f"gopt.cli.{name}").command
+        command = import_module(f"gopt.cli.{name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
-        return with_verbosity(command)
+        return with_reproducer(with_verbosity(command))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -86,16 +91,19 @@ def group(debug: bool) -> None:
     """
 
 
-with_verbosity(group)
+with_reproducer(with_verbosity(group))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit code."""
-    with restored():
-        return _main(sys.argv[1:] if arguments is None else arguments)
+    with restored(), recording():
+        code = run(sys.argv[1:] if arguments is None else arguments)
+        save_failure(code)
+        return code
 
 
-def _main(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> int:
+    """As ``main``, within ``recording``, which then knows how the command has failed."""
     debug = "--debug" in arguments
     try:
         with quiet_libraries() if not debug else nullcontext():
@@ -110,6 +118,7 @@ def _main(arguments: list[str]) -> int:
         return 2
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
+        tell_failure(click.UsageError(error.format_message()), 2)
         hint = f"see {context.command_path} --help" if context is not None else "see gopt --help"
         return _fail(error.format_message(), (hint,), 2)
     except KeyboardInterrupt:
@@ -146,6 +155,7 @@ def explain_error(error: Exception, debug: bool) -> int:
     """Print on stderr why a command failed; returns its exit code."""
     from gopt.errors import GoptError
 
+    tell_failure(error, exit_code(error))
     if debug:
         import traceback
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import click
 
+from gopt.errors import OptionError
+
 from .terminal import print_json
 
 
 @click.command("merge")
 @click.argument("path", metavar="DIR|CHECKPOINT", type=click.Path())
-@click.option("-o", "--output", required=True, metavar="MODEL", help="The ONNX file to write.")
+@click.option("-o", "--output", metavar="MODEL", help="The ONNX file to write.")
+@click.option(
+    "--state-dict", metavar="FILE", help="Write parameters and running statistics as a .safetensors file, no model."
+)
+@click.option("--all-states", is_flag=True, help="With --state-dict: optimizer states and counters too.")
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
-def command(path: str, output: str, force: bool, as_json: bool) -> None:
+def command(
+    path: str, output: str | None, state_dict: str | None, all_states: bool, force: bool, as_json: bool
+) -> None:
     """Write one model, the step as it was, with the values that its states have on ranks, or on trainers and servers.
 
     DIR is a folder of gopt shard or gopt split, CHECKPOINT one step that gopt run has kept. Where the values are more
@@ -22,11 +30,25 @@ def command(path: str, output: str, force: bool, as_json: bool) -> None:
     Example:
       gopt merge step.ranks -o step.onnx
       gopt merge checkpoints/step_00000100 -o trained.onnx
+      gopt merge checkpoints/step_00000100 --state-dict trained.safetensors
     """
     from gopt.offline.merge import merge
+    from gopt.offline.state_values import save_state_dict
 
-    from .render import progress, render_merged
+    from .render import progress, render_merged, render_state_dict
 
+    if (output is None) == (state_dict is None):
+        raise OptionError("gopt merge writes one file", "give -o MODEL, or --state-dict FILE")
+    if all_states and state_dict is None:
+        raise OptionError("--all-states needs --state-dict")
+    if state_dict is not None:
+        saved = save_state_dict(path, state_dict, all_states=all_states, force=force)
+        if as_json:
+            print_json(saved.to_json())
+        else:
+            render_state_dict(saved)
+        return
+    assert output is not None
     with progress() as advance:
         advance("merging")
         merged = merge(path, output, force=force)

@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-from gopt.garbage import gc_paused
-
 from .options import (
     axis_option,
     axis_table,
@@ -65,9 +63,8 @@ def command(model: str, **given: Any) -> None:
       gopt plan step.onnx --trainers 8 --servers 4 --memory 16GB
     """
     from gopt import api
-    from gopt.offline.meshes import meshes_of, weigh
-    from gopt.offline.plan import rank_choices
-    from gopt.topology import Topology, parse_bytes
+    from gopt.topology import parse_bytes
+    from gopt.verbs.plan import plan
 
     from .plan_servers import plan_servers, plans_servers
     from .render import progress
@@ -77,32 +74,23 @@ def command(model: str, **given: Any) -> None:
     servers = plans_servers(given)
     table = read_config(given["config"])
     roles = role_map(given["loss"], given["params"], given["states"], given["batch"], table, given["shared"])
-    limit = None if given["memory"] is None else parse_bytes(given["memory"])
     if servers:
-        plan_servers(model, roles, limit, given)
+        plan_servers(model, roles, None if given["memory"] is None else parse_bytes(given["memory"]), given)
         return
     axes = axis_table(given["axis"], table)
     grid = build_mesh(ranks, mesh, table, axes)
     alone = mesh is not None or (ranks is None and "mesh" in table)
-    if link is not None and alone:
-        Topology.parse(link, grid)
-    caps = None if given["bucket_mb"] is None else [given["bucket_mb"]]
-    with gc_paused(), progress() as advance:
-        advance("reading")
-        source = api.load(model, roles=roles, group_types=group_types(given["group_type"]), axes=axes)
-        weighed = weigh(
-            lambda each: api.on_mesh(source, each),
-            [grid] if alone else meshes_of(grid.ranks, link),
-            caps=caps,
+    with progress() as advance:
+        found = plan(
+            lambda: api.load(model, roles=roles, group_types=group_types(given["group_type"]), axes=axes),
+            grid if alone else grid.ranks,
+            memory=given["memory"],
             link=link,
+            bucket_mb=given["bucket_mb"],
             advance=advance,
         )
-    ranked = rank_choices(weighed.found, limit)
     if given["as_json"]:
-        rows = [{"mesh": str(each.choice.mesh), "batches": each.choice.batches, **each.to_json()} for each in ranked]
-        head = {"format": "gopt-plan/1", **({"mesh": str(grid)} if alone else {"ranks": grid.ranks})}
-        click.echo(
-            json.dumps({**head, "memory": limit, "link": link, "remarks": weighed.remarks, "choices": rows}, indent=1)
-        )
+        click.echo(json.dumps(found.to_json(), indent=1))
     else:
-        render_plan(str(grid) if alone else "", limit, ranked, weighed.remarks, every_column=given["wide"])
+        shown = str(found.mesh) if found.mesh is not None else ""
+        render_plan(shown, found.memory, found.choices, found.remarks, every_column=given["wide"])

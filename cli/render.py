@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +22,9 @@ from gopt.sanitize import clean
 
 from .terminal import print_note
 from .verbosity import Verbosity, verbosity
+
+if TYPE_CHECKING:
+    from gopt.offline.state_values import Loaded, StateDict
 
 WIDE = 200
 """Columns of what goes into a pipe or a file."""
@@ -205,6 +208,24 @@ def render_merged(merged: Mapping[str, Any]) -> None:
     if merged["missing"]:
         shown = ", ".join(merged["missing"][:4]) + (", …" if len(merged["missing"]) > 4 else "")
         out.print(f"note: {len(merged['missing'])} states have no value: {shown}")
+
+
+def render_state_dict(saved: StateDict) -> None:
+    """What ``gopt merge --state-dict`` shows."""
+    out = console()
+    out.print(f"{saved.tensors} tensors, {format_bytes(saved.nbytes)}: written to {saved.file}", soft_wrap=True)
+    if saved.missing:
+        shown = ", ".join(saved.missing[:4]) + (", …" if len(saved.missing) > 4 else "")
+        out.print(f"note: {len(saved.missing)} states have no value: {shown}")
+
+
+def render_loaded(loaded: Loaded) -> None:
+    """What ``gopt load-state`` shows."""
+    out = console()
+    out.print(f"{loaded.loaded} states loaded, {len(loaded.kept)} kept: written to {loaded.model}", soft_wrap=True)
+    if loaded.unknown:
+        shown = ", ".join(loaded.unknown[:4]) + (", …" if len(loaded.unknown) > 4 else "")
+        out.print(f"note: {len(loaded.unknown)} tensors are no states and were left out: {shown}")
 
 
 def render_passes(rows: Sequence[Mapping[str, Any]]) -> None:

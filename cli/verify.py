@@ -9,6 +9,7 @@ import click
 
 from .json_text import strict_json
 from .options import arguments_of, deadline
+from .reproducer_option import tell_result
 from .terminal import print_error, print_json_text
 
 
@@ -83,6 +84,7 @@ def command(
     with counted_progress() as advance:
         verifier = Verifier(paths[-1], paths[0] if len(paths) == 2 else None, deadline, advance)
         result = verifier.run(**options, advance=advance)
+    tell_result(result.reason())
     if as_json:
         print_json_text(strict_json({"format": "gopt-verification/1", **result.to_json()}, 1))
     else:

@@ -29,8 +29,11 @@ FORMATS = {
     "roles": "Roles of a kept source",
     "config": "gopt.toml",
     "servers": "Server map",
+    "reproducer": "reproducer.json",
     "told": "What the first rank tells its launcher",
     "header": "Header of a safetensors file",
+    "trace": "Trace of a run",
+    "verification": "Result of gopt verify",
 }
 """Schema -> the heading of its section, in the order of the page."""
 

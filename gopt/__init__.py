@@ -1,5 +1,23 @@
 """gopt: shard a training step on disk, prove the ranks equal to it, and look at every step of the way.
 
+Verbs, as on the command line. They take paths or what other verbs return, and a mesh as ``"dp=2,shard=4"``, a number
+of ranks, or a ``Mesh``.
+
+    load      read a training step and recover its roles
+    shard     make every rank of a mesh
+    split     share a step out between trainers and servers
+    verify    prove ranks equal to their source
+    run       train, ranks as threads of this process
+    inspect   describe a step, an output folder, a checkpoint or another file
+    explain   tell what became of one name
+    diff      compare two models, output folders or checkpoints
+    plan      weigh meshes, stages, partitions and bucket sizes
+    merge     write one model from ranks
+    reshard   make other ranks from those of a folder or a checkpoint
+    export    write a training step of PyTorch as ONNX
+
+Errors are subclasses of ``GoptError``: ``InputError``, ``OptionError``, ``UnsupportedError``, ``RunError``.
+
 >>> import gopt
 >>> source = gopt.load("fixtures/mlp_adamw.onnx")
 >>> sharded = gopt.shard(source, 3)
@@ -14,18 +32,41 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gopt.api import Sharded, Source, Split, load, shard, split
+    from gopt.errors import GoptError, InputError, InvariantError, OptionError, RunError, StoppedError, UnsupportedError
     from gopt.mesh import Mesh
     from gopt.parameter_server.options import SplitOptions
-    from gopt.verification.verify import verify
+    from gopt.verbs.export import export
+    from gopt.verbs.folders import diff, explain, merge, reshard, verify
+    from gopt.verbs.inspect import inspect
+    from gopt.verbs.plan import Plan, plan
+    from gopt.verbs.run import Run, run
 
 __version__ = "0.1.0"
-__all__ = ["Mesh", "Sharded", "Source", "Split", "SplitOptions", "__version__", "load", "shard", "split", "verify"]
+__all__ = [
+    "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run", "RunError", "Sharded", "Source",
+    "Split", "SplitOptions", "StoppedError", "UnsupportedError", "__version__", "diff", "explain", "export", "inspect",
+    "load", "merge", "plan", "reshard", "run", "shard", "split", "verify",
+]  # fmt: skip
 
-_HOME = {
-    "Mesh": "gopt.mesh", "Sharded": "gopt.api", "Source": "gopt.api", "load": "gopt.api", "shard": "gopt.api",
-    "split": "gopt.api", "Split": "gopt.api", "SplitOptions": "gopt.parameter_server.options",
-    "verify": "gopt.verification.verify",
+_NAMES = {
+    "gopt.api": ("Sharded", "Source", "Split", "load", "shard", "split"),
+    "gopt.errors": (
+        "GoptError", "InputError", "InvariantError", "OptionError", "RunError", "StoppedError", "UnsupportedError",
+    ),
+    "gopt.mesh": ("Mesh",),
+    "gopt.parameter_server.options": ("SplitOptions",),
+    "gopt.verbs.export": ("export",),
+    "gopt.verbs.folders": ("diff", "explain", "merge", "reshard", "verify"),
+    "gopt.verbs.inspect": ("inspect",),
+    "gopt.verbs.plan": ("Plan", "plan"),
+    "gopt.verbs.run": ("Run", "run"),
 }  # fmt: skip
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __dir__() -> list[str]:
+    """The public names as well, for ``help(gopt)`` and completion."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from gopt.lower.invariants import Check
 from gopt.lower.lowering import lower
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.mesh import Mesh, axis_kinds
+from gopt.notebook import HtmlTable
 from gopt.opaque import schema_roles
 from gopt.opaque.expand import expand
 from gopt.parameter_server.options import SplitOptions
@@ -42,7 +43,7 @@ ROLES = "gopt.roles"
 
 
 @dataclass(slots=True)
-class Source:
+class Source(HtmlTable):
     """A training step as loaded, with its roles."""
 
     training: TrainingGraph
@@ -58,6 +59,10 @@ class Source:
             f"{len(training.graph.nodes)} nodes, {len(training.parameters)} parameters, {len(training.states)} states"
         )
         return f"<Source {self.name}: {parts}>"
+
+    def html_rows(self) -> Iterable[tuple[str, object]]:
+        entry = self.entry()
+        return [("file", self.name), ("bytes", self.nbytes), ("loss", self.training.loss), *entry.counts.items()]
 
     def entry(self) -> SourceEntry:
         """What the report says of the source."""
@@ -84,6 +89,9 @@ def load(
     ``group_types`` says which mesh axes the integer ``group_type`` of collectives in the source means, such as
     ``{"1": "shard", "4": "tp"}``; ``axes`` what ranks along axes of other names see, ``data`` or ``replica``.
     Raises InputError, UnsupportedError (contract sections 2 and 3).
+
+    >>> gopt.load("fixtures/mlp_adamw.onnx").training.loss
+    'loss'
     """
     data = Path(path)
     if data.is_dir():
@@ -97,6 +105,11 @@ def load(
     if state is not None:
         _supply(training, Path(state))
     return Source(training, data.name, digest_of(data).hex(), data.stat().st_size, roles)
+
+
+def as_source(given: Source | str | os.PathLike[str]) -> Source:
+    """A source as it is, or the file read."""
+    return given if isinstance(given, Source) else load(given)
 
 
 def with_stored_roles(graph: Graph, roles: RoleMap, name: str) -> RoleMap:
@@ -148,8 +161,8 @@ def _supply(training: TrainingGraph, path: Path) -> None:
         graph.initializers.setdefault(name, tensor)
 
 
-@dataclass(slots=True)
-class Sharded:
+@dataclass(slots=True, weakref_slot=True)
+class Sharded(HtmlTable):
     """A sharded step, checked: the rank-independent graph, and each phase of each rank made from it."""
 
     source: Source
@@ -163,6 +176,10 @@ class Sharded:
     def __repr__(self) -> str:
         ranks = len({each.rank for each in self.ranks})
         return f"<Sharded {self.source.name} on {self.program.mesh}: {ranks} ranks, {len(self.checks)} checks passed>"
+
+    def html_rows(self) -> Iterable[tuple[str, object]]:
+        passes = ", ".join(each.record.name for each in self.ran)
+        return [("source", self.source.name), ("mesh", str(self.program.mesh)), ("passes", passes)]
 
     @property
     def ran(self) -> list[PassRun]:
@@ -207,7 +224,7 @@ class Sharded:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class Split(HtmlTable):
     """A step shared out between trainers and servers, checked."""
 
     source: Source
@@ -215,6 +232,9 @@ class Split:
 
     def __repr__(self) -> str:
         return f"<Split {self.source.name}: {self.step}>"
+
+    def html_rows(self) -> Iterable[tuple[str, object]]:
+        return [("source", self.source.name), ("split", str(self.step))]
 
     def manifest(self) -> Manifest:
         """The manifest as it is written."""
@@ -238,11 +258,15 @@ class Split:
 
 
 @gc_paused()
-def split(source: Source, options: SplitOptions) -> Split:
+def split(source: Source | str | os.PathLike[str], options: SplitOptions) -> Split:
     """Split a step between trainers and servers and check the result; nothing is written.
 
-    Raises OptionError and UnsupportedError for what cannot be split so.
+    ``source`` may be a file. Raises OptionError and UnsupportedError for what cannot be split so.
+
+    >>> gopt.split("fixtures/mlp_adamw.onnx", gopt.SplitOptions(trainers=2, servers=1)).source.name
+    'mlp_adamw.onnx'
     """
+    source = as_source(source)
     return Split(source, split_step(source.training, options))
 
 
@@ -294,8 +318,8 @@ def on_mesh(source: Source, mesh: Mesh) -> TrainingGraph:
 
 @gc_paused()
 def shard(
-    source: Source,
-    mesh: Mesh | int,
+    source: Source | str | os.PathLike[str],
+    mesh: Mesh | int | str,
     *,
     stage: int = 2,
     partition: str = "flat",
@@ -308,10 +332,15 @@ def shard(
 ) -> Sharded:
     """Shard a step for every rank of a mesh and check the result; nothing is written.
 
-    An int for ``mesh`` means that many ranks along ``shard``; ``accumulate`` micro-steps make one update.
+    ``source`` may be a file. ``mesh``: a Mesh, its text (``dp=2,shard=4``), or a number of ranks along ``shard``.
+    ``accumulate`` micro-steps make one update.
     ``loss_reduction`` is mean, sum or weighted:VALUE. ``pipeline`` replaces the default one and its options.
+    Raises InputError, OptionError and UnsupportedError.
+
+    >>> gopt.shard("fixtures/mlp_adamw.onnx", "dp=2,shard=2", stage=1)
+    <Sharded mlp_adamw.onnx on dp=2,shard=2: 4 ranks, 7 checks passed>
     """
-    mesh = Mesh((("shard", mesh),)) if isinstance(mesh, int) else mesh
+    source, mesh = as_source(source), Mesh.of(mesh)
     training = on_mesh(source, mesh)
     if pipeline is None:
         pipeline = build_pipeline(

@@ -82,3 +82,14 @@ ARCHIVE_FREE = 256 << 20
 """Bytes that the arrays taken from an .npz file may have, however small the file is."""
 ARCHIVE_GROWTH = 100
 """How many times the size of the file they may have beyond that."""
+
+# --- reproducers ------------------------------------------------------------------------------------------------------
+
+REPRODUCER_INPUTS = 64
+"""Files and folders that a command in a reproducer reads."""
+REPRODUCER_FILES = 140_000
+"""Files in a reproducer: two for each of 65,536 ranks, and a few."""
+REPRODUCER_VALUES = 256 << 20
+"""Bytes of values that are drawn in the place of those that a reproducer does not have."""
+REPRODUCER_FILE = 1 << 40
+"""Bytes of a file of values that a reproducer does not have: it is made without contents, and takes no space."""

@@ -118,6 +118,13 @@ class Mesh:
         return cls(tuple(axes), tuple((kinds or {}).items()))
 
     @classmethod
+    def of(cls, given: Mesh | int | str) -> Mesh:
+        """A mesh as it is, ``dp=2,shard=4`` read, or a number of ranks along ``shard``; raises OptionError."""
+        if isinstance(given, Mesh):
+            return given
+        return cls.parse(given) if isinstance(given, str) else cls(((SHARD, given),))
+
+    @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Mesh:
         """The inverse of ``to_json``. Before kinds were written, an axis of any other name saw the same samples."""
         axes = tuple((str(name), int(size)) for name, size in record["axes"])

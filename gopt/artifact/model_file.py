@@ -50,7 +50,7 @@ def write_model(target: Path, graph: Graph, values: StatesFile, *, force: bool) 
             old = old_data(target)
             _fill(staged, model_bytes(graph, {}, "", {}))
             with defer_signals():
-                _put(staged, target, force)
+                put_file(staged, target, force)
                 _tidy(target, "", old, {staged.path})
         return ""
     with staged_file(target) as data, staged_file(target) as staged:
@@ -61,7 +61,7 @@ def write_model(target: Path, graph: Graph, values: StatesFile, *, force: bool) 
         with defer_signals():
             made = _put_data(data, target.with_name(name), force)
             try:
-                _put(staged, target, force)
+                put_file(staged, target, force)
             except BaseException:
                 if made and old_data(target) != target.with_name(name):
                     remove(target.with_name(name))
@@ -97,8 +97,8 @@ def _fill(staged: Staged, content: bytes) -> None:
         file.write(content)
 
 
-def _put(staged: Staged, target: Path, force: bool) -> None:
-    """The model takes its place. Raises OptionError where somebody else has taken it meanwhile."""
+def put_file(staged: Staged, target: Path, force: bool) -> None:
+    """The staged file takes its place. Raises OptionError where somebody else has taken it meanwhile."""
     try:
         staged.commit_over() if force else staged.commit()
     except FileExistsError:

@@ -131,9 +131,7 @@ class ChoiceEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:
-    """Size of one step, in bytes except ``nodes`` and ``calls``. Traffic and calls are those of one update. Traffic and
-    calls are those of one update.
-    """
+    """Size of one step, in bytes except ``nodes`` and ``calls``. Traffic and calls are those of one update."""
 
     nodes: int
     parameters: int
@@ -161,9 +159,7 @@ class BeforeAfter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Removed, added and moved items. The report grows with the graph, not with graph times ranks. It grows with the
-    graph, not with graph times ranks.
-    """
+    """Removed, added and moved items. The report grows with the graph, not with graph times ranks."""
 
     format: str = FORMAT
     source: SourceEntry

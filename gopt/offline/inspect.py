@@ -14,6 +14,7 @@ from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import UpdateSubgraph
 from gopt.errors import UnsupportedError
 from gopt.ir.types import LOW_PRECISION, TensorType
+from gopt.notebook import HtmlTable
 from gopt.offline.optimizer.controls import Controls, find_controls
 from gopt.offline.optimizer.evidence import Rule
 from gopt.offline.optimizer.fits import Hyper
@@ -90,7 +91,7 @@ class Casts:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspection:
+class Inspection(HtmlTable):
     """Description of a training step."""
 
     file: str

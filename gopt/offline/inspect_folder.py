@@ -18,6 +18,7 @@ from gopt.artifact.report_record import BeforeAfter, RankUsage, Report, SourceEn
 from gopt.artifact.states_file import STATES_FILE
 from gopt.documents.records import to_document
 from gopt.lower.invariants import Check
+from gopt.notebook import HtmlTable
 from gopt.offline.inspect_split import SplitInspection, inspect_split
 
 
@@ -36,7 +37,7 @@ class RankInspection:
 
 
 @dataclass(frozen=True, slots=True)
-class FolderInspection:
+class FolderInspection(HtmlTable):
     """Description of an output folder, from its manifest and report."""
 
     folder: str

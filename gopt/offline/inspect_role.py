@@ -14,6 +14,7 @@ from gopt.documents.records import to_document
 from gopt.errors import GoptError, InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.load import load
+from gopt.notebook import HtmlTable
 from gopt.sanitize import show
 
 ROLE = "gopt.role"
@@ -33,7 +34,7 @@ class MessageInspection:
 
 
 @dataclass(frozen=True, slots=True)
-class RoleInspection:
+class RoleInspection(HtmlTable):
     """A file of a split. ``number``: of a server, None for the file of all trainers. ``states``: input -> bytes."""
 
     file: str

@@ -15,6 +15,7 @@ from gopt.artifact.report_record import Report, SourceEntry
 from gopt.artifact.server_entries import KeyKind, ServerPlanEntry
 from gopt.documents.records import to_document
 from gopt.errors import InputError
+from gopt.notebook import HtmlTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class ServerInspection:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitInspection:
+class SplitInspection(HtmlTable):
     """Distribution of a split over trainers and servers, and its traffic; bytes are those of one step.
 
     ``messages``: pushes of one trainer. ``local``: states of the source that stay on trainers. ``balance``: bytes of

@@ -15,7 +15,9 @@ from gopt.artifact.states_file import INLINE, StatesFile
 from gopt.disk.files import make_folders, reason
 from gopt.disk.signals import raise_on_signals
 from gopt.errors import OptionError, RunError
+from gopt.ir.graph import Graph
 from gopt.mesh import Mesh
+from gopt.notebook import HtmlTable
 from gopt.offline.folder_contents import FolderContents, kept_source, read_folder
 from gopt.passes import find
 from gopt.passes.base import build_options
@@ -28,7 +30,7 @@ EMBED = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(HtmlTable):
     """Result of ``merge``."""
 
     model: str
@@ -54,20 +56,25 @@ def merge(path: str | os.PathLike[str], model: str | os.PathLike[str], *, force:
     check_model(target, shown=Path(model), force=force)
     graph = held.graph
     total = sum(tensor.nbytes for tensor in graph.initializers.values())
-    values = StatesFile()
-    if total > EMBED:
-        for name, tensor in graph.initializers.items():
-            if tensor.nbytes > INLINE:
-                values.add([(name, tensor)])
     try:
         make_folders(target.parent)
         with raise_on_signals():
-            data = write_model(target, graph, values, force=force)
+            data = write_model(target, graph, values_beside(graph), force=force)
     except OSError as error:
         raise RunError(f"cannot write {model}: {reason(error)}", "choose another path with -o") from error
     count = len(held.manifest.states) - len(held.missing)
     beside = str(Path(model).with_name(data)) if data else ""
     return Merged(str(Path(model)), beside, count, total, tuple(held.missing))
+
+
+def values_beside(graph: Graph) -> StatesFile:
+    """The values of a model that lie in a second file: none of a small one."""
+    values = StatesFile()
+    if sum(tensor.nbytes for tensor in graph.initializers.values()) > EMBED:
+        for name, tensor in graph.initializers.items():
+            if tensor.nbytes > INLINE:
+                values.add([(name, tensor)])
+    return values
 
 
 def reshard(

@@ -85,7 +85,7 @@ def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None
     """
     nodes = program.graph.nodes
     ready = ready_at(nodes)
-    first, last = _uses(nodes)
+    first, last = uses_of_values(nodes)
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
     end, known = len(nodes), _Kinds(program)
     if parts is None:
@@ -147,7 +147,7 @@ def ready_at(nodes: Sequence[Node]) -> list[int]:
     return result
 
 
-def _uses(nodes: Sequence[Node]) -> tuple[dict[str, int], dict[str, int]]:
+def uses_of_values(nodes: Sequence[Node]) -> tuple[dict[str, int], dict[str, int]]:
     """Value -> the first node that computes with it, seen through calls; value -> its last reader."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from gopt.notebook import HtmlTable
 from gopt.verification.gradient_check import GradientCheck
 from gopt.verification.gradient_sample import GradientSample
 
@@ -76,7 +77,7 @@ class Doubt:
 
 
 @dataclass(slots=True)
-class Verification:
+class Verification(HtmlTable):
     """Result of a verification.
 
     ``tolerance``: what a relative error may be, e.g. 1e-4. ``worst``: of each variant the value that is furthest off,
@@ -117,6 +118,15 @@ class Verification:
     @property
     def exit_code(self) -> int:
         return EXIT_CODES[self.outcome]
+
+    def reason(self) -> str:
+        """In one line, what is not equal, or not confirmed; empty where all is."""
+        for each in self.worst.values():
+            if each.fails:
+                return f"{each.kind} {each.name!r} differs"
+        for refuted in filter(_refuted, self.gradients):
+            return f"the gradient of {refuted.parameter!r} is refuted"
+        return next((f"{each.name!r} is not confirmed: {each.why}" for each in self.open()), "")
 
     def open(self) -> Iterator[Doubt]:
         """Everything that could not be confirmed, gradients included.

@@ -41,6 +41,9 @@ def case(name: str, made: Path) -> list[str]:
         "run": ["run", out, *train],
         "passes": ["passes"],
         "explain": ["explain", out, "loss"],
+        "merge a state dict": ["merge", out, "--state-dict", str(made / "d.safetensors"), "--force"],
+        "load-state": ["load-state", MODEL, str(made / "d.safetensors"), "-o", str(made / "l.onnx"), "--force"],
+        "report": ["report", out, "--html", str(made / "page.html"), "--force"],
     }[name]
 
 
@@ -48,7 +51,9 @@ CASES = {
     "shard": "gopt-report", "inspect a model": "gopt-inspection", "inspect a folder": "gopt-inspection",
     "plan": "gopt-plan", "plan servers": "gopt-plan", "split": "gopt-report", "diff": "gopt-diff",
     "merge": "gopt-merge", "reshard": "gopt-report", "verify": "gopt-verification", "run": "gopt-run",
-    "passes": "gopt-passes", "explain": "gopt-explanation",
+    "passes": "gopt-passes", "explain": "gopt-explanation", "merge a state dict": "gopt-merge",
+    "load-state": "gopt-load-state",
+    "report": "gopt-report-page",
 }  # fmt: skip
 
 
@@ -70,7 +75,12 @@ def test_every_command_with_json_is_among_the_cases():
         assert command is not None
         if any("--json" in param.opts for param in command.params):
             with_json.add(name)
-    assert with_json - {"export"} <= {name.split()[0] for name in CASES}, "export needs torch: test_pytorch_export.py"
+    elsewhere = {
+        "export",
+        "reproduce",
+        "reduce",
+    }  # test_pytorch_export.py, test_reproduce.py: they need torch, or a failure
+    assert with_json - elsewhere <= {name.split()[0] for name in CASES}
 
 
 def test_quiet_still_tells_errors(capsys):

@@ -18,6 +18,7 @@ def _each(modules: str, reason: str, *tests: str) -> dict[str, Elsewhere]:
 
 
 KINDS = {
+    "browser": "pages in headless Chromium",
     "benchmarks": "scripts of benchmarks/",
     "docs": "pages of docs/ against the code",
     "examples": "scripts of examples/",
@@ -67,6 +68,7 @@ _SHOWN = "a table: what it shows is tested with its command"
 _RECORDS = "records without behaviour"
 
 TESTED_ELSEWHERE: dict[str, Elsewhere] = {
+    **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),
     **_each(
         "parameter_server.components parameter_server.homes parameter_server.options parameter_server.plan "
         "parameter_server.report parameter_server.servers parameter_server.trainers parameter_server.views "
@@ -128,6 +130,9 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "golden",
     ),
     **_each("artifact.removals artifact.additions artifact.step_size", _WRITTEN, "artifact/test_report_groups.py"),
+    **_each("cli.report", "the command over offline.html_report", "offline/html_report/test_html_report_write.py"),
+    **_each("offline.html_report.record", _RECORDS, "offline/html_report/test_html_report_data.py"),
+    **_each("offline.html_report", "names of its parts", "offline/html_report/test_html_report_write.py"),
     **_each("cli.explain cli.render_explain", "the command prints the story", "offline/test_offline_explain.py"),
     **_each("cli.render_before_after", "a table of two commands", "cli/test_inspect.py", "docs/test_report_page.py"),
     **_each(
@@ -152,6 +157,17 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "whole exports against eager PyTorch, where torch is installed", "frontends/pytorch/test_pytorch_export.py",
     ),
     **_each("frontends.pytorch.options", "refused values", "frontends/pytorch/test_export_options.py"),
+    **_each("cli.load_state", "one command over offline.state_values", "offline/test_state_values.py"),
+    **_each("artifact.safetensors_file", _WRITTEN, "offline/test_state_values.py", "runtime/training"),
+    **_each("cli.command_line cli.reproducer_option cli.reduce", "what the commands share", "cli/test_reproduce.py"),
+    **_each(
+        "offline.reproducer.record offline.reproducer.values", "records, and values of what is kept",
+        "offline/reproducer/test_archive.py", "offline/reproducer/test_inputs.py",
+    ),
+    **_each(
+        "offline.reduce.cut offline.reduce.graph_view offline.reduce.search offline.reduce.sizes offline.reduce.steps",
+        "parts of one search, judged by the graph that is left", "offline/reduce/test_reduction.py",
+    ),
     **_each("cli.help", "one command over click's own help", "cli/test_verbosity.py"),
     **_each("cli.merge", "two options over offline.merge", "offline/test_merge.py", "artifact/test_output_paths.py"),
     **_each("cli.render_inspect", _SHOWN, "cli/test_inspect.py", "cli/test_diff.py"),

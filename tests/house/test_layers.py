@@ -14,6 +14,7 @@ LAYERS = (
         "gopt.errors",
         "gopt.limits",
         "gopt.sanitize",
+        "gopt.notebook",
         "gopt.suggestions",
         "gopt.documents",
         "gopt.mesh",
@@ -54,6 +55,7 @@ LAYERS = (
     {"gopt.runtime.messages"},
     {"gopt.runtime.training", "gopt.verification", "gopt.frontends"},
     {"gopt.runtime.parameter_server"},
+    {"gopt.verbs"},
     {"gopt.cli"},
 )
 """Each may import those above it and its own."""

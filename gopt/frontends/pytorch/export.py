@@ -16,7 +16,6 @@ import torch
 
 from gopt.artifact.model_file import check_model, write_model
 from gopt.artifact.output_paths import resolve_output
-from gopt.artifact.states_file import INLINE, StatesFile
 from gopt.disk.files import make_folders, reason
 from gopt.disk.signals import raise_on_signals
 from gopt.errors import GoptError, RunError, UnsupportedError
@@ -40,15 +39,15 @@ from gopt.frontends.pytorch.states import FirstStep, find_places, first_step
 from gopt.frontends.pytorch.tracing import TracedStep, trace
 from gopt.ir.graph import Graph, Tensor
 from gopt.ir.load import load
+from gopt.notebook import HtmlTable
+from gopt.offline.merge import values_beside
 from gopt.sanitize import show
 
-EMBED = 64 << 20
-"""Bytes of values beyond which they lie in a file beside the model."""
 ROLES = "gopt.roles"
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(HtmlTable):
     """What ``export`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: what a run feeds."""
 
     model: str
@@ -110,7 +109,7 @@ def export(
         checked = compare(graph, recipe, step.seen, options, step.draws, hyper)
     if options.draws is Draws.NODES and step.draws:
         graph = _with_random_nodes(model, step.draws, traced)
-    values = _values(graph)
+    values = values_beside(graph)
     try:
         make_folders(target.parent)
         with raise_on_signals():
@@ -254,13 +253,3 @@ def _with_random_nodes(model: onnx.ModelProto, draws: list[Draw], traced: Traced
         graph = load(file)
     _store(graph, traced)
     return graph
-
-
-def _values(graph: Graph) -> StatesFile:
-    """The values that lie beside the model: none of a small one."""
-    values = StatesFile()
-    if sum(each.nbytes for each in graph.initializers.values()) > EMBED:
-        for name, tensor in graph.initializers.items():
-            if tensor.nbytes > INLINE:
-                values.add([(name, tensor)])
-    return values

@@ -51,6 +51,12 @@ class _Source(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
+        if torch._C._current_graph_task_id() != -1:
+            raise UnsupportedError(
+                "the step draws random numbers in its backward (dropout inside gradient checkpointing): PyTorch "
+                "repeats those of the forward there, and inputs would not",
+                "leave dropout out of what is checkpointed",
+            )
         rule = _RULES.get(func)
         if rule is None:
             raise UnsupportedError(
@@ -84,7 +90,7 @@ class GivenDraws(_Source):
     def next(self, distribution: Distribution, shape: Sequence[int]) -> torch.Tensor:
         if self.taken == len(self._values) or tuple(self._values[self.taken].shape) != tuple(shape):
             raise UnsupportedError(
-                "the step draws other random numbers when it runs again (gradient checkpointing with dropout?)",
+                "the step draws other random numbers when it runs again",
                 "draw them outside and put them into the batch",
             )
         self.taken += 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gopt.notebook import HtmlTable
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -20,7 +22,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
+class Diff(HtmlTable):
     """All differences between ``a`` and ``b``; ``renamed`` counts inner values that only changed their names."""
 
     a: str

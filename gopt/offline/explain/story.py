@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gopt.documents.records import to_document
+from gopt.notebook import HtmlTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +19,8 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """All facts of an output folder about one name. ``kind`` is the primary kind of the name. ``kind`` is what the name
-    is first of all.
-    """
+class Story(HtmlTable):
+    """All facts of an output folder about one name. ``kind`` is the primary kind of the name."""
 
     folder: str
     name: str

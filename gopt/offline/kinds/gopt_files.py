@@ -16,13 +16,14 @@ from gopt.artifact.manifest import Manifest
 from gopt.artifact.report_record import Report
 from gopt.documents.records import from_document, to_document
 from gopt.errors import InputError
+from gopt.notebook import HtmlTable
 from gopt.offline.kinds.candidate import Candidate
 
 MANIFEST, REPORT = "gopt-manifest/1", report_record.FORMAT
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestInspection:
+class ManifestInspection(HtmlTable):
     """A manifest by itself. ``states``: kind -> how many of the source's states; ``files``: of all ranks."""
 
     file: str
@@ -41,7 +42,7 @@ class ManifestInspection:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportInspection:
+class ReportInspection(HtmlTable):
     """A report by itself: what was removed and added, by pass."""
 
     file: str
@@ -58,7 +59,7 @@ class ReportInspection:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointInspection:
+class CheckpointInspection(HtmlTable):
     """Checkpoints of a folder. ``steps``: the complete ones; the rest is of the newest. ``damaged``: its files that are
     missing or have another size than the index says (digests are checked when it is read)."""
 

@@ -16,6 +16,7 @@ from gopt.errors import GoptError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.types import FLOATS
+from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 
 HOW_TO_TRAIN = (
@@ -35,7 +36,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class InferenceInspection:
+class InferenceInspection(HtmlTable):
     """A model that trains nothing. ``refusal``: why it is no training step; ``next``: how to get one."""
 
     file: str

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gopt.documents.records import to_document
+from gopt.notebook import HtmlTable
 from gopt.offline.kinds.candidate import Candidate
 from gopt.offline.kinds.ort_checkpoint import OrtCheckpointInspection, inspect_ort_checkpoint, is_ort_checkpoint
 from gopt.offline.kinds.ort_models import (
@@ -24,7 +25,7 @@ MOST = 32
 
 
 @dataclass(frozen=True, slots=True)
-class OrtArtifactsInspection:
+class OrtArtifactsInspection(HtmlTable):
     """The parts of a folder, None for a missing one; ``others``: its other models, such as ``eval_model.onnx``.
 
     ``notes``: what does not fit, such as parameters without values.

@@ -18,6 +18,7 @@ from gopt import limits
 from gopt.documents.records import to_document
 from gopt.errors import InputError
 from gopt.ir.types import TensorType, dtype_name
+from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import Candidate
 
@@ -40,7 +41,7 @@ class OrtGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class OrtCheckpointInspection:
+class OrtCheckpointInspection(HtmlTable):
     """A checkpoint.
 
     ``nominal``: it names tensors without values; ``external``: the values are in a file beside it.

@@ -16,6 +16,7 @@ from onnx import ModelProto, NodeProto, ValueInfoProto
 
 from gopt.documents.records import to_document
 from gopt.ir.types import TensorType, dtype_name
+from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import Candidate
 
@@ -28,7 +29,7 @@ NEXT = "gopt does not shard ONNX Runtime's training artifacts yet: export the st
 
 
 @dataclass(frozen=True, slots=True)
-class OrtTrainingInspection:
+class OrtTrainingInspection(HtmlTable):
     """The training graph of artifacts. ``parameters``: those that are trained; ``inputs``: the batch and what is
     frozen, which only the checkpoint tells apart."""
 
@@ -48,7 +49,7 @@ class OrtTrainingInspection:
 
 
 @dataclass(frozen=True, slots=True)
-class OrtOptimizerInspection:
+class OrtOptimizerInspection(HtmlTable):
     """The optimizer graph of artifacts; ``max_norm`` of a clip of all gradients, None if there is no such clip."""
 
     file: str

@@ -10,6 +10,7 @@ from typing import Any
 from gopt.documents.records import to_document
 from gopt.ir.graph import COMM
 from gopt.ir.load import load
+from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import Candidate
 
@@ -17,7 +18,7 @@ RANK, MESH, FORMAT = "gopt.rank", "gopt.mesh", "gopt.format"
 
 
 @dataclass(frozen=True, slots=True)
-class RankFileInspection:
+class RankFileInspection(HtmlTable):
     """A rank's file. ``calls``: how many of each collective over each group; ``made_by``: pass -> nodes that it made;
     ``stored``: inputs with an initial value, in bytes."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gopt.documents.records import to_document
+from gopt.notebook import HtmlTable
 from gopt.offline.kinds.candidate import Candidate
 
 NEXT = "export the step as one plain graph: forward, backward and update, new states as outputs (docs/inspect.md)"
@@ -26,7 +27,7 @@ class TrainingStepEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingInfoInspection:
+class TrainingInfoInspection(HtmlTable):
     """An inference graph of ``nodes`` nodes with training steps beside it."""
 
     file: str

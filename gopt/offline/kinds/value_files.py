@@ -15,6 +15,7 @@ from gopt.documents.records import to_document
 from gopt.errors import InputError
 from gopt.ir.external_data import naming, read_safetensors
 from gopt.ir.types import TensorType
+from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import Candidate
 
@@ -22,7 +23,7 @@ NEXT = "it holds values alone: gopt shard MODEL --state FILE gives them to a ste
 
 
 @dataclass(frozen=True, slots=True)
-class ValuesInspection:
+class ValuesInspection(HtmlTable):
     """Named tensors. ``kind``: ``safetensors`` or ``npz``; ``dtypes``: how many there are of each; ``metadata``: what
     a safetensors file says of itself."""
 

@@ -6,7 +6,6 @@ A crash at any moment leaves the earlier checkpoints as they were.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,10 +26,12 @@ from gopt.artifact.checkpoint_index import (
     step_dir,
 )
 from gopt.artifact.manifest import LocalState, Manifest, Piece
+from gopt.artifact.safetensors_file import safetensors_chunks
 from gopt.disk.files import create, sync, write_new
 from gopt.disk.staging import Staged, staged_folder
 from gopt.errors import InputError, OptionError, RunError
-from gopt.ir.external_data import SAFETENSORS, load_state
+from gopt.ir.external_data import load_state
+from gopt.ir.types import TensorType
 from gopt.runtime.session import Array, array_dtype
 from gopt.runtime.training.checkpoint_folder import (
     check_checkpoint_folder,
@@ -40,9 +41,6 @@ from gopt.runtime.training.checkpoint_folder import (
     remove_step,
     unwritable,
 )
-
-_CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
-
 
 NOTHING: Mapping[str, Array] = MappingProxyType({})
 
@@ -188,30 +186,15 @@ def _key(state: LocalState) -> tuple[str, tuple[Piece, ...]]:
 
 
 def _write(path: Path, arrays: Mapping[str, Array]) -> FileEntry:
-    """Write a safetensors file: length of the header, header, tensors. Returns its size and digest.
-
-    Not by the package safetensors (0.8): it writes a temporary file of its own and renames it without a sync, a write
-    that fails has no errno, and the digest would read the file again. docs/disk.md promises more than that.
-    """
-    header: dict[str, Any] = {}
-    place = 0
-    for name, array in arrays.items():
-        code = _CODES[array_dtype(array)]
-        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [place, place + array.nbytes]}
-        place += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    """Write a safetensors file; returns its size and digest."""
+    types = {name: TensorType(array_dtype(array), array.shape) for name, array in arrays.items()}
     seen = hashlib.sha256()
     with create(path) as file:
-        for chunk in (len(text).to_bytes(8, "little"), text, *map(_bytes, arrays.values())):
+        for chunk in safetensors_chunks(types, arrays.values()):
             seen.update(chunk)
             file.write(chunk)
     sync(path)
     return FileEntry(path.stat().st_size, seen.hexdigest())
-
-
-def _bytes(array: Array) -> Any:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 class _WriteFailedError(Exception):

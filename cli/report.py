@@ -1,0 +1,58 @@
+"""``gopt report``: an output folder as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .terminal import print_json_text, print_text
+from .verbosity import Verbosity, verbosity
+
+
+@click.command("report")
+@click.argument("folder", metavar="DIR", type=click.Path())
+@click.option("--html", "page", metavar="FILE", help="The page to write.")
+@click.option("--trace", metavar="FILE", help="What gopt run --trace wrote: the timeline shows measured times.")
+@click.option("--verification", metavar="FILE", help="What gopt verify --json printed: the page shows the proof.")
+@click.option("--force", is_flag=True, help="Replace a page that gopt wrote.")
+@click.option("--json", "as_json", is_flag=True, help="Print what the page shows as JSON.")
+def command(
+    folder: str, page: str | None, trace: str | None, verification: str | None, force: bool, as_json: bool
+) -> None:
+    """Write one self-contained HTML page of an output folder.
+
+    It shows the memory of each rank, the traffic of each group, the step as a timeline of compute and calls, the
+    balance, every operator and value that was removed or added, and what was checked and proved. The page loads
+    nothing from a network, and can be sent as it is.
+
+    \b
+    Example:
+      gopt report step.ranks --html step.html
+      gopt report step.ranks --html step.html --trace trace.json --verification proof.json
+      gopt report step.ranks --json
+    """
+    from gopt.artifact.report import format_bytes
+    from gopt.errors import OptionError
+    from gopt.offline.html_report import report_page, write_page
+    from gopt.offline.html_report.write import check_page
+
+    from .json_text import strict_json
+    from .render import progress
+
+    if page is None and not as_json:
+        raise OptionError("report needs a file to write", "give --html FILE, or --json")
+    if page is not None:
+        check_page(Path(page), force=force)
+    with progress() as advance:
+        advance("reading")
+        record = report_page(
+            Path(folder), trace=None if trace is None else Path(trace),
+            verification=None if verification is None else Path(verification),
+        )  # fmt: skip
+        advance("writing")
+        size = 0 if page is None else write_page(record, Path(page), force=force)
+    if as_json:
+        print_json_text(strict_json(record.to_json(), 1))
+    elif verbosity() > Verbosity.QUIET:
+        print_text(f"written to {page} ({format_bytes(size)})")

@@ -1,0 +1,139 @@
+"""``gopt reproduce``: the command of a reproducer once more."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .command_line import rebuilt
+from .options import seconds
+from .terminal import print_json, print_note, print_text
+
+if TYPE_CHECKING:
+    from gopt.offline.reproducer.failure import Failure
+    from gopt.offline.reproducer.record import Reproducer
+
+
+@click.command("reproduce")
+@click.argument("file", type=click.Path())
+@click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS...]")
+@click.option(
+    "--extract", metavar="DIR", help="Write the inputs into a new folder, show the command, and do not run it."
+)
+@click.option(
+    "--deadline", type=seconds, default=600.0, show_default=True, metavar="S", help="Seconds that the command may take."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(file: str, more: tuple[str, ...], extract: str | None, deadline: float, as_json: bool) -> int:
+    """Run the command of a reproducer again, and say whether it fails in the same way.
+
+    It runs in a folder of its own, which is removed afterwards, and in a process of its own. Options behind -- are
+    added, such as the --data that no reproducer has. Exit code 0 when it fails with the same exit code, the same kind
+    of error and a message of the same form, and 1 when it does not fail, or in another way.
+
+    \b
+    Example:
+      gopt shard step.onnx --mesh shard=2,tp=3 --reproducer failure.zip
+      gopt reproduce failure.zip
+      gopt reproduce failure.zip --extract failure
+      gopt reproduce failure.zip -- --data samples.npz
+    """
+    from gopt.offline.reproducer import archive
+
+    if extract is not None:
+        _extract(Path(file), Path(extract), more)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="gopt-reproduce-") as scratch:
+        folder = Path(scratch)
+        record = archive.unpack(Path(file), folder)
+        (folder / "output").mkdir()
+        words = command_of(record, folder / "output", folder) + list(more)
+        _notes(record, more)
+        from .trial import run_commands
+
+        failed = run_commands([words], folder, deadline)
+    same = failed is not None and failed.same_as(record.failed())
+    if as_json:
+        print_json(_to_json(record, failed, same))
+    else:
+        _tell(record, failed, same)
+    return 0 if same else 1
+
+
+def command_of(record: Reproducer, output: Path, folder: Path) -> list[str]:
+    """The command line on the inputs that ``unpack`` put into a folder; what it writes lies in ``output``.
+
+    Raises InputError for what no reproducer has.
+    """
+    from gopt.offline.reproducer import archive
+
+    return rebuilt(record, _found, lambda index: archive.input_path(folder, record, index), output)
+
+
+def _extract(file: Path, folder: Path, more: tuple[str, ...]) -> None:
+    """Unpack into a new folder, whole or not at all."""
+    from gopt.disk.files import sync
+    from gopt.disk.paths import real_path
+    from gopt.disk.staging import staged_folder
+    from gopt.errors import OptionError
+    from gopt.offline.reproducer import archive
+
+    try:
+        target = real_path(folder)
+        with staged_folder(target) as staged:
+            record = archive.unpack(file, staged.path)
+            (staged.path / "output").mkdir()
+            words = command_of(record, folder / "output", folder)
+            for each in staged.path.rglob("*"):
+                sync(each)
+            staged.commit()
+    except FileExistsError:
+        raise OptionError(f"{folder} exists already", "choose another folder with --extract") from None
+    print_text(shlex.join(["gopt", *words, *more]))
+
+
+def _found(name: str) -> click.Command:
+    from .main import group
+
+    command = group.get_command(click.Context(group), name)
+    assert command is not None  # ``rebuilt`` asks for known commands alone
+    return command
+
+
+def _notes(record: Reproducer, more: tuple[str, ...]) -> None:
+    from gopt.offline.reproducer.record import versions
+
+    for option in record.left_out:
+        if option not in more:
+            print_note(f"{option} is not in the reproducer, and the command runs without it: -- {option} FILE adds it")
+    now = versions()
+    other = [
+        f"{name} {text}, here {now[name]}" for name, text in record.versions.items() if now.get(name, text) != text
+    ]
+    if other:
+        print_note(f"the command failed with {'; '.join(other)}")
+
+
+def _to_json(record: Reproducer, failed: Failure | None, same: bool) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "format": "gopt-reproduction/1", "same": same, "command": record.command,
+        "recorded": asdict(record.failure), "found": None if failed is None else asdict(failed),
+    }  # fmt: skip
+
+
+def _tell(record: Reproducer, failed: Failure | None, same: bool) -> None:
+    from .verbosity import Verbosity, verbosity
+
+    if verbosity() is Verbosity.QUIET:
+        return
+    if same:
+        print_text(f"gopt {record.command} fails in the same way: {failed}")
+        return
+    print_text(f"gopt {record.command} {'does not fail' if failed is None else f'fails in another way: {failed}'}")
+    print_text(f"it was recorded with {record.failed()}")

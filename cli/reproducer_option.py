@@ -1,0 +1,138 @@
+"""``--reproducer FILE``: what a failing command leaves behind, so that others can fail in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gopt.sanitize import line
+
+from .command_line import COMMANDS, Recorder
+
+if TYPE_CHECKING:
+    from gopt.offline.reproducer.failure import Failure
+
+
+@dataclass(slots=True)
+class _Run:
+    """Of the command that runs: what was asked for, its context, and how it has failed."""
+
+    path: Path | None = None
+    values: bool = False
+    context: click.Context | None = None
+    failure: Failure | None = None
+    message: str = ""
+
+
+class _Setting:
+    run = _Run()
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Begin with nothing asked for, and restore what was there: tests run many commands, one within another."""
+    before, _Setting.run = _Setting.run, _Run()
+    try:
+        yield
+    finally:
+        _Setting.run = before
+
+
+def with_reproducer(command: click.Command) -> click.Command:
+    """Add ``--reproducer`` and ``--reproducer-values`` to a command or group that has not got them."""
+    if command.name in {*COMMANDS, "group"} and not any("--reproducer" in param.opts for param in command.params):
+        command.params += [
+            click.Option(
+                ["--reproducer"], metavar="FILE", expose_value=False, callback=_path,
+                help="Where the command fails, write the graph without values, the options and the failure into FILE.",
+            ),
+            click.Option(
+                ["--reproducer-values"], is_flag=True, expose_value=False, callback=_values,
+                help="Keep stored values in the reproducer, too.",
+            ),
+        ]  # fmt: skip
+    return command
+
+
+def _path(context: click.Context, param: click.Parameter, value: str | None) -> None:
+    _Setting.run.context = context
+    if value is not None:
+        _Setting.run.path = Path(value)
+
+
+def _values(context: click.Context, param: click.Parameter, value: bool) -> None:
+    _Setting.run.values = _Setting.run.values or value
+
+
+def tell_failure(error: BaseException, code: int) -> None:
+    """Note the error that ends the command with ``code``."""
+    from gopt.offline.reproducer.failure import failure_of
+
+    _Setting.run.failure = failure_of(error, code)
+
+
+def tell_result(message: str) -> None:
+    """Note in one line why a command that ends normally ends with another code than 0."""
+    _Setting.run.message = message
+
+
+def failure(code: int) -> Failure:
+    """How the command has failed that ended with ``code``."""
+    from gopt.offline.reproducer.failure import Failure
+
+    return _Setting.run.failure or Failure(code, "result", _Setting.run.message)
+
+
+def save_failure(code: int) -> None:
+    """Write the reproducer that was asked for, if the command has failed; never raises, and says what went wrong."""
+    run = _Setting.run
+    if code == 0 or code >= 128:
+        return
+    if run.path is None:
+        if run.values:
+            _note("--reproducer-values needs --reproducer FILE: no reproducer was written")
+        return
+    try:
+        _save(run, run.path, failure(code))
+    except Exception as error:  # the command's own failure and exit code stand, whatever happens here
+        why = getattr(error, "message", None) or getattr(error, "strerror", None) or error or type(error).__name__
+        hints = "".join(f": {hint}" for hint in getattr(error, "hints", ())[:1])
+        _note(f"the reproducer could not be written: {why}{hints}")
+    else:
+        _note(f"the reproducer is {run.path}: gopt reproduce {run.path} runs the command again")
+
+
+def _note(text: str) -> None:
+    """Also with --quiet: it was asked for."""
+    click.echo(f"gopt: note: {line(text)}", err=True)
+
+
+def _save(run: _Run, path: Path, failed: Failure) -> None:
+    from gopt.errors import OptionError
+    from gopt.offline.reproducer import archive, inputs
+    from gopt.offline.reproducer.record import FailureEntry, Input, Reproducer, versions
+
+    context = run.context
+    if context is None or context.command.name not in COMMANDS or failed.kind == "UsageError":
+        raise OptionError("the command line itself was refused")
+    recorder = Recorder()
+    recorder.add(context)
+    files, entries, message = [], [], failed.message
+    for given, configuration in recorder.inputs:
+        kind = inputs.kind_of(given, configuration)
+        kept = inputs.contents(given, kind, run.values)
+        files.append(kept)
+        name = given.absolute().name
+        entries.append(Input(name=name, kind=kind, files={each.name: each.nbytes for each in kept}))
+        message = message.replace(str(given), name)
+    record = Reproducer(
+        command=context.command.name, arguments=tuple(recorder.arguments), inputs=tuple(entries), values=run.values,
+        left_out=tuple(recorder.left_out), versions=versions(),
+        failure=FailureEntry(exit_code=failed.exit_code, kind=failed.kind, message=message, where=failed.where),
+    )  # fmt: skip
+    archive.write(path, record, files)

@@ -1,0 +1,132 @@
+"""Runs a command in a process of its own, and says how it has failed: a crash or a hang ends that process alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gopt.offline.reproducer.failure import Failure
+
+_ANSWER = 1 << 20
+"""Bytes of an answer that are read at most."""
+STDERR = "stderr.txt"
+
+
+def run_commands(commands: Sequence[Sequence[str]], folder: Path, timeout: float) -> Failure | None:
+    """Run commands of gopt one after the other, in a folder, until one fails; None where none does.
+
+    They run in a fork of this process, which is quick; what they print is in ``stdout.txt`` and ``stderr.txt`` of the
+    folder. After ``timeout`` seconds the process and its children are killed.
+    """
+    from gopt.offline.reproducer.failure import Failure
+
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _in_child(commands, folder, writer)
+    os.close(writer)
+    data = None
+    try:
+        data = _answer(reader, time.monotonic() + timeout)
+    finally:
+        os.close(reader)
+        if data is None:
+            _kill(child)
+        status = os.waitpid(child, 0)[1]
+    if data is None:
+        return Failure(-1, "time-out")
+    if not data:
+        code = os.waitstatus_to_exitcode(status)
+        return Failure(code, "signal" if code < 0 else "result", signal.Signals(-code).name if code < 0 else "")
+    found = json.loads(data)
+    return None if found is None else Failure(**found)
+
+
+def _kill(child: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+
+
+def _answer(reader: int, end: float) -> bytes | None:
+    """What the child writes until it closes its side; None where that takes too long."""
+    data = b""
+    while (left := end - time.monotonic()) > 0 and len(data) < _ANSWER:
+        if select.select([reader], [], [], left)[0]:
+            block = os.read(reader, _ANSWER)
+            if not block:
+                return data
+            data += block
+    return None
+
+
+def _in_child(commands: Sequence[Sequence[str]], folder: Path, writer: int) -> None:
+    code = 70
+    try:
+        os.setsid()
+        os.chdir(folder)
+        for number, name in ((0, os.devnull), (1, "stdout.txt"), (2, STDERR)):
+            opened = os.open(name, os.O_RDWR | (os.O_CREAT | os.O_TRUNC if number else 0), 0o600)
+            os.dup2(opened, number)
+            os.close(opened)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - until the end
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        found = _first_failure(commands)
+        os.write(writer, json.dumps(None if found is None else asdict(found)).encode())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _first_failure(commands: Sequence[Sequence[str]]) -> Failure | None:
+    from dataclasses import replace
+
+    from . import main, reproducer_option
+
+    for index, each in enumerate(commands):
+        with reproducer_option.recording():
+            code = main.run(list(each))
+            if code:
+                return replace(reproducer_option.failure(code), command=index)
+    return None
+
+
+def run_program(words: Sequence[str], folder: Path, timeout: float) -> Failure | None:
+    """Run a program other than gopt; its failure is its exit code and the first line that it writes to stderr."""
+    from gopt.errors import OptionError
+    from gopt.offline.reproducer.failure import Failure
+
+    try:
+        child = subprocess.Popen(
+            words, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise OptionError(
+            f"{words[0]} cannot be run: {error.strerror}", "name a command of gopt or a program"
+        ) from None
+    try:
+        said = child.communicate(timeout=timeout)[1]
+    except subprocess.TimeoutExpired:
+        _kill(child.pid)
+        child.communicate()
+        return Failure(-1, "time-out")
+    lines = said.decode("utf-8", "replace").splitlines()
+    return Failure(child.returncode, "program", lines[0] if lines else "") if child.returncode else None

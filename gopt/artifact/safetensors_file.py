@@ -1,0 +1,35 @@
+"""The safetensors format: the length of the header, the header, and the tensors one behind the other.
+
+The package safetensors (0.8) writes a temporary file of its own and renames it without a sync, a write that fails has
+no errno, and a digest would read the file again. docs/disk.md promises more than that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from gopt.ir.external_data import SAFETENSORS
+from gopt.ir.types import TensorType
+
+_CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
+
+
+def safetensors_chunks(types: Mapping[str, TensorType], arrays: Iterable[np.ndarray]) -> Iterator[Any]:
+    """The bytes of a file, in pieces; ``arrays`` in the order of ``types``, each asked for when its turn comes."""
+    header: dict[str, Any] = {}
+    place = 0
+    for name, type in types.items():
+        header[name] = {
+            "dtype": _CODES[type.dtype], "shape": list(type.dims), "data_offsets": [place, place + type.nbytes]
+        }  # fmt: skip
+        place += type.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for array in arrays:
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

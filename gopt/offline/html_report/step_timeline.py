@@ -1,0 +1,161 @@
+"""The step as a timeline of compute and calls, from the files of one rank.
+
+Nothing is timed: the axis counts operators in the order of the files. A call reaches from its place to the first node
+that computes with its result: that is the work that it can overlap with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+from gopt.analysis.operators import heavy
+from gopt.api import load_stored_source, stored_roles
+from gopt.artifact.manifest import Manifest, RankEntry
+from gopt.artifact.report_groups import expand_ops
+from gopt.artifact.report_record import Report
+from gopt.errors import InputError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.load import load
+from gopt.ir.phase import Phase
+from gopt.offline.html_report.record import Span, Timeline
+from gopt.opaque.expand import expand
+from gopt.sharding.traffic import GATHERS, uses_of_values
+
+SPANS = 4000
+"""Spans of a timeline at most."""
+_PHASES = tuple(each.value for each in Phase)
+_UPDATES = ("shard", "refold-optimizers", "parameter-server")
+"""Passes that write updates anew. What others add belongs to the phase that it stands in."""
+_COMPUTE = "compute"
+
+
+def step_timeline(folder: Path, manifest: Manifest, report: Report, rank: int) -> Timeline:
+    """The step of a rank; raises InputError where a file is missing or broken."""
+    entry = next(each for each in manifest.ranks if each.rank == rank)
+    phases = _phases(folder, report)
+    spans: list[Span] = []
+    lanes = _Lanes()
+    start = 0
+    for phase, times in manifest.schedule.items():
+        graph = _file(folder, entry, phase)
+        suffix = "" if phase == "step" else f" ({phase}{f', {times} times' if times > 1 else ''})"
+        spans += _spans(graph, phases, start, lanes, suffix)
+        start += len(graph.nodes)
+    role = "rank" if manifest.parameter_server is None else entry.role
+    note = (
+        f"operators of {role} {rank} in their order; nothing is timed. A call reaches to the first operator that "
+        "computes with its result."
+    )
+    names, shown = lanes.in_groups(spans[:SPANS])
+    return Timeline("plan", "operators", note, names, shown, (0, start), max(len(spans) - SPANS, 0))
+
+
+def _file(folder: Path, entry: RankEntry, phase: str) -> Graph:
+    """The graph of a phase. Of a trainer or server that has another file, the one it has."""
+    name = entry.files.get(phase) or next(iter(entry.files.values()), None)
+    if name is None or not (folder / Path(name).name).is_file():
+        raise InputError(f"rank {entry.rank} has no file for the phase {phase}", "write the folder again")
+    return load(folder / Path(name).name, own=True)
+
+
+def _phases(folder: Path, report: Report) -> Mapping[str, str]:
+    """First output of a node of the source, or label of a node that a pass added -> its phase."""
+    path = folder / "source.onnx"
+    if not path.is_file():
+        raise InputError(f"{folder} has no {path.name}", "write the folder again with gopt shard")
+    graph = load(path, own=True)
+    training = load_stored_source(expand(graph), stored_roles(graph, path), path)
+    found = {node.first_output: node.phase.value for node in training.graph.nodes if node.phase is not None}
+    added = expand_ops(each for each in report.added_ops if each.pass_name in _UPDATES and each.role in _PHASES)
+    return {each.name: each.role for each in added} | found
+
+
+def _spans(graph: Graph, phases: Mapping[str, str], start: int, lanes: _Lanes, suffix: str) -> Iterator[Span]:
+    """The spans of one file, which stands at ``start``; ``lanes`` get those of the groups that it calls."""
+    nodes = graph.nodes
+    first, _ = uses_of_values(nodes)
+    work = [0, *accumulate(int(heavy(node)) for node in nodes)]
+    yield from _compute(nodes, phases, start, suffix)
+    for place, node in enumerate(nodes):
+        if node.domain != COMM:
+            continue
+        end = max(min((first.get(name, len(nodes)) for name in node.outputs), default=len(nodes)), place + 1)
+        lane = lanes.free(_lane(node), start + place, start + end)
+        yield Span(
+            lane, node.op_type, node.label + suffix, start + place, start + end, _payload(graph, node),
+            work[end] > work[place + 1],
+        )  # fmt: skip
+
+
+class _Lanes:
+    """The lanes of a timeline. Calls of a group that are open at once get lanes of their own, up to ``BESIDE``."""
+
+    BESIDE = 4
+
+    def __init__(self) -> None:
+        self.names = [_COMPUTE]
+        self._of: dict[str, list[int]] = {}
+        self._ends: dict[int, int] = {}
+
+    def free(self, name: str, start: int, end: int) -> int:
+        """A lane of this name in which nothing stands at ``start``; the last one where all are taken."""
+        mine = self._of.setdefault(name, [])
+        lane = next((each for each in mine if self._ends[each] <= start), None)
+        if lane is None and len(mine) < self.BESIDE:
+            lane = len(self.names)
+            self.names.append(f"{name} ({len(mine) + 1})" if mine else name)
+            mine.append(lane)
+        elif lane is None:
+            lane = mine[-1]
+        self._ends[lane] = max(end, self._ends.get(lane, 0))
+        return lane
+
+    def in_groups(self, spans: Sequence[Span]) -> tuple[tuple[str, ...], tuple[Span, ...]]:
+        """The lanes of a group below one another, and the spans on them."""
+        order = [0, *(lane for lanes in self._of.values() for lane in lanes)]
+        place = {lane: number for number, lane in enumerate(order)}
+        return tuple(self.names[lane] for lane in order), tuple(replace(each, lane=place[each.lane]) for each in spans)
+
+
+def _lane(node: Node) -> str:
+    """The group of a collective; the server of a message."""
+    group = node.attributes.get("group")
+    if group is not None:
+        return f"calls over {group}"
+    server = node.attributes.get("server")
+    return f"messages with server {server}" if server is not None else "messages"
+
+
+def _compute(nodes: Sequence[Node], phases: Mapping[str, str], start: int, suffix: str) -> Iterator[Span]:
+    """Runs of nodes of one phase between calls. What a pass added belongs to the phase that it stands in."""
+    begin, now, count, products = 0, "", 0, 0
+    for place, node in enumerate(nodes):
+        call = node.domain == COMM
+        mine = now if call else phases.get(node.label if node.made_by else node.first_output, now)
+        if count and (call or (now and mine != now)):
+            yield _run(now, count, products, start + begin, start + place, suffix)
+            count = products = 0
+        now = mine
+        if not call:
+            begin = begin if count else place
+            count += 1
+            products += heavy(node)
+    if count:
+        yield _run(now, count, products, start + begin, start + len(nodes), suffix)
+
+
+def _run(phase: str, count: int, products: int, begin: int, end: int, suffix: str) -> Span:
+    heavy_ones = f", {products} of them heavy" if products else ""
+    return Span(0, phase or _COMPUTE, f"{count} operator{'s' * (count != 1)}{heavy_ones}{suffix}", begin, end)
+
+
+def _payload(graph: Graph, node: Node) -> int | None:
+    """Bytes of the tensors that a call moves, None where a size is not known."""
+    names = node.outputs if node.op_type in GATHERS or node.op_type == "Pull" else node.inputs
+    types = [graph.types.get(name) for name in names if name]
+    if not all(each is not None and each.static for each in types):
+        return None
+    return sum(each.nbytes for each in types if each is not None)

@@ -1,0 +1,94 @@
+"""The step as a timeline of compute and calls, from what ``gopt run --trace`` measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gopt import documents
+from gopt.errors import InputError
+from gopt.offline.html_report.record import Span, Timeline
+
+SPANS = 4000
+"""Spans of a timeline at most."""
+RANKS = 8
+"""Ranks that are drawn at most."""
+_LANES = ("compute", "calls")
+_FIRST_CALL = re.compile(r"\w+ 0 over ")
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """One event; times in microseconds from the first one."""
+
+    rank: int
+    lane: int
+    name: str
+    begin: float
+    end: float
+
+
+def trace_timeline(path: Path, total_ranks: int, wanted: Sequence[int]) -> Timeline:
+    """The last events of some ranks of a trace, the last step in focus.
+
+    ``wanted``: the ranks to draw first where there are more than ``RANKS``.
+    Raises InputError where the file is no trace of so many ranks.
+    """
+    record = documents.read_json(path, documents.TRACE)
+    events = _events(record["traceEvents"])
+    if not events:
+        raise InputError(f"{path} has no events", "write it with gopt run DIR --trace FILE")
+    there = {each.rank for each in events}
+    if max(there) >= total_ranks:
+        raise InputError(
+            f"{path} is of another folder: it has rank {max(there)}, the folder {total_ranks} ranks",
+            "write it with gopt run DIR --trace FILE",
+        )
+    ranks = sorted(there) if len(there) <= RANKS else _drawn(there, wanted)
+    mine = [each for each in events if each.rank in ranks]
+    kept = mine[-SPANS:]
+    zero = min(each.begin for each in kept)
+    spans = tuple(_span(each, ranks, zero) for each in kept)
+    drawn = "every rank" if len(ranks) == len(there) else f"{len(ranks)} of {len(there)} ranks"
+    note = f"measured by {path.name}, of {drawn}; a call's time includes the wait for other ranks."
+    lanes = tuple(f"rank {rank} {lane}" for rank in ranks for lane in _LANES)
+    return Timeline("trace", "ms", note, lanes, spans, _focus(spans), len(mine) - len(kept))
+
+
+def _drawn(there: set[int], wanted: Sequence[int]) -> list[int]:
+    """The wanted ranks, then the first others, as many as are drawn."""
+    chosen = dict.fromkeys([*(each for each in wanted if each in there), *sorted(there)])
+    return sorted(list(chosen)[:RANKS])
+
+
+def _events(rows: Sequence[Mapping[str, Any]]) -> list[_Event]:
+    found = [
+        _Event(each["pid"], each["tid"], each["name"], each["ts"], each["ts"] + each["dur"])
+        for each in rows
+        if each["ph"] == "X" and "ts" in each and "dur" in each and each.get("tid") in (0, 1)
+    ]
+    return sorted(found, key=lambda each: each.begin)
+
+
+def _span(event: _Event, ranks: Sequence[int], zero: float) -> Span:
+    kind = event.name.split(" ")[0] if event.lane else "compute"
+    lane = ranks.index(event.rank) * len(_LANES) + event.lane
+    return Span(lane, kind, event.name, _ms(event.begin - zero), _ms(event.end - zero))
+
+
+def _ms(microseconds: float) -> float:
+    return round(microseconds / 1000, 4)
+
+
+def _focus(spans: Sequence[Span]) -> tuple[float, float]:
+    """The last step: from the compute before its first call; all there is where no call tells of steps."""
+    end = max(each.end for each in spans)
+    firsts = [each for each in spans if each.lane == 1 and _FIRST_CALL.match(each.name)]
+    if not firsts:
+        return 0, end
+    start = firsts[-1].start
+    before = [each.start for each in spans if each.lane == 0 and each.end <= start]
+    return max(before, default=0), end

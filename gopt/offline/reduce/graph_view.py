@@ -1,0 +1,67 @@
+"""A model with what the steps ask of it: who makes a value, who reads it, its type. Built in linear time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
+
+
+def body_reads(body: GraphProto) -> Iterator[str]:
+    """Values that a body of control flow reads from outside of it."""
+    own = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
+    for node in body.node:
+        yield from (name for name in node_reads(node) if name not in own)
+        own.update(node.output)
+    yield from (info.name for info in body.output if info.name not in own)
+
+
+def captures(node: NodeProto) -> Iterator[str]:
+    """Values that the bodies of a node read from outside of them."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield from body_reads(attribute.g)
+        for body in attribute.graphs:
+            yield from body_reads(body)
+
+
+def node_reads(node: NodeProto) -> Iterator[str]:
+    """Values that a node reads, its bodies included."""
+    yield from filter(None, node.input)
+    yield from captures(node)
+
+
+def key_of(node: NodeProto) -> str:
+    """What names a node from candidate to candidate: its first output."""
+    return next(filter(None, node.output), "")
+
+
+class GraphView:
+    """A model, not to be changed, and its tables."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self.model = model
+        graph = model.graph
+        self.nodes = list(graph.node)
+        self.reads = [tuple(node_reads(node)) for node in self.nodes]
+        self.captured = {name for node in self.nodes for name in captures(node)}
+        self.inputs = {info.name: info for info in graph.input}
+        self.outputs = [info.name for info in graph.output]
+        self.stored = {tensor.name: tensor for tensor in graph.initializer}
+        self.types = _types(model)
+
+    @property
+    def keys(self) -> list[str]:
+        """The nodes in order, by their keys."""
+        return [key for key in map(key_of, self.nodes) if key]
+
+
+def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
+    """The type of every value for which the model has one, or inference finds one."""
+    try:
+        graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except Exception:  # inference raises many types on models that are wrong, which may be the very failure
+        graph = model.graph
+    known = {info.name: info for info in (*model.graph.value_info, *graph.value_info, *graph.input, *graph.output)}
+    return {name: info for name, info in known.items() if info.type.tensor_type.HasField("shape")}

@@ -1,0 +1,68 @@
+"""Shrinks dimensions: every dimension of one size becomes another size, in types, stored values and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from gopt.offline.reduce.graph_view import GraphView
+
+SMALL = 2
+_SHAPE_AT = {
+    "Reshape": (1,), "Expand": (1,), "ConstantOfShape": (0,), "Slice": (1, 2), "Split": (1,), "OneHot": (1,),
+}  # fmt: skip
+"""Operators that read sizes, and at which of their inputs."""
+
+
+def sizes(view: GraphView) -> list[int]:
+    """Sizes above ``SMALL`` of dimensions of inputs and stored values, the largest first."""
+    found: set[int] = set()
+    for info in view.inputs.values():
+        found.update(dim.dim_value for dim in info.type.tensor_type.shape.dim)
+    for tensor in view.stored.values():
+        found.update(tensor.dims)
+    return sorted((size for size in found if size > SMALL), reverse=True)
+
+
+def resized(view: GraphView, mapping: Mapping[int, int]) -> ModelProto:
+    """The model in which dimensions have other sizes; stored values keep their first elements.
+
+    The caller checks that the result is a model: a size that is a product of others has no meaning of its own.
+    """
+    model = ModelProto()
+    model.CopyFrom(view.model)
+    graph = model.graph
+    shapes = {
+        node.input[place] for node in graph.node for place in _SHAPE_AT.get(node.op_type, ()) if place < len(node.input)
+    }  # fmt: skip
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        _resize_type(info, mapping)
+    for tensor in graph.initializer:
+        _resize_tensor(tensor, mapping, tensor.name in shapes)
+    for node in graph.node:
+        if node.op_type == "Constant":
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    _resize_tensor(attribute.t, mapping, node.output[0] in shapes)
+                elif attribute.ints and node.output[0] in shapes:
+                    attribute.ints[:] = [mapping.get(size, size) for size in attribute.ints]
+    return model
+
+
+def _resize_type(info: ValueInfoProto, mapping: Mapping[int, int]) -> None:
+    for dim in info.type.tensor_type.shape.dim:
+        if dim.dim_value in mapping:
+            dim.dim_value = mapping[dim.dim_value]
+
+
+def _resize_tensor(tensor: TensorProto, mapping: Mapping[int, int], shape: bool) -> None:
+    if tensor.data_type == TensorProto.STRING or not (shape or any(size in mapping for size in tensor.dims)):
+        return
+    array = numpy_helper.to_array(tensor)
+    array = array[tuple(slice(mapping.get(size, size)) for size in array.shape)]
+    if shape and array.dtype == np.int64:
+        array = np.array([mapping.get(int(size), int(size)) for size in array.flat], np.int64).reshape(array.shape)
+    raw = np.ascontiguousarray(array).reshape(array.shape)
+    tensor.CopyFrom(helper.make_tensor(tensor.name, tensor.data_type, raw.shape, raw.tobytes(), raw=True))

@@ -1,0 +1,123 @@
+"""What a reproducer keeps of the files and folders that a command was given.
+
+Of a model its graph, and the values that it refers to if they are asked for; of an output folder what gopt wrote into
+it; a configuration as it is. No other file is opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
+from onnx import ModelProto
+
+from gopt import documents, limits
+from gopt.artifact.manifest import MANIFEST_FILE
+from gopt.artifact.report_record import REPORT_FILE
+from gopt.artifact.serialize import SOURCE_FILE
+from gopt.artifact.states_file import STATES_FILE
+from gopt.disk.files import is_regular_file
+from gopt.errors import InputError
+from gopt.ir.external_data import DataFolder
+from gopt.ir.wire_format import check_parts
+from gopt.offline.reproducer.values import leave_out_values, move_external
+
+VALUES_FILE = "values.bin"
+"""External values of a model, in a reproducer and beside its unpacked model."""
+_MODEL_BYTES = 2**31 - 1
+_BLOCK = 1 << 20
+_RANK = re.compile(r"((rank|server)_\d{4,}|trainer)(\.\w+)?\.onnx")
+_DOCUMENTS = (MANIFEST_FILE, REPORT_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A file to be kept: its bytes, or the ranges of other files that it is made of."""
+
+    name: str
+    data: bytes = b""
+    ranges: tuple[tuple[Path, int, int], ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data) + sum(size for _, _, size in self.ranges)
+
+    def blocks(self) -> Iterator[bytes]:
+        """The content, a block at a time; raises OSError, InputError for a file that has become shorter."""
+        if self.data:
+            yield self.data
+        for path, offset, size in self.ranges:
+            with path.open("rb") as file:
+                file.seek(offset)
+                while size:
+                    block = file.read(min(size, _BLOCK))
+                    if not block:
+                        raise InputError(f"{path} has become shorter")
+                    size -= len(block)
+                    yield block
+
+
+def kind_of(path: Path, configuration: bool) -> str:
+    """``configuration``, ``folder`` or ``model``."""
+    return "configuration" if configuration else "folder" if path.is_dir() else "model"
+
+
+def contents(path: Path, kind: str, values: bool) -> list[Content]:
+    """What is kept of an input. Raises InputError for what cannot be read, OSError."""
+    if kind == "configuration":
+        return [Content(path.name, documents.read_bytes(path, limits.SERVERS_BYTES))]
+    if kind == "folder":
+        return _folder(path, values)
+    if not path.exists():
+        return []
+    data = documents.read_bytes(path, _MODEL_BYTES)
+    model = _parse(data, path, values)
+    if model is None:
+        return [Content(path.name, data)]
+    moved = move_external(model, DataFolder(str(path)), VALUES_FILE)
+    if not values:
+        leave_out_values(model)
+    kept = [Content(path.name, model.SerializeToString(deterministic=True))]
+    return [*kept, Content(VALUES_FILE, ranges=tuple(moved))] if moved and values else kept
+
+
+def _parse(data: bytes, path: Path, values: bool) -> ModelProto | None:
+    """The model, or None for a file that is none; it is kept only where values may be."""
+    try:
+        check_parts(data)
+        model: ModelProto | None = ModelProto.FromString(data)
+    except (DecodeError, InputError):
+        model = None
+    if model is not None and model.HasField("graph"):
+        return model
+    if not values:
+        raise InputError(
+            f"{path} is no ONNX model, so its values cannot be told from the rest",
+            "--reproducer-values keeps the file as it is",
+        )
+    return None
+
+
+def _folder(path: Path, values: bool) -> list[Content]:
+    """The files of an output folder that gopt wrote, in the order of their names; links are left out."""
+    kept = []
+    for each in sorted(path.iterdir()):
+        if not is_regular_file(each):
+            continue
+        if each.name in _DOCUMENTS:
+            kept.append(Content(each.name, documents.read_bytes(each, limits.DOCUMENT_BYTES)))
+        elif each.name == SOURCE_FILE or _RANK.fullmatch(each.name):
+            data = documents.read_bytes(each, _MODEL_BYTES)
+            model = _parse(data, each, values)
+            if model is not None and not values:
+                leave_out_values(model)
+                data = model.SerializeToString(deterministic=True)
+            kept.append(Content(each.name, data))
+        elif each.name == STATES_FILE and values:
+            kept.append(Content(each.name, ranges=((each, 0, each.stat().st_size),)))
+    if not kept:
+        raise InputError(f"{path} holds nothing that gopt shard or gopt split wrote")
+    return kept

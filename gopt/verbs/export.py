@@ -1,0 +1,38 @@
+"""``gopt.export``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gopt.errors import OptionError
+
+if TYPE_CHECKING:
+    from gopt.frontends.pytorch.export import Exported
+    from gopt.frontends.pytorch.options import ExportOptions
+
+
+def export(
+    factory: str | Callable[[], Any] | tuple[Any, ...],
+    output: str | os.PathLike[str],
+    *,
+    options: ExportOptions | None = None,
+    force: bool = False,
+    advance: Callable[[str], None] = lambda text: None,
+) -> Exported:
+    """Trace a training step of PyTorch, compare it with eager PyTorch, and write it as one ONNX file.
+
+    ``factory``: ``MODULE:FACTORY``, a function, or what one returns: (module, loss function or None, optimizer or
+    several, example batch[, scheduler]). Raises OptionError and InputError for what the user gave, or where PyTorch is
+    missing, UnsupportedError for a step that cannot be exported, RunError when the file cannot be written.
+
+    >>> gopt.export("train.py:make", "step.onnx")  # doctest: +SKIP
+    """
+    try:
+        from gopt.frontends.pytorch.export import export as trace
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("torch", "onnxscript", "onnx_ir"):
+            raise
+        raise OptionError(f"gopt export needs {error.name}", "pip install 'gopt[torch]'") from None
+    return trace(factory, output, options=options, force=force, advance=advance)

@@ -1,0 +1,103 @@
+"""``gopt.verify``, ``gopt.explain``, ``gopt.merge``, ``gopt.reshard`` and ``gopt.diff``: verbs of output folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from gopt import api
+from gopt.mesh import Mesh
+from gopt.offline import merge as merging
+from gopt.offline.diff import Diff
+from gopt.offline.diff import diff as compare
+from gopt.offline.explain import Story
+from gopt.offline.explain import explain as tell
+from gopt.verbs.on_disk import Folder, TemporaryFolder, keep_alive, on_disk
+from gopt.verification import verify as verification
+from gopt.verification.result import Verification
+
+
+def verify(
+    folder: Folder,
+    model: str | os.PathLike[str] | None = None,
+    *,
+    steps: int = 3,
+    seed: int = 0,
+    data: str | None = None,
+) -> Verification:
+    """Run the source and all ranks, each on its own batch, and compare every state and loss over ``steps`` steps.
+
+    ``model`` replaces the kept source; ``data`` is a file or ``module:function`` of the user's own batches. Raises
+    InputError for a folder that is incomplete, UnsupportedError for random nodes that cannot be fed, RunError when a
+    rank fails.
+
+    >>> gopt.verify(gopt.shard("fixtures/mlp_sgd.onnx", 2), steps=1).equal
+    True
+    """
+    with on_disk(folder) as path:
+        return verification.verify(path, model, steps=steps, seed=seed, data=data)
+
+
+def explain(folder: Folder, name: str) -> Story:
+    """Tell what became of one operator, value, state, parameter or bucket, where, why, and what stands for it now.
+
+    Raises InputError where the folder is broken, OptionError for a name that it does not have.
+
+    >>> gopt.explain(gopt.shard("fixtures/mlp_sgd.onnx", 2), "fc1.weight").name
+    'fc1.weight'
+    """
+    with on_disk(folder) as path:
+        return tell(path, name)
+
+
+def merge(what: Folder, model: str | os.PathLike[str], *, force: bool = False) -> merging.Merged:
+    """Write one model, the step as it was, with the values of a folder, checkpoint or run.
+
+    Raises OptionError when the model exists and ``force`` is not given, InputError for ranks that are incomplete,
+    RunError when the model cannot be written.
+
+    >>> gopt.merge(gopt.shard("fixtures/mlp_sgd.onnx", 2), "merged.onnx").missing
+    ()
+    """
+    with on_disk(what) as path:
+        return merging.merge(path, model, force=force)
+
+
+def reshard(
+    what: Folder,
+    mesh: Mesh | int | str,
+    *,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    accumulate: int | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> api.Sharded:
+    """The ranks of another mesh with the values of a folder, checkpoint or run; nothing is written.
+
+    ``options``, by pass, and ``accumulate`` replace what the folder's report says; ``note`` is called for each option
+    that has no effect any more. Raises InputError, OptionError and UnsupportedError.
+
+    >>> gopt.reshard(gopt.shard("fixtures/mlp_sgd.onnx", 2), "shard=3").program.mesh.ranks
+    3
+    """
+    owner: object = what
+    if isinstance(what, api.Sharded | api.Split):
+        owner = home = TemporaryFolder()
+        what = home.write(what)
+    with on_disk(what) as path:
+        made = merging.reshard(path, Mesh.of(mesh), options=options, accumulate=accumulate, note=note)
+    keep_alive(made, owner)
+    return made
+
+
+def diff(a: Folder, b: Folder) -> Diff:
+    """Compare two models, two output folders or two checkpoints: operators, wiring, attributes, values, bytes.
+
+    Raises InputError where one cannot be read, OptionError for two that are not of one kind.
+
+    >>> gopt.diff(gopt.shard("fixtures/mlp_sgd.onnx", 2), gopt.shard("fixtures/mlp_sgd.onnx", 3)).equal
+    False
+    """
+    with ExitStack() as opened:
+        return compare(*(opened.enter_context(on_disk(each)) for each in (a, b)))

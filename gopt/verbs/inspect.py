@@ -1,0 +1,54 @@
+"""``gopt.inspect``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from gopt import api
+from gopt.analysis.role_map import RoleMap
+from gopt.errors import InputError, UnsupportedError
+from gopt.garbage import gc_paused
+from gopt.offline.inspect import inspect_model
+from gopt.offline.kinds.inference import inspect_inference
+from gopt.offline.kinds.registry import Described, inspect_path
+from gopt.verbs.on_disk import Folder, on_disk
+
+
+def inspect(
+    what: api.Source | Folder,
+    *,
+    roles: RoleMap = RoleMap(),
+    group_types: Mapping[str, str] | None = None,
+    axes: Mapping[str, str] | None = None,
+) -> Described:
+    """Describe a training step, an output folder, a checkpoint, or any file that gopt knows by its content.
+
+    ``roles``, ``group_types`` and ``axes`` are as in ``load``. What comes back depends on what it is; it has
+    ``to_json``. Raises InputError for what cannot be read.
+
+    >>> gopt.inspect("fixtures/mlp_adamw.onnx").optimizers[0].name
+    'AdamW'
+    """
+    if isinstance(what, api.Source):
+        return inspect_model(what)
+    with on_disk(what) as path:
+        return _inspect(path, roles, group_types or {}, axes or {})
+
+
+def _inspect(
+    path: str | os.PathLike[str], roles: RoleMap, groups: Mapping[str, str], axes: Mapping[str, str]
+) -> Described:
+    """One of the kinds that content tells, a training step, or else an inference model."""
+    described = inspect_path(path)
+    if described is not None:
+        return described
+    with gc_paused():
+        try:
+            source = api.load(path, roles=roles, group_types=groups, axes=axes)
+        except (InputError, UnsupportedError) as refusal:
+            if any((roles.loss, roles.states, roles.params, roles.batch, roles.shared)):
+                raise  # the user says that it is a step
+            return inspect_inference(Path(path), refusal)
+        return inspect_model(source)

@@ -1,0 +1,63 @@
+"""What a verb takes: a path, or an object of another verb, which is written to a temporary folder while it is read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from gopt.api import Sharded, Split
+
+
+class HasPath(Protocol):
+    """An object that lies on disk, such as a ``Run``."""
+
+    @property
+    def path(self) -> Path: ...
+
+
+Folder: TypeAlias = str | os.PathLike[str] | Sharded | Split | HasPath
+"""An output folder or a checkpoint, what ``shard`` or ``split`` returned, or a run."""
+
+
+@contextmanager
+def on_disk(given: Folder) -> Iterator[Path]:
+    """The path of what is given."""
+    if isinstance(given, str | os.PathLike):
+        yield Path(given)
+    elif isinstance(given, Sharded | Split):
+        home = TemporaryFolder()
+        try:
+            yield home.write(given)
+        finally:
+            home.remove()
+    else:
+        yield given.path
+
+
+class TemporaryFolder:
+    """A folder that is removed with the last reference to this object, at the latest when Python ends."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="gopt-"))
+        self.remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+    def write(self, given: Sharded | Split) -> Path:
+        """Write an output folder inside; returns where."""
+        target = self.path / "ranks"
+        given.write(target)
+        return target
+
+
+def keep_alive(reader: object, owner: object) -> None:
+    """Let ``owner`` live as long as ``reader``, which reads its files when they are needed."""
+    weakref.finalize(reader, _forget, owner)
+
+
+def _forget(owner: object) -> None:
+    return None

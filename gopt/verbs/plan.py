@@ -1,0 +1,85 @@
+"""``gopt.plan``: what each choice of mesh, stage, partition and bucket size would cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gopt import api
+from gopt.errors import OptionError
+from gopt.garbage import gc_paused
+from gopt.mesh import Mesh
+from gopt.notebook import HtmlTable
+from gopt.offline.meshes import meshes_of, weigh
+from gopt.offline.plan import RankedChoice, rank_choices
+from gopt.topology import Topology, parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(HtmlTable):
+    """All choices, best first. ``mesh``: the one that was asked for, None where those of ``ranks`` were weighed;
+    ``memory``: bytes of a rank; ``remarks``: by mesh, what its figures do not say."""
+
+    ranks: int
+    mesh: Mesh | None
+    memory: int | None
+    link: str | None
+    choices: tuple[RankedChoice, ...]
+    remarks: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        over = f"{self.ranks} ranks" if self.mesh is None else str(self.mesh)
+        return f"<Plan for {over}: {len(self.choices)} choices>"
+
+    def html_rows(self) -> Iterable[tuple[str, object]]:
+        return [(f"{each.choice.mesh}, {each.choice.settings}", each.why) for each in self.choices]
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as ``gopt plan --json`` prints it."""
+        rows = [
+            {"mesh": str(each.choice.mesh), "batches": each.choice.batches, **each.to_json()} for each in self.choices
+        ]
+        head = {"ranks": self.ranks} if self.mesh is None else {"mesh": str(self.mesh)}
+        more = {"memory": self.memory, "link": self.link, "remarks": dict(self.remarks), "choices": rows}
+        return {"format": "gopt-plan/1", **head, **more}
+
+
+def plan(
+    source: api.Source | str | os.PathLike[str] | Callable[[], api.Source],
+    mesh: Mesh | int | str,
+    *,
+    memory: int | str | None = None,
+    link: str | None = None,
+    bucket_mb: float | None = None,
+    advance: Callable[[str], None] = lambda text: None,
+) -> Plan:
+    """Weigh every stage, partition and bucket size: memory, traffic, calls, balance, overlap. Writes nothing.
+
+    An int for ``mesh`` weighs several meshes of that many ranks. ``memory``: bytes of a rank or such as ``80GB``;
+    ``link``: such as ``200GB/s:5us``; ``bucket_mb``: only this cap, in MiB. ``source`` may be a function that loads it
+    once the other options are read. Raises InputError, OptionError and UnsupportedError.
+
+    >>> gopt.plan("fixtures/mlp_sgd.onnx", "shard=2", bucket_mb=1).choices[0].choice.mesh.ranks
+    2
+    """
+    alone = not isinstance(mesh, int)
+    if isinstance(mesh, int) and mesh < 1:
+        raise OptionError(f"a plan for {mesh} ranks", "give at least 1")
+    grid = Mesh.of(mesh)
+    limit = parse_bytes(memory) if isinstance(memory, str) else memory
+    if link is not None and alone:
+        Topology.parse(link, grid)
+    with gc_paused():
+        advance("reading")
+        step = source() if callable(source) else api.as_source(source)
+        weighed = weigh(
+            lambda each: api.on_mesh(step, each),
+            [grid] if alone else meshes_of(grid.ranks, link),
+            caps=None if bucket_mb is None else [bucket_mb],
+            link=link,
+            advance=advance,
+        )
+    ranked = tuple(rank_choices(weighed.found, limit))
+    return Plan(grid.ranks, grid if alone else None, limit, link, ranked, weighed.remarks)

@@ -1,0 +1,112 @@
+"""Values from a state dict into a step, and out of ranks as one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gopt.cli.main import main
+from helpers import FIXTURES
+
+import gopt
+from gopt.artifact.safetensors_file import safetensors_chunks
+from gopt.errors import InputError, OptionError, RunError
+from gopt.ir.external_data import load_state
+from gopt.ir.types import TensorType
+from gopt.offline.state_values import load_values, save_state_dict
+
+MODEL = FIXTURES / "mlp_adamw.onnx"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("state") / "ranks"
+    gopt.shard(gopt.load(MODEL), 3).write(folder)
+    return folder
+
+
+def values(model: Path) -> dict[str, np.ndarray]:
+    training = gopt.load(model).training
+    return {name: training.graph.initializers[name].numpy() for name in training.state_of()}
+
+
+def written(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+    types = {name: TensorType(str(array.dtype), array.shape) for name, array in arrays.items()}
+    path.write_bytes(b"".join(map(bytes, safetensors_chunks(types, arrays.values()))))
+    return path
+
+
+def test_ranks_give_the_parameters_of_the_source(ranks, tmp_path):
+    saved = save_state_dict(ranks, tmp_path / "out.safetensors")
+    source, found = values(MODEL), load_state(tmp_path / "out.safetensors")
+    parameters = [state.tensor for state in gopt.load(MODEL).training.parameters]
+    assert sorted(found) == sorted(parameters) and saved.tensors == len(parameters) and not saved.missing
+    for name in parameters:
+        np.testing.assert_array_equal(found[name].numpy(), source[name])
+
+
+def test_all_states_come_out_and_go_into_a_step_again(ranks, tmp_path):
+    save_state_dict(ranks, tmp_path / "all.safetensors", all_states=True)
+    changed = {name: tensor.numpy() + 1 for name, tensor in load_state(tmp_path / "all.safetensors").items()}
+    loaded = load_values(MODEL, written(tmp_path / "new.safetensors", changed), tmp_path / "step.onnx")
+    assert loaded.loaded == len(changed) and loaded.kept == () and loaded.unknown == ()
+    source = values(MODEL)
+    for name, value in values(tmp_path / "step.onnx").items():
+        np.testing.assert_array_equal(value, source[name] + 1)
+
+
+def test_states_that_the_file_does_not_name_keep_their_values(tmp_path):
+    name = gopt.load(MODEL).training.parameters[0].tensor
+    source = values(MODEL)
+    loaded = load_values(MODEL, written(tmp_path / "one.safetensors", {name: source[name] * 2}), tmp_path / "s.onnx")
+    assert loaded.loaded == 1 and len(loaded.kept) == len(source) - 1
+    for each, value in values(tmp_path / "s.onnx").items():
+        np.testing.assert_array_equal(value, source[each] * (2 if each == name else 1))
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one_or_left_out(tmp_path):
+    name = gopt.load(MODEL).training.parameters[0].tensor
+    file = written(tmp_path / "odd.safetensors", {name + "x": values(MODEL)[name]})
+    with pytest.raises(InputError, match="is no state of the model") as raised:
+        load_values(MODEL, file, tmp_path / "s.onnx")
+    assert f"did you mean {name!r}?" in raised.value.hints and not (tmp_path / "s.onnx").exists()
+    loaded = load_values(MODEL, file, tmp_path / "s.onnx", ignore_unknown=True)
+    assert loaded.unknown == (name + "x",) and loaded.loaded == 0
+
+
+def test_another_shape_is_refused(tmp_path):
+    name = gopt.load(MODEL).training.parameters[0].tensor
+    with pytest.raises(InputError, match="the model says"):
+        load_values(MODEL, written(tmp_path / "f.safetensors", {name: np.zeros(3, "f4")}), tmp_path / "s.onnx")
+
+
+def test_the_target_is_written_whole_or_not_at_all(ranks, tmp_path, monkeypatch):
+    target = tmp_path / "out.safetensors"
+    target.write_text("mine")
+    with pytest.raises(OptionError, match="exists already"):
+        save_state_dict(ranks, target)
+
+    def full(*_):
+        yield b"half"
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gopt.offline.state_values.safetensors_chunks", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        save_state_dict(ranks, target, force=True)
+    assert target.read_text() == "mine" and [each.name for each in tmp_path.iterdir()] == [target.name]
+
+
+def test_the_commands(ranks, tmp_path, capsys):
+    dict_file, step = str(tmp_path / "d.safetensors"), str(tmp_path / "step.onnx")
+    assert main(["merge", str(ranks), "--state-dict", dict_file, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state_dict"] == dict_file
+    assert main(["load-state", str(MODEL), dict_file, "-o", step, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["format"] == "gopt-load-state/1" and record["loaded"] > 0
+    assert main(["merge", str(ranks)]) == 2
+    assert main(["merge", str(ranks), "-o", step, "--state-dict", dict_file]) == 2
+    assert main(["merge", str(ranks), "-o", step, "--all-states", "--force"]) == 2
+    assert main(["merge", str(ranks), "--state-dict", str(tmp_path / "d.bin")]) == 2
+    assert "let its name end in .safetensors" in capsys.readouterr().err
